@@ -1,0 +1,204 @@
+"""The one thing the engine runs: `task.run(inputs, cursor, out) -> counters`.
+
+A task is a class named by import path 'module:Class' with `version: int` and a static `run`. It reads what its JSON
+arguments name, writes named files, and returns mergeable counters. It never sees Ray, the log or other tasks::
+
+    class CountLines:
+        version = 1
+
+        @staticmethod
+        def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+            with open(inputs.fetch(inputs.args["file"]), "rb") as f:
+                n = sum(1 for _ in f)
+            Path(out.path("lines.txt")).write_text(str(n))
+            return {"lines": n}
+
+Counters are nested dicts of numbers: leaves add up, keys starting with `max_` take the maximum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from pipeline.store.fs import Store
+
+Counters = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One unit of work. `key` identifies its outcome by content (contracts §3); equal keys mean equal results.
+
+    `args` is JSON. Two kinds of dict in it have a meaning of their own (see `content_key`):
+    {"$ref": path in the store, "content": sha256, "bytes", "rows"}            a file an earlier task wrote
+    {"$file": path relative to the source root, "root": URL, "size", "etag"}    an input file, maybe with a range
+    and the value of a key "$volatile" never enters the content key.
+    """
+
+    key: str
+    task: str                          # 'module:Class'
+    node: str                          # dataset, or 'dataset/wave'; for progress, the log and the report
+    args: dict[str, Any]
+    weight: int = 1                    # bytes read; largest first, and the ETA
+    label: str = ""                    # for people: 'web/crawl-01.warc.gz [3/8]'
+    memory_mb: int = 500               # RSS declared for the child that runs it
+    gpus: float = 0.0
+    order: int = 0                     # position in the node's plan order
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> TaskSpec:
+        return cls(**doc)
+
+
+def content_key(task: str, version: int, args: Any) -> str:
+    """Key of a task: 32 hex characters over its import path, version and arguments without places.
+
+    Paths of the store, source roots and `$volatile` values do not count; contents, relative paths and ranges do.
+    """
+    blob = json.dumps([task, version, placeless(args)], sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
+
+
+def placeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        if "$ref" in value:
+            return {"content": value["content"]}
+        hidden = {"$volatile", "root"} if "$file" in value else {"$volatile"}
+        return {k: placeless(v) for k, v in value.items() if k not in hidden}
+    if isinstance(value, (list, tuple)):
+        return [placeless(v) for v in value]
+    return value
+
+
+@dataclass
+class FileInfo:
+    """One file a task wrote, as committed. `content` identifies what it says (canonical rows for document parts,
+    otherwise the sha256 of the bytes), `sha256` its bytes."""
+
+    path: str
+    bytes: int
+    sha256: str
+    content: str
+    rows: int = 0
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def ref(self) -> dict[str, Any]:
+        return {"$ref": self.path, "content": self.content, "bytes": self.bytes, "rows": self.rows}
+
+
+@dataclass
+class PartRecord:
+    """The commit record of a task: the only thing that travels through Ray and into the log."""
+
+    key: str
+    task: str
+    node: str
+    attempt: str
+    files: dict[str, FileInfo]
+    counters: Counters
+    quarantine: list[dict[str, Any]] = field(default_factory=list)  # {row, id, stage, stage_key, reason}
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    rss_mb: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> PartRecord:
+        return cls(**{**doc, "files": {k: FileInfo(**v) for k, v in doc["files"].items()}})
+
+
+def merge_counters(into: Counters, other: Mapping[str, Any]) -> Counters:
+    """Add `other` into `into` (in place): numbers add, `max_*` take the maximum, dicts merge."""
+    for k, v in other.items():
+        if isinstance(v, dict):
+            merge_counters(into.setdefault(k, {}), v)
+        elif k in into:
+            into[k] = max(into[k], v) if k.startswith("max_") else into[k] + v
+        else:
+            into[k] = v
+    return into
+
+
+class Cursor:
+    """The crash cursor: (first row, last row, stage) of what is being worked on, three aligned int64.
+
+    Over a shared-memory mapping it survives the death of the process, so the supervisor can tell which document killed
+    its child; over a bytearray (inline backend) it is only a note. Row -1 means outside any document: a death there is
+    never charged to a document.
+    """
+
+    SIZE = 24
+    __slots__ = ("_buffer", "_pack")
+
+    def __init__(self, buffer: mmap.mmap | bytearray | None = None) -> None:
+        self._buffer = bytearray(self.SIZE) if buffer is None else buffer
+        self._pack = struct.Struct("<qqq").pack_into
+        self.clear()
+
+    def set(self, first: int, last: int, stage: int) -> None:
+        self._pack(self._buffer, 0, first, last, stage)
+
+    def clear(self) -> None:
+        self._pack(self._buffer, 0, -1, -1, -1)
+
+    def read(self) -> tuple[int, int, int]:
+        return struct.unpack_from("<qqq", self._buffer, 0)  # type: ignore[return-value]
+
+
+class Inputs:
+    """What a task may read: its arguments and the files they name."""
+
+    def __init__(self, spec: TaskSpec, store: Store, scratch: str, *, skip: Mapping[int, dict[str, Any]] | None = None,
+                 batch_rows: int | None = None) -> None:
+        self.spec, self.args, self.key, self.store, self.scratch = spec, spec.args, spec.key, store, scratch
+        #: rows of this partition to quarantine instead of processing: {row: {"stage": index, "reason": …}}
+        self.skip = dict(skip or {})
+        #: largest number of documents between two cursor positions; 1 while a dead batch is replayed one by one
+        self.batch_rows = batch_rows
+
+    def fetch(self, ref: Mapping[str, Any]) -> str:
+        """Path on local disk of a `$ref` or `$file` (downloaded to scratch unless it is local already)."""
+        if "$ref" in ref:
+            return self.store.fetch(ref["$ref"], self.scratch)
+        return Store(ref["root"]).fetch(ref["$file"], self.scratch)
+
+
+class Out:
+    """Where a task writes: named files on local scratch, moved into the store under a unique name when it returns."""
+
+    def __init__(self, scratch: str) -> None:
+        self.scratch = scratch
+        self.names: dict[str, dict[str, Any]] = {}
+        self.condemned: list[dict[str, Any]] = []
+
+    def path(self, name: str) -> str:
+        """Local path to write the output file `name` to (e.g. 'kept.parquet')."""
+        self.names.setdefault(name, {})
+        return os.path.join(self.scratch, "out." + name)
+
+    def note(self, name: str, *, rows: int = 0, content: str | None = None, meta: dict[str, Any] | None = None) -> None:
+        """Say what an output holds: its rows, its content hash (default: sha256 of the bytes) and small JSON facts."""
+        self.names.setdefault(name, {}).update(rows=rows, content=content, meta=meta or {})
+
+    def quarantine(self, row: int, id: str, stage: str, stage_key: str, reason: str) -> None:
+        """Note a document that was condemned (a crash, a hang, memory): it goes into the commit record and the log."""
+        self.condemned.append({"row": row, "id": id, "stage": stage, "stage_key": stage_key, "reason": reason})
+
+
+class Task(Protocol):
+    version: int
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters: ...

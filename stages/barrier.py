@@ -1,0 +1,89 @@
+"""Barrier stages: steps that must see the whole dataset (deduplication). They are plan fragments, not code that runs.
+
+A barrier says (a) which per-document stage computes its side table in the pass before it, (b) in which waves of tasks
+the side tables become a removal slice for every part, and the engine does the rest: runs the waves, then starts the
+next pass, which reads each part together with its slice. Text never enters the exchange; the driver sees only part
+references and counters, never a document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from stages.stage import Stage
+
+#: A reference to a file in the store as it stands in task arguments. Only `content` enters keys, never the path.
+#: {"$ref": "objects/KEY/ATTEMPT.name", "content": "<sha256 hex>", "bytes": n, "rows": n}
+FileRef = dict[str, Any]
+
+#: What a removal slice holds, one row for each document of the part the barrier has something to say about, sorted by
+#: row. `reason` "" keeps the document (it only learns its cluster). `row` counts in the part's kept rows.
+SLICE_SCHEMA = pa.schema([("row", pa.uint32()), ("reason", pa.string()), ("kept", pa.string()),
+                          ("similarity", pa.float64()), ("cluster", pa.string())])
+
+
+@dataclass(frozen=True)
+class PartRef:
+    """One part of the barrier's input, in plan order (source path order within a dataset)."""
+
+    key: str                      # content key of the task that made it
+    dataset: str                  # dataset or source it comes from, as named in `from:` / `priority:`
+    rank: int                     # priority: 0 is kept first when documents of two datasets are duplicates
+    rows: int
+    bytes: int                    # of its text file
+    text: FileRef                 # kept.parquet, the columns of contracts §4
+    side: FileRef | None          # side table of the barrier's `prepare` stage: `row` (uint32), `id`, its own columns
+
+
+@dataclass(frozen=True)
+class TaskDraft:
+    """A task to run: import path 'module:Class' (see pipeline.engine.task), JSON arguments, and a size for scheduling.
+
+    The key is derived by the engine from (task, task version, args) with file paths left out.
+    """
+
+    task: str
+    args: dict[str, Any]
+    weight: int = 1               # bytes it will read
+    label: str = ""
+    memory_mb: int = 500
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What a finished task left: its files by name, and its counters."""
+
+    files: dict[str, FileRef]
+    counters: dict[str, Any] = field(default_factory=dict)
+
+
+#: makes the tasks of a wave from the results of the waves before it, in the order of their drafts
+WaveTasks = Callable[[Mapping[str, list[TaskResult]]], list[TaskDraft]]
+
+
+@dataclass(frozen=True)
+class Wave:
+    name: str
+    tasks: WaveTasks
+
+
+class Barrier(Stage):
+    """Base of barrier stages (exact, minhash)."""
+
+    is_barrier: ClassVar[bool] = True
+
+    def prepare(self) -> tuple[str, dict[str, Any]]:
+        """(target 'module:Class', config) of the per-document stage that fills the side table."""
+        raise NotImplementedError
+
+    def waves(self, parts: list[PartRef]) -> list[Wave]:
+        """The fragment, in order. Later waves may use the results of all earlier ones."""
+        raise NotImplementedError
+
+    def slices(self, parts: list[PartRef], results: Mapping[str, list[TaskResult]]) -> list[FileRef | None]:
+        """For each part its removal slice (Parquet, SLICE_SCHEMA), or None when it is untouched."""
+        raise NotImplementedError

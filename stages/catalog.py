@@ -1,0 +1,75 @@
+"""Names used in recipes → classes, resolved lazily so that a worker imports only what its pass uses."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+#: steps of a dataset
+STAGES: dict[str, str] = {
+    # extraction: raw bytes → text
+    "html": "stages.extract.html:Html",
+    "pdf": "stages.extract.pdf:Pdf",
+    # filters
+    "url": "stages.filter.url:Url",
+    "language": "stages.filter.language:Language",
+    "gopher_repetition": "stages.filter.gopher_repetition:GopherRepetition",
+    "gopher_quality": "stages.filter.gopher_quality:GopherQuality",
+    "c4": "stages.filter.c4:C4",
+    "fineweb": "stages.filter.fineweb:FineWeb",
+    "quality": "stages.filter.quality:Quality",
+    # scrubbing
+    "pii": "stages.scrub.pii:Pii",
+    # barriers
+    "exact": "stages.dedup.exact:Exact",
+    "minhash": "stages.dedup.minhash:MinHash",
+    # anything of datatrove that works document by document
+    "datatrove": "stages.datatrove:Datatrove",
+}
+
+#: `read:` of a source
+READERS: dict[str, str] = {
+    "warc": "stages.read.warc:Warc",
+    "html": "stages.read.files:HtmlFiles",
+    "pdf": "stages.read.files:PdfFiles",
+    "text": "stages.read.files:TextFiles",
+    "code": "stages.read.code:Code",
+    "jsonl": "stages.read.jsonl:Jsonl",
+    "parquet": "stages.read.parquet:Parquet",
+    "wiki": "stages.read.wiki:Wiki",
+    "datatrove": "stages.datatrove:DatatroveReader",
+}
+
+
+def load(target: str) -> Any:
+    """The object named by 'module:attribute'."""
+    module, _, attribute = target.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
+
+
+class UnknownName(LookupError):
+    """A step or reader name nobody registered; carries the nearest known name."""
+
+    def __init__(self, kind: str, name: str, known: dict[str, str]) -> None:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known))}"
+        super().__init__(f"unknown {kind} '{name}': {hint}")
+
+
+def stage_class(name: str) -> Any:
+    """Stage class of a recipe step; a user's own stage is 'package.module:Class' (only with --allow-custom-stages)."""
+    if ":" in name:
+        return load(name)
+    if name not in STAGES:
+        raise UnknownName("step", name, STAGES)
+    return load(STAGES[name])
+
+
+def reader_class(name: str) -> Any:
+    if name not in READERS:
+        raise UnknownName("reader", name, READERS)
+    return load(READERS[name])

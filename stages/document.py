@@ -1,0 +1,95 @@
+"""The document: text, identity, signals, and views of the text that are computed once and shared by all stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import xxhash
+
+
+def document_id(source: str, path: str, member: str, ordinal: int) -> str:
+    """Identity of a document (contracts §2): xxh3_128 of where it stands, 32 hex characters.
+
+    `path` is relative to the source root, `member` names a file inside an archive ("" when there is none), `ordinal`
+    counts records in file order from 0. Offsets, roots and partition numbers never enter.
+    """
+    h = xxhash.xxh3_128()
+    for field in (source, path, member, str(ordinal)):
+        data = field.encode("utf-8", "surrogatepass")
+        h.update(len(data).to_bytes(8, "little"))
+        h.update(data)
+    return h.hexdigest()
+
+
+def piece_id(parent: str, ordinal: int) -> str:
+    """Identity of a piece of a split document."""
+    return xxhash.xxh3_128_hexdigest(f"{parent}/{ordinal}".encode())
+
+
+class Document:
+    """One document on its way through a pass.
+
+    `raw` holds the bytes an extractor reads (None for text sources) with `mime` and `charset` as the transport declared
+    them. Setting `text` clears the cached views. `signals` maps signal name to float; `meta` must be JSON. `locator` is
+    {file, offset, record, sub} as in contracts §4. `side` collects rows for side tables, by stage name.
+    """
+
+    __slots__ = ("_text", "_views", "charset", "date", "id", "language", "locator", "loss_spans", "meta", "mime",
+                 "raw", "side", "signals", "source", "url")
+
+    def __init__(self, id: str, text: str = "", *, source: str = "", url: str = "", language: str = "",
+                 date: str | None = None, raw: bytes | None = None, mime: str = "", charset: str = "",
+                 locator: dict[str, Any] | None = None, meta: dict[str, Any] | None = None,
+                 signals: dict[str, float] | None = None,
+                 loss_spans: list[dict[str, int]] | None = None) -> None:
+        self.id, self._text, self._views = id, text, {}
+        self.source, self.url, self.language, self.date = source, url, language, date
+        self.raw, self.mime, self.charset = raw, mime, charset
+        self.locator = locator or {}
+        self.meta = {} if meta is None else meta
+        self.signals = {} if signals is None else signals
+        self.loss_spans = loss_spans
+        self.side: dict[str, dict[str, Any]] = {}
+
+    @property
+    def text(self) -> str:
+        return self._text
+
+    @text.setter
+    def text(self, value: str) -> None:
+        if value is not self._text:
+            self._text = value
+            self._views = {}
+
+    def view(self, name: str, make: Any) -> Any:
+        """The cached view `name` of the text, made by `make(text)` at first use."""
+        found = self._views.get(name)
+        if found is None:
+            found = self._views[name] = make(self._text)
+        return found
+
+    @property
+    def words(self) -> Any:
+        """`stages.text.words.Words` of the text: the datatrove/spaCy English tokenisation, shared by all filters."""
+        from stages.text.words import words_of
+
+        return self.view("words", words_of)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.view("lines", str.splitlines)
+
+    def __repr__(self) -> str:
+        return f"Document({self.id!r}, {len(self._text)} chars, source={self.source!r}, url={self.url!r})"
+
+
+class BadRecord(Exception):
+    """What a reader yields (not raises) for a record it cannot turn into a document: counted and quarantined.
+
+    `reason` is snake_case (`truncated_gzip`, `invalid_utf8`, …); `fatal` says the rest of the file is unreadable.
+    """
+
+    def __init__(self, reason: str, *, id: str = "", locator: dict[str, Any] | None = None, detail: str = "",
+                 fatal: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.id, self.locator, self.detail, self.fatal = reason, id, locator or {}, detail, fatal

@@ -1,0 +1,160 @@
+"""What a stage is: a small class with a typed config that looks at one document (or a batch) and gives a verdict.
+
+A filter of twenty lines is the model::
+
+    class MeanWordLength(Stage):
+        '''Drop documents whose mean word length is outside [low, high] (Gopher, arXiv 2112.11446, table A1).'''
+        name = "mean_word_length"
+        version = 1
+        signals = ("mean_word_length",)
+
+        class Config(StageConfig):
+            low: float = decision(3.0, "shortest mean word length kept, characters")
+            high: float = decision(10.0, "longest mean word length kept, characters")
+
+        def process(self, doc):
+            mean = doc.words.mean_length
+            doc.signals["mean_word_length"] = mean
+            if not self.config.low <= mean <= self.config.high:
+                return "mean_word_length"
+            return None
+
+`process` returns None to keep the document or the reason (snake_case) to drop it. It may edit `doc.text`,
+`doc.meta`, `doc.language` …; an exception quarantines the document and never stops the run.
+
+Keys (contracts §3). A stage's key is its name, version, canonical config, the sha256 of the resource files it names and
+the versions of the libraries it declares. Every config field has a role: `signal` (changes what is computed),
+`decision` (only changes the verdict drawn from stored signals) or `resource` (a path: its content counts, not its name).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from stages.document import Document
+
+
+class StageConfig(BaseModel):
+    """Base of every stage's config: unknown keys are errors, values are immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def decision(default: Any, help: str, **kw: Any) -> Any:
+    """A threshold: changing it replays verdicts from stored signals."""
+    return Field(default, description=help, json_schema_extra={"role": "decision"}, **kw)
+
+
+def signal(default: Any, help: str, **kw: Any) -> Any:
+    """A setting that changes what is computed (the default role)."""
+    return Field(default, description=help, json_schema_extra={"role": "signal"}, **kw)
+
+
+def resource(default: Any, help: str, **kw: Any) -> Any:
+    """A path of a file (model, list). Its sha256 enters the key, its name does not."""
+    return Field(default, description=help, json_schema_extra={"role": "resource"}, **kw)
+
+
+def role_of(config: type[BaseModel], field: str) -> str:
+    extra = config.model_fields[field].json_schema_extra
+    return extra.get("role", "signal") if isinstance(extra, dict) else "signal"
+
+
+class Stage:
+    """One step of a recipe. Subclasses set the class attributes and `process` (or `process_batch`)."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    #: signals it writes into `doc.signals` (float); the Parquet schema of a dataset is their union over its chain
+    signals: ClassVar[tuple[str, ...]] = ()
+    #: False for anything whose numbers depend on BLAS, libm or threads (fastText, OCR, transformers): contracts §5.
+    #: A numeric stage rounds its scores to `grid` before the verdict and stores them; the pass ends after it.
+    exact: ClassVar[bool] = True
+    grid: ClassVar[float] = 1e-4
+    #: distributions whose version enters the key
+    libraries: ClassVar[tuple[str, ...]] = ()
+    #: True: `process_batch` is called with lists of documents instead of `process`
+    batched: ClassVar[bool] = False
+    #: True for stages that remove personal data; a dedup's `prepare` stage is placed before the first of them
+    scrubs: ClassVar[bool] = False
+    #: True when the stage reads `doc.raw` (bytes) and makes `doc.text`
+    extracts: ClassVar[bool] = False
+    #: columns of the side table this stage fills by `doc.side[name] = {column: value}`; None = no side table
+    side: ClassVar[pa.Schema | None] = None
+    #: what one child process needs while this stage is loaded
+    memory_mb: ClassVar[int] = 300
+    gpus: ClassVar[float] = 0.0
+
+    class Config(StageConfig):
+        pass
+
+    def __init__(self, config: Any = None, **kw: Any) -> None:
+        if config is None or isinstance(config, dict):
+            config = self.Config(**{**(config or {}), **kw})
+        self.config = config
+
+    def setup(self) -> None:
+        """Load models. Called once in each worker process before the first document; a failure is never blamed on one."""
+
+    def process(self, doc: Document) -> str | None:
+        """Look at one document: None keeps it, a snake_case reason drops it."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither process nor process_batch")
+
+    def process_batch(self, docs: list[Document]) -> list[str | None]:
+        """Batched form: one verdict a document, in order."""
+        return [self.process(doc) for doc in docs]
+
+    # -- keys ----------------------------------------------------------------------------------------------------
+    def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
+        """32 hex characters over everything that decides about this stage's output (restricted to `roles`)."""
+        fields: dict[str, Any] = {}
+        for field, value in self.config.model_dump(mode="json").items():
+            role = role_of(type(self.config), field)
+            if role not in roles:
+                continue
+            fields[field] = file_sha256(value) if role == "resource" and value is not None else value
+        doc = {"name": self.name, "version": self.version, "config": fields, "libraries": library_versions(self.libraries)}
+        if not self.exact:
+            doc["cpu"] = cpu_tag()
+        return hashlib.blake2b(json.dumps(doc, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def round(self, score: float) -> float:
+        """A score of a numeric stage on its declared grid."""
+        return round(round(score / self.grid) * self.grid, 10)
+
+
+def file_sha256(path: str | Path) -> str:
+    h = hashlib.sha256()
+    with open(path, "rb") as f:
+        for block in iter(lambda: f.read(1 << 20), b""):
+            h.update(block)
+    return h.hexdigest()
+
+
+def library_versions(names: tuple[str, ...]) -> dict[str, str]:
+    return {name: metadata.version(name) for name in sorted(names)}
+
+
+def cpu_tag() -> str:
+    """Instruction-set family that numeric results may depend on, e.g. 'x86_64-avx512'."""
+    import platform
+
+    machine, flags = platform.machine(), ""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                flags = line
+                break
+    except OSError:
+        pass
+    level = "avx512" if " avx512f" in flags else "avx2" if " avx2" in flags else "base"
+    return f"{machine}-{level}"
