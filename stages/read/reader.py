@@ -1,0 +1,135 @@
+"""What a reader is: it turns a slice of one file into documents, and says where a big file can be cut.
+
+Readers know files, not stores: they get the path of a file on local disk (`local`) and the path it has below its source
+root (`path`), which is what identities are made of. Offsets are those of the stored (compressed) file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from stages.document import BadRecord, Document, document_id
+from stages.stage import StageConfig, library_versions
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What to read of one file: everything (the default), or one `Split` of it.
+
+    `source` is the name of the source in the recipe, `path` the path relative to its root (forward slashes). `start`
+    `stop` are byte offsets in the stored file (row-group numbers for Parquet), `ordinal` is the number of the first
+    record in the file, so that identities do not depend on how the file was cut.
+    """
+
+    source: str
+    path: str
+    start: int = 0
+    stop: int | None = None
+    ordinal: int = 0
+
+
+@dataclass(frozen=True)
+class Split:
+    """A record-aligned piece of a file: [start, stop) in it, its first record's number, its records, and the bytes they
+    have uncompressed."""
+
+    start: int
+    stop: int
+    ordinal: int
+    records: int
+    bytes: int
+
+    def of(self, source: str, path: str) -> Slice:
+        return Slice(source, path, self.start, self.stop, self.ordinal)
+
+
+class Skipped(BadRecord):
+    """A record that is sound but holds no document (a request, a redirect, a binary file of a code tree).
+
+    It is counted under its reason like any `BadRecord`, but there is nothing to quarantine.
+    """
+
+
+class Reader:
+    """Base of all readers. Subclasses are registered in `stages.catalog.READERS`; they set the class attributes,
+    `Config` and `read`, and `splits` where a file can be cut.
+
+    Errors: a file that is missing, is a folder or may not be read raises OSError naming it: the environment is wrong,
+    no document is to blame. Anything wrong *inside* a file is yielded as a `BadRecord` and counted.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    #: distributions whose version enters the key
+    libraries: ClassVar[tuple[str, ...]] = ()
+    #: what a directory source picks up, lower case
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    #: what one child process needs while reading
+    memory_mb: ClassVar[int] = 300
+
+    class Config(StageConfig):
+        pass
+
+    def __init__(self, config: Any = None, **kw: Any) -> None:
+        if config is None or isinstance(config, dict):
+            config = self.Config(**{**(config or {}), **kw})
+        self.config = config
+        #: what a person should hear about a file, e.g. why it cannot be split; filled by `splits` and `read`
+        self.warnings: list[str] = []
+
+    def key(self) -> str:
+        """32 hex characters over everything that decides what this reader makes of a file."""
+        doc = {"name": self.name, "version": self.version, "config": self.config.model_dump(mode="json"),
+               "libraries": library_versions(self.libraries)}
+        return hashlib.blake2b(json.dumps(doc, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def expansion(self, path: str) -> float:
+        """Expected uncompressed bytes per stored byte, for planning before anything was read."""
+        lower = path.lower()
+        if lower.endswith((".gz", ".tgz", ".zst", ".lz4", ".xz")):
+            return 4.0
+        return 5.0 if lower.endswith(".bz2") else 2.0 if lower.endswith((".parquet", ".zip")) else 1.0
+
+    def splits(self, local: str, path: str, target: int) -> list[Split] | None:
+        """Record-aligned pieces of about `target` uncompressed bytes that cover the file, or None: it cannot be split.
+
+        May cost one inflate of the whole file. Reading the pieces one after another gives exactly the documents of
+        reading the whole (tested for every reader that splits).
+        """
+        return None
+
+    def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
+        """The documents of a slice in file order, and a `BadRecord` (or `Skipped`) for each record that is none."""
+        raise NotImplementedError(f"{type(self).__name__} does not define read")
+
+
+def check_file(local: str, path: str) -> int:
+    """Size in bytes of a regular file; a clear OSError otherwise."""
+    if os.path.isdir(local):
+        raise IsADirectoryError(f"{path}: is a folder, a reader needs a file; give the folder as the source's path")
+    if not os.path.exists(local):
+        raise FileNotFoundError(f"{path}: no such file; was it moved or deleted after the plan was made?")
+    return os.stat(local).st_size
+
+
+def locator(path: str, offset: int, record: int, sub: str = "") -> dict[str, Any]:
+    """Where a record stands (contracts §4): file, byte offset in the stored file, ordinal, and what is inside of it."""
+    return {"file": path, "offset": offset, "record": record, "sub": sub}
+
+
+def bad(reason: str, slice: Slice, offset: int, record: int, *, member: str = "", detail: str = "",
+        fatal: bool = False) -> BadRecord:
+    """A `BadRecord` with the identity and place its document would have had."""
+    return BadRecord(reason, id=document_id(slice.source, slice.path, member, record),
+                     locator=locator(slice.path, offset, record, member), detail=detail, fatal=fatal)
+
+
+def skipped(reason: str, slice: Slice, offset: int, record: int, *, member: str = "", detail: str = "") -> Skipped:
+    """A `Skipped` with the identity and place its document would have had."""
+    return Skipped(reason, id=document_id(slice.source, slice.path, member, record),
+                   locator=locator(slice.path, offset, record, member), detail=detail)
