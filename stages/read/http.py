@@ -1,0 +1,121 @@
+"""HTTP messages as crawlers stored them: head, transfer coding, content coding. Tolerant, and bounded by counts.
+
+Real archives hold heads that lie: `Transfer-Encoding: chunked` or `Content-Encoding: gzip` over a body the crawler had
+already decoded, broken chunk sizes, bodies cut in the middle. Whatever can be read is read; nothing here loops over
+more than the message or inflates more than `cap` bytes (RFC 9112 §6–7, RFC 9110 §8.4).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zlib
+
+from fastwarc.stream_io import BrotliReader, ZstdReader
+
+_HEAD_END = re.compile(rb"\r\n\r\n|\n\n|\n\r\n")
+_STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})")
+_CHUNK = re.compile(rb"[ \t]*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
+#: a longer head is not HTTP
+MAX_HEAD = 64 << 10
+
+
+class TooLarge(ValueError):
+    """A body inflates to more than the cap."""
+
+
+def parse_response(block: bytes) -> tuple[int, dict[str, str], bytes] | None:
+    """(status, headers by lower-case name with the first value of each, body), or None when it is no HTTP response."""
+    first = _STATUS.match(block)
+    if first is None:
+        return None
+    end = _HEAD_END.search(block, 0, MAX_HEAD)
+    head, body = (block[:end.start()], block[end.end():]) if end else (block[:MAX_HEAD], b"")
+    headers: dict[str, str] = {}
+    for line in head.split(b"\n")[1:]:
+        name, colon, value = line.partition(b":")
+        if colon:
+            headers.setdefault(name.strip().lower().decode("latin-1"), value.strip().decode("latin-1"))
+    return int(first[1]), headers, body
+
+
+def media_type(content_type: str | None) -> tuple[str, str]:
+    """('text/html', 'utf-8') of a Content-Type value; empty strings for what it does not say."""
+    mime, _, rest = (content_type or "").partition(";")
+    found = re.search(r"charset\s*=\s*[\"']?\s*([^\s\"';,]+)", rest, re.IGNORECASE)
+    return mime.strip().lower(), found[1].lower() if found else ""
+
+
+def decode_body(body: bytes, headers: dict[str, str], cap: int) -> bytes:
+    """The body with transfer and content coding undone. Raises `TooLarge` beyond `cap` bytes.
+
+    A coding that the head declares but the body does not have is ignored: the crawler undid it and kept the head.
+    """
+    if "chunked" in headers.get("transfer-encoding", "").lower():
+        body = unchunk(body)
+    codings = [c.strip().lower() for c in headers.get("content-encoding", "").split(",")]
+    for coding in reversed([c for c in codings if c and c != "identity"][-3:]):
+        body = _undo(body, coding, cap)
+    if len(body) > cap:
+        raise TooLarge
+    return body
+
+
+def unchunk(body: bytes) -> bytes:
+    """Chunked transfer coding undone; the body itself if it does not begin with a chunk, what came before a break."""
+    out, at = [], 0
+    while (size := _CHUNK.match(body, at)) is not None:
+        length = int(size[1], 16)
+        if length == 0:
+            break
+        out.append(body[size.end():size.end() + length])
+        at = size.end() + length
+        if body[at:at + 2] == b"\r\n":
+            at += 2
+        elif body[at:at + 1] == b"\n":
+            at += 1
+        else:
+            break
+    return b"".join(out) if out or _CHUNK.match(body) else body
+
+
+def _undo(body: bytes, coding: str, cap: int) -> bytes:
+    if coding in ("gzip", "x-gzip", "deflate"):
+        # 47: gzip or zlib header as found; -15: raw deflate, which many servers send as 'deflate'
+        for wbits in (47,) if coding != "deflate" else (47, -15):
+            found = inflate(body, wbits, cap)
+            if found is not None:
+                return found
+        return body
+    if coding in ("br", "zstd"):
+        reader = (BrotliReader if coding == "br" else ZstdReader)(io.BytesIO(body))
+        out = bytearray()
+        try:
+            while piece := reader.read(1 << 16):
+                out += piece
+                if len(out) > cap:
+                    raise TooLarge
+        except OSError:
+            pass                            # broken or not coded at all: keep what there is
+        return bytes(out) or body
+    return body
+
+
+def inflate(data: bytes, wbits: int, cap: int) -> bytes | None:
+    """`data` inflated, or what came before an error in it; None when that is nothing. `TooLarge` beyond `cap`."""
+    out, rest = bytearray(), data
+    while rest:
+        engine = zlib.decompressobj(wbits)
+        while rest and not engine.eof:
+            try:
+                out += engine.decompress(rest, 1 << 16)
+            except zlib.error:
+                return bytes(out) or None
+            if len(out) > cap:
+                raise TooLarge
+            rest = engine.unconsumed_tail
+        if not engine.eof:
+            out += engine.flush()
+            break
+        rest = engine.unused_data if wbits == 47 else b""       # gzip members follow one another
+    return bytes(out) or None

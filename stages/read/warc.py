@@ -1,0 +1,273 @@
+"""WARC files (ISO 28500): crawls, plain or with gzip, lz4 or zstd frames, read by fastwarc.
+
+Responses become documents with their body in `raw`, transfer and content coding undone; WET conversions become
+documents with text. Everything else is counted: by type (`request`, `metadata`, `warcinfo`, `revisit`, `continuation`,
+`unknown`), `http_status` (a redirect, an error page), `not_http`, `media` (images, sounds, fonts, styles, scripts).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from fastwarc import GzipReader, Lz4Reader, ZstdReader
+from fastwarc.warc import ArchiveIterator, WarcRecord
+
+from stages.document import BadRecord, Document, document_id
+from stages.read.http import TooLarge, decode_body, media_type, parse_response
+from stages.read.reader import Reader, Slice, Split, bad, check_file, locator, skipped
+from stages.stage import StageConfig, signal
+
+GZIP, LZ4, ZSTD = b"\x1f\x8b", b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd"
+#: media that hold no text; whatever else is declared goes on to the extractor, which looks at the bytes
+_MEDIA = ("image/", "audio/", "video/", "font/", "text/css", "text/javascript", "application/javascript",
+          "application/x-javascript", "application/font", "application/vnd.ms-fontobject", "application/x-font")
+#: bytes of a member that are inflated to find the length of the record's head
+_HEAD = 32 << 10
+_SMALL = ("http", "https", "ftp", "file")
+
+
+class Warc(Reader):
+    name = "warc"
+    version = 1
+    libraries = ("FastWARC",)
+    suffixes = (".warc.gz", ".warc", ".warc.lz4", ".warc.zst", ".warc.wet.gz", ".wet.gz")
+
+    class Config(StageConfig):
+        max_bytes: int = signal(64 << 20, "largest body of a record, bytes; beyond: too_large", gt=0)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+    def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
+        size = check_file(local, slice.path)
+        stop = size if slice.stop is None else min(slice.stop, size)
+        with open(local, "rb") as file:
+            magic = _peek(file, slice.start, 16)
+            plain = _head(file, slice.start, 16) if magic.startswith(GZIP) else magic
+            if plain.startswith(b"filedesc:"):
+                yield bad("arc_format", slice, slice.start, slice.ordinal, fatal=True,
+                          detail="an ARC file, the format before WARC; convert it with `warcio recompress`")
+                return
+            stream, offset_of = _open(_Range(file, slice.start, stop), magic)
+            ordinal, offset, broken = slice.ordinal, slice.start, False
+            records: Any = None
+            while True:
+                try:
+                    records = records or iter(_archive(stream))
+                    record = next(records, None)
+                    if record is None:
+                        break
+                    offset = slice.start + offset_of(record)
+                    block = record.reader.read(self.config.max_bytes + MAX_HTTP_HEAD)
+                except BaseException as e:
+                    if not _broken_input(e):
+                        raise
+                    coding = "" if "header" in str(e).lower() else _coding(magic)
+                    yield bad(f"corrupt_{coding or 'warc'}", slice, offset, ordinal, detail=str(e), fatal=True)
+                    return
+                broken = len(block) < min(record.content_length, self.config.max_bytes + MAX_HTTP_HEAD)
+                yield (bad("truncated", slice, offset, ordinal, detail="the file ends inside this record", fatal=True)
+                       if broken else self._document(record, block, slice, offset, ordinal))
+                ordinal += 1
+            if stop == size and not broken:
+                yield from _check_end(file, stream, slice, size, ordinal)
+
+    def _document(self, record: WarcRecord, block: bytes, slice: Slice, offset: int,
+                  ordinal: int) -> Document | BadRecord:
+        kind, headers = str(record.record_type), record.headers
+        if kind not in ("response", "resource", "conversion"):
+            return skipped(kind if kind else "unknown", slice, offset, ordinal)
+        url = (headers.get("WARC-Target-URI") or "").strip().removeprefix("<").removesuffix(">")
+        if len(block) > self.config.max_bytes:
+            return bad("too_large", slice, offset, ordinal, detail=f"{record.content_length} bytes")
+        identified = media_type(headers.get("WARC-Identified-Payload-Type"))[0]
+        mime, charset = media_type(headers.get("Content-Type"))
+        body = block
+        if kind == "response":
+            message = parse_response(block)
+            if message is None:
+                return skipped("not_http", slice, offset, ordinal)
+            status, http, body = message
+            if not 200 <= status < 300:
+                return skipped("http_status", slice, offset, ordinal, detail=str(status))
+            mime, charset = media_type(http.get("content-type"))
+            if (identified or mime).startswith(_MEDIA):
+                return skipped("media", slice, offset, ordinal)
+            try:
+                body = decode_body(body, http, self.config.max_bytes)
+            except TooLarge:
+                return bad("too_large", slice, offset, ordinal, detail=f"inflates beyond {self.config.max_bytes} bytes")
+        elif url.partition(":")[0].lower() not in _SMALL:
+            return skipped("not_web", slice, offset, ordinal)          # logs and manifests of the crawler
+        elif (identified or mime).startswith(_MEDIA):
+            return skipped("media", slice, offset, ordinal)
+        if not body:
+            return skipped("empty", slice, offset, ordinal)
+        meta: dict[str, Any] = {}
+        if record_id := headers.get("WARC-Record-ID"):
+            meta["warc_id"] = record_id
+        if truncated := headers.get("WARC-Truncated"):
+            meta["truncated"] = truncated
+        doc = Document(document_id(slice.source, slice.path, "", ordinal), source=slice.source, url=url,
+                       date=headers.get("WARC-Date"), mime=identified or mime, charset=charset, meta=meta,
+                       locator=locator(slice.path, offset, ordinal))
+        if kind == "conversion":
+            doc.text = body.decode("utf-8", "replace")
+        else:
+            doc.raw = body
+        return doc
+
+    # -- splitting -----------------------------------------------------------------------------------------------
+    def splits(self, local: str, path: str, target: int) -> list[Split] | None:
+        """Pieces along the gzip members (or records, if the file is not compressed).
+
+        Members are found by inflating, never by their magic: a record that carries a WARC holds false ones. A member
+        counts as a boundary while every member before it held exactly one record, which its length proves (head +
+        Content-Length + line ends = the length in the gzip trailer); from the first that does not on, the rest of the
+        file is one piece.
+        """
+        size = check_file(local, path)
+        with open(local, "rb") as file:
+            magic = _peek(file, 0, 16)
+            coding = _coding(magic)
+            if coding in ("lz4", "zstd"):
+                self.warnings.append(f"{path}: read in one piece; with gzip instead of {coding} it could be split")
+                return None
+            starts = list(_record_starts(file, bool(coding)))       # (offset, uncompressed bytes before it)
+        if len(starts) < 2:
+            self.warnings.append(f"{path}: read in one piece, for it is not compressed record by record; "
+                                 "`fastwarc recompress` would make it so")
+            return None
+        pieces: list[Split] = []
+        first, last = 0, len(starts) - 1
+        end = starts[-1][1] + max(size - starts[-1][0], 1)          # the last piece goes to the end, whatever is there
+        for i in range(1, len(starts) + 1):
+            here = starts[i][1] if i <= last else end
+            if i > last or here - starts[first][1] >= target:
+                pieces.append(Split(starts[first][0], starts[i][0] if i <= last else size, first, i - first,
+                                    here - starts[first][1]))
+                first = i
+        return pieces
+
+
+#: room for the HTTP head above the cap of the body
+MAX_HTTP_HEAD = 64 << 10
+
+
+class _Range(io.RawIOBase):
+    """The bytes [start, stop) of a file, as a stream that begins at 0."""
+
+    def __init__(self, file: BinaryIO, start: int, stop: int) -> None:
+        self.fd, self.start, self.size, self.at = file.fileno(), start, max(stop - start, 0), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.at = max(offset + (0, self.at, self.size)[whence], 0)
+        return self.at
+
+    def tell(self) -> int:
+        return self.at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(self.size - self.at, 0)
+        data = os.pread(self.fd, left if size < 0 or size > left else size, self.start + self.at)
+        self.at += len(data)
+        return data
+
+
+def _archive(stream: Any) -> ArchiveIterator:
+    return ArchiveIterator(stream, parse_http=False, stream_detect=False, strict_mode=False)
+
+
+def _broken_input(e: BaseException) -> bool:
+    """Whether fastwarc says that the file is at fault. A panic of its Rust code comes as a BaseException."""
+    return isinstance(e, (OSError, ValueError, EOFError)) or type(e).__name__ == "PanicException"
+
+
+def _peek(file: BinaryIO, offset: int, size: int) -> bytes:
+    return os.pread(file.fileno(), size, offset)        # leaves the position of whoever is reading alone
+
+
+def _coding(magic: bytes) -> str:
+    return ("gzip" if magic.startswith(GZIP) else "lz4" if magic.startswith(LZ4)
+            else "zstd" if magic.startswith(ZSTD) else "")
+
+
+def _open(stream: io.RawIOBase, magic: bytes) -> tuple[Any, Any]:
+    """What fastwarc reads, and how to learn the offset of the record it stands at: that of the frame it begins in."""
+    coding = _coding(magic)
+    if not coding:
+        return stream, lambda record: record.stream_pos
+    reader = {"gzip": GzipReader, "lz4": Lz4Reader, "zstd": ZstdReader}[coding](stream)
+    return reader, lambda record: reader.frame_start_position() or 0
+
+
+def _head(file: BinaryIO, offset: int, size: int = _HEAD) -> bytes:
+    """First bytes of the gzip member at `offset`, inflated; empty when there is none."""
+    engine, out = zlib.decompressobj(31), b""
+    try:
+        while len(out) < size and not engine.eof and (block := engine.unconsumed_tail or _peek(file, offset, 4096)):
+            offset += 0 if engine.unconsumed_tail else len(block)
+            out += engine.decompress(block, size - len(out))
+    except zlib.error:
+        pass
+    return out
+
+
+def _record_starts(file: BinaryIO, gzip: bool) -> Iterator[tuple[int, int]]:
+    """(offset, uncompressed bytes before it) of every record that provably begins there, in order from the first."""
+    file.seek(0, os.SEEK_END)
+    whole = _Range(file, 0, file.tell())
+    stream: Any = GzipReader(whole) if gzip else whole
+    here, length, before = -1, 0, 0
+    try:
+        for record in _archive(stream):
+            start = stream.frame_start_position() or 0 if gzip else record.stream_pos
+            if here >= 0:
+                if start == here:
+                    return                                          # a second record in one member
+                if gzip:
+                    held = int.from_bytes(_peek(file, start - 4, 4), "little")       # ISIZE of the member before
+                    if not 0 <= held - length <= 4:
+                        return
+                    before += held
+                else:
+                    before = start
+            here = start
+            if gzip:
+                head = _head(file, start)
+                ends = [e for e in (head.find(b"\r\n\r\n"), head.find(b"\n\n")) if e >= 0]
+                if not head.startswith(b"WARC/") or not ends:
+                    return
+                length = min(ends) + (4 if head.find(b"\r\n\r\n") == min(ends) else 2) + record.content_length
+            yield here, before
+    except BaseException as e:
+        if not _broken_input(e):
+            raise                                                   # what is readable before the damage is indexed
+
+
+def _check_end(file: BinaryIO, stream: Any, slice: Slice, size: int, ordinal: int) -> Iterator[BadRecord]:
+    """fastwarc ends quietly at a file that stops in the middle of a member or holds no record at all: say so."""
+    if ordinal == slice.ordinal:
+        yield bad("not_warc", slice, slice.start, ordinal, detail="holds no WARC record", fatal=True)
+        return
+    if not isinstance(stream, GzipReader):
+        return
+    start = slice.start + (stream.frame_start_position() or 0)
+    file.seek(start)
+    engine, block = zlib.decompressobj(31), b""
+    try:
+        while not engine.eof and (block := engine.unconsumed_tail or file.read(1 << 16)):
+            engine.decompress(block, 1 << 20)
+    except zlib.error as e:
+        yield bad("corrupt_gzip", slice, start, ordinal, detail=str(e), fatal=True)
+        return
+    if not engine.eof:
+        yield bad("truncated", slice, start, ordinal, detail="the file ends inside a gzip member", fatal=True)
