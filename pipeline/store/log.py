@@ -1,0 +1,420 @@
+"""The commit log: what has been done, in segments that are appended by put-if-absent (contracts §1).
+
+`log/00000001.json`, `log/00000002.json`, … each one JSON object ``{"sha256": …, "body": {…}}``. A body is of one of two
+kinds. An *epoch* opens the reign of one driver; from then on every other driver's next append meets a segment it did
+not write and learns that it is fenced. *Records* carry the part records and quarantine entries of that driver. The
+first record for a key wins, for ever. Nothing is ever changed or removed here, so replaying is reading.
+
+A new driver that finds a reign which was not closed looks at its heartbeat (`log/heartbeat/EPOCH.json`, a counter): on
+the same machine a dead process is known at once, elsewhere a counter that stands still for `PATIENCE_S` on the
+challenger's own monotonic clock. The heartbeat only decides when to try; safety comes from the segments alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pipeline.engine.task import PartRecord
+from pipeline.store.fs import Store, StoreError
+
+FORMAT = 1
+SEGMENT_RECORDS = 1000       # contracts §1
+SEGMENT_S = 1.0              # age of the oldest waiting record at which a segment is written
+HEARTBEAT_S = 5.0
+PATIENCE_S = 20.0            # four heartbeats: a counter that stood still that long belongs to a dead or cut-off driver
+RETRIES = 5                  # of a put whose outcome is unknown (time-outs of an object store)
+
+_SEGMENT = re.compile(r"log/(\d{8})\.json")
+_HEAD = b'{"sha256":"%s","body":'
+
+
+class Fenced(StoreError):
+    """Another driver has taken this store over; nothing more can be committed. The driver exits 1."""
+
+
+class Held(StoreError):
+    """A living driver holds this store."""
+
+
+class CorruptLog(StoreError):
+    """A segment is damaged or missing."""
+
+
+def attempt_name(epoch: int, serial: int) -> str:
+    """Name of an attempt: unique because an epoch has one driver, which counts `serial` up. The epoch in front tells
+    the garbage collector whose it was."""
+    return f"{epoch:08d}-{serial:08d}"
+
+
+def identity(run: str) -> dict[str, Any]:
+    """Who we are, so that another driver on this machine can see whether we live. A pid means something only within
+    one boot and one pid namespace (containers share the host's boot id) and may be used again: hence the start time."""
+    return {"host": socket.gethostname(), "boot": _read("/proc/sys/kernel/random/boot_id"), "space": _pid_space(),
+            "pid": os.getpid(), "started": _started(os.getpid()), "run": run}
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as f:
+            return f.read().strip()
+    except OSError:
+        return ""
+
+
+def _pid_space() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """Start time of a process in clock ticks since boot; "" when there is none, or it is a zombie."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
+
+
+def alive(holder: dict[str, Any]) -> bool | None:
+    """Whether the holder's process lives; None when that cannot be seen from here."""
+    here = identity("")
+    if not here["boot"] or any(holder.get(k) != here[k] for k in ("host", "boot", "space")):
+        return None
+    return _started(holder["pid"]) == holder["started"] != ""
+
+
+def _name(number: int) -> str:
+    return f"log/{number:08d}.json"
+
+
+def _heartbeat_name(epoch: int) -> str:
+    return f"log/heartbeat/{epoch:08d}.json"
+
+
+def _dumps(value: Any) -> bytes:
+    """Canonical JSON, ASCII (names of files may hold lone surrogates). A NaN would not be JSON: ValueError."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def encode_segment(body: dict[str, Any]) -> bytes:
+    data = _dumps(body)
+    return _HEAD % hashlib.sha256(data).hexdigest().encode() + data + b"}\n"
+
+
+def decode_segment(data: bytes, where: str) -> dict[str, Any]:
+    head = len(_HEAD) - 2 + 64
+    body = data[head:-2]
+    if data[:head] != _HEAD % hashlib.sha256(body).hexdigest().encode() or data[-2:] != b"}\n":
+        raise CorruptLog(f"{where} is damaged ({len(data)} bytes, its checksum does not match); restore it from a "
+                         f"copy. If it is the last segment, move it away instead: what it recorded is computed again")
+    found = json.loads(body)
+    if found.get("format") != FORMAT:
+        raise StoreError(f"{where} has format {found.get('format')}, this version of tokenmill reads format {FORMAT}; "
+                         f"use the version that wrote this store, or a new --store")
+    return found
+
+
+class LogView:
+    """What the log says, for reading. Records are kept as JSON and decoded when asked for: a store of 400,000 parts
+    fits in well under 1 GB."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.segments = 0                                    # segments replayed
+        self.epoch = 0                                       # the latest epoch
+        self.holder: dict[str, Any] | None = None            # who opened it
+        self._records: dict[str, bytes] = {}                 # key → record, in the order of the log
+        self._quarantine: dict[str, dict[str, dict[str, Any]]] = {}   # stage key → document id → entry
+
+    def get(self, key: str) -> PartRecord | None:
+        """The record that won `key`, or None."""
+        found = self._records.get(key)
+        return None if found is None else PartRecord.from_json(json.loads(found))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def records(self) -> Iterator[PartRecord]:
+        """All winning records in the order in which they were committed."""
+        for data in list(self._records.values()):
+            yield PartRecord.from_json(json.loads(data))
+
+    def quarantined(self, stage_keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Documents that one of these stages condemned, by id: {"id", "stage", "stage_key", "reason", "row"}. Later
+        attempts, resumes and reruns skip them. Where several stages condemned one, the first of `stage_keys` counts."""
+        found: dict[str, dict[str, Any]] = {}
+        for key in stage_keys:
+            for id, entry in self._quarantine.get(key, {}).items():
+                found.setdefault(id, entry)
+        return found
+
+    def refresh(self) -> None:
+        """Replay the segments that came since. Raises CorruptLog for a damaged or missing one."""
+        numbers = sorted(int(m[1]) for path in self.store.list("log") if (m := _SEGMENT.fullmatch(path)))
+        for expected, number in enumerate((n for n in numbers if n > self.segments), self.segments + 1):
+            if number != expected:
+                raise CorruptLog(f"{self.store.at(_name(expected))} is missing though {_name(number)} is there; "
+                                 f"restore it from a copy, or start a new --store")
+        new = range(self.segments + 1, (numbers[-1] if numbers else 0) + 1)
+        with ThreadPoolExecutor(1 if self.store.local else 16) as pool:      # 16: hides the latency of object storage
+            for number, data in zip(new, pool.map(self.store.read, map(_name, new))):
+                self._replay(number, decode_segment(data, self.store.at(_name(number))))
+
+    def _replay(self, number: int, body: dict[str, Any]) -> None:
+        if body["kind"] == "epoch":
+            self.epoch, self.holder = body["epoch"], body["holder"]
+        for record in body.get("records", ()):
+            self._take(record)
+        for entry in body.get("quarantine", ()):
+            self._condemn(entry)
+        self.segments = number
+
+    def _take(self, record: dict[str, Any]) -> bool:
+        """False when the key has a record already."""
+        if record["key"] in self._records:
+            return False
+        self._records[record["key"]] = _dumps(record)
+        for entry in record["quarantine"]:
+            self._condemn(entry)
+        return True
+
+    def _condemn(self, entry: dict[str, Any]) -> bool:
+        of_stage = self._quarantine.setdefault(entry["stage_key"], {})
+        return of_stage.setdefault(entry["id"], entry) is entry
+
+
+class Log(LogView):
+    """The log as its one writer holds it. Thread-safe; a background thread writes heartbeats and waiting records.
+
+    Anything but `get` and the like may raise Fenced once another driver has taken over.
+    """
+
+    @staticmethod
+    def read(store: Store) -> LogView:
+        """The log as it stands, without touching it (report, inspect)."""
+        view = LogView(store)
+        view.refresh()
+        return view
+
+    @classmethod
+    def open(cls, store: Store, *, run: str = "", takeover: bool = False) -> Log:
+        """Replay the log and become its writer. `run` names us to others; `takeover` fences a living holder too.
+
+        Raises Held when a living driver holds it, CorruptLog, and StoreError when the store cannot be written.
+        """
+        log = cls(store)
+        log._begin(identity(run), takeover)
+        return log
+
+    def _begin(self, me: dict[str, Any], takeover: bool) -> None:
+        self._lock = threading.RLock()
+        self._waiting: list[dict[str, Any]] = []
+        self._condemned: list[dict[str, Any]] = []
+        self._oldest = 0.0                                    # monotonic time of the first waiting entry
+        self._counter = 0
+        self._failed: Exception | None = None
+        self._closed = False
+        self._stop = threading.Event()
+        self.store.check_conditional_put()
+        met = 0                                               # the segment that beat us to it
+        while True:
+            try:
+                self.refresh()
+            except OSError as e:
+                raise StoreError(f"cannot read {self.store.at('log')}: {e}; see that the store can be read") from e
+            if self.segments < met:
+                raise StoreError(f"{self.store.at(_name(met))} is there but not listed; see that this user can read "
+                                 f"{self.store.at('log')}")
+            if self.holder is not None and not takeover:
+                self._see_that_it_is_gone(self.holder, self.epoch)
+            body = {"format": FORMAT, "kind": "epoch", "epoch": self.epoch + 1, "nonce": uuid.uuid4().hex, "holder": me}
+            met = self.segments + 1
+            if self._put(met, body) is None:
+                self._replay(met, body)
+                break                                         # otherwise somebody was faster: look again
+        self._beat()
+        self._thread = threading.Thread(target=self._tend, name="log", daemon=True)
+        self._thread.start()
+
+    def _see_that_it_is_gone(self, holder: dict[str, Any], epoch: int) -> None:
+        """Return when the holder of `epoch` closed or is dead, raise Held otherwise (waits up to PATIENCE_S)."""
+        first = self._heartbeat(epoch)
+        if first.get("closed") or alive(holder) is False:
+            return
+        if alive(holder) is None:
+            deadline = time.monotonic() + PATIENCE_S
+            while time.monotonic() < deadline:
+                time.sleep(min(1.0, PATIENCE_S / 10))
+                now = self._heartbeat(epoch)
+                if now.get("closed"):
+                    return
+                if now != first:
+                    break
+            else:
+                return
+        raise Held(f"{self.store.root} is in use by run '{holder['run']}' (host {holder['host']}, process "
+                   f"{holder['pid']}), which is alive; wait for it, stop it, or take the store over with --takeover "
+                   f"(that run then exits 1)")
+
+    def _heartbeat(self, epoch: int) -> dict[str, Any]:
+        try:
+            return json.loads(self.store.read(_heartbeat_name(epoch)))
+        except (OSError, ValueError):
+            return {}
+
+    def _beat(self, closed: bool = False) -> None:
+        self._counter += 1
+        self._beaten = time.monotonic()
+        self.store.write(_heartbeat_name(self.epoch), _dumps({"counter": self._counter, "closed": closed}))
+
+    def _tend(self) -> None:
+        while not self._stop.wait(SEGMENT_S / 4):
+            with self._lock:
+                if (self._waiting or self._condemned) and time.monotonic() - self._oldest >= SEGMENT_S:
+                    try:
+                        self.flush()
+                    except (StoreError, OSError):
+                        return                                # `_failed` tells the driver at its next call
+                if time.monotonic() - self._beaten >= HEARTBEAT_S:
+                    with contextlib.suppress(StoreError, OSError):   # the next heartbeat may get through
+                        self._beat()
+
+    # -- writing -------------------------------------------------------------------------------------------------
+    def append(self, record: PartRecord) -> PartRecord:
+        """Commit `record` with the next segment, at most SEGMENT_S from now (`flush` waits for it). Returns the record
+        that counts: the first one for its key."""
+        with self._lock:
+            self._check()
+            doc = record.to_json()
+            if self._take(doc):
+                self._wait(self._waiting, doc)
+                return record
+            return self.get(record.key)  # type: ignore[return-value]
+
+    def condemn(self, entry: dict[str, Any]) -> None:
+        """Commit a quarantine entry {row, id, stage, stage_key, reason} before the part it belongs to is done, so that
+        a rerun does not die of the same document again."""
+        with self._lock:
+            self._check()
+            if self._condemn(entry):
+                self._wait(self._condemned, entry)
+
+    def _wait(self, queue: list[dict[str, Any]], entry: dict[str, Any]) -> None:
+        if not self._waiting and not self._condemned:
+            self._oldest = time.monotonic()
+        queue.append(entry)
+        if len(self._waiting) + len(self._condemned) >= SEGMENT_RECORDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Return when everything appended so far is committed, durably."""
+        with self._lock:
+            self._check()
+            if not self._waiting and not self._condemned:
+                return
+            body = {"format": FORMAT, "kind": "records", "epoch": self.epoch, "nonce": uuid.uuid4().hex,
+                    "records": self._waiting, "quarantine": self._condemned}
+            try:
+                other = self._put(self.segments + 1, body)
+                if other is not None:
+                    holder = other.get("holder") or {"run": "?", "host": "?", "pid": "?"}
+                    raise Fenced(f"this run lost {self.store.root} to run '{holder['run']}' (host {holder['host']}, "
+                                 f"process {holder['pid']}), which took the store over. What this run had committed is "
+                                 f"kept: let that run finish, or start again later")
+            except (StoreError, OSError) as e:
+                # final even where it could be tried again: a put of unknown outcome may still arrive at the store
+                self._failed = e
+                raise
+            self.segments += 1
+            self._waiting, self._condemned = [], []
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _put(self, number: int, body: dict[str, Any]) -> dict[str, Any] | None:
+        """Put-if-absent of a segment. None: it is ours; otherwise the body that stands there. The nonce settles
+        refusals of a request that was performed but repeated by a client library, and time-outs."""
+        data, name = encode_segment(body), _name(number)
+        for attempt in range(RETRIES + 1):
+            try:
+                if self.store.put_absent(name, data):
+                    return None
+            except OSError as e:
+                if attempt == RETRIES:
+                    raise StoreError(f"cannot commit to {self.store.at(name)} after {RETRIES} repetitions: {e}; see "
+                                     f"that the store can be reached and run again, what was committed is kept") from e
+            try:
+                found = decode_segment(self.store.read(name), self.store.at(name))
+            except FileNotFoundError:                         # the put failed without effect
+                time.sleep(min(8.0, 0.1 * 2 ** attempt))
+                continue
+            except OSError:
+                if attempt == RETRIES:
+                    raise
+                time.sleep(min(8.0, 0.1 * 2 ** attempt))
+                continue
+            return None if found["nonce"] == body["nonce"] else found
+        raise StoreError(f"{self.store.at(name)} was refused but is not there; see that the store can be written and "
+                         f"run again, what was committed is kept")
+
+    def close(self) -> None:
+        """Commit what is waiting and say that we are gone. Raises what `flush` raises, also when that happened in
+        the background, as long as something appended is not committed. A second call does nothing."""
+        self._stop.set()
+        self._thread.join()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._waiting or self._condemned:
+                self.flush()
+            if self._failed is None:
+                self._failed = StoreError(f"the log of {self.store.root} is closed")
+                self._beat(closed=True)
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def collect_garbage(self) -> tuple[int, int]:
+        """Remove files of attempts of older epochs that no record names: (files, emptied folders) removed. To be called
+        before tasks run: an emptied folder may be the one a task is about to upload into.
+
+        Safe at any time: an attempt of an older epoch that is not in the log by now never gets there, since its driver
+        is fenced; attempts of our own epoch or later are not looked at.
+        """
+        self.flush()
+        named = {info.path for record in self.records() for info in record.files.values()}
+        removed = folders = 0
+        for path in list(self.store.list("objects")):
+            whose = path.rpartition("/")[2].split("-")[0]
+            if path not in named and len(whose) == 8 and whose.isdigit() and int(whose) < self.epoch:
+                self.store.remove(path)
+                removed += 1
+        for path in list(self.store.list("log/heartbeat")):
+            if path < _heartbeat_name(self.epoch):
+                self.store.remove(path)
+        if self.store.local is not None:
+            for folder in sorted((self.store.local / "objects").glob("*")):
+                try:
+                    folder.rmdir()
+                    folders += 1
+                except OSError:                               # in use
+                    continue
+        return removed, folders

@@ -1,0 +1,433 @@
+"""The commit log under concurrency, kills, damage, and object-store semantics."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from pipeline.engine.task import FileInfo, PartRecord
+from pipeline.store import fs as store_fs
+from pipeline.store import log as store_log
+from pipeline.store.fs import Store, StoreError
+from pipeline.store.log import CorruptLog, Fenced, Held, Log, attempt_name
+
+
+def record(key: str, attempt: str = "00000001-00000000", quarantine=(), files: tuple[str, ...] = ("kept.parquet",)):
+    infos = {f: FileInfo(f"objects/{key}/{attempt}.{f}", 10, "s" * 64, "c" * 64, 1) for f in files}
+    return PartRecord(key, "m:C", "clean", attempt, infos, {"records": 1, "in": {"web": {"docs": 1}}}, list(quarantine))
+
+
+def condemned(id: str, stage_key: str, reason: str = "crash"):
+    return {"row": 3, "id": id, "stage": "html", "stage_key": stage_key, "reason": reason}
+
+
+@pytest.fixture(params=["disk", "memory"])
+def store(request, tmp_path):
+    if request.param == "disk":
+        yield Store(tmp_path / "store")
+    else:
+        root = f"memory://t{tmp_path.name}-{os.getpid()}"
+        yield Store(root)
+        fsspec.filesystem("memory").rm(root, recursive=True)
+
+
+def test_records_survive_and_the_first_one_for_a_key_wins(store):
+    with Log.open(store, run="one") as log:
+        assert log.epoch == 1
+        first = record("k1")
+        assert log.append(first) is first
+        again = log.append(record("k1", "00000001-00000009"))
+        assert again == first
+        assert again.attempt == "00000001-00000000"
+        log.append(record("k2"))
+        assert log.get("k2") == record("k2")          # before the flush: what follows it can only be committed after it
+    with Log.open(store) as log:
+        assert log.epoch == 2
+        assert [r.key for r in log.records()] == ["k1", "k2"]
+        assert log.append(record("k1", "00000002-00000000")).attempt == "00000001-00000000"
+        assert "k1" in log
+        assert "k3" not in log
+        assert log.get("k3") is None
+        assert len(log) == 2
+    assert Log.read(store).get("k1") == first
+
+
+def test_view_reads_without_touching(store):
+    with Log.open(store) as log:
+        log.append(record("a"))
+        log.flush()
+        view = Log.read(store)
+        before = list(store.list("log"))
+        log.append(record("b"))
+        log.flush()
+        assert "b" not in view
+        view.refresh()
+        assert "b" in view
+        assert not hasattr(view, "append")
+        assert [p for p in store.list("log") if p not in before] == ["log/00000003.json"]
+
+
+def test_group_commit_by_count_and_by_age(store, monkeypatch):
+    monkeypatch.setattr(store_log, "SEGMENT_RECORDS", 10)
+    monkeypatch.setattr(store_log, "SEGMENT_S", 0.2)
+    with Log.open(store) as log:
+        for i in range(25):
+            log.append(record(f"k{i:02}"))
+        deadline = time.monotonic() + 10
+        while len(Log.read(store)) < 25 and time.monotonic() < deadline:   # the last 5 by age, without any call
+            time.sleep(0.05)
+        sizes = [len(json.loads(store.read(p))["body"].get("records", ())) for p in store.list("log")
+                 if "heartbeat" not in p]
+    assert sizes[0] == 0
+    assert max(sizes) <= 10
+    assert sum(sizes) == 25
+    assert len(sizes) <= 1 + 2 + 3
+
+
+def test_quarantine_is_replayed_by_stage_key(store):
+    with Log.open(store) as log:
+        log.append(record("k1", quarantine=[condemned("d1", "s1"), condemned("d2", "s2")]))
+        log.condemn(condemned("d3", "s1", "cpu"))
+        log.condemn(condemned("d3", "s1", "memory"))     # the first one counts
+        log.condemn(condemned("d1", "s3", "cpu"))
+        # a loser's quarantine is not part of the truth
+        log.append(record("k1", "00000001-00000001", quarantine=[condemned("d9", "s1")]))
+    for view in (Log.read(store), log):
+        assert {k: v["reason"] for k, v in view.quarantined(["s1"]).items()} == {"d1": "crash", "d3": "cpu"}
+        assert view.quarantined(["s3", "s1"])["d1"]["reason"] == "cpu"
+        assert view.quarantined(["s1", "s2", "nobody"]).keys() == {"d1", "d2", "d3"}
+        assert view.quarantined([]) == {}
+
+
+def test_second_driver_is_refused_then_takes_over_and_the_first_is_fenced(store):
+    first = Log.open(store, run="first")
+    first.append(record("mine"))
+    first.flush()
+    with pytest.raises(Held, match=r"run 'first' \(host .*, process \d+\).*--takeover"):
+        Log.open(store, run="second")
+    second = Log.open(store, run="second", takeover=True)
+    assert second.epoch == 2
+    assert "mine" in second
+    first.append(record("late"))
+    with pytest.raises(Fenced, match="run 'second'"):
+        first.flush()
+    with pytest.raises(Fenced):
+        first.append(record("later"))
+    with pytest.raises(Fenced):
+        first.close()
+    second.append(record("late", "00000002-00000000"))
+    second.close()
+    assert Log.read(store).get("late").attempt == "00000002-00000000"
+
+
+def test_fencing_met_in_the_background_reaches_the_driver(store, monkeypatch):
+    monkeypatch.setattr(store_log, "SEGMENT_S", 0.05)
+    first = Log.open(store, run="first")
+    Log.open(store, run="second", takeover=True).close()
+    first.append(record("late"))
+    first._thread.join(10)
+    assert not first._thread.is_alive()
+    with pytest.raises(Fenced):
+        first.close()
+    first.close()                                        # said once
+    assert "late" not in Log.read(store)
+
+
+def test_clean_close_needs_no_waiting(store, monkeypatch):
+    monkeypatch.setattr(store_log, "alive", lambda holder: None)      # as if it were another machine
+    Log.open(store).close()
+    began = time.monotonic()
+    Log.open(store).close()
+    assert time.monotonic() - began < 2
+
+
+def test_dead_process_on_this_machine_is_seen_at_once(tmp_path):
+    code = f"""
+        import os
+        from pipeline.store.log import Log
+        from pipeline.store.fs import Store
+        log = Log.open(Store({str(tmp_path)!r}), run="dead")
+        os.kill(os.getpid(), 9)
+    """
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)]).returncode == -signal.SIGKILL
+    began = time.monotonic()
+    with Log.open(Store(tmp_path)) as log:
+        assert log.epoch == 2
+    assert time.monotonic() - began < 2
+
+
+def test_elsewhere_the_heartbeat_decides(store, monkeypatch):
+    monkeypatch.setattr(store_log, "alive", lambda holder: None)
+    monkeypatch.setattr(store_log, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(store_log, "SEGMENT_S", 0.1)
+    monkeypatch.setattr(store_log, "PATIENCE_S", 1.0)
+    first = Log.open(store, run="first")
+    with pytest.raises(Held, match="first"):
+        Log.open(store)
+    first._stop.set()                                    # the process stands still
+    first._thread.join()
+    began = time.monotonic()
+    second = Log.open(store)
+    assert second.epoch == 2
+    assert time.monotonic() - began >= 1.0
+    first._closed = True
+    second.close()
+
+
+def test_liveness_needs_host_boot_pid_space_and_start_time():
+    me = store_log.identity("r")
+    assert store_log.alive(me) is True
+    assert store_log.alive({**me, "started": "1"}) is False            # the pid was given to somebody else
+    for other in ({"host": "elsewhere"}, {"boot": "0"}, {"space": "pid:[1]"}):
+        assert store_log.alive({**me, **other}) is None
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_random_interleavings_of_drivers(tmp_path, seed):
+    """Drivers that take each other over at random while they append. Whatever was acknowledged by `flush` is in the
+    log with the value that won, each epoch's records are contiguous, no key has two records."""
+    rng = random.Random(seed)
+    store = Store(tmp_path) if seed % 2 else Store(f"memory://interleave{seed}-{os.getpid()}-{tmp_path.name}")
+    plans = [[(rng.choice(["append", "append", "append", "flush"]), f"k{rng.randrange(12)}", rng.random() * 0.002)
+              for _ in range(rng.randrange(5, 25))] for _ in range(rng.randrange(2, 4))]
+    acknowledged: list[tuple[str, str]] = []
+    errors: list[BaseException] = []
+
+    def drive(name: int) -> None:
+        try:
+            time.sleep(rng.random() * 0.005)
+            log = Log.open(store, run=str(name), takeover=True)
+            mine: list[tuple[str, str]] = []
+            try:
+                for n, (what, key, pause) in enumerate(plans[name]):
+                    if what == "append":
+                        mine.append((key, log.append(record(key, attempt_name(log.epoch, n))).attempt))
+                    else:
+                        log.flush()
+                        acknowledged.extend(mine)
+                        mine = []
+                    time.sleep(pause)
+                log.close()
+                acknowledged.extend(mine)
+            except Fenced:
+                log._stop.set()
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=drive, args=(i,)) for i in range(len(plans))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors
+    view = Log.read(store)
+    assert view.epoch == len(plans)
+    for key, attempt in acknowledged:
+        assert view.get(key).attempt == attempt
+    epoch, keys = 0, []
+    for path in store.list("log"):
+        if "heartbeat" in path:
+            continue
+        body = json.loads(store.read(path))["body"]
+        assert body["epoch"] == epoch + (body["kind"] == "epoch")
+        epoch = body["epoch"]
+        keys += [r["key"] for r in body.get("records", ())]
+        assert all(r["attempt"].startswith(f"{epoch:08d}-") for r in body.get("records", ()))
+    assert len(keys) == len(set(keys))
+
+
+def test_kill_9_while_appending_loses_nothing_acknowledged(tmp_path):
+    """A process appends and prints a key once it is committed; it is killed at random moments and started again."""
+    code = f"""
+        import sys
+        from pipeline.store.log import Log, attempt_name
+        from pipeline.store.fs import Store
+        from tests.pipeline.test_store_log import record
+        log = Log.open(Store({str(tmp_path)!r}))
+        print("open", flush=True)
+        for i in range(100000):
+            key = f"{{log.epoch}}-{{i}}"
+            log.append(record(key, attempt_name(log.epoch, i)))
+            log.flush()
+            print(key, flush=True)
+    """
+    rng, acknowledged = random.Random(7), []
+    for _ in range(8):
+        child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True,
+                                 cwd=Path(__file__).parents[2])
+        assert child.stdout.readline() == "open\n"
+        time.sleep(rng.random() * 0.15)
+        child.kill()
+        acknowledged += [line.strip() for line in child.stdout if line.endswith("\n")]
+        child.wait()
+    assert len(acknowledged) > 20
+    with Log.open(Store(tmp_path)) as log:
+        assert log.epoch == 9
+        assert [k for k in acknowledged if k not in log] == []
+        assert len(log) - len(acknowledged) <= 8         # at most the one in flight of each
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "garbage"])
+def test_damaged_segment_is_named_with_a_remedy(tmp_path, damage):
+    store = Store(tmp_path)
+    with Log.open(store) as log:
+        log.append(record("a"))
+    path = tmp_path / "log" / "00000002.json"
+    data = path.read_bytes()
+    path.write_bytes({"truncated": data[:-20], "flipped": data.replace(b'"records":1', b'"records":2'), "empty": b"",
+                      "garbage": b"{]"}[damage])
+    for attempt in (Log.read, Log.open):
+        with pytest.raises(CorruptLog, match=r"log/00000002\.json is damaged.*restore it from a copy.*move it away"):
+            attempt(store)
+
+
+def test_missing_segment_and_unknown_format(tmp_path):
+    store = Store(tmp_path)
+    with Log.open(store) as log:
+        log.append(record("a"))
+        log.flush()
+        log.append(record("b"))
+    (tmp_path / "log" / "00000002.json").unlink()
+    with pytest.raises(CorruptLog, match=r"00000002\.json is missing though .*00000003\.json is there"):
+        Log.read(store)
+    (tmp_path / "log" / "00000002.json").write_bytes(store_log.encode_segment({"format": 99}))
+    with pytest.raises(StoreError, match="format 99"):
+        Log.read(store)
+
+
+def test_unwritable_store(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match=r"cannot write .*file/log/00000001\.json: .*; a file stands"):
+        Log.open(Store(tmp_path / "file"))
+    for number, text in ((13, "give this user write permission"), (30, "read-only"), (28, "disk is full")):
+        def refuse(*_a, number=number, **_k):
+            raise OSError(number, os.strerror(number))
+        monkeypatch.setattr(store_fs.os, "fsync", refuse)
+        with pytest.raises(StoreError, match=text):
+            Log.open(Store(tmp_path / "store"))
+    assert not list((tmp_path / "store" / "log").glob("*"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_folder_without_write_permission(tmp_path):
+    (tmp_path / "store").mkdir(mode=0o555)
+    with pytest.raises(StoreError, match="give this user write permission"):
+        Log.open(Store(tmp_path / "store"))
+
+
+def test_no_hard_links_no_store(tmp_path, monkeypatch):
+    def refuse(*_a, **_k):
+        raise OSError(1, "Operation not permitted")
+    monkeypatch.setattr(store_fs.os, "link", refuse)
+    with pytest.raises(StoreError, match=r"without hard links.*object storage"):
+        Log.open(Store(tmp_path / "store"))
+    assert not list((tmp_path / "store" / "log").glob("*"))
+
+
+@pytest.mark.parametrize("reply", ["error", "exists"])
+def test_link_that_worked_though_nfs_said_no(tmp_path, monkeypatch, reply):
+    link = os.link
+
+    def lossy(a, b):
+        link(a, b)
+        raise OSError(5, "Input/output error") if reply == "error" else FileExistsError(17, "File exists")
+    monkeypatch.setattr(store_fs.os, "link", lossy)
+    assert Store(tmp_path).put_absent("log/00000001.json", b"x") is True
+
+
+class Moody(MemoryFileSystem):
+    """Object storage on a bad day: see `mood`."""
+
+    protocol = "moody"
+    store: dict = {}          # noqa: RUF012  (fsspec's way: the class is the bucket)
+    pseudo_dirs = [""]        # noqa: RUF012
+    mood: list = []           # noqa: RUF012
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        mood = Moody.mood.pop(0) if Moody.mood and mode == "create" and "probe" not in path else ""
+        if mood == "lost request":
+            raise TimeoutError("no answer")
+        if mood == "ignores":
+            mode = "overwrite"
+        super().pipe_file(path, value, mode=mode, **kwargs)
+        if mood == "lost reply":
+            raise TimeoutError("no answer")
+        if mood == "repeated":                            # the client library sent it twice: done, then 412
+            raise FileExistsError(path)
+
+
+@pytest.fixture
+def moody():
+    fsspec.register_implementation("moody", Moody, clobber=True)
+    Moody.store.clear()
+    Moody.mood.clear()
+    return Store("moody://bucket/store")
+
+
+def test_doubtful_puts_are_settled_by_the_nonce(moody):
+    with Log.open(moody) as log:
+        for i, mood in enumerate(["lost reply", "repeated", "lost request", ""]):
+            Moody.mood[:] = [mood]
+            log.append(record(f"k{i}"))
+            log.flush()
+    assert [r.key for r in Log.read(moody).records()] == ["k0", "k1", "k2", "k3"]
+    assert len([p for p in moody.list("log") if "heartbeat" not in p]) == 5
+
+
+def test_put_that_never_gets_through_is_final(moody, monkeypatch):
+    monkeypatch.setattr(store_log.time, "sleep", lambda s: None)
+    log = Log.open(moody)
+    Moody.mood[:] = ["lost request"] * 20
+    log.append(record("k"))
+    with pytest.raises(StoreError, match=r"cannot commit to .*00000002\.json.*no answer"):
+        log.flush()
+    Moody.mood.clear()
+    with pytest.raises(StoreError, match="cannot commit"):
+        log.append(record("k2"))
+    with pytest.raises(StoreError):
+        log.close()
+
+
+def test_object_store_without_conditional_put_is_refused(moody, monkeypatch):
+    monkeypatch.setattr(Moody, "pipe_file", lambda self, path, value, mode="overwrite", **kw:
+                        MemoryFileSystem.pipe_file(self, path, value))
+    with pytest.raises(StoreError, match="ignores conditional writes"):
+        Log.open(moody)
+    assert not list(moody.list(""))
+
+
+def test_garbage_of_older_epochs_alone_is_collected(store, tmp_path):
+    def leave(path: str) -> None:
+        scratch = tmp_path / "scratch"
+        scratch.write_bytes(b"x")
+        store.upload(str(scratch), path)
+
+    with Log.open(store) as log:
+        for n, key in ((0, "kept"), (1, "kept"), (2, "orphan")):
+            leave(f"objects/{key}/{attempt_name(1, n)}.kept.parquet")
+        log.append(record("kept", attempt_name(1, 0)))
+    with Log.open(store) as log:
+        leave(f"objects/now/{attempt_name(2, 0)}.kept.parquet")          # of our own epoch: perhaps in flight
+        leave(f"objects/later/{attempt_name(3, 0)}.kept.parquet")        # of a driver that took over
+        leave("objects/other/notes.txt")                                 # not ours to judge
+        removed, _ = log.collect_garbage()
+        assert removed == 2
+        assert list(store.list("objects")) == [
+            "objects/kept/00000001-00000000.kept.parquet", "objects/later/00000003-00000000.kept.parquet",
+            "objects/now/00000002-00000000.kept.parquet", "objects/other/notes.txt"]
+        assert list(store.list("log/heartbeat")) == ["log/heartbeat/00000002.json"]
+        assert log.collect_garbage() == (0, 0)
+    if store.local:
+        assert not (store.local / "objects" / "orphan").exists()
