@@ -60,14 +60,15 @@ class Warc(Reader):
                     if record is None:
                         break
                     offset = slice.start + offset_of(record)
-                    block = record.reader.read(self.config.max_bytes + MAX_HTTP_HEAD)
+                    expected = min(record.content_length, self.config.max_bytes + MAX_HTTP_HEAD)
+                    block = record.reader.read(expected)
                 except BaseException as e:
                     if not _broken_input(e):
                         raise
                     coding = "" if "header" in str(e).lower() else _coding(magic)
                     yield bad(f"corrupt_{coding or 'warc'}", slice, offset, ordinal, detail=str(e), fatal=True)
                     return
-                broken = len(block) < min(record.content_length, self.config.max_bytes + MAX_HTTP_HEAD)
+                broken = len(block) < expected
                 yield (bad("truncated", slice, offset, ordinal, detail="the file ends inside this record", fatal=True)
                        if broken else self._document(record, block, slice, offset, ordinal))
                 ordinal += 1
