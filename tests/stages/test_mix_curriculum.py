@@ -1,0 +1,170 @@
+"""From recipe to curriculum.json: token arithmetic, inheritance, warnings, errors, plan, planned against realised."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from stages.mix.curriculum import Curriculum, CurriculumError, Order, parse_count, resolve
+from stages.mix.realised import plan, plan_text, realised, tally
+
+TOKENIZER = {"sha256": "ab" * 32, "vocab_size": 32000, "eos": 0, "path": "shards/tokenizer.json"}
+
+
+def info(name: str, tokens: int, val: int = 0) -> dict:
+    return {"name": name, "tokenizer": TOKENIZER["sha256"], "dtype": "uint16",
+            "train": {"path": f"shards/{name}/split=train", "tokens": tokens, "sha256": "1" * 64},
+            "val": {"path": f"shards/{name}/split=val", "tokens": val, "sha256": "2" * 64} if val else None}
+
+
+def recipe(**changes) -> dict:
+    spec = {"seed": 1, "total": "1M", "phases": [
+        {"name": "stable", "until": "70%", "sequence": 1024, "batch": 8192, "mix": {"web": 85, "wiki": 15}},
+        {"name": "anneal", "until": "100%", "mix": {"web": 60, "wiki": 40}, "max_epochs": {"wiki": 4}, "lr": "decay"}]}
+    return {"shards": {"web": {"longest": 2048}, "wiki": {"longest": 2048}}, "curriculum": {**spec, **changes}}
+
+
+SETS = {"web": info("web", 2_000_000, 9000), "wiki": info("wiki", 150_000)}
+
+
+def test_resolve_counts_targets_and_inherits():
+    c, warnings = resolve(recipe(), SETS, TOKENIZER)
+    stable, anneal = c.phases
+    assert (stable.sequence, stable.batch, anneal.sequence, anneal.batch) == (1024, 8, 1024, 8)
+    assert stable.tokens == stable.samples * 1024
+    assert abs(stable.tokens - 700_000) <= 4096
+    assert abs(c.tokens - 1_000_000) <= 4096
+    assert stable.weights == {"web": 17, "wiki": 3}            # 85:15 in lowest terms
+    assert (stable.lr, anneal.lr) == ("stable", "decay")
+    assert [s.name for s in c.streams] == ["web", "wiki"]
+    assert c.streams[0].val == "shards/web/split=val"
+    assert c.streams[1].val is None
+    assert warnings == []
+    assert c.order == Order(c).hash()
+
+
+def test_resolve_does_not_hang_on_the_order_of_lines():
+    given = recipe()
+    for phase in given["curriculum"]["phases"]:
+        phase["mix"] = dict(reversed(phase["mix"].items()))
+    assert resolve(given, dict(reversed(SETS.items())), TOKENIZER)[0].dumps() == \
+        resolve(recipe(), SETS, TOKENIZER)[0].dumps()
+
+
+def test_file_round_trip_and_checks(tmp_path):
+    c, _ = resolve(recipe(), SETS, TOKENIZER)
+    c.save(tmp_path / "curriculum.json")
+    assert Curriculum.load(tmp_path / "curriculum.json") == c
+    doc = json.loads((tmp_path / "curriculum.json").read_text())
+    for change, message in (({"version": 2}, "reads version 1"), ({"longest": 1500}, "no multiple of sequence"),
+                            ({"extra": 1}, r"unknown keys \['extra'\]")):
+        with pytest.raises(CurriculumError, match=message):
+            Curriculum.from_json({**doc, **change})
+    doc["phases"][1]["start"] += 8
+    with pytest.raises(CurriculumError, match="phase 'anneal' starts at sample"):
+        Curriculum.from_json(doc)
+
+
+@pytest.mark.parametrize(("mix", "expected", "warned"), [
+    ({"web": 85, "wiki": 15}, {"web": 17, "wiki": 3}, False),
+    ({"web": 0.85, "wiki": 0.15}, {"web": 17, "wiki": 3}, False),
+    ({"web": "85%", "wiki": "15%"}, {"web": 17, "wiki": 3}, False),
+    ({"web": 3, "wiki": 1}, {"web": 3, "wiki": 1}, True),
+    ({"web": 100, "wiki": 0}, {"web": 1}, False),
+    ({"web": 0.3333333, "wiki": 0.1}, {"web": 769231, "wiki": 230769}, True),
+])
+def test_weights_become_integers(mix, expected, warned):
+    given = recipe()
+    given["curriculum"]["phases"][0].update(mix=mix, max_epochs={"wiki": 3})
+    c, warnings = resolve(given, SETS, TOKENIZER)
+    assert c.phases[0].weights == expected
+    assert any("normalised" in w for w in warnings) == warned
+
+
+def _phase(**change):
+    def apply(given):
+        given["curriculum"]["phases"][0].update(change)
+        return given
+    return apply
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (_phase(mix={"wbe": 1}), r"phases\[0\].mix: unknown stream 'wbe': did you mean 'web'"),
+    (_phase(mix={"web": -1}), r"mix.web: weight -1 is no number >= 0"),
+    (_phase(mix={"web": "x"}), r"mix.web: weight 'x'"),
+    (_phase(mix={"web": 0}), r"needs a weight above 0"),
+    (_phase(until="140%"), r"until: '140%' is no share"),
+    (_phase(sequence=1000), r"longest = 2048 is no multiple of sequence = 1000"),
+    (_phase(batch="many"), r"phases\[0\].batch: 'many' is no number of tokens"),
+    (_phase(on_exhausted="stop"), r"on_exhausted must be"),
+    (_phase(until=None), r"until is missing"),
+    (_phase(max_epochs={"wkii": 2}), r"unknown streams \['wkii'\]"),
+    (lambda g: {**g, "curriculum": {**g["curriculum"], "total": "100M"}}, r"exhausts stream 'web'"),
+    (lambda g: {**g, "shards": {"web": {"longest": 2048}, "wiki": {"longest": 4096}}}, r"`longest` differs"),
+])
+def test_errors_name_key_and_remedy(change, message):
+    with pytest.raises(CurriculumError, match=message):
+        resolve(change(recipe()), SETS, TOKENIZER)
+
+
+def test_another_tokenizer_is_refused():
+    with pytest.raises(CurriculumError, match=r"shards.web was encoded with another tokenizer"):
+        resolve(recipe(), SETS, {**TOKENIZER, "sha256": "cd" * 32})
+
+
+def test_warnings_on_repetition_and_unused_streams():
+    given = recipe(total="4M")
+    for phase in given["curriculum"]["phases"]:
+        phase.update(mix={"wiki": 100}, on_exhausted="repeat")
+    _, warnings = resolve(given, SETS, TOKENIZER)
+    assert any("'wiki' is read 26.8 times" in w and "4 epochs" in w for w in warnings)
+    assert any("no phase draws from web" in w for w in warnings)
+
+
+def test_plan_and_realised_agree_with_every_sample():
+    c, _ = resolve(recipe(), SETS, TOKENIZER)
+    order = Order(c)
+    at = order.locate(0, c.samples)
+    rows = {(r["phase"], r["stream"]): r for r in plan(c)}
+    seen = tally(c, (order.locate(a, min(a + 37, c.samples)) for a in range(0, c.samples, 37)))
+    for p, phase in enumerate(c.phases):
+        for s, stream in enumerate(c.streams):
+            here = (at.phase == p) & (at.stream == s)
+            row = rows[phase.name, stream.name]
+            assert row["windows"] == here.sum() == seen[p, s]
+            assert row["tokens"] == int(at.sequence[here].sum())
+    wiki = rows["anneal", "wiki"]
+    again = np.flatnonzero((at.stream == 1) & (at.epoch == 1))
+    assert wiki["repeats_from"] == again[0]
+    assert rows["stable", "wiki"]["repeats_from"] is None
+    assert 1 < wiki["epochs"] < 2
+    for done in (0, 1, 333, c.samples):
+        for row in realised(c, done):
+            assert abs(row["planned"] - row["realised"]) <= 1
+    assert realised(c, c.samples, seen) == realised(c, c.samples)
+    text = plan_text(c)
+    assert f"second reading from sample {again[0]:,}" in text
+    assert "85.00%" in text
+
+
+def test_unread_windows_are_counted():
+    given = recipe(total="0.1M")
+    given["curriculum"]["phases"][0].update(sequence=256, batch=2560)
+    c, _ = resolve(given, SETS, TOKENIZER)
+    order, at = Order(c), Order(c).locate(0, c.samples)
+    for s in range(2):
+        reserved = order.used[-1][s] * c.longest
+        read = int(at.sequence[at.stream == s].sum())
+        unread = sum(r["unread"] * p.sequence for p in c.phases for r in plan(c)
+                     if r["phase"] == p.name and r["stream"] == c.streams[s].name)
+        assert reserved == read + unread
+
+
+def test_counts_as_people_write_them():
+    assert [parse_count(x, "k") for x in (16384, "0.5M", "20B", "1.5k", "16_384", 1e6)] == \
+        [16384, 500_000, 20 * 10**9, 1500, 16384, 10**6]
+    for bad in (0, -3, "x", None, True, "1/0"):
+        with pytest.raises(CurriculumError, match="is no number of tokens"):
+            parse_count(bad, "k")

@@ -1,0 +1,197 @@
+"""The shard format: what is written is read back, across shards, and every kind of damage is named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenizer.shards.layout import MANIFEST, TABLE_ROWS, Manifest, Shard, ShardError, file_name, token_dtype
+from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.verify import file_sha256, verify
+from tokenizer.shards.writer import ShardWriter
+
+EOS = 3
+
+
+def write_set(folder: Path, shards: list[list[np.ndarray]], vocab: int, split: str = "train",
+              block: int = 7) -> Manifest:
+    """A shard set of the given documents (without EOS), a list of documents a shard."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made, n = [], 0
+    for s, docs in enumerate(shards):
+        paths = {kind: folder / f"{kind}.{s}" for kind in ("body", "ends", "table")}
+        writer = ShardWriter(*map(str, paths.values()), vocab, EOS)
+        for a in range(0, len(docs), block):
+            some = [np.append(d, EOS).astype(token_dtype(vocab)) for d in docs[a:a + block]]
+            writer.add(np.concatenate(some), np.array([len(d) for d in some]),
+                       [f"{n + i:032x}" for i in range(len(some))], s, np.arange(a, a + len(some)),
+                       np.array([4 * len(d) for d in some]))
+            n += len(some)
+        facts = writer.close()
+        sums = {kind: file_sha256(path) for kind, path in paths.items()}
+        names = {kind: file_name(s, kind, sums[kind]) for kind in paths}
+        for kind, path in paths.items():
+            path.rename(folder / names[kind])
+        made.append(Shard(index=s, **facts, body=names["body"], ends=names["ends"], table=names["table"],
+                          table_sha256=sums["table"]))
+    found = Manifest("web", split, token_dtype(vocab).name, "t" * 64, vocab, EOS, sum(s.tokens for s in made),
+                     sum(s.documents for s in made), sum(s.text_bytes for s in made), tuple(made), ("k1",))
+    found = replace(found, sha256=found.identity())
+    (folder / MANIFEST).write_text(found.dumps())
+    return found
+
+
+def some_documents(rng: np.random.Generator, n: int, vocab: int, longest: int = 40) -> list[np.ndarray]:
+    docs = [rng.integers(4, vocab, rng.integers(0, longest)) for _ in range(n)]
+    docs[0] = np.array([vocab - 1, 4, vocab - 1])               # the largest id is written and read
+    return docs
+
+
+@pytest.mark.parametrize("vocab", [300, 65536, 65537, 200_000])
+def test_round_trip_of_tokens_windows_bounds_and_documents(tmp_path, vocab):
+    rng = np.random.default_rng(vocab)
+    docs = some_documents(rng, 90, vocab)
+    write_set(tmp_path, [docs[:40], docs[40:41], docs[41:]], vocab)
+    shards = ShardSet(tmp_path)
+    flat = np.concatenate([np.append(d, EOS) for d in docs])
+    ends = np.cumsum([len(d) + 1 for d in docs])
+    assert shards.dtype == (np.uint16 if vocab <= 65536 else np.uint32)
+    assert shards.tokens == len(shards) == len(flat)
+    assert np.array_equal(shards.read(0, len(flat)), flat)
+    for length in (1, 8, 13, 64, len(flat) - 1):
+        assert shards.windows(length) == (len(flat) - 1) // length
+        for w in range(shards.windows(length)):
+            got = shards.window(w, length)
+            assert got.dtype == shards.dtype
+            assert np.array_equal(got, flat[w * length:w * length + length + 1])
+            inside = ends[(ends > w * length) & (ends <= w * length + length)] - w * length
+            assert np.array_equal(shards.bounds(w, length), inside)
+            if w:                                               # one token is shared, so that each is a target once
+                assert got[0] == shards.window(w - 1, length)[-1]
+    for a, b in ((0, 1), (0, len(flat)), (int(ends[39]) - 1, int(ends[39]) + 1), (int(ends[40]), int(ends[40]) + 3)):
+        spans = shards.documents(a, b)
+        first, last = np.searchsorted(ends, a, "right"), np.searchsorted(ends, b - 1, "right")
+        assert [s.id for s in spans] == [f"{i:032x}" for i in range(first, last + 1)]
+        for i, s in zip(range(first, last + 1), spans):
+            assert (s.start, s.stop) == (int(ends[i]) - len(docs[i]) - 1, int(ends[i]))
+            assert s.n_bytes == 4 * (len(docs[i]) + 1)
+    assert verify(tmp_path) == []
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.integers(1, 9), st.integers(1, 20))
+@settings(max_examples=25, deadline=None)
+def test_bytes_do_not_follow_the_block_size(tmp_path_factory, lengths, block, other):
+    rng = np.random.default_rng(1)
+    docs = [rng.integers(4, 99, n) for n in lengths]
+    a = write_set(tmp_path_factory.mktemp("a"), [docs], 99, block=block)
+    b = write_set(tmp_path_factory.mktemp("b"), [docs], 99, block=other)
+    assert asdict(a) == asdict(b)
+
+
+def test_table_has_fixed_row_groups_and_the_columns_of_the_contract(tmp_path):
+    docs = [np.array([5])] * (TABLE_ROWS + 10)
+    made = write_set(tmp_path, [docs], 99, block=1000)
+    table = pq.ParquetFile(tmp_path / made.shards[0].table)
+    assert [table.metadata.row_group(i).num_rows for i in range(table.num_row_groups)] == [TABLE_ROWS, 10]
+    assert table.schema_arrow.names == ["end", "id", "part", "row", "n_bytes"]
+    spans = ShardSet(tmp_path).documents(2 * TABLE_ROWS - 3, 2 * TABLE_ROWS + 3)
+    assert [s.row for s in spans] == list(range(TABLE_ROWS - 2, TABLE_ROWS + 2))
+    assert np.array_equal(np.fromfile(tmp_path / made.shards[0].ends, "<u8"), table.read(["end"])["end"].to_numpy())
+
+
+def test_an_empty_set_is_readable(tmp_path):
+    write_set(tmp_path, [], 99, "val")
+    shards = ShardSet(tmp_path)
+    assert (shards.tokens, shards.windows(8), shards.documents(0, 5)) == (0, 0, [])
+    assert shards.ends(0, 10).tolist() == []
+    assert verify(tmp_path) == []
+    with pytest.raises(IndexError):
+        shards.window(0, 8)
+
+
+def test_the_pinned_set_is_the_one_that_is_read(tmp_path):
+    old = write_set(tmp_path, [[np.array([5, 6])]], 99)
+    (tmp_path / MANIFEST).rename(tmp_path / f"shards-{old.sha256[:16]}.json")
+    new = write_set(tmp_path, [[np.array([7, 8, 9])]], 99)
+    assert ShardSet(tmp_path).sha256 == new.sha256 != old.sha256
+    assert ShardSet(tmp_path, new.sha256).read(0, 2).tolist() == [7, 8]
+    assert ShardSet(tmp_path, old.sha256).read(0, 2).tolist() == [5, 6]
+    assert verify(tmp_path, old.sha256) == []
+    with pytest.raises(ShardError, match="pinned is ffff"):
+        ShardSet(tmp_path, "f" * 64)
+
+
+def test_identity_covers_tokens_boundaries_and_ids_but_not_places(tmp_path):
+    made = write_set(tmp_path, [[np.array([5, 6])]], 99)
+    shard = made.shards[0]
+    for change in ({"sha256": "0" * 64}, {"ends_sha256": "0" * 64}, {"ids_sha256": "0" * 64}, {"index": 9}):
+        assert replace(made, shards=(replace(shard, **change),)).identity() != made.sha256
+    assert replace(made, shards=(replace(shard, table_sha256="0" * 64),), parts=("k7",)).identity() == made.sha256
+
+
+def _damage(folder: Path, name: str, how) -> None:
+    data = bytearray((folder / name).read_bytes())
+    (folder / name).write_bytes(how(data))
+
+
+def _flip(data: bytearray) -> bytes:
+    data[len(data) // 2] ^= 1
+    return bytes(data)
+
+
+def test_verify_names_every_kind_of_damage(tmp_path):
+    docs = some_documents(np.random.default_rng(0), 30, 99)
+
+    def fresh(name):
+        folder = tmp_path / name
+        return folder, write_set(folder, [docs], 99).shards[0]
+
+    folder, shard = fresh("flip")
+    _damage(folder, shard.body, _flip)
+    assert f"{shard.body}: sha256 differs" in verify(folder)[0]
+    folder, shard = fresh("cut")
+    _damage(folder, shard.body, lambda d: bytes(d[:-2]))
+    assert any("bytes, the manifest says" in line for line in verify(folder))
+    with pytest.raises(ShardError, match="damaged"):
+        ShardSet(folder).window(0, 4)
+    folder, shard = fresh("gone")
+    (folder / shard.table).unlink()
+    assert any("cannot be read" in line for line in verify(folder))
+    folder, shard = fresh("eos")
+    tokens = np.fromfile(folder / shard.body, "<u2")
+    tokens[np.fromfile(folder / shard.ends, "<u8").astype(int)[4] - 1] = 9
+    tokens.tofile(folder / shard.body)
+    assert any("document 4 does not end in EOS" in line for line in verify(folder))
+    folder, shard = fresh("ends")
+    ends = np.fromfile(folder / shard.ends, "<u8")
+    ends[3] = ends[4]
+    ends.tofile(folder / shard.ends)
+    assert any("ends do not increase" in line for line in verify(folder))
+    folder, shard = fresh("vocab")
+    tokens = np.fromfile(folder / shard.body, "<u2")
+    tokens[0] = 4000
+    tokens.tofile(folder / shard.body)
+    assert any("token id 4000 is outside the vocabulary" in line for line in verify(folder))
+    folder, shard = fresh("manifest")
+    doc = json.loads((folder / MANIFEST).read_text())
+    doc["eos"] = 4
+    (folder / MANIFEST).write_text(json.dumps(doc))
+    with pytest.raises(ShardError, match="edited by hand"):
+        verify(folder)
+    with pytest.raises(ShardError, match="no shard set there"):
+        ShardSet(tmp_path / "nowhere")
+
+
+def test_the_writer_refuses_documents_without_eos(tmp_path):
+    writer = ShardWriter(*(str(tmp_path / n) for n in "bet"), 99, EOS)
+    with pytest.raises(ShardError, match="does not end in EOS"):
+        writer.add(np.array([5, 6]), np.array([2]), ["x"], 0, np.array([0]), np.array([4]))
+    with pytest.raises(ShardError, match="do not make documents"):
+        writer.add(np.array([5, EOS]), np.array([3]), ["x"], 0, np.array([0]), np.array([4]))

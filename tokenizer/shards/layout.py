@@ -1,0 +1,124 @@
+"""The shard format, version 1: what the files of a shard set are and how they are named.
+
+A shard set is one split of one stream, an immutable list of shards::
+
+    00000.3f2a91c04d7e.tokens    body: raw little-endian u16 or u32 (by vocabulary size), documents back to back,
+                                 each ended by EOS; nothing else, so that nanotron, OLMo and Megatron read the same
+                                 bytes through hard links
+    00000.9be1d3307a52.ends      u64 little-endian: exclusive end of each document in this shard, in tokens
+    00000.c06e44f81b9d.parquet   document table: end u64, id, part u32, row u32, n_bytes u32
+    shards-<sha256[:16]>.json    manifest of one set: magic, version, dtype, tokenizer, vocabulary, EOS, counts, sums
+    shards.json                  the manifest of the set published last
+
+Names carry the first 12 hex characters of the file's own sha256: publishing new data never touches files an older
+set pins. `.loss` (u8, 1 = the token is a target) is reserved. `part` and `row` say where the document stands among the
+parts it was encoded from (`parts` of the manifest, plan order); they follow the partition size, and are therefore the
+only thing a set's `sha256` does not cover.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+MAGIC = "tokenmill-shards"
+VERSION = 1
+MANIFEST = "shards.json"
+#: tokens of a shard: 2**29 two-byte tokens are 1 GiB (contracts §7)
+SHARD_BYTES = 1 << 30
+
+TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("part", pa.uint32()), ("row", pa.uint32()),
+                   ("n_bytes", pa.uint32())])
+SUFFIXES = {"body": "tokens", "ends": "ends", "table": "parquet"}
+#: rows of a row group of the document table: what a lookup reads
+TABLE_ROWS = 1 << 16
+ENDS = np.dtype("<u8")
+
+
+class ShardError(ValueError):
+    """A shard set that is damaged, or not the one that was asked for; the message names file and remedy."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """u16 while every id fits, by vocabulary size and never by the data."""
+    if not 0 < vocab_size <= 1 << 32:
+        raise ShardError(f"a vocabulary of {vocab_size} does not fit into u32 tokens")
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+def file_name(index: int, kind: str, sha256: str) -> str:
+    """Name of a shard's file; `kind` is body, ends or table."""
+    return f"{index:05d}.{sha256[:12]}.{SUFFIXES[kind]}"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard of a set. File names are relative to the manifest's folder."""
+
+    index: int                    # place in the stream: documents that start in [index·G, (index+1)·G) tokens
+    tokens: int
+    documents: int
+    text_bytes: int               # UTF-8 bytes of the documents' text
+    body: str
+    ends: str
+    table: str
+    sha256: str                   # of the body
+    ends_sha256: str
+    ids_sha256: str               # over "id n_bytes\\n" of every document
+    table_sha256: str             # of the Parquet file; follows the partition size
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`shards.json`."""
+
+    stream: str
+    split: str                    # train | val
+    dtype: str                    # uint16 | uint32
+    tokenizer: str                # sha256 of the tokenizer's file
+    vocab_size: int
+    eos: int
+    tokens: int
+    documents: int
+    text_bytes: int
+    shards: tuple[Shard, ...]
+    parts: tuple[str, ...] = ()   # content keys of the parts `part` of the table counts in
+    sha256: str = ""
+    magic: str = MAGIC
+    version: int = VERSION
+    source: dict[str, Any] = field(default_factory=dict)      # for people: dataset and `where` of the recipe
+
+    def identity(self) -> str:
+        """sha256 that pins the set: tokens, boundaries and ids of its documents, and how to read them."""
+        doc = {"magic": self.magic, "version": self.version, "stream": self.stream, "split": self.split,
+               "dtype": self.dtype, "tokenizer": self.tokenizer, "vocab_size": self.vocab_size, "eos": self.eos,
+               "shards": [[s.index, s.tokens, s.documents, s.sha256, s.ends_sha256, s.ids_sha256] for s in self.shards]}
+        return hashlib.sha256(json.dumps(doc, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any], where: str) -> Manifest:
+        """A checked manifest; ShardError says what is wrong with the file `where`."""
+        if not isinstance(doc, Mapping) or doc.get("magic") != MAGIC:
+            raise ShardError(f"{where}: not a shard set of Tokenmill (magic {MAGIC!r} is missing)")
+        if doc.get("version") != VERSION:
+            raise ShardError(f"{where}: version {doc.get('version')!r}; this Tokenmill reads {VERSION}")
+        try:
+            made = cls(**{**doc, "shards": tuple(Shard(**s) for s in doc["shards"]), "parts": tuple(doc["parts"])})
+        except (TypeError, KeyError) as e:
+            raise ShardError(f"{where}: {e}") from e
+        if made.identity() != made.sha256:
+            raise ShardError(f"{where}: its sha256 does not follow from its contents: edited by hand? Publish again")
+        if made.dtype != token_dtype(made.vocab_size).name:
+            raise ShardError(f"{where}: dtype {made.dtype} does not fit a vocabulary of {made.vocab_size}")
+        if made.tokens != sum(s.tokens for s in made.shards):
+            raise ShardError(f"{where}: shards do not add up to {made.tokens} tokens")
+        return made

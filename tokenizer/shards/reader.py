@@ -1,0 +1,166 @@
+"""Reading a shard set: several memory-mapped shards as one virtual concatenation of tokens.
+
+Nothing here is proportional to the number of documents: bodies and end offsets are memory maps (their pages belong to
+the page cache and are shared by all ranks of a node), the document table is read a row group at a time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from tokenizer.shards.layout import ENDS, MANIFEST, TABLE_ROWS, Manifest, ShardError
+
+
+class DocumentSpan(NamedTuple):
+    """A document as it stands in the stream."""
+
+    id: str
+    start: int                    # first token in the stream's virtual concatenation
+    stop: int                     # exclusive end, EOS included
+    part: int                     # which of the manifest's `parts` it was encoded from
+    row: int                      # row in that part's kept.parquet
+    n_bytes: int                  # UTF-8 bytes of its text
+
+
+class ShardSet:
+    """`path`: a folder with `shards.json`, or a manifest file. `sha256` refuses any other set than the pinned one."""
+
+    def __init__(self, path: str | Path, sha256: str | None = None) -> None:
+        path = Path(path)
+        if path.is_dir():
+            pinned = path / f"shards-{sha256[:16]}.json" if sha256 else path / MANIFEST
+            path = pinned if pinned.exists() else path / MANIFEST
+        try:
+            text = path.read_text()
+        except OSError as e:
+            raise ShardError(f"{path}: no shard set there ({e.strerror}); run the recipe that writes it") from e
+        try:
+            doc = json.loads(text)
+        except json.JSONDecodeError as e:
+            raise ShardError(f"{path}: not JSON ({e}); publish the shard set again") from e
+        self.manifest = Manifest.from_json(doc, str(path))
+        if sha256 is not None and self.manifest.sha256 != sha256:
+            raise ShardError(f"{path}: holds shard set {self.manifest.sha256[:16]}…, pinned is {sha256[:16]}…: the "
+                             f"data changed since the curriculum was resolved; resolve it again or restore the set")
+        self.folder = path.parent
+        self.dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        self.eos, self.vocab_size = self.manifest.eos, self.manifest.vocab_size
+        self.tokens, self.documents_count = self.manifest.tokens, self.manifest.documents
+        #: token offset of each shard, and the total
+        self.offsets = [0]
+        for shard in self.manifest.shards:
+            self.offsets.append(self.offsets[-1] + shard.tokens)
+        self._bodies: dict[int, np.ndarray] = {}
+        self._ends: dict[int, np.ndarray] = {}
+
+    @property
+    def sha256(self) -> str:
+        return self.manifest.sha256
+
+    def __len__(self) -> int:
+        return self.tokens
+
+    def windows(self, length: int) -> int:
+        """How many windows of `length` targets there are: window w is tokens [w·L, w·L + L]."""
+        return max(0, self.tokens - 1) // length
+
+    def window(self, w: int, length: int) -> np.ndarray:
+        """Tokens [w·L, w·L + L] of the stream, (L + 1,), a copy in the shard's dtype. The last is shared with w + 1."""
+        if not 0 <= w < self.windows(length):
+            raise IndexError(f"window {w} of {self.windows(length)} (length {length})")
+        return self.read(w * length, w * length + length + 1)
+
+    def bounds(self, w: int, length: int) -> np.ndarray:
+        """Where documents begin inside window w, int64, increasing: positions p in [1, L] such that tokens before p
+        belong to a document that ends at p (p - 1 holds its EOS). From the table, never from EOS. Under document
+        masking attention stops at each p, and the target at p (of the EOS at p - 1) is ignored."""
+        start = w * length
+        return self.ends(start + 1, start + length + 1) - start
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Tokens [start, stop) of the virtual concatenation, a copy."""
+        if not 0 <= start <= stop <= self.tokens:
+            raise IndexError(f"tokens [{start}, {stop}) of {self.tokens}")
+        out = np.empty(stop - start, self.dtype)
+        for shard, a, b, at in self._pieces(start, stop):
+            out[at:at + b - a] = self.body(shard)[a:b]
+        return out
+
+    def ends(self, start: int, stop: int) -> np.ndarray:
+        """Exclusive document ends e with start <= e < stop, int64, as offsets in the virtual concatenation."""
+        found = []
+        # an end equal to a shard's first token belongs to the shard before it
+        first = max(0, bisect.bisect_left(self.offsets, start) - 1)
+        for shard in range(first, len(self.manifest.shards)):
+            offset = self.offsets[shard]
+            if offset >= stop:
+                break
+            ends = self._shard_ends(shard)
+            a, b = np.searchsorted(ends, np.array([max(0, start - offset), stop - offset], ENDS))
+            found.append(ends[a:b].astype(np.int64) + offset)
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def documents(self, start: int, stop: int) -> list[DocumentSpan]:
+        """The documents that hold tokens [start, stop), in order."""
+        if not 0 <= start < stop <= self.tokens:
+            return []
+        spans: list[DocumentSpan] = []
+        for shard, a, b, _ in self._pieces(start, stop):
+            ends = self._shard_ends(shard)
+            first = int(np.searchsorted(ends, np.uint64(a), side="right"))
+            last = int(np.searchsorted(ends, np.uint64(b - 1), side="right"))
+            begin = int(ends[first - 1]) if first else 0
+            for row in self._table_rows(shard, first, last + 1):
+                offset = self.offsets[shard]
+                spans.append(DocumentSpan(row["id"], begin + offset, row["end"] + offset, row["part"], row["row"],
+                                          row["n_bytes"]))
+                begin = row["end"]
+        return spans
+
+    # -- files ---------------------------------------------------------------------------------------------------
+    def body(self, shard: int) -> np.ndarray:
+        """The tokens of a shard as a read-only memory map."""
+        info = self.manifest.shards[shard]
+        return self._map(self._bodies, shard, info.body, self.dtype, info.tokens)
+
+    def _shard_ends(self, shard: int) -> np.ndarray:
+        info = self.manifest.shards[shard]
+        return self._map(self._ends, shard, info.ends, ENDS, info.documents)
+
+    def _map(self, cache: dict[int, np.ndarray], shard: int, name: str, dtype: np.dtype, items: int) -> np.ndarray:
+        if shard not in cache:
+            path = self.folder / name
+            try:
+                size = path.stat().st_size
+            except OSError as e:
+                raise ShardError(f"{path}: missing ({e.strerror}); publish the shard set again") from e
+            if size != items * dtype.itemsize:
+                raise ShardError(f"{path}: {size} bytes, the manifest says {items * dtype.itemsize}: damaged; publish "
+                                 f"the shard set again")
+            cache[shard] = np.memmap(path, dtype, "r", shape=(items,))
+        return cache[shard]
+
+    def _pieces(self, start: int, stop: int):
+        """(shard, first token, end in the shard, offset in [start, stop)) of every shard the range touches."""
+        shard = bisect.bisect_right(self.offsets, start) - 1
+        at = start
+        while at < stop:
+            end = min(stop, self.offsets[shard + 1])
+            if end > at:
+                yield shard, at - self.offsets[shard], end - self.offsets[shard], at - start
+            at, shard = end, shard + 1
+
+    def _table_rows(self, shard: int, first: int, stop: int) -> list[dict]:
+        rows: list[dict] = []
+        with pq.ParquetFile(self.folder / self.manifest.shards[shard].table) as table:
+            for group in range(first // TABLE_ROWS, (stop - 1) // TABLE_ROWS + 1):
+                start = group * TABLE_ROWS
+                got = table.read_row_group(group)
+                rows += got.slice(max(0, first - start), stop - max(first, start)).to_pylist()
+        return rows

@@ -1,0 +1,89 @@
+"""Checking a shard set against its manifest: checksums, counts, EOS at every end, table against end offsets."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from tokenizer.shards.layout import ENDS, TABLE, TABLE_ROWS, ShardError
+from tokenizer.shards.reader import ShardSet
+
+_BLOCK = 1 << 22
+
+
+def verify(path: str | Path, sha256: str | None = None) -> list[str]:
+    """What is wrong with the shard set at `path`, one line each; [] when everything holds. Reads every byte once, in
+    blocks of a few MB. A manifest that cannot be read raises ShardError."""
+    shards = ShardSet(path, sha256)
+    found: list[str] = []
+    for i, info in enumerate(shards.manifest.shards):
+        for name, expected in ((info.body, info.sha256), (info.ends, info.ends_sha256),
+                               (info.table, info.table_sha256)):
+            try:
+                if file_sha256(shards.folder / name) != expected:
+                    found.append(f"{name}: sha256 differs from the manifest: damaged or replaced")
+            except OSError as e:
+                found.append(f"{name}: cannot be read ({e.strerror})")
+        try:
+            found += _documents(shards, i)
+        except (ShardError, OSError, ValueError) as e:
+            found.append(f"{info.body}: {e}")
+    return found
+
+
+def file_sha256(path: str | Path) -> str:
+    """sha256 of a file, read in blocks."""
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _documents(shards: ShardSet, shard: int) -> list[str]:
+    info = shards.manifest.shards[shard]
+    body = shards.body(shard)
+    ends = np.memmap(shards.folder / info.ends, ENDS, "r")
+    found: list[str] = []
+    if len(ends) != info.documents:
+        return [f"{info.ends}: {len(ends)} documents, the manifest says {info.documents}"]
+    if len(ends) and int(ends[-1]) != info.tokens:
+        return [f"{info.ends}: the last document ends at {int(ends[-1])}, the body at {info.tokens}"]
+    before = 0
+    for a in range(0, len(ends), TABLE_ROWS):
+        block = ends[a:a + TABLE_ROWS].astype(np.int64)
+        if (np.diff(block, prepend=before) < 1).any():
+            return [f"{info.ends}: ends do not increase near document {a}"]
+        if (body[block - 1] != shards.eos).any():
+            bad = a + int(np.flatnonzero(body[block - 1] != shards.eos)[0])
+            found.append(f"{info.body}: document {bad} does not end in EOS ({shards.eos})")
+            break
+        before = int(block[-1])
+    for a in range(0, info.tokens, _BLOCK):
+        block = body[a:a + _BLOCK]
+        if int(block.max()) >= shards.vocab_size:
+            found.append(f"{info.body}: token id {int(block.max())} is outside the vocabulary of {shards.vocab_size}")
+            break
+    return found + _table(shards, shard, ends)
+
+
+def _table(shards: ShardSet, shard: int, ends: np.ndarray) -> list[str]:
+    info = shards.manifest.shards[shard]
+    ids = hashlib.sha256()
+    at = text_bytes = 0
+    with pq.ParquetFile(shards.folder / info.table) as table:
+        if table.schema_arrow.names != TABLE.names:
+            return [f"{info.table}: columns {table.schema_arrow.names}, expected {TABLE.names}"]
+        for batch in table.iter_batches(TABLE_ROWS):
+            if not np.array_equal(batch.column("end").to_numpy(), ends[at:at + len(batch)]):
+                return [f"{info.table}: `end` differs from {info.ends} near document {at}"]
+            n_bytes = batch.column("n_bytes").to_pylist()
+            ids.update("".join(f"{i} {n}\n" for i, n in zip(batch.column("id").to_pylist(), n_bytes)).encode())
+            at, text_bytes = at + len(batch), text_bytes + sum(n_bytes)
+    found = []
+    if at != info.documents or text_bytes != info.text_bytes:
+        found.append(f"{info.table}: {at} documents of {text_bytes} bytes, the manifest says {info.documents} of "
+                     f"{info.text_bytes}")
+    if ids.hexdigest() != info.ids_sha256:
+        found.append(f"{info.table}: document ids differ from the manifest")
+    return found

@@ -1,0 +1,75 @@
+"""Writing one shard: a document at a time, checksums on the way, memory of one row group of the table."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenizer.shards.layout import ENDS, TABLE, TABLE_ROWS, ShardError, token_dtype
+
+
+class ShardWriter:
+    """Writes the three files of a shard to the given paths.
+
+    `add` takes blocks of documents that already end in EOS. Bytes are the same whatever the sizes of the blocks.
+    """
+
+    def __init__(self, body: str, ends: str, table: str, vocab_size: int, eos: int) -> None:
+        self.dtype, self.eos = token_dtype(vocab_size), eos
+        self.tokens = self.documents = self.text_bytes = 0
+        self._body: BinaryIO = open(body, "wb")  # noqa: SIM115  closed by `close`
+        self._ends: BinaryIO = open(ends, "wb")  # noqa: SIM115
+        self._table = pq.ParquetWriter(table, TABLE, compression="zstd", compression_level=3, write_statistics=True)
+        self._rows: list[pa.Table] = []
+        self._waiting = 0
+        self._hash = {name: hashlib.sha256() for name in ("body", "ends", "ids")}
+
+    def add(self, tokens: np.ndarray, lengths: np.ndarray, ids: list[str], part: int, rows: np.ndarray,
+            n_bytes: np.ndarray) -> None:
+        """Append documents: `tokens` (sum of lengths,), `lengths` in tokens (n,), ids (n,), rows and bytes (n,)."""
+        lengths = np.asarray(lengths, np.int64)
+        if not len(lengths):
+            return
+        last = np.cumsum(lengths)
+        if int(last[-1]) != len(tokens) or lengths.min() < 1:
+            raise ShardError(f"{len(tokens)} tokens do not make documents of {int(last[-1])} tokens")
+        if (tokens[last - 1] != self.eos).any():
+            raise ShardError(f"a document does not end in EOS ({self.eos})")
+        self._write("body", self._body, np.ascontiguousarray(tokens, self.dtype).tobytes())
+        ends = last + self.tokens
+        self._write("ends", self._ends, ends.astype(ENDS).tobytes())
+        self._hash["ids"].update("".join(f"{i} {n}\n" for i, n in zip(ids, n_bytes)).encode())
+        self._rows.append(pa.table([pa.array(ends.astype(np.uint64)), pa.array(ids, pa.string()),
+                                    pa.array(np.full(len(ids), part, np.uint32)),
+                                    pa.array(np.asarray(rows, np.uint32)), pa.array(np.asarray(n_bytes, np.uint32))],
+                                   schema=TABLE))
+        self._waiting += len(ids)
+        self.tokens, self.documents = self.tokens + len(tokens), self.documents + len(ids)
+        self.text_bytes += int(np.sum(n_bytes, dtype=np.int64))
+        if self._waiting >= TABLE_ROWS:
+            self._flush()
+
+    def _write(self, name: str, file: BinaryIO, data: bytes) -> None:
+        file.write(data)
+        self._hash[name].update(data)
+
+    def _flush(self, everything: bool = False) -> None:
+        rows = pa.concat_tables(self._rows) if self._rows else TABLE.empty_table()
+        while len(rows) >= TABLE_ROWS or (everything and len(rows)):
+            self._table.write_table(rows.slice(0, TABLE_ROWS).combine_chunks(), row_group_size=TABLE_ROWS)
+            rows = rows.slice(TABLE_ROWS)
+        self._rows, self._waiting = ([rows] if len(rows) else []), len(rows)
+
+    def close(self) -> dict[str, Any]:
+        """Finish the files; returns the facts a manifest's `Shard` needs, but for names and the table's sha256."""
+        self._flush(everything=True)
+        self._table.close()
+        self._body.close()
+        self._ends.close()
+        return {"tokens": self.tokens, "documents": self.documents, "text_bytes": self.text_bytes,
+                "sha256": self._hash["body"].hexdigest(), "ends_sha256": self._hash["ends"].hexdigest(),
+                "ids_sha256": self._hash["ids"].hexdigest()}
