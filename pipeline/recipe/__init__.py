@@ -1,0 +1,7 @@
+"""Recipes: the YAML file as a checked model. `load_recipe` is the way in."""
+
+from pipeline.recipe.errors import RecipeError
+from pipeline.recipe.load import load_recipe, ready_recipes
+from pipeline.recipe.model import Recipe
+
+__all__ = ["Recipe", "RecipeError", "load_recipe", "ready_recipes"]

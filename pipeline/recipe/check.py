@@ -1,0 +1,348 @@
+"""What a recipe must satisfy beyond its structure: names that exist, settings that fit, a DAG, a sound curriculum."""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from pipeline.recipe.errors import KeyPath, Problem, RecipeError, key_path, nearest
+from pipeline.recipe.marks import Marks
+from pipeline.recipe.model import Recipe
+from pipeline.recipe.quantities import parse_share
+from stages.catalog import READERS, STAGES, UnknownName, reader_class, stage_class
+from stages.stage import role_of
+
+
+class Checker:
+    """Collects problems with their places while the parts of a recipe are looked at."""
+
+    def __init__(self, marks: Marks, base: str, allow_custom: bool) -> None:
+        self.marks, self.base, self.allow_custom = marks, base, allow_custom
+        self.problems: list[Problem] = []
+        self.warnings: list[str] = []
+
+    def fail(self, path: KeyPath, message: str) -> None:
+        mark = self.marks.at(path)
+        while path and isinstance(path[-1], int) and path not in self.marks.places:
+            path = path[:-1]                                        # `from: web` stands for `from: [web]`
+        self.problems.append(Problem(mark, path, message))
+
+    def stop_if_failed(self) -> None:
+        if self.problems:
+            raise RecipeError(self.problems)
+
+    def validate(self, model: type[BaseModel], data: Any, path: KeyPath) -> BaseModel | None:
+        """`data` as `model`; every error becomes a problem at its own line."""
+        try:
+            return model.model_validate(data)
+        except ValidationError as e:
+            for error in e.errors(include_url=False, include_context=False):
+                self.fail((*path, *_data_path(data, error["loc"])), _message(error, model, data))
+            return None
+
+    def known(self, name: str, known: Iterable[str], path: KeyPath, what: str) -> bool:
+        known = list(known)
+        if name not in known:
+            self.fail(path, f"unknown {what} '{name}': {nearest(name, known)}")
+        return name in known
+
+
+def check_recipe(recipe: Recipe, checker: Checker) -> None:
+    """Checks all of it; raises RecipeError with everything found. Completes settings with their defaults in place."""
+    for both in sorted(recipe.sources.keys() & recipe.datasets.keys()):
+        checker.fail(("datasets", both), f"'{both}' is a source as well; give the dataset another name")
+    if recipe.input is not None:
+        checker.known(recipe.input, recipe.sources, ("input",), "source")
+    if recipe.code and not checker.allow_custom:
+        checker.fail(("code",), "code of your own is run only with --allow-custom-stages")
+    for name, source in recipe.sources.items():
+        _reader(checker, source, ("sources", name))
+    for name, dataset in recipe.datasets.items():
+        at: KeyPath = ("datasets", name)
+        _inputs(checker, dataset.inputs, {**recipe.sources, **recipe.datasets}, (*at, "from"), "source or dataset")
+        for i, source in enumerate(dataset.priority):
+            checker.known(source, dataset.inputs, (*at, "priority", i), "input of this dataset")
+        for i, step in enumerate(dataset.steps):
+            _step(checker, step, (*at, "steps", i))
+    checker.stop_if_failed()
+    _cycles(recipe, checker)
+    checker.stop_if_failed()
+    for name, dataset in recipe.datasets.items():
+        _where(recipe, checker, dataset.inputs, dataset.where, ("datasets", name))
+    _tokens(recipe, checker)
+    if recipe.curriculum is not None:
+        _curriculum(recipe, checker)
+    checker.stop_if_failed()
+
+
+def _inputs(checker: Checker, names: list[str], known: Iterable[str], path: KeyPath, what: str) -> None:
+    for i, name in enumerate(names):
+        checker.known(name, known, (*path, i), what)
+        if name in names[:i]:
+            checker.fail((*path, i), f"'{name}' is named twice; remove one")
+
+
+# -- readers and steps ----------------------------------------------------------------------------------------------
+def _reader(checker: Checker, source: Any, path: KeyPath) -> None:
+    try:
+        config = reader_class(source.read).Config
+    except UnknownName:
+        checker.fail((*path, "read"), f"unknown reader '{source.read}': {nearest(source.read, READERS)}")
+        return
+    except ImportError as e:
+        if not _being_written(e):
+            checker.fail((*path, "read"), _not_installed(f"the reader '{source.read}'", e))
+        return
+    _settings(checker, config, source.config, path)
+
+
+def _step(checker: Checker, step: Any, path: KeyPath) -> None:
+    if ":" in step.name and not checker.allow_custom:
+        checker.fail(path, f"'{step.name}' is a stage of your own; such code is run only with --allow-custom-stages")
+        return
+    try:
+        config = stage_class(step.name).Config
+    except UnknownName:
+        checker.fail(path, f"unknown step '{step.name}': {nearest(step.name, STAGES)}")
+        return
+    except ImportError as e:
+        if not _being_written(e):
+            checker.fail(path, _not_installed(f"the step '{step.name}'", e))
+        return
+    except AttributeError:
+        checker.fail(path, f"'{step.name}' names no stage; write 'module:Class', where Class derives from Stage")
+        return
+    _settings(checker, config, step.config, (*path, step.name))
+
+
+def _being_written(e: ImportError) -> bool:
+    return (e.name or "").startswith("stages.")
+
+
+def _not_installed(what: str, e: ImportError) -> str:
+    if e.name and e.name.split(".")[0] in ("stages", "pipeline"):
+        return f"{what} cannot be loaded: {e}"
+    return f"{what} needs the package '{e.name}', which is not installed; pip install 'tokenmill[pipeline]', or name " \
+           "the file under `code:`"
+
+
+def _settings(checker: Checker, config: type[BaseModel], settings: dict[str, Any], path: KeyPath) -> None:
+    """Validates `settings` and completes them with defaults, in place. Paths of resources count from the recipe's folder."""
+    given = dict(settings)
+    for field, value in given.items():
+        if field in config.model_fields and role_of(config, field) == "resource" and isinstance(value, str):
+            found = os.path.join(checker.base, os.path.expanduser(value))
+            if not os.path.exists(found):
+                checker.fail((*path, field), f"no such file: {found}; the path counts from the recipe's folder")
+                return
+            given[field] = found
+    valid = checker.validate(config, given, path)
+    if valid is not None:
+        settings.clear()
+        settings.update(valid.model_dump(mode="json"))
+
+
+# -- the DAG --------------------------------------------------------------------------------------------------------
+def _cycles(recipe: Recipe, checker: Checker) -> None:
+    state: dict[str, int] = {}                                      # 1 while being visited, 2 when known to be sound
+
+    def visit(name: str, trail: list[str]) -> None:
+        if state.get(name) == 2 or name in recipe.sources:
+            return
+        if state.get(name) == 1:
+            ring = [*trail[trail.index(name):], name]
+            checker.fail(("datasets", name, "from"), f"a dataset cannot be made from itself: {' ← '.join(ring)}")
+            return
+        state[name] = 1
+        for upstream in recipe.datasets[name].inputs:
+            visit(upstream, [*trail, name])
+        state[name] = 2
+
+    for name in recipe.datasets:
+        visit(name, [])
+
+
+def _where(recipe: Recipe, checker: Checker, inputs: list[str], where: dict[str, list[str]], path: KeyPath) -> None:
+    reachable = {s for i in inputs for s in ([i] if i in recipe.sources else recipe.sources_of(i))}
+    for i, source in enumerate(where.get("source", ())):
+        at = (*path, "where", "source", i)
+        if checker.known(source, recipe.sources, at, "source") and source not in reachable:
+            checker.fail(at, f"no document of '{source}' gets into {', '.join(inputs)}, which is made from "
+                             f"{', '.join(sorted(reachable))}")
+
+
+# -- tokens ---------------------------------------------------------------------------------------------------------
+def _tokens(recipe: Recipe, checker: Checker) -> None:
+    readers: list[tuple[KeyPath, list[str], Any]] = []
+    readers += [(("shards", name), shards.inputs, shards.where) for name, shards in recipe.shards.items()]
+    tokenizer = recipe.tokenizer
+    if tokenizer is not None:
+        if (tokenizer.train is None) == (tokenizer.load is None):
+            checker.fail(("tokenizer",), "give either `train:` (a new tokenizer) or `load:` (the path of one)")
+        if tokenizer.load is not None and not os.path.exists(os.path.join(checker.base, tokenizer.load)):
+            checker.fail(("tokenizer", "load"), f"no such file: {os.path.join(checker.base, tokenizer.load)}; the path "
+                                                "counts from the recipe's folder")
+        if tokenizer.train is not None:
+            readers.append((("tokenizer", "train"), tokenizer.train.inputs, tokenizer.train.where))
+    elif recipe.shards:
+        checker.fail(("shards",), "shards hold tokens; add `tokenizer: {train: …}` or `tokenizer: {load: path}`")
+    for path, inputs, where in readers:
+        for i, name in enumerate(inputs):
+            if name in recipe.sources:
+                checker.fail((*path, "from", i), f"'{name}' is a source; name a dataset made from it")
+        _inputs(checker, [n for n in inputs if n not in recipe.sources], recipe.datasets, (*path, "from"), "dataset")
+        if all(name in recipe.datasets for name in inputs):
+            _where(recipe, checker, inputs, where, path)
+
+
+def _curriculum(recipe: Recipe, checker: Checker) -> None:
+    """Names, order and completeness of the phases; whether the tokens suffice is `stages.mix.curriculum`'s to say."""
+    curriculum = recipe.curriculum
+    assert curriculum is not None
+    if not recipe.shards:
+        checker.fail(("curriculum",), "a curriculum mixes shards; add `shards:`")
+        return
+    longest = {name: shards.longest for name, shards in recipe.shards.items()}
+    for name, length in longest.items():
+        if length != next(iter(longest.values())):
+            checker.fail(("shards", name, "longest"), f"{length:,} differs from {next(iter(longest.values())):,} of "
+                         f"'{next(iter(longest))}'; all shards of a curriculum have the same `longest`")
+    held: dict[str, Any] = {}
+    before, seen = Fraction(0), set()
+    for i, phase in enumerate(curriculum.phases):
+        at: KeyPath = ("curriculum", "phases", i)
+        if phase.name in seen:
+            checker.fail((*at, "name"), f"two phases are called '{phase.name}'; a phase is known by its name")
+        seen.add(phase.name)
+        for key in ("sequence", "batch", "mix"):
+            value = getattr(phase, key)
+            if value is None and key not in held:
+                checker.fail(at, f"missing key '{key}': the first phase has none to inherit it from")
+            held.setdefault(key, value)
+            held[key] = value if value is not None else held[key]
+        end = _end(phase.until, curriculum.total)
+        if end <= before:
+            checker.fail((*at, "until"), f"'{phase.until}' is not after the phase before it; `until` counts from the "
+                                         "start of the run")
+        before = end
+        for key in ("mix", "max_epochs"):
+            for name in getattr(phase, key) or ():
+                checker.known(name, recipe.shards, (*at, key, name), "shards")
+        if phase.sequence is not None:
+            for name, length in longest.items():
+                if length % phase.sequence:
+                    checker.fail((*at, "sequence"), f"{phase.sequence:,} does not divide {length:,}, the `longest` of shards "
+                                                    f"'{name}'")
+        if phase.sequence and phase.batch and phase.batch < phase.sequence:
+            checker.fail((*at, "batch"), f"a batch of {phase.batch:,} tokens holds no sequence of {phase.sequence:,}")
+        if phase.mix is not None:
+            total = sum(Fraction(str(w)) for w in phase.mix.values())
+            if total == 0:
+                checker.fail((*at, "mix"), "all weights are 0; give at least one source a weight")
+            elif total not in (1, 100):
+                checker.warnings.append(f"{key_path((*at, 'mix'))}: weights sum to {float(total):g}, not to 100; they "
+                                        "were normalised")
+    if before != curriculum.total:
+        checker.fail(("curriculum", "phases", len(curriculum.phases) - 1, "until"),
+                     f"the last phase ends at {int(before):,} of {curriculum.total:,} tokens; write `until: 100%`")
+
+
+def _end(until: str | int, total: int) -> Fraction:
+    if isinstance(until, int):
+        return Fraction(until)
+    parse_share(until)
+    return Fraction(until.rstrip("% ")) / 100 * total
+
+
+# -- pydantic's errors in our words ----------------------------------------------------------------------------------
+def _data_path(data: Any, loc: tuple[Any, ...]) -> KeyPath:
+    """`loc` without the entries pydantic adds for itself (union members, '[key]', the config of a step)."""
+    path: list[str | int] = []
+    for entry in loc:
+        if entry == "[key]":
+            continue
+        inside = entry in data if isinstance(data, dict) else isinstance(data, list) and entry in range(len(data))
+        if inside:
+            data = data[entry]
+        elif entry == loc[-1]:                                      # a missing key, or one item of a single value
+            if isinstance(data, dict):
+                path.append(entry)
+            break
+        else:
+            continue
+        path.append(entry)
+    return tuple(path)
+
+
+def _message(error: Any, model: type[BaseModel], data: Any) -> str:
+    kind, loc, value = error["type"], error["loc"], error.get("input")
+    if kind == "extra_forbidden":
+        return f"unknown key '{loc[-1]}': {nearest(str(loc[-1]), _keys(model, loc[:-1]))}"
+    if kind == "missing":
+        return f"missing key '{loc[-1]}'; add `{loc[-1]}: …`{_purpose(model, loc)}"
+    if kind == "value_error":
+        return error["msg"].removeprefix("Value error, ")
+    if loc == ("version",) and kind == "literal_error":
+        return f"version {value!r} is not 1, the version of recipes this Tokenmill reads"
+    if kind == "literal_error":
+        listed = error["msg"].removeprefix("Input should be ").replace(" or ", ", ").split(",")
+        known = [word.strip().strip("'") for word in listed]
+        return f"{value!r} is not one of {', '.join(known)}{_did_you_mean(value, known)}"
+    if kind in ("model_type", "dict_type", "model_attributes_type"):
+        return f"must be a mapping (`key: value` lines), got {_short(value)}"
+    if kind == "list_type":
+        return f"must be a list (lines that begin with '- '), got {_short(value)}"
+    if kind == "too_short":
+        return "must not be empty"
+    message = error["msg"].replace("Input should be", "must be").replace("Input ", "")
+    return f"{message[0].lower()}{message[1:]}, got {_short(value)}"
+
+
+def _did_you_mean(value: Any, known: list[str]) -> str:
+    hint = nearest(str(value), known)
+    return f"; {hint}" if hint.startswith("did") else ""
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _purpose(model: type[BaseModel], loc: tuple[Any, ...]) -> str:
+    found = _model_at(model, loc[:-1])
+    field = found.model_fields.get(str(loc[-1])) if found else None
+    return f" ({field.description})" if field is not None and field.description else ""
+
+
+def _keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
+    """Keys allowed at `loc` inside `model`."""
+    found = _model_at(model, loc)
+    return [f.alias or name for name, f in found.model_fields.items()] if found else []
+
+
+def _model_at(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] | None:
+    here: Any = model
+    for entry in loc:
+        here = _plain_type(here)
+        if isinstance(here, type) and issubclass(here, BaseModel):
+            fields = {f.alias or name: f for name, f in here.model_fields.items()}
+            if entry not in fields:
+                return None
+            here = fields[entry].annotation
+        elif get_origin(here) in (dict, list, tuple):
+            here = get_args(here)[-1 if get_origin(here) is dict else 0]
+    here = _plain_type(here)
+    return here if isinstance(here, type) and issubclass(here, BaseModel) else None
+
+
+def _plain_type(annotation: Any) -> Any:
+    """The type behind Annotated and Optional."""
+    while get_origin(annotation) in (Annotated, Union, types.UnionType):
+        options = [a for a in get_args(annotation) if a is not type(None)]
+        annotation = options[0]
+    return annotation

@@ -1,0 +1,60 @@
+"""What is wrong with a recipe, said so that it can be mended: file, line, key and remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+#: where something stands in a recipe: mapping keys and list positions from the top
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a recipe: the file (or the `--set` that put the value there) and its line and column, from 1."""
+
+    file: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to mend. `message` says what is wrong and what to do about it."""
+
+    mark: Mark
+    path: KeyPath
+    message: str
+
+    def __str__(self) -> str:
+        where = key_path(self.path)
+        return f"{self.mark}: {where}: {self.message}" if where else f"{self.mark}: {self.message}"
+
+
+class RecipeError(Exception):
+    """A recipe that cannot be run; `problems` lists everything that was found, in file order. The command exits 2."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = sorted(problems, key=lambda p: (p.mark.line, p.mark.column, key_path(p.path)))
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def key_path(path: KeyPath) -> str:
+    """'datasets.clean.steps[1].language.min'."""
+    out = ""
+    for step in path:
+        out += f"[{step}]" if isinstance(step, int) else f".{step}" if out else str(step)
+    return out
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The remedy for an unknown name: the nearest known one, or all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean '{near[0]}'?"
+    return f"known: {', '.join(known)}" if known else "there is none to choose from"

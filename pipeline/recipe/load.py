@@ -1,0 +1,181 @@
+"""From a file (or the name of a ready recipe), `--set` and `--input` to a checked Recipe."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.recipe.check import Checker, check_recipe
+from pipeline.recipe.errors import KeyPath, Mark, Problem, RecipeError, nearest
+from pipeline.recipe.marks import Marks, parse_yaml
+from pipeline.recipe.model import Recipe, Source
+
+READY = Path(__file__).resolve().parents[1] / "recipes"
+
+
+def ready_recipes() -> list[str]:
+    """Names of the recipes that come with Tokenmill."""
+    return sorted(p.stem for p in READY.glob("*.yaml"))
+
+
+def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] = (), *, inputs: Sequence[str] = (),
+                allow_custom: bool = False) -> Recipe:
+    """The recipe in a YAML file, or a ready one by name.
+
+    `overrides`: `a.b.c=value` with a YAML value (`datasets.clean.steps.language.min=0.8`: list items go by number, or
+    by the name of the step or phase). `inputs`: paths for the source the recipe declares under `input:`, relative to
+    the current folder. `allow_custom`: run stages of the user's own. Errors: RecipeError, with every problem's place.
+    """
+    file = _find(str(path_or_name))
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as e:
+        raise _error(str(file), f"cannot read the recipe: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        raise _error(str(file), f"not UTF-8 text (byte {e.start}); save the recipe as UTF-8") from None
+    data, marks = parse_yaml(text, str(file))
+    if not isinstance(data, dict):
+        raise _error(str(file), "a recipe is a mapping that begins with `version: 1`")
+    for override in overrides:
+        _set(data, marks, override)
+    _feed(data, marks, list(inputs))
+    _split_sources(data)
+
+    base = str(file.resolve().parent)
+    checker = Checker(marks, base, allow_custom)
+    recipe = checker.validate(Recipe, data, ())
+    checker.stop_if_failed()
+    assert isinstance(recipe, Recipe)
+    recipe._name, recipe._base = file.stem, base
+    if allow_custom:
+        recipe.code[:] = [os.path.join(base, path) for path in recipe.code]
+        try:
+            import_code(recipe.code)
+        except (OSError, ImportError, SyntaxError) as e:
+            checker.fail(("code",), f"{type(e).__name__}: {e}")
+    check_recipe(recipe, checker)
+    recipe._warnings.extend(checker.warnings)
+    return recipe
+
+
+def import_code(files: Sequence[str]) -> None:
+    """Import files of custom stages under their stems, so that 'my_stages:Class' finds them. Workers call it too."""
+    for path in files:
+        name = Path(path).stem
+        known = sys.modules.get(name)
+        if known is not None and os.path.realpath(known.__file__ or "") == os.path.realpath(path):
+            continue
+        if known is not None or importlib.util.find_spec(name) is not None:
+            raise ImportError(f"{path}: a module called '{name}' exists already; rename the file")
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"{path}: no such file")
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path}: is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+
+
+def _error(file: str, message: str, path: KeyPath = ()) -> RecipeError:
+    return RecipeError([Problem(Mark(file), path, message)])
+
+
+def _find(given: str) -> Path:
+    looks_like_a_file = given.endswith((".yaml", ".yml")) or os.sep in given
+    if not looks_like_a_file and given in ready_recipes():
+        return READY / f"{given}.yaml"
+    if not os.path.isfile(given):
+        what = "is a folder; name the file in it" if os.path.isdir(given) else "no such recipe file"
+        hint = "" if looks_like_a_file else f"; ready recipes: {nearest(given, ready_recipes())}"
+        raise _error(given, what + hint)
+    return Path(given)
+
+
+# -- --set and --input --------------------------------------------------------------------------------------------
+def _set(data: dict[str, Any], marks: Marks, override: str) -> None:
+    label = f"--set {override}"
+    key, eq, text = override.partition("=")
+    steps = [s.strip() for s in key.split(".")]
+    if not eq or not all(steps):
+        raise _error(label, "write --set KEY=VALUE, e.g. --set curriculum.total=2B")
+    try:
+        value, _ = parse_yaml(text, label)
+    except RecipeError as e:
+        raise _error(label, e.problems[0].message) from None
+    here: Any = data
+    path: list[str | int] = []
+    for i, step in enumerate(steps):
+        where: str | int = step
+        if isinstance(here, list):
+            where = _item(here, step, label, tuple(path))
+            if where < len(here) and here[where] == step:           # a bare step name becomes a mapping to set keys in
+                here[where] = {step: {}}
+                marks.put((*path, where), Mark(label))
+            if isinstance(here[where], dict) and list(here[where]) == [step]:
+                path.append(where)
+                here, where = here[where], step
+        elif not isinstance(here, dict):
+            raise _error(label, "there is a single value here, no keys below it", tuple(path))
+        path.append(where)
+        if i == len(steps) - 1:
+            here[where] = value
+            marks.put(tuple(path), Mark(label))
+        else:
+            if isinstance(here, dict) and here.get(where) is None:
+                here[where] = {}
+                marks.put(tuple(path), Mark(label))
+            here = here[where]
+
+
+def _item(items: list[Any], step: str, label: str, path: KeyPath) -> int:
+    """Position in a list by number, by the name of a step, or by a `name:` key."""
+    if step.isdecimal() and int(step) < len(items):
+        return int(step)
+    names = [item if isinstance(item, str) else item.get("name", next(iter(item), "")) if isinstance(item, dict) else ""
+             for item in items]
+    if names.count(step) == 1:
+        return names.index(step)
+    if step in names:
+        raise _error(label, f"'{step}' stands there {names.count(step)} times; use its number, counting from 0", path)
+    raise _error(label, f"there is no '{step}' here: {nearest(step, [str(n) for n in names if n])}", path)
+
+
+def _feed(data: dict[str, Any], marks: Marks, inputs: list[str]) -> None:
+    """Put `--input` into the source the recipe names under `input:` (or its only source)."""
+    sources = data.get("sources")
+    name = data.get("input")
+    if not isinstance(sources, dict):
+        return
+    if inputs:
+        if name is None and len(sources) == 1:
+            [name] = sources
+        if name is None:
+            raise _error("--input", f"which of the sources {', '.join(map(str, sources))} is meant? Put `input: NAME` into "
+                                    "the recipe, or use --set sources.NAME.path=…")
+        if isinstance(sources.get(name), dict):
+            sources[name]["path"] = [p if "://" in p else os.path.abspath(os.path.expanduser(p)) for p in inputs]
+            marks.put(("sources", name, "path"), Mark("--input"))
+    elif isinstance(sources.get(name), dict) and "path" not in sources[name]:
+        raise RecipeError([Problem(marks.at(("sources", name)), ("sources", name),
+                                   "this recipe wants its input from you: add --input 'FILES'")])
+
+
+def _split_sources(data: dict[str, Any]) -> None:
+    """Move the keys that belong to a source's reader into its `config`."""
+    sources = data.get("sources")
+    if not isinstance(sources, dict):
+        return
+    own = set(Source.model_fields) - {"config"}
+    for name, source in sources.items():
+        if isinstance(source, dict):
+            sources[name] = {**{k: v for k, v in source.items() if k in own},
+                             "config": {k: v for k, v in source.items() if k not in own}}

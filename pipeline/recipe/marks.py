@@ -1,0 +1,169 @@
+"""YAML with places: plain data, and for every key path the line it stands on.
+
+Only data comes out (no tag is ever constructed), duplicate keys are errors, and scalars follow YAML 1.2: `no` is the
+string that names Norwegian, `1e-5` is a number. Aliases and `<<` work; their expansion is capped.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from pipeline.recipe.errors import KeyPath, Mark, Problem, RecipeError
+
+#: caps for a file a stranger may have written: bytes, nodes after alias expansion, nesting
+MAX_BYTES, MAX_NODES, MAX_DEPTH = 1 << 20, 100_000, 50
+
+_SCALARS = ("null", "bool", "int", "float", "str")
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that resolves plain scalars as the YAML 1.2 core schema does."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+
+
+def _resolve(tag: str, pattern: str, first: list[str]) -> None:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(rf"^(?:{pattern})$"), first)
+
+
+_resolve("null", r"~|null|Null|NULL|", ["~", "n", "N", ""])
+_resolve("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF"))
+_resolve("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789"))
+_resolve("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+         list("-+.0123456789"))
+_resolve("merge", "<<", ["<"])
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes every string either YAML version would take for something else."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *_Loader.yaml_implicit_resolvers.get(first, ())]
+    for first in {**yaml.SafeDumper.yaml_implicit_resolvers, **_Loader.yaml_implicit_resolvers}}
+
+
+def dump_yaml(data: Any) -> str:
+    """YAML text of plain data, keys in their order."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class Marks:
+    """Places by key path. `at` falls back to the nearest enclosing place that is known."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.places: dict[KeyPath, Mark] = {}
+
+    def at(self, path: KeyPath) -> Mark:
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.places:
+                return self.places[path[:end]]
+        return Mark(self.file)
+
+    def put(self, path: KeyPath, mark: Mark) -> None:
+        """`path` and everything below it now come from `mark`."""
+        self.places = {p: m for p, m in self.places.items() if p[: len(path)] != path}
+        self.places[path] = mark
+
+
+def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
+    """Data and places of a YAML text. Errors: RecipeError for bad syntax, a tag, a duplicate key, or excess."""
+    marks = Marks(file)
+
+    def fail(node_mark: Any, path: KeyPath, message: str) -> RecipeError:
+        mark = Mark(file, node_mark.line + 1, node_mark.column + 1) if node_mark is not None else Mark(file)
+        return RecipeError([Problem(mark, path, message)])
+
+    if len(text) > MAX_BYTES:
+        raise fail(None, (), f"{len(text):,} characters; a recipe has at most {MAX_BYTES:,}")
+    loader = None
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+    except yaml.MarkedYAMLError as e:
+        problem = " ".join(filter(None, [e.context, e.problem])) + _syntax_remedy(e.problem or "")
+        raise fail(e.problem_mark or e.context_mark, (), f"not YAML: {problem}") from None
+    except yaml.YAMLError as e:
+        raise fail(None, (), f"not YAML: {e}") from None
+    except RecursionError:
+        raise fail(None, (), f"nested deeper than {MAX_DEPTH} levels") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+    count = 0
+
+    def build(node: yaml.Node, path: KeyPath) -> Any:
+        nonlocal count
+        count += 1
+        if count > MAX_NODES:
+            raise fail(node.start_mark, path, f"more than {MAX_NODES:,} values once aliases are expanded")
+        if len(path) > MAX_DEPTH:
+            raise fail(node.start_mark, path, f"nested deeper than {MAX_DEPTH} levels")
+        marks.places.setdefault(path, Mark(file, node.start_mark.line + 1, node.start_mark.column + 1))
+        kind = node.tag.removeprefix("tag:yaml.org,2002:")
+        if isinstance(node, yaml.ScalarNode) and kind in _SCALARS:
+            return _scalar(kind, node, fail, path)
+        if isinstance(node, yaml.SequenceNode) and kind == "seq":
+            return [build(item, (*path, i)) for i, item in enumerate(node.value)]
+        if isinstance(node, yaml.MappingNode) and kind == "map":
+            return mapping(node, path)
+        raise fail(node.start_mark, path, f"the tag '{node.tag}' is refused; write plain values without '!' tags")
+
+    def mapping(node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        merged: list[tuple[yaml.Node, Any]] = []
+        for key, value in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                merged += [(n, key) for n in (value.value if isinstance(value, yaml.SequenceNode) else [value])]
+                continue
+            if not isinstance(key, yaml.ScalarNode):
+                raise fail(key.start_mark, path, "a key must be a single word")
+            name = key.value
+            if name in found:
+                first = marks.at((*path, name))
+                raise fail(key.start_mark, (*path, name), f"the key '{name}' is given twice (first on line {first.line})"
+                                                          "; remove one of them")
+            marks.places[(*path, name)] = Mark(file, key.start_mark.line + 1, key.start_mark.column + 1)
+            found[name] = build(value, (*path, name))
+        for value, key in merged:
+            if not isinstance(value, yaml.MappingNode):
+                raise fail(key.start_mark, path, "'<<' takes an alias of a mapping, e.g. '<<: *defaults'")
+            saved = dict(marks.places)
+            for name, item in mapping(value, path).items():
+                found.setdefault(name, item)
+            marks.places.update(saved)
+        return found
+
+    return (build(root, ()) if root is not None else None), marks
+
+
+def _scalar(kind: str, node: yaml.ScalarNode, fail: Any, path: KeyPath) -> Any:
+    text = node.value
+    try:
+        if kind == "null":
+            return None
+        if kind == "bool":
+            return text.lower() == "true"
+        if kind == "int":
+            return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+        if kind == "float":
+            return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    except ValueError:
+        raise fail(node.start_mark, path, f"'{text[:80]}' is not a {kind}") from None
+    return text
+
+
+def _syntax_remedy(problem: str) -> str:
+    if "mapping values are not allowed" in problem:
+        return "; quote a value that contains ': ', and check the indentation"
+    if "\\t" in problem:
+        return "; indent with spaces, not tabs"
+    if "found character '%'" in problem or "found character '@'" in problem or "'`'" in problem:
+        return "; quote a value that begins with this character"
+    if "expected ',' or" in problem:
+        return "; a bracket is not closed, or a comma is missing"
+    return ""

@@ -1,0 +1,274 @@
+"""The recipe as validated models (contracts §8): structure. Names, step settings and the DAG are checked in `check`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator
+
+from pipeline.recipe.marks import dump_yaml
+from pipeline.recipe.quantities import Bytes, Count, Share, Weight, parse_count, parse_share
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", value):
+        raise ValueError(f"'{value}' is not a name; names become folders: at most 64 letters, digits, '_', '-', '.', "
+                         "beginning with a letter or digit")
+    return value
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _step(value: Any) -> Any:
+    """A step is a name, or a mapping with one key: `url`, `{language: {keep: [en]}}`, `{pii: }`."""
+    if isinstance(value, Step):
+        return value
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, dict) and len(value) == 1:
+        [(name, config)] = value.items()
+        if config is None or isinstance(config, dict):
+            return {"name": name, "config": config or {}}
+        raise ValueError(f"the settings of '{name}' must be a mapping, e.g. {name}: {{key: value}}; got {config!r}")
+    if isinstance(value, dict) and len(value) > 1:
+        raise ValueError(f"a step has one name, this has {len(value)} ({', '.join(map(str, value))}); indent the settings "
+                         "of a step below its name, and begin every step with '- '")
+    raise ValueError(f"a step is a name, or a name with settings such as 'language: {{min: 0.65}}'; got {value!r}")
+
+
+def _until(value: Any) -> str | int:
+    """'70%' of the total, or a token count; the share stays as written, exactly."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        if parse_share(value) == 0:
+            raise ValueError("a phase that ends at 0% is empty")
+        return value.strip()
+    return parse_count(value)
+
+
+def _empty(value: Any) -> Any:
+    """`key:` with nothing behind it is the same as the key left out."""
+    return {} if value is None else value
+
+
+Name = Annotated[str, AfterValidator(_name)]
+Names = Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
+#: column → value or values a document must have
+Where = Annotated[dict[Literal["source", "language"], Names], BeforeValidator(_empty)]
+Settings = Annotated[dict[str, Any], BeforeValidator(_empty)]
+
+
+class Source(Model):
+    """A named origin of raw bytes. Keys other than these are the reader's own settings and stand in `config`.
+
+    `path`: file, folder, glob or URL, or a list of them, relative to the recipe file. `root`: what relative paths, and
+    so the identities of documents, count from (default: the folder before the first wildcard).
+    """
+
+    read: str
+    path: Names
+    root: str | None = None
+    config: Settings = {}
+
+
+class Step(Model):
+    """One line of `steps:`: the name of a stage and its settings, validated by the stage's own Config."""
+
+    name: str
+    config: Settings = {}
+
+
+class Dataset(Model):
+    """A node of the DAG: documents `from` sources or other datasets (`inputs`), through `steps`.
+
+    `where` picks documents before the first step; `priority` says whose document survives among duplicates (the first
+    one's; unlisted inputs come last, in the order of `from`).
+    """
+
+    inputs: Names = Field(alias="from")
+    steps: list[Annotated[Step, BeforeValidator(_step)]] = []
+    priority: list[str] = []
+    where: Where = {}
+
+
+class TokenizerTrain(Model):
+    """How a tokenizer is trained: byte-level BPE or SentencePiece (`model: unigram | bpe`), on at most `sample` bytes."""
+
+    kind: Literal["bpe", "sentencepiece"] = "bpe"
+    model: Literal["unigram", "bpe"] = "bpe"
+    vocab: Count
+    inputs: Names = Field(alias="from")
+    where: Where = {}
+    sample: Bytes = 1_000_000_000
+
+    @field_validator("vocab")
+    @classmethod
+    def _vocab(cls, value: int) -> int:
+        if not 257 <= value <= 1 << 24:
+            raise ValueError(f"a vocabulary of {value:,} is outside 257 … 16,777,216 (256 bytes and an end-of-text token)")
+        return value
+
+
+class Tokenizer(Model):
+    """`train:` a new one, or `load:` a tokenizer.json, a SentencePiece .model or a folder that holds one (then `eos`
+    names its end-of-text token where the file does not)."""
+
+    train: TokenizerTrain | None = None
+    load: str | None = None
+    eos: str | None = None
+
+
+class Shards(Model):
+    """Token files of one stream: documents of `from` that pass `where`. `longest` is the super-window in tokens, a
+    multiple of every sequence length used; the share `val` is held out."""
+
+    inputs: Names = Field(alias="from")
+    where: Where = {}
+    longest: Count
+    val: Share = 0.005
+
+
+class Phase(Model):
+    """A stretch of the curriculum as written; what is None is inherited from the phase before.
+
+    `until`: '70%' of the total or a token count; `sequence`: window length L; `batch`: tokens of a step; `mix`: weights
+    by shards; `max_epochs` by shards; `lr`: what the schedule does here (`stable`, `decay`, …: the trainer's business).
+    """
+
+    name: Name
+    until: Annotated[str | int, BeforeValidator(_until)]
+    sequence: Count | None = None
+    batch: Count | None = None
+    mix: Annotated[dict[str, Weight], Field(min_length=1)] | None = None
+    max_epochs: dict[str, Weight] | None = None
+    lr: Any = None
+    on_exhausted: Literal["error", "repeat"] | None = None
+
+
+class Curriculum(Model):
+    """In what mixture, over which lengths, the tokens are seen; token counts are n × L targets. Resolved by `stages.mix`."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    total: Count
+    phases: Annotated[list[Phase], Field(min_length=1)]
+
+
+class Run(Model):
+    """How a recipe is run: bytes of a partition (uncompressed) and of an exchange group, which signals are computed,
+    and the share of documents that may be quarantined before the run fails. No document's fate depends on it."""
+
+    partition: Bytes = 32_000_000
+    exchange: Bytes = 4_000_000_000
+    signals: Literal["until-drop", "all"] = "until-drop"
+    max_error_rate: Share = 0.01
+
+
+class Recipe(Model):
+    """The whole file. `input` names the source that `--input` feeds, `code` the files of the user's own stages.
+
+    Made by `pipeline.recipe.load_recipe`, which also fills `name`, `base` (the folder relative paths start at) and
+    `warnings`, and completes the settings of readers and steps with their defaults.
+    """
+
+    version: Literal[1]
+    input: str | None = None
+    code: Annotated[list[str], BeforeValidator(_listed)] = []
+    sources: Annotated[dict[Name, Source], Field(min_length=1)]
+    datasets: Annotated[dict[Name, Dataset], Field(min_length=1)]
+    tokenizer: Tokenizer | None = None
+    shards: Annotated[dict[Name, Shards], BeforeValidator(_empty)] = {}
+    curriculum: Curriculum | None = None
+    train: Settings = {}
+    run: Annotated[Run, BeforeValidator(_empty)] = Run()
+
+    _name: str = PrivateAttr("recipe")
+    _base: str = PrivateAttr(".")
+    _warnings: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def base(self) -> str:
+        return self._base
+
+    @property
+    def warnings(self) -> list[str]:
+        return self._warnings
+
+    def dataset_order(self) -> list[str]:
+        """Datasets with every input before what is made from it; among equals in the order of the file."""
+        done: list[str] = []
+
+        def visit(name: str) -> None:
+            if name in self.datasets and name not in done:
+                for upstream in self.datasets[name].inputs:
+                    visit(upstream)
+                done.append(name)
+
+        for name in self.datasets:
+            visit(name)
+        return done
+
+    def sources_of(self, dataset: str) -> list[str]:
+        """Names of the sources whose documents can reach `dataset`, in the order of the file."""
+        found: set[str] = set()
+
+        def visit(name: str, allowed: set[str]) -> None:
+            if name in self.sources:
+                found.update({name} & allowed)
+                return
+            picked = self.datasets[name].where.get("source")
+            for upstream in self.datasets[name].inputs:
+                visit(upstream, allowed & set(picked) if picked else allowed)
+
+        visit(dataset, set(self.sources))
+        return [name for name in self.sources if name in found]
+
+    def plain(self) -> dict[str, Any]:
+        """The recipe as plain values under the keys of the file, defaults filled in, paths as written."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    def canonical(self) -> dict[str, Any]:
+        """`plain`, without places: equal for the same recipe wherever the recipe, its inputs and its models lie."""
+        doc = self.plain()
+        for source in doc["sources"].values():
+            source.pop("path")
+            source.pop("root", None)
+        doc["code"] = [os.path.basename(path) for path in doc["code"]]
+        return _without_prefix(doc, self.base.rstrip("/") + "/")
+
+    def digest(self) -> str:
+        """32 hex characters over `canonical`."""
+        blob = json.dumps(self.canonical(), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
+
+    def canonical_yaml(self) -> str:
+        """YAML that runs as it stands, from any folder: what a run keeps as its recipe.yaml."""
+        doc = self.plain()
+        for source in doc["sources"].values():
+            source.update(source.pop("config"))
+            source["path"] = [p if "://" in p else os.path.join(self.base, p) for p in source["path"]]
+            if "root" in source and "://" not in source["root"]:
+                source["root"] = os.path.join(self.base, source["root"])
+        for dataset in doc["datasets"].values():
+            dataset["steps"] = [{s["name"]: s["config"]} for s in dataset["steps"]]
+        return dump_yaml(doc)
+
+
+def _without_prefix(value: Any, prefix: str) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_prefix(v, prefix) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_without_prefix(v, prefix) for v in value]
+    return value.removeprefix(prefix) if isinstance(value, str) else value
