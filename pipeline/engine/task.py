@@ -23,7 +23,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -161,10 +161,12 @@ class Inputs:
     """What a task may read: its arguments and the files they name."""
 
     def __init__(self, spec: TaskSpec, store: Store, scratch: str, *, skip: Mapping[int, dict[str, Any]] | None = None,
-                 batch_rows: int | None = None) -> None:
+                 only: Iterable[int] | None = None, batch_rows: int | None = None) -> None:
         self.spec, self.args, self.key, self.store, self.scratch = spec, spec.args, spec.key, store, scratch
         #: rows of this partition to quarantine instead of processing: {row: {"stage": index, "reason": …}}
         self.skip = dict(skip or {})
+        #: None, or the only rows to process while a crash is looked into; what such a run writes is thrown away
+        self.only = None if only is None else frozenset(only)
         #: largest number of documents between two cursor positions; 1 while a dead batch is replayed one by one
         self.batch_rows = batch_rows
 

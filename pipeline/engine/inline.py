@@ -1,0 +1,73 @@
+"""The inline backend: every task in this very process, one after the other. No Ray, no child, no limits.
+
+For debugging (a breakpoint in a stage works), unit tests, and machines without Linux. Same results and same records as
+the other backends; only a document that crashes the interpreter takes the run with it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+from collections import deque
+from typing import Any
+
+from pipeline.engine.attempt import run_attempt
+from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.store.fs import Store
+
+
+class InlineBackend:
+    """Runs one assignment for each `wait`. See `scheduler.Backend` for the interface."""
+
+    def __init__(self, store: Store, *, scratch: str | None = None) -> None:
+        self.store, self.scratch = store, scratch
+        #: True while a task runs: a stop signal then interrupts it at once (there is no child that could be killed)
+        self.interruptible = False
+        self._queue: deque[dict[str, Any]] = deque()
+
+    def start(self) -> None:
+        if self.scratch is None:
+            self._own = tempfile.TemporaryDirectory(prefix="tokenmill-", ignore_cleanup_errors=True)
+            self.scratch = self._own.name
+
+    @property
+    def slots(self) -> int:
+        return 1
+
+    @property
+    def room(self) -> int:
+        return 1 - len(self._queue)
+
+    def submit(self, assignment: dict[str, Any]) -> None:
+        self._queue.append(assignment)
+
+    def cancel(self, ids: list[int]) -> None:
+        self._queue = deque(a for a in self._queue if a["id"] not in ids)
+
+    def wait(self, timeout: float) -> list[dict[str, Any]]:
+        if not self._queue:
+            return []
+        a = self._queue.popleft()
+        spec = TaskSpec.from_json(a["spec"])
+        try:
+            self.interruptible = True
+            record = run_attempt(spec, self.store, a["attempt"], Cursor(), self.scratch,
+                                 skip={row: {"stage": stage, "reason": reason} for row, stage, reason in a["skip"]})
+        except Exception as e:
+            return [{"event": "failed", "id": a["id"], "kind": "exception", "message": describe(e),
+                     "traceback": traceback.format_exc()[-8000:]}]
+        finally:
+            self.interruptible = False
+        return [{"event": "done", "id": a["id"], "record": record.to_json()}]
+
+    def close(self) -> None:
+        self._queue.clear()
+        if hasattr(self, "_own"):
+            self._own.cleanup()
+            self.scratch = None
+            del self._own
+
+
+def describe(error: BaseException) -> str:
+    """'Type: message' of an error, one line for people."""
+    return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -1,0 +1,251 @@
+"""Progress of a run: for people (rich), for programs (JSON lines), and a snapshot for the store.
+
+The snapshot (`runs/RUN/progress.json`) is the only progress others may rely on; it survives the driver and says what
+the service shows. Clocks here are for display alone, nothing depends on them. ETA comes from bytes, not from parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
+
+from pipeline.engine.task import PartRecord, TaskSpec
+from pipeline.store.fs import StoreError
+
+SNAPSHOT_S = 3.0
+PLAIN_S = 20.0          # between two lines where there is no terminal to redraw
+
+
+@dataclass
+class _Node:
+    """What is known of one node. `weight` counts bytes to read."""
+
+    parts: int = 0
+    done: int = 0
+    fresh: int = 0              # of `done`: taken from the log
+    weight: int = 0
+    weight_done: int = 0
+    weight_run: int = 0         # of `weight_done`: run here
+    docs: int = 0
+    docs_run: int = 0
+    quarantined: int = 0
+    failed: int = 0             # attempts
+    cpu_s: float = 0.0
+    started: float | None = None
+    ended: float | None = None
+
+    def seconds(self, now: float) -> float:
+        return 0.0 if self.started is None else (self.ended or now) - self.started
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        s = max(self.seconds(now), 1e-3)
+        rate = self.weight_run / s
+        left = self.weight - self.weight_done
+        return {"parts": self.parts, "done": self.done, "reused": self.fresh, "bytes": self.weight,
+                "bytes_done": self.weight_done, "docs": self.docs, "quarantined": self.quarantined,
+                "failed_attempts": self.failed, "cpu_s": round(self.cpu_s, 2), "seconds": round(self.seconds(now), 1),
+                "bytes_per_s": round(rate), "docs_per_s": round(self.docs_run / s, 1),
+                "eta_s": 0 if left == 0 else round(left / rate) if rate else None}
+
+
+class Progress:
+    """Collects what the scheduler tells and shows it.
+
+    `mode`: "rich" (bars on a terminal, a line now and then elsewhere), "quiet", or "json" (one event a line on stdout).
+    `snapshot` is called with a JSON-able dict every few seconds and at the end; where it writes is its own business.
+    """
+
+    def __init__(self, mode: str = "rich", snapshot: Callable[[dict[str, Any]], None] | None = None, *,
+                 stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        if mode not in ("rich", "quiet", "json"):
+            raise ValueError(f"progress mode '{mode}': use rich, quiet or json")
+        self.mode, self._snapshot, self._clock = mode, snapshot, clock
+        self._stream = stream or (sys.stdout if mode == "json" else sys.stderr)
+        self.nodes: dict[str, _Node] = {}
+        self.state, self.slots, self.tasks = "running", 0, []
+        self._written = self._said = self._begun = clock()
+        self._bars: Bars | None = None
+        self._ids: dict[str, TaskID] = {}
+        if mode == "rich":
+            console = Console(file=self._stream)
+            self._console = console
+            if console.is_terminal:
+                self._bars = Bars(TextColumn("{task.description}", markup=False), BarColumn(bar_width=24),
+                                  TextColumn("{task.fields[say]}", markup=False), console=console, refresh_per_second=4)
+                self._bars.start()
+
+    # -- what the scheduler tells --------------------------------------------------------------------------------
+    def planned(self, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> None:
+        names = dict.fromkeys(s.node for s in specs)
+        for spec in {s.key: s for s in specs}.values():
+            node = self.nodes.setdefault(spec.node, _Node())
+            node.parts += 1
+            node.weight += spec.weight
+            if spec.key in fresh:
+                node.done += 1
+                node.fresh += 1
+                node.weight_done += spec.weight
+                self._count(node, fresh[spec.key])
+            elif node.started is None or node.ended is not None:
+                node.started, node.ended = self._clock() - node.seconds(self._clock()), None
+        for name in names:
+            node = self.nodes[name]
+            self._event("planned", node=name, parts=node.parts, reused=node.fresh, bytes=node.weight)
+            self._draw(name)
+
+    def done(self, spec: TaskSpec, record: PartRecord) -> None:
+        node = self.nodes[spec.node]
+        node.done += 1
+        node.weight_done += spec.weight
+        node.weight_run += spec.weight
+        node.docs_run += docs_in(record)
+        node.cpu_s += record.cpu_s
+        self._count(node, record)
+        if node.done == node.parts:
+            node.ended = self._clock()
+        self._event("done", node=spec.node, key=spec.key, label=spec.label, parts=node.parts, done=node.done,
+                    docs=docs_in(record), bytes=spec.weight, cpu_s=record.cpu_s, wall_s=record.wall_s,
+                    rss_mb=record.rss_mb, quarantined=len(record.quarantine))
+        self._draw(spec.node)
+        self._tick()
+
+    def failed(self, spec: TaskSpec, kind: str, message: str) -> None:
+        self.nodes[spec.node].failed += 1
+        self._event("failed", node=spec.node, key=spec.key, label=spec.label, kind=kind, message=message)
+        self._say(f"{spec.node}: {spec.label or spec.key}: {message} ({kind}, trying again)")
+
+    def condemned(self, spec: TaskSpec, row: int, reason: str) -> None:
+        self._event("condemned", node=spec.node, key=spec.key, label=spec.label, row=row, reason=reason)
+        self._say(f"{spec.node}: {spec.label or spec.key}: document {row} goes into quarantine ({reason})")
+
+    def running(self, slots: int, tasks: list[tuple[TaskSpec, float, int]]) -> None:
+        """`tasks`: what runs, for how many seconds, at which row (-1: outside any document)."""
+        self.slots = slots
+        self.tasks = [{"node": s.node, "label": s.label or s.key, "seconds": round(seconds, 1), "row": row}
+                      for s, seconds, row in tasks]
+        for name in {s.node for s, _, _ in tasks}:
+            self._draw(name)
+        self._tick()
+
+    # -- what we tell --------------------------------------------------------------------------------------------
+    def snapshot(self) -> dict[str, Any]:
+        """The state as JSON: totals, ETA in seconds (None: unknown), and a dict for each node."""
+        now = self._clock()
+        nodes = {name: node.snapshot(now) for name, node in self.nodes.items()}
+        left = sum(n.weight - n.weight_done for n in self.nodes.values())
+        run = sum(n.weight_run for n in self.nodes.values())
+        rate = run / max(now - self._begun, 1e-3)
+        return {"state": self.state, "seconds": round(now - self._begun, 1), "slots": self.slots,
+                "parts": sum(n.parts for n in self.nodes.values()), "done": sum(n.done for n in self.nodes.values()),
+                "bytes_left": left, "eta_s": 0 if left == 0 else round(left / rate) if rate else None,
+                "nodes": nodes, "running": self.tasks}
+
+    def close(self, state: str = "done") -> None:
+        """`state`: done, failed or stopped. Writes the last snapshot."""
+        self.state, self.tasks = state, []
+        for name in self.nodes:
+            self._draw(name)
+        if self._bars is not None:
+            self._bars.stop()
+        elif self.mode == "rich":
+            self._lines()
+        self._write()
+        self._event("end", **{k: v for k, v in self.snapshot().items() if k not in ("running", "nodes")})
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close("done" if kind is None else "stopped" if issubclass(kind, KeyboardInterrupt) else "failed")
+
+    @staticmethod
+    def _count(node: _Node, record: PartRecord) -> None:
+        node.docs += docs_in(record)
+        node.quarantined += len(record.quarantine)
+
+    def _tick(self) -> None:
+        now = self._clock()
+        if now - self._written >= SNAPSHOT_S:
+            self._written = now
+            self._write()
+            self._event("progress", **self.snapshot())
+        if self.mode == "rich" and self._bars is None and now - self._said >= PLAIN_S:
+            self._said = now
+            self._lines()
+
+    def _write(self) -> None:
+        if self._snapshot is not None:
+            with contextlib.suppress(OSError, StoreError):      # the commit log will say it if the store is gone
+                self._snapshot(self.snapshot())
+
+    def _event(self, event: str, **fields: Any) -> None:
+        if self.mode == "json":
+            self._stream.write(json.dumps({"event": event, **fields}) + "\n")
+            self._stream.flush()
+
+    def _say(self, line: str) -> None:
+        if self.mode == "rich":
+            (self._bars.console if self._bars is not None else self._console).print(line, highlight=False, markup=False)
+
+    def _lines(self) -> None:
+        for name, node in self.nodes.items():
+            self._say(f"{name}: {self._words(node)}")
+
+    def _words(self, node: _Node) -> str:
+        s = node.snapshot(self._clock())
+        words = [f"{s['done']}/{s['parts']}"]
+        if s["reused"]:
+            words.append(f"{s['reused']} reused")
+        if s["bytes_per_s"]:
+            words.append(f"{size(s['bytes_per_s'])}/s")
+        if s["docs_per_s"]:
+            words.append(f"{s['docs_per_s']:,.0f} docs/s")
+        if s["quarantined"]:
+            words.append(f"{s['quarantined']} in quarantine")
+        if s["done"] == s["parts"]:
+            words.append(clock(s["seconds"]))
+        elif s["eta_s"] is not None:
+            words.append(f"{clock(s['eta_s'])} left")
+        return "  ".join(words)
+
+    def _draw(self, name: str) -> None:
+        if self._bars is None:
+            return
+        node = self.nodes[name]
+        if name not in self._ids:
+            self._ids[name] = self._bars.add_task(name, total=max(node.weight, 1), say="")
+        self._bars.update(self._ids[name], total=max(node.weight, 1), say=self._words(node),
+                          completed=node.weight_done if node.done < node.parts else max(node.weight, 1))
+
+
+def docs_in(record: PartRecord) -> int:
+    """Documents a task read, by its counters; 0 for tasks that read none."""
+    sources = record.counters.get("in")
+    if isinstance(sources, dict):
+        return sum(s.get("docs", 0) for s in sources.values() if isinstance(s, dict))
+    docs = record.counters.get("docs", 0)
+    return int(docs) if isinstance(docs, (int, float)) else 0
+
+
+def size(n: float) -> str:
+    """Bytes for people: 1536 → '1.5 KB' (1 KB = 1024 bytes)."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TB"
+
+
+def clock(seconds: float) -> str:
+    """Seconds for people: 75 → '1:15', 4000 → '1:06:40'."""
+    s = int(seconds)
+    return f"{s // 3600}:{s % 3600 // 60:02d}:{s % 60:02d}" if s >= 3600 else f"{s // 60}:{s % 60:02d}"

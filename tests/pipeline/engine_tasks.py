@@ -1,0 +1,208 @@
+"""Tasks the engine's tests run. They live in a module of their own because children import them by path."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from pipeline.engine.task import Counters, Cursor, Inputs, Out, PartRecord, TaskSpec, content_key
+
+
+class MemoryLog:
+    """The log protocol of the scheduler, in memory; counts what a test wants to know."""
+
+    epoch = 1
+
+    def __init__(self) -> None:
+        self.records: dict[str, PartRecord] = {}
+        self.appended: list[str] = []
+        self.flushed = 0
+
+    def get(self, key: str) -> PartRecord | None:
+        return self.records.get(key)
+
+    def append(self, record: PartRecord) -> PartRecord:
+        self.appended.append(record.key)
+        return self.records.setdefault(record.key, record)
+
+    def flush(self) -> None:
+        self.flushed = len(self.appended)
+
+
+class Rows:
+    """A row-wise pass in small: squares `rows` numbers in batches, honours skip, only, batch_rows and the cursor.
+
+    args: first, rows, batch, poison {row: kind}, ms (milliseconds of sleep a row).
+    """
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        a = inputs.args
+        size = inputs.batch_rows or a.get("batch", 1)
+        poison = {int(k): v for k, v in a.get("poison", {}).items()}
+        lines, batch, bad = [], [], {}
+        for row in range(a["rows"]):
+            if inputs.only is not None and row not in inputs.only:
+                continue
+            if row in inputs.skip:
+                said = inputs.skip[row]
+                out.quarantine(row, f"doc{a['first'] + row}", "square", "k" * 32, said["reason"])
+                bad[said["reason"]] = bad.get(said["reason"], 0) + 1
+                continue
+            batch.append(row)
+            if len(batch) == size:
+                lines += square(batch, a, poison, cursor)
+                batch = []
+        lines += square(batch, a, poison, cursor)
+        cursor.clear()
+        Path(out.path("rows.txt")).write_text("".join(lines))
+        out.note("rows.txt", rows=len(lines))
+        return {"in": {"t": {"docs": a["rows"], "bytes": a["rows"]}}, "kept": len(lines), "quarantined": bad}
+
+
+def square(batch: list[int], a: dict[str, Any], poison: dict[int, str], cursor: Cursor) -> list[str]:
+    if not batch:
+        return []
+    cursor.set(batch[0], batch[-1], 2)
+    found = []
+    for row in batch:
+        if row in poison:
+            POISON[poison[row]](a)
+        if a.get("ms"):
+            time.sleep(a["ms"] / 1000)
+        found.append(f"{(a['first'] + row) ** 2}\n")
+    return found
+
+
+def spin(a: dict[str, Any]) -> None:
+    while True:
+        pass
+
+
+def hog(a: dict[str, Any]) -> None:
+    held = []
+    while True:
+        held.append(bytearray(b"x" * (16 << 20)))
+
+
+def once(a: dict[str, Any]) -> None:
+    """Dies of a segmentation fault, but only the first time: an innocent document that was hit."""
+    if not os.path.exists(a["mark"]):
+        Path(a["mark"]).touch()
+        ctypes.string_at(0)
+
+
+POISON = {"segfault": lambda a: ctypes.string_at(0), "spin": spin, "exit": lambda a: os._exit(3), "memory": hog,
+          "once": once, "sleep": lambda a: time.sleep(3600),
+          "killed": lambda a: os.kill(os.getpid(), signal.SIGKILL)}
+
+
+class Fails:
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        Path(out.path("half.txt")).write_text("half")
+        raise ValueError(f"no such thing as {inputs.args['what']}")
+
+
+class FailsFirst:
+    """Raises until it was called `times` times."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        marks = Path(inputs.args["marks"])
+        n = len(list(marks.iterdir()))
+        (marks / str(n)).touch()
+        if n < inputs.args["times"]:
+            raise OSError("storage hiccup")
+        Path(out.path("ok.txt")).write_text("ok")
+        return {"n": 1}
+
+
+class SetupDies:
+    """Crashes outside any document."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        print("loading the model")
+        ctypes.string_at(0)
+        return {}
+
+
+class Forgets:
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        out.path("forgotten.txt")
+        return {}
+
+
+class Deaf:
+    """Sets the cursor but honours neither `skip` nor `only`."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        cursor.set(5, 5, 0)
+        ctypes.string_at(0)
+        return {}
+
+
+class Straggles:
+    """Sleeps for an hour the first time, if it has a mark; returns at once afterwards."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        mark = inputs.args.get("mark")
+        if mark and not os.path.exists(mark):
+            Path(mark).touch()
+            time.sleep(3600)
+        Path(out.path("n.txt")).write_text(str(inputs.args["n"]))
+        return {"n": 1}
+
+
+class Noisy:
+    """Prints to stdout, where the protocol must not be, and leaves a process behind."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        print("x" * 300_000)
+        os.write(1, b"raw bytes on file descriptor 1\n")
+        Path(out.path("pid.txt")).write_text(str(os.getpid()))
+        return {"n": 1}
+
+
+def spec(task: type, node: str = "t", order: int = 0, weight: int = 1, memory_mb: int = 300, **args: Any) -> TaskSpec:
+    name = f"{task.__module__}:{task.__name__}"
+    return TaskSpec(content_key(name, task.version, args), name, node, args, weight, f"{node} {order}", memory_mb,
+                    order=order)
+
+
+def row_specs(parts: int = 6, rows: int = 40, poison: dict[int, dict[int, str]] | None = None,
+              **more: Any) -> list[TaskSpec]:
+    """`parts` Rows tasks; `poison` maps part → {row: kind}."""
+    return [spec(Rows, order=p, weight=10 + p, first=p * rows, rows=rows, batch=8,
+                 poison={str(k): v for k, v in (poison or {}).get(p, {}).items()}, **more) for p in range(parts)]
+
+
+def outcome(records: list[PartRecord]) -> list[Any]:
+    """What must not depend on where, in which order and after how many deaths a task ran."""
+    return [(r.key, sorted((n, f.sha256, f.content, f.rows, f.bytes) for n, f in r.files.items()), r.counters,
+             r.quarantine) for r in records]

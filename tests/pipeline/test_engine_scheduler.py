@@ -1,0 +1,305 @@
+"""The scheduler on the inline backend: order, reuse, retries, failure, stop; and what one attempt leaves behind."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import signal
+import threading
+
+import pytest
+
+from pipeline.engine.attempt import run_attempt
+from pipeline.engine.inline import InlineBackend
+from pipeline.engine.progress import Progress, clock, size
+from pipeline.engine.scheduler import MAX_LOST, Interrupted, Scheduler, TaskFailed
+from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.store.fs import Store
+from tests.pipeline import engine_tasks as t
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def backend(store, tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    b = InlineBackend(store, scratch=str(scratch))
+    yield b
+    b.close()
+    assert list(scratch.iterdir()) == []
+
+
+def test_records_come_in_spec_order_and_files_are_in_the_store(backend, store):
+    specs = t.row_specs()
+    log = t.MemoryLog()
+    records = Scheduler(backend, log).run(specs)
+    assert [r.key for r in records] == [s.key for s in specs]
+    assert log.flushed == len(specs)
+    assert len({r.attempt for r in records}) == len(specs)
+    assert all(r.attempt.startswith("00000001-") for r in records)
+    info = records[1].files["rows.txt"]
+    body = store.read(info.path)
+    assert info.path.startswith(f"objects/{records[1].key}/{records[1].attempt}")
+    assert body == b"".join(f"{n * n}\n".encode() for n in range(40, 80))
+    assert (info.bytes, info.rows) == (len(body), 40)
+    assert info.sha256 == info.content == hashlib.sha256(body).hexdigest()
+    assert records[1].rss_mb > 5
+    assert records[1].wall_s >= 0
+
+
+def test_largest_first_and_shuffled_dispatch(backend):
+    log = t.MemoryLog()
+    specs = t.row_specs()
+    Scheduler(backend, log).run(specs)
+    assert log.appended == [s.key for s in reversed(specs)]
+    orders = set()
+    for seed in range(5):
+        other = t.MemoryLog()
+        records = Scheduler(backend, other, dispatch_seed=seed).run(specs)
+        assert t.outcome(records) == t.outcome([log.records[s.key] for s in specs])
+        orders.add(tuple(other.appended))
+    assert len(orders) > 1
+
+
+def test_what_the_log_holds_is_not_run_again(backend):
+    log = t.MemoryLog()
+    specs = t.row_specs(parts=4)
+    first = Scheduler(backend, log).run(specs[:2])
+    again = Scheduler(backend, log).run([*specs, specs[0]])
+    assert sorted(log.appended) == sorted(s.key for s in specs)
+    assert again[:2] == first
+    assert again[4] == first[0]
+
+
+def test_a_fresh_run_never_starts_its_backend(store):
+    log = t.MemoryLog()
+    specs = t.row_specs(parts=2)
+    Scheduler(InlineBackend(store), log).run(specs)
+
+    class Sealed(InlineBackend):
+        def start(self):
+            raise AssertionError("started without work")
+
+    Scheduler(Sealed(store), log).run(specs)
+
+
+def test_a_task_that_always_raises_ends_the_run_with_its_message(backend):
+    log = t.MemoryLog()
+    with pytest.raises(TaskFailed, match="no such thing as bread") as caught:
+        Scheduler(backend, log, max_attempts=3).run([t.spec(t.Fails, what="bread", weight=5), *t.row_specs(parts=3)])
+    assert len(caught.value.reasons) == 3
+    assert "Traceback" in caught.value.reasons[0]
+    assert log.flushed == len(log.appended)
+
+
+def test_a_hiccup_is_retried(backend, tmp_path):
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    [record] = Scheduler(backend, t.MemoryLog()).run([t.spec(t.FailsFirst, marks=str(marks), times=2)])
+    assert record.counters == {"n": 1}
+
+
+def test_a_named_output_that_is_not_there_is_an_error(backend):
+    with pytest.raises(TaskFailed, match=r"forgotten\.txt"):
+        Scheduler(backend, t.MemoryLog(), max_attempts=1).run([t.spec(t.Forgets)])
+
+
+def test_a_failed_upload_leaves_nothing(store, tmp_path, monkeypatch):
+    scratch = tmp_path / "s"
+    scratch.mkdir()
+    real = Store.upload
+
+    def fail(self, local, path):
+        real(self, local, path)
+        raise OSError("connection reset")
+
+    monkeypatch.setattr(Store, "upload", fail)
+    with pytest.raises(OSError, match="connection reset"):
+        run_attempt(t.row_specs(parts=1)[0], store, "00000001-00000001", Cursor(), str(scratch))
+    assert list(store.list("objects")) == []
+    assert list(scratch.iterdir()) == []
+
+
+def test_an_inquiry_writes_nothing_to_the_store(store, tmp_path):
+    record = run_attempt(t.row_specs(parts=1)[0], store, "1-1", Cursor(), str(tmp_path), only={3, 4}, batch_rows=1)
+    assert (record.files, record.counters["kept"]) == ({}, 2)
+    assert list(store.list("objects")) == []
+
+
+class Scripted:
+    """A backend that answers from a script: {key: [event, …]}, then done."""
+
+    interruptible = False
+    slots = 2
+
+    def __init__(self, script=None):
+        self.script, self.queue, self.taken = script or {}, [], []
+
+    def start(self): ...
+    def close(self): ...
+
+    def cancel(self, ids):
+        self.queue = [a for a in self.queue if a["id"] not in ids]
+
+    @property
+    def room(self):
+        return self.slots - len(self.queue)
+
+    def submit(self, assignment):
+        assert len(self.queue) < 2 * self.slots
+        self.queue.append(assignment)
+        self.taken.append(assignment)
+
+    def wait(self, timeout):
+        if not self.queue:
+            return []
+        a = self.queue.pop(0)
+        key = a["spec"]["key"]
+        if self.script.get(key):
+            found = self.script[key].pop(0)
+            return [{"ids": [a["id"]], **e} if e["event"] == "lost" else {"id": a["id"], **e} for e in found]
+        record = {"key": key, "task": "x", "node": "t", "attempt": a["attempt"], "files": {}, "counters": {}}
+        return [{"event": "done", "id": a["id"], "record": record}]
+
+
+ENVIRONMENT = {"event": "failed", "kind": "environment", "message": "SIGKILL from outside"}
+
+
+def test_environment_failures_are_not_charged_but_bounded():
+    specs = t.row_specs(parts=3)
+    ok = Scripted({specs[0].key: [[ENVIRONMENT]] * (MAX_LOST - 1)})
+    assert len(Scheduler(ok, t.MemoryLog(), max_attempts=1).run(specs)) == 3
+    lost = Scripted({specs[0].key: [[{"event": "lost", "message": "node n1 died"}]] * MAX_LOST})
+    with pytest.raises(TaskFailed, match="node n1 died"):
+        Scheduler(lost, t.MemoryLog(), max_attempts=1).run(specs)
+
+
+def test_later_attempts_know_who_was_condemned():
+    specs = t.row_specs(parts=1)
+    condemned = {"event": "condemned", "row": 7, "stage": 2, "reason": "crash:SIGSEGV"}
+    b = Scripted({specs[0].key: [[condemned, ENVIRONMENT]]})
+    Scheduler(b, t.MemoryLog()).run(specs)
+    assert [a["skip"] for a in b.taken] == [[], [[7, 2, "crash:SIGSEGV"]]]
+    assert len({a["attempt"] for a in b.taken}) == 2
+
+
+def test_assignments_in_flight_are_bounded_by_slots():
+    b = Scripted()      # asserts the bound itself
+    assert len(Scheduler(b, t.MemoryLog()).run(t.row_specs(parts=300))) == 300
+
+
+def test_a_log_that_refuses_ends_the_run():
+    class Fenced(Exception):
+        pass
+
+    class Refusing(t.MemoryLog):
+        def append(self, record):
+            raise Fenced("another driver")
+
+    with pytest.raises(Fenced):
+        Scheduler(Scripted(), Refusing()).run(t.row_specs(parts=2))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_cleanly_and_a_rerun_goes_on(backend, signum):
+    specs = [*t.row_specs(parts=2), t.spec(t.Straggles, n=1, weight=0, mark=backend.scratch + "/../mark")]
+    log = t.MemoryLog()
+    before = signal.getsignal(signum)
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signum))
+    timer.start()
+    with pytest.raises(Interrupted) as caught:
+        Scheduler(backend, log).run(specs)
+    timer.join()
+    assert caught.value.signum == signum
+    assert log.flushed == 2
+    assert signal.getsignal(signum) is before
+    assert len(Scheduler(backend, log).run(specs)) == 3
+
+
+def test_a_straggler_gets_a_twin_and_the_first_commit_counts():
+    class Lame(Scripted):
+        """Never answers the first assignment of one key."""
+
+        def submit(self, assignment):
+            lame = assignment["spec"]["key"] == specs[-1].key and not any(
+                a["spec"]["key"] == specs[-1].key for a in self.taken)
+            super().submit(assignment)
+            if lame:
+                self.queue.pop()
+                self.stuck = assignment["id"]
+
+        def cancel(self, ids):
+            self.cancelled = [*getattr(self, "cancelled", []), *ids]
+            super().cancel(ids)
+
+    specs = t.row_specs(parts=8)
+    b = Lame()
+    log = t.MemoryLog()
+    assert len(Scheduler(b, log, straggler_s=0.05).run(specs)) == 8
+    assert sum(a["spec"]["key"] == specs[-1].key for a in b.taken) == 2
+    assert b.stuck in b.cancelled
+    assert sorted(log.appended) == sorted(s.key for s in specs)
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------
+def test_json_progress_is_one_event_a_line_and_the_snapshot_adds_up(backend):
+    stream, snaps = io.StringIO(), []
+    with Progress("json", snaps.append, stream=stream) as progress:
+        Scheduler(backend, t.MemoryLog(), progress).run(t.row_specs(parts=3))
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [e["event"] for e in events] == ["planned", "done", "done", "done", "end"]
+    assert sum(e["docs"] for e in events if e["event"] == "done") == 120
+    last = snaps[-1]
+    assert (last["state"], last["done"], last["parts"], last["eta_s"], last["bytes_left"]) == ("done", 3, 3, 0, 0)
+    assert last["nodes"]["t"]["docs"] == 120
+
+
+def test_eta_comes_from_bytes():
+    now = [0.0]
+    p = Progress("quiet", clock=lambda: now[0])
+    specs = [TaskSpec(str(i), "x", "n", {}, weight=w) for i, w in enumerate([900, 50, 50])]
+    p.planned(specs, {})
+    now[0] = 9.0
+    record = run_record(specs[0])
+    p.done(specs[0], record)
+    s = p.snapshot()
+    assert s["eta_s"] == 1
+    assert s["nodes"]["n"]["bytes_per_s"] == 100
+    p.close("failed")
+    assert p.snapshot()["state"] == "failed"
+
+
+def run_record(spec):
+    from pipeline.engine.task import PartRecord
+
+    return PartRecord(spec.key, spec.task, spec.node, "a", {}, {"in": {"web": {"docs": 5, "bytes": 9}}})
+
+
+def test_quiet_says_nothing_and_plain_text_says_what_matters(backend):
+    quiet, plain = io.StringIO(), io.StringIO()
+    for mode, stream in (("quiet", quiet), ("rich", plain)):
+        with Progress(mode, stream=stream) as progress:
+            Scheduler(backend, t.MemoryLog(), progress).run(t.row_specs(parts=2))
+    assert quiet.getvalue() == ""
+    assert "t: 2/2" in plain.getvalue()
+
+
+def test_a_snapshot_that_cannot_be_written_does_not_stop_a_run(backend):
+    def refuse(doc):
+        raise OSError("read-only")
+
+    with Progress("quiet", refuse) as progress:
+        assert len(Scheduler(backend, t.MemoryLog(), progress).run(t.row_specs(parts=1))) == 1
+
+
+def test_figures_for_people():
+    assert [size(5), size(1536), size(3 << 20), size(200 << 30)] == ["5 B", "1.5 KB", "3.0 MB", "200 GB"]
+    assert [clock(5), clock(75), clock(4000)] == ["0:05", "1:15", "1:06:40"]
+
+
