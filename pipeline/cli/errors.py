@@ -1,0 +1,30 @@
+"""Which exceptions are a user's to mend: they are shown as one line, without a traceback."""
+
+from __future__ import annotations
+
+
+def known_errors() -> tuple[type[BaseException], ...]:
+    """Errors whose message says file, key and remedy (imported here, late: `--help` stays fast)."""
+    from pipeline.driver import TooManyErrors
+    from pipeline.engine.faults import EngineError
+    from pipeline.plan.inputs import InputError
+    from pipeline.recipe.errors import RecipeError
+    from pipeline.store.fs import StoreError
+    from stages.catalog import UnknownName
+
+    return (RecipeError, InputError, StoreError, EngineError, TooManyErrors, UnknownName, UserError)
+
+
+def USAGE_ERRORS() -> tuple[type[BaseException], ...]:
+    from pipeline.recipe.errors import RecipeError
+    from stages.catalog import UnknownName
+
+    return (RecipeError, UnknownName, BadUsage)
+
+
+class UserError(Exception):
+    """A command cannot do what it was asked; the message says why and what to do."""
+
+
+class BadUsage(UserError):
+    """Arguments that make no sense: exit code 2."""

@@ -1,0 +1,333 @@
+"""Recipe → nodes: fused passes, barrier fragments, tokenizer, shards. Nothing runs here.
+
+A node is a generator: it yields the task specs it wants done and is sent their commit records, in the order of the
+specs, until it returns its result. So the same code runs a recipe (the driver sends real records), plans it (records
+come from the log alone) and resumes it.
+
+How a dataset becomes passes (contracts §4, §5):
+  * a barrier (dedup) ends a pass; the next pass begins by applying its removal slices;
+  * a numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before anything builds on them;
+  * the barrier's `prepare` stage rides in the pass before it, in front of the first scrubber: signatures are taken
+    before scrubbing, text is stored after. When a dataset begins with a barrier, its `prepare` rides in the last pass
+    of each dataset it comes from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.engine.task import PartRecord, TaskSpec, content_key
+from pipeline.plan.inputs import SourceFile, list_source
+from pipeline.plan.split import needs_index, partitions
+from pipeline.recipe.model import Recipe, Step
+from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
+from stages.catalog import STAGES, load, reader_class, stage_class
+from stages.read.reader import Reader
+from stages.stage import Stage, file_sha256
+
+#: what a node yields and is sent
+Work = Generator[list[TaskSpec], list[PartRecord], Any]
+
+DOCUMENTS = "pipeline.tasks.documents:DocumentPass"
+INDEX = "pipeline.tasks.index:Index"
+
+
+@dataclass(frozen=True)
+class ChainStep:
+    """One stage of a pass: its name, its key, and how to make it."""
+
+    name: str
+    key: str
+    target: str
+    config: dict[str, Any]
+    stage: Stage
+
+    def arg(self) -> dict[str, Any]:
+        return {"name": self.name, "key": self.key, "$volatile": {"target": self.target, "config": self.config}}
+
+
+@dataclass
+class Node:
+    """A step of the plan. `deps` are names of nodes whose results `work` needs."""
+
+    name: str
+    kind: str                                     # index | pass | barrier | tokenizer | shards
+    deps: tuple[str, ...]
+    work: Any                                     # (results: Mapping[str, Any]) -> Work
+    dataset: str = ""
+    steps: tuple[str, ...] = ()                   # for people
+    publishes: bool = False                       # the last pass of a dataset
+    keys: list[str] = field(default_factory=list) # of the tasks it asked for, as it ran
+
+
+@dataclass
+class PassResult:
+    """What a pass left: its records and the parts later nodes build on, in plan order."""
+
+    records: list[PartRecord]
+    source_of: list[str] = field(default_factory=list)   # source or dataset each part was read from
+    dataset: str = ""
+
+
+@dataclass
+class _PassPlan:
+    """A pass while the plan is being made: sides may still be added to its chain."""
+
+    name: str
+    dataset: str
+    inputs: list[tuple[str, str]]                 # (kind source|pass, name)
+    chain: list[ChainStep]
+    barrier: str | None = None                    # node whose slices this pass applies
+    barrier_name: str = ""
+    signals: tuple[str, ...] = ()
+    where: dict[str, list[str]] = field(default_factory=dict)   # which documents of the inputs this pass takes
+    final: bool = False
+
+    def add_prepare(self, step: ChainStep) -> None:
+        if any(s.name == step.name and s.key == step.key for s in self.chain):
+            return
+        place = next((i for i, s in enumerate(self.chain) if s.stage.scrubs), len(self.chain))
+        self.chain.insert(place, step)
+
+
+class Planner:
+    """Makes the nodes of a recipe.
+
+    `read_file` reads a small file of the store (the splits of a big input); `quarantined` gives the documents the log
+    says were condemned, for a list of stage keys.
+    """
+
+    def __init__(self, recipe: Recipe, read_file: Callable[[str], bytes], *, quarantined: Any = None,
+                 verify_inputs: bool = False) -> None:
+        self.recipe = recipe
+        self.read_file = read_file
+        self.quarantined = quarantined or (lambda keys: {})
+        self.target = recipe.run.partition
+        self.verify = verify_inputs
+        self.files: dict[str, list[SourceFile]] = {}
+        self.passes: dict[str, list[_PassPlan]] = {}     # dataset → its passes
+        self.barriers: dict[str, tuple[str, Barrier, list[str], list[str]]] = {}
+
+    # -- the plan ------------------------------------------------------------------------------------------------
+    def nodes(self) -> list[Node]:
+        """All nodes in an order in which every node comes after what it needs."""
+        order = self.recipe.dataset_order()
+        for name in order:
+            self._dataset(name)
+        nodes: list[Node] = []
+        for name in self.sources_used():
+            nodes.append(Node(f"index:{name}", "index", (), self._index_work(name), name))
+        for dataset in order:
+            for plan in self.passes[dataset]:
+                if plan.barrier is not None:
+                    nodes.append(self._barrier_node(plan))
+                nodes.append(self._pass_node(plan))
+        return nodes
+
+    def sources_used(self) -> list[str]:
+        used = {name for plans in self.passes.values() for p in plans for kind, name in p.inputs if kind == "source"}
+        return [name for name in self.recipe.sources if name in used]
+
+    def _dataset(self, name: str) -> None:
+        dataset = self.recipe.datasets[name]
+        plans: list[_PassPlan] = []
+        inputs = [("source", i) if i in self.recipe.sources else ("pass", self.passes[i][-1].name)
+                  for i in dataset.from_]
+        current = _PassPlan(name, name, inputs, [], where=dict(dataset.where))
+        fresh = True                                    # nothing of this dataset has been placed in `current` yet
+        for step in dataset.steps:
+            made = self.step(step)
+            if isinstance(made.stage, Barrier):
+                current = self._barrier(made, current, fresh, plans, dataset.from_, dataset.priority)
+                fresh = False
+                continue
+            if not fresh and current.chain and not current.chain[-1].stage.exact:
+                plans.append(current)
+                current = _PassPlan(name, name, [("previous", "")], [])
+            current.chain.append(made)
+            fresh = False
+        plans.append(current)
+        plans[-1].final = True
+        for i, plan in enumerate(plans):
+            if plan.name == name and not plan.final:
+                plan.name = f"{name}.{i + 1}"
+            if plan.inputs == [("previous", "")]:
+                plan.inputs = [("pass", plans[i - 1].name)]
+        self.passes[name] = plans
+        for plan in plans:
+            plan.signals = self._signals(plan)
+
+    def _barrier(self, made: ChainStep, current: _PassPlan, fresh: bool, plans: list[_PassPlan], inputs: list[str],
+                 priority: list[str]) -> _PassPlan:
+        """Close the pass before a barrier and open the one that applies it."""
+        barrier = made.stage
+        assert isinstance(barrier, Barrier)
+        target, config = barrier.prepare()
+        prepare = self._made(load(target).name, target, config)
+        nxt = _PassPlan(current.dataset, current.dataset, [], [], barrier_name=made.name)
+        if fresh and not current.where:          # every input brings its own side table, nothing is written twice
+            for kind, source in zip((k for k, _ in current.inputs), inputs):
+                if kind == "source":
+                    plans.append(_PassPlan(f"{current.dataset}.{source}", current.dataset, [("source", source)], []))
+                    plans[-1].add_prepare(prepare)
+                    nxt.inputs.append(("pass", plans[-1].name))
+                else:
+                    self.passes[source][-1].add_prepare(prepare)
+                    nxt.inputs.append(("pass", self.passes[source][-1].name))
+        else:
+            current.add_prepare(prepare)
+            plans.append(current)
+            nxt.inputs = [("previous", "")]
+        nxt.barrier = f"{current.dataset}/{made.name}.{len(plans)}"
+        ranks = list(priority) + [i for i in inputs if i not in priority]
+        self.barriers[nxt.barrier] = (prepare.name, barrier, ranks, inputs)
+        return nxt
+
+    def _signals(self, plan: _PassPlan) -> tuple[str, ...]:
+        """Every signal a document of this pass can carry: its own chain's and those of all it comes from."""
+        names = {s for step in plan.chain for s in step.stage.signals}
+        for kind, name in plan.inputs:
+            if kind == "pass":
+                upstream = next(p for plans in [*self.passes.values()] for p in plans if p.name == name)
+                names.update(upstream.signals or self._signals(upstream))
+        return tuple(sorted(names))
+
+    # -- stages --------------------------------------------------------------------------------------------------
+    def step(self, step: Step) -> ChainStep:
+        target = STAGES.get(step.name, step.name)
+        return self._made(step.name, target, step.config)
+
+    def _made(self, name: str, target: str, config: Mapping[str, Any]) -> ChainStep:
+        stage = (stage_class(name) if target == STAGES.get(name) else load(target))(dict(config))
+        key = stage.key()
+        module = target.partition(":")[0]
+        if module.partition(".")[0] != "stages":         # a user's own stage: its source code counts (contracts §3)
+            import importlib
+
+            key = content_key(key, 0, file_sha256(importlib.import_module(module).__file__ or ""))
+        return ChainStep(name if ":" not in name else name.rpartition(":")[2], key, target,
+                         stage.config.model_dump(mode="json"), stage)
+
+    # -- work ----------------------------------------------------------------------------------------------------
+    def source_files(self, name: str) -> list[SourceFile]:
+        if name not in self.files:
+            source = self.recipe.sources[name]
+            self.files[name] = list_source(name, source.path, base=self.recipe.base, root=source.root,
+                                           suffixes=reader_class(source.read).suffixes, verify=self.verify)
+        return self.files[name]
+
+    def reader_arg(self, name: str) -> dict[str, Any]:
+        source = self.recipe.sources[name]
+        cls = reader_class(source.read)
+        reader = cls(source.config)
+        config = reader.config.model_dump(mode="json")
+        return {"name": source.read, "key": reader.key(), "$volatile": {"config": config}}
+
+    def expansion(self, source: str, path: str) -> float:
+        """Expected uncompressed bytes per stored byte of an input file."""
+        given = self.recipe.sources[source]
+        return reader_class(given.read)(given.config).expansion(path)
+
+    def _index_work(self, name: str) -> Any:
+        def work(results: Mapping[str, Any]) -> Work:
+            source = self.recipe.sources[name]
+            reader = reader_class(source.read)(source.config)
+            files = self.source_files(name)
+            can = type(reader).splits is not Reader.splits
+            big = [f for f in files if can and needs_index(f, reader.expansion(f.path), self.target)]
+            specs = [self._spec(INDEX, f"index:{name}", i, f.size, f"index of {f.path}",
+                                {"reader": self.reader_arg(name), "file": f.arg(), "target": self.target})
+                     for i, f in enumerate(big)]
+            records = yield specs
+            return {f.path: json.loads(self.read_file(r.files["splits.json"].path)) for f, r in zip(big, records)}
+
+        return work
+
+    def _pass_node(self, plan: _PassPlan) -> Node:
+        deps = [f"index:{n}" if kind == "source" else n for kind, n in plan.inputs]
+        if plan.barrier:
+            deps.append(plan.barrier)
+        labels = ([f"apply {plan.barrier_name}"] if plan.barrier else []) + [s.name for s in plan.chain]
+        return Node(plan.name, "pass", tuple(deps), lambda results: self._pass_work(plan, results), plan.dataset,
+                    tuple(labels), plan.final)
+
+    def _pass_work(self, plan: _PassPlan, results: Mapping[str, Any]) -> Work:
+        specs: list[TaskSpec] = []
+        origin: list[str] = []
+        chain = [s.arg() for s in plan.chain]
+        memory = 300 + sum(s.stage.memory_mb for s in plan.chain)
+        common = {"chain": chain, "where": plan.where, "signals": list(plan.signals), "signals_mode": self.recipe.run.signals,
+                  "$volatile": {"quarantined": self.quarantined([s.key for s in plan.chain])}}
+
+        def add(args: dict[str, Any], weight: int, label: str, came_from: str) -> None:
+            specs.append(self._spec(DOCUMENTS, plan.name, len(specs), weight, label, {**common, **args}, memory))
+            origin.append(came_from)
+
+        for kind, name in plan.inputs:
+            if kind == "source":
+                for part in self._partitions(name, results[f"index:{name}"]):
+                    add({"source": name, "reader": self.reader_arg(name), "slices": list(part.slices)},
+                        part.weight, part.label, name)
+            elif not plan.barrier:
+                before: PassResult = results[name]
+                for record, source in zip(before.records, before.source_of):
+                    text = record.files["kept.parquet"]
+                    if text.rows:
+                        add({"part": {"text": text.ref(), "removed": None, "barrier": ""}}, text.bytes * 3,
+                            f"{name}: part {record.key[:8]}", source)
+        if plan.barrier:
+            for part, removed in results[plan.barrier]:
+                if part.rows:
+                    add({"part": {"text": part.text, "removed": removed, "barrier": plan.barrier_name}},
+                        part.bytes * 3, f"{part.dataset}: part {part.key[:8]}", part.dataset)
+        records = yield specs
+        return PassResult(records, origin, plan.dataset)
+
+    def _partitions(self, name: str, index: Mapping[str, Any]) -> list[Any]:
+        files = self.source_files(name)
+        reader = reader_class(self.recipe.sources[name].read)(self.recipe.sources[name].config)
+        return partitions(name, files, {f.path: reader.expansion(f.path) for f in files}, self.target, index)
+
+    def _barrier_node(self, plan: _PassPlan) -> Node:
+        assert plan.barrier is not None
+        prepare, barrier, ranks, names = self.barriers[plan.barrier]
+        deps = tuple(n for _, n in plan.inputs)
+        return Node(plan.barrier, "barrier", deps,
+                    lambda results: self._barrier_work(plan, barrier, prepare, ranks, names, results),
+                    plan.dataset, (barrier.name,))
+
+    def _barrier_work(self, plan: _PassPlan, barrier: Barrier, prepare: str, ranks: list[str], names: list[str],
+                      results: Mapping[str, Any]) -> Work:
+        parts = []
+        for (_, node), given in zip(plan.inputs, names if len(plan.inputs) == len(names) else [None] * len(plan.inputs)):
+            before: PassResult = results[node]
+            for record, source in zip(before.records, before.source_of):
+                text, side = record.files["kept.parquet"], record.files.get(f"side.{prepare}.parquet")
+                dataset = given if given is not None else source
+                rank = ranks.index(dataset) if dataset in ranks else len(ranks)
+                if text.rows:
+                    parts.append(PartRef(record.key, dataset, rank, text.rows, text.bytes, text.ref(),
+                                         side.ref() if side else None))
+        done: dict[str, list[TaskResult]] = {}
+        for wave in barrier.waves(parts):
+            drafts = wave.tasks(done)
+            specs = [self.draft_spec(f"{plan.barrier}/{wave.name}", i, d) for i, d in enumerate(drafts)]
+            records = yield specs
+            done[wave.name] = [result(r) for r in records]
+        return list(zip(parts, barrier.slices(parts, done)))
+
+    # -- specs ---------------------------------------------------------------------------------------------------
+    def draft_spec(self, node: str, order: int, draft: TaskDraft) -> TaskSpec:
+        return self._spec(draft.task, node, order, draft.weight, draft.label, draft.args, draft.memory_mb)
+
+    def _spec(self, task: str, node: str, order: int, weight: int, label: str, args: dict[str, Any],
+              memory_mb: int = 500) -> TaskSpec:
+        key = content_key(task, load(task).version, args)
+        return TaskSpec(key, task, node, args, weight, label, memory_mb, order=order)
+
+
+def result(record: PartRecord) -> TaskResult:
+    return TaskResult({name: info.ref() for name, info in record.files.items()}, record.counters)

@@ -1,0 +1,78 @@
+"""Inputs → partitions: bounded by bytes, identified by content, planned from the inputs alone (contracts §2).
+
+Small files are packed in the order of their sorted paths; the boundaries are content-defined, so adding a file
+disturbs only its neighbours. Big files are split at record boundaries along the index one task makes of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.plan.inputs import SourceFile
+
+#: a partition never grows beyond this many times the target
+OVERFULL = 2.0
+#: packing more files than this into one partition would make its argument list, and its record, too long
+MAX_FILES = 512
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Consecutive slices of one source, in path order; `weight` is the expected number of uncompressed bytes."""
+
+    source: str
+    slices: tuple[dict[str, Any], ...]
+    weight: int
+    label: str
+
+
+def needs_index(file: SourceFile, expansion: float, target: int) -> bool:
+    """Whether a file is big enough to be worth splitting inside."""
+    return file.size * expansion > 1.5 * target
+
+
+def partitions(source: str, files: list[SourceFile], expansions: Mapping[str, float], target: int,
+               indexes: Mapping[str, list[dict[str, int]] | None]) -> list[Partition]:
+    """Partitions of a source in path order.
+
+    `expansions` gives expected uncompressed bytes per stored byte by path; `indexes` the splits of the big files by
+    path ({start, stop, ordinal, records, bytes}), None where a file cannot be split.
+    """
+    done: list[Partition] = []
+    pending: list[SourceFile] = []
+    size = 0.0
+
+    def flush() -> None:
+        nonlocal size
+        if pending:
+            names = pending[0].path if len(pending) == 1 else f"{pending[0].path} … {pending[-1].path}"
+            done.append(Partition(source, tuple(f.arg() for f in pending), int(size) + 1, f"{source}: {names}"))
+            pending.clear()
+        size = 0.0
+
+    for file in files:
+        expected = file.size * expansions[file.path]
+        splits = indexes.get(file.path)
+        if splits and len(splits) > 1:
+            flush()
+            for i, split in enumerate(splits):
+                arg = file.arg(start=split["start"], stop=split["stop"], ordinal=split["ordinal"])
+                done.append(Partition(source, (arg,), split["bytes"] + 1, f"{source}: {file.path} [{i + 1}/{len(splits)}]"))
+            continue
+        if pending and (size + expected > OVERFULL * target or len(pending) >= MAX_FILES):
+            flush()
+        pending.append(file)
+        size += expected
+        if boundary(file.path, expected / target):
+            flush()
+    flush()
+    return done
+
+
+def boundary(path: str, probability: float) -> bool:
+    """Whether a partition ends after this file: decided by its own name and size only."""
+    draw = int.from_bytes(hashlib.blake2b(path.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    return draw < probability * 2.0**64

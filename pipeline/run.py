@@ -1,0 +1,146 @@
+"""One run: recipe → plan → tasks → datasets, shards, curriculum, report. What `tokenmill run` does."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.driver import check_error_rate, drive
+from pipeline.engine.progress import Progress
+from pipeline.engine.scheduler import Backend, Interrupted, Scheduler
+from pipeline.engine.task import PartRecord, TaskSpec
+from pipeline.plan.passes import Node, Planner
+from pipeline.plan.tokens import curriculum_of, token_nodes
+from pipeline.recipe.model import Recipe
+from pipeline.report.collect import write_report
+from pipeline.store.dataset import publish
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run left: where, and the few numbers one wants to see at its end."""
+
+    run: str
+    store: str
+    datasets: dict[str, int]            # rows
+    shards: dict[str, int]              # tokens
+    executed: int                       # tasks run, the rest was there already
+    reused: int
+    warnings: list[str]
+
+
+def run_name(recipe: Recipe) -> str:
+    """Same recipe, same name: running it again continues or reuses the run."""
+    return f"{recipe.name}-{recipe.digest()[:8]}"
+
+
+def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store], Backend], show: str = "quiet",
+               run: str | None = None, dispatch_seed: int | None = None, takeover: bool = False,
+               verify_inputs: bool = False, report: bool = True) -> RunSummary:
+    """Run `recipe` into the store; returns when everything is published, raises when something failed.
+
+    `show` is how progress is shown: rich, quiet or json. Every finished task is committed within a second: whatever happens, the next run of the same recipe goes on from
+    there. The workers of the backend start when there is something to run, and are gone when this returns.
+    """
+    store = Store(store_root)
+    name = run or run_name(recipe)
+    log = Log.open(store, run=name, takeover=takeover)
+    backend = make_backend(store)
+    progress = Progress(show, lambda doc: store.write(f"runs/{name}/progress.json", json.dumps(doc).encode()))
+    state = "failed"
+    try:
+        log.collect_garbage()
+        store.write(f"runs/{name}/recipe.yaml", recipe.canonical_yaml().encode())
+        planner = Planner(recipe, store.read, quarantined=log.quarantined, verify_inputs=verify_inputs)
+        nodes = planner.nodes() + token_nodes(recipe, planner)
+        for source in planner.sources_used():
+            planner.source_files(source)                  # a missing input is an error before anything runs
+        scheduler = Scheduler(backend, log, progress, dispatch_seed=dispatch_seed)
+        done: dict[str, Any] = {}
+        executed: set[str] = set()
+
+        def execute(specs: list[TaskSpec]) -> list[PartRecord]:
+            executed.update(s.key for s in specs if s.key not in log)
+            return scheduler.run(specs)
+
+        def finished(node: Node, result: Any) -> None:
+            done[node.name] = result
+            if node.kind == "pass":
+                check_error_rate(node, result.records, float(recipe.run.max_error_rate))
+            if node.publishes:
+                _publish(store, planner, node, done)
+
+        results = drive(nodes, execute, finished)
+        log.flush()
+        warnings = list(recipe.warnings)
+        shards = _finish_tokens(recipe, store, name, results, warnings)
+        store.write(f"runs/{name}/plan.json", json.dumps(plan_document(planner, nodes), indent=1).encode())
+        write_report(store, name, log.get)
+        state = "done"
+        return RunSummary(name, store.root,
+                          {d: sum(r.files["kept.parquet"].rows for r in results[d].records) for d in recipe.datasets},
+                          shards, len(executed), sum(len(set(n.keys)) for n in nodes) - len(executed), warnings)
+    except Interrupted:
+        state = "stopped"
+        raise
+    finally:
+        backend.close()
+        progress.close(state)
+        log.close()
+
+
+def make_backend(kind: str, workers: int, address: str | None) -> Callable[[Store], Backend]:
+    """How the workers are made: 'ray' (embedded, or attached to `address`), 'process', 'inline'."""
+    def make(store: Store) -> Backend:
+        if kind == "inline":
+            from pipeline.engine.inline import InlineBackend
+
+            return InlineBackend(store)
+        if kind == "process":
+            from pipeline.engine.supervisor import ProcessBackend
+
+            return ProcessBackend(store, workers)
+        from pipeline.engine.ray_backend import RayBackend
+
+        return RayBackend(store, workers=workers, address=address)
+
+    return make
+
+
+def _publish(store: Store, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
+    """Link the finished dataset: kept rows of its last pass, dropped and quarantined ones of all its passes."""
+    passes = [results[p.name].records for p in planner.passes[node.dataset]]
+    publish(store, node.dataset, passes[-1], dropped=[r for p in passes for r in p],
+            quarantine=[r for p in passes for r in p])
+
+
+def _finish_tokens(recipe: Recipe, store: Store, name: str, results: Mapping[str, Any],
+                   warnings: list[str]) -> dict[str, int]:
+    sets = {n.removeprefix("shards:"): r for n, r in results.items() if n.startswith("shards:")}
+    if sets and recipe.curriculum is not None:
+        document, said = curriculum_of(recipe, results["tokenizer"], sets)
+        warnings += said
+        store.write(f"runs/{name}/curriculum.json", json.dumps(document, indent=1, sort_keys=True).encode())
+    return {n: s["train"]["tokens"] for n, s in sets.items()}
+
+
+def plan_document(planner: Planner, nodes: list[Node]) -> dict[str, Any]:
+    """plan.json: what ran, in which order, under which keys. The report and the lineage are read from it."""
+    return {
+        "version": 1,
+        "recipe": planner.recipe.digest(),
+        "sources": {name: {"files": len(files), "bytes": sum(f.size for f in files)}
+                    for name, files in planner.files.items()},
+        "nodes": [{"name": n.name, "kind": n.kind, "dataset": n.dataset, "deps": list(n.deps), "steps": list(n.steps),
+                   "publishes": n.publishes, "keys": n.keys} for n in nodes],
+    }
+
+
+def default_workers() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

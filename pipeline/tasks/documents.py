@@ -1,0 +1,321 @@
+"""The document pass: a partition's documents through a chain of stages, in one child process.
+
+Reads source slices, or one upstream part together with the removal slice of a barrier, and writes
+
+    kept.parquet          documents that every stage kept
+    dropped.parquet       documents a stage dropped, with `stage` and `reason`, text passed through the scrubber
+    quarantine.parquet    records that could not be read, crashed, hung or failed a stage, with the error
+    side.STAGE.parquet    rows of a barrier's `prepare` stage for the kept documents: `row`, `id`, its columns
+
+Memory is the largest batch plus one row group plus the models, never the partition. Every document is announced on the
+crash cursor before a stage sees it, so its death costs that document and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from stages.scrub.pii import scrub_text
+
+from pipeline.engine.task import Counters, Cursor, Inputs, Out
+from pipeline.store.parts import PartWriter, document_schema, read_documents
+from stages.catalog import load, reader_class
+from stages.document import BadRecord, Document
+from stages.read.reader import Skipped, Slice
+from stages.stage import Stage
+
+#: documents (or bytes of raw input) held between two looks at the clock and the writers; decides nothing about text
+BATCH_DOCS, BATCH_BYTES = 64, 8 << 20
+
+QUARANTINE_SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("file", pa.string()),
+                               ("record", pa.int64()), ("stage", pa.string()), ("reason", pa.string()),
+                               ("detail", pa.string())])
+
+
+@dataclass
+class Step:
+    """One stage of the chain as loaded in this process."""
+
+    name: str
+    key: str
+    label: str          # "0:html": its place and name, the name of its counters
+    stage: Stage
+
+
+_loaded: dict[str, Step] = {}
+
+
+def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
+    """Stages of a chain, ready to use; a warm child keeps those it has seen (models are expensive to load)."""
+    steps = []
+    for place, entry in enumerate(chain):
+        hidden = entry["$volatile"]
+        ident = json.dumps([place, entry["key"], hidden], sort_keys=True)
+        if ident not in _loaded:
+            stage = load(hidden["target"])(hidden["config"])
+            stage.setup()
+            _loaded[ident] = Step(entry["name"], entry["key"], f"{place}:{entry['name']}", stage)
+        steps.append(_loaded[ident])
+    return steps
+
+
+class DocumentPass:
+    """args: either source, reader {name, key, config} and slices [$file…], or part {text: $ref, removed: $ref | null,
+    barrier}; where {source | language: [values]} of the documents taken; chain [{name, key, $volatile: {target,
+    config}}], signals [names], signals_mode until-drop | all, $volatile {quarantined: {id: {stage_key, stage, reason}}}."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        return _Run(inputs, cursor, out).run()
+
+
+class _Run:
+    def __init__(self, inputs: Inputs, cursor: Cursor, out: Out) -> None:
+        self.inputs, self.cursor, self.out, self.args = inputs, cursor, out, inputs.args
+        self.steps = load_chain(self.args["chain"])
+        self.until_drop = self.args["signals_mode"] == "until-drop"
+        names = tuple(self.args["signals"])
+        self.kept = PartWriter(out.path("kept.parquet"), document_schema(names))
+        self.dropped = PartWriter(out.path("dropped.parquet"), document_schema(names, dropped=True))
+        self.quarantine: list[dict[str, Any]] = []
+        self.sides = {s.name: _SideWriter(out.path(f"side.{s.name}.parquet"), s.stage.side)
+                      for s in self.steps if s.stage.side is not None}
+        hidden = self.args.get("$volatile", {}).get("quarantined", {})
+        keys = {s.key for s in self.steps}
+        self.condemned = {id: q for id, q in hidden.items() if q["stage_key"] in keys}
+        self.counters: Counters = {
+            "read": {}, "in": {}, "kept": {}, "dropped_bytes": {}, "quarantined": {}, "languages": {},
+            "lengths": {}, "stages": {s.label: {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}}
+                                      for s in self.steps}}
+
+    # -- reading -------------------------------------------------------------------------------------------------
+    def records(self) -> Iterator[Document | BadRecord]:
+        """Everything in the partition, in order; row numbers on the cursor count these."""
+        if "part" in self.args:
+            yield from self._part(self.args["part"])
+            return
+        entry = self.args["reader"]
+        reader = reader_class(entry["name"])(entry["$volatile"]["config"])
+        for arg in self.args["slices"]:
+            piece = Slice(self.args["source"], arg["$file"], arg.get("start", 0), arg.get("stop"),
+                          arg.get("ordinal", 0))
+            yield from reader.read(self.inputs.fetch(arg), piece)
+
+    def _part(self, part: dict[str, Any]) -> Iterator[Document]:
+        removed: dict[int, dict[str, Any]] = {}
+        if part.get("removed"):
+            for row in pq.read_table(self.inputs.fetch(part["removed"])).to_pylist():
+                removed[row["row"]] = row
+        for row, doc in enumerate(read_documents(self.inputs.fetch(part["text"]))):
+            said = removed.get(row)
+            if said is not None:
+                doc.meta["cluster"] = said["cluster"]
+                if said["reason"]:
+                    doc.meta[part["barrier"]] = {"kept": said["kept"], "similarity": said["similarity"]}
+                    self._remove(doc, part["barrier"], said["reason"])
+                    continue
+            yield doc
+
+    def _remove(self, doc: Document, barrier: str, reason: str) -> None:
+        """A document the barrier before this pass removed."""
+        size = self._count_in(doc)
+        stats = self.counters["stages"].setdefault(
+            f"barrier:{barrier}", {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}})
+        stats["in"] += 1
+        stats["bytes_in"] += size
+        _add(stats["dropped"].setdefault(reason, {}), doc.source, 1)
+        self._drop(doc, barrier, reason)
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+    def run(self) -> Counters:
+        batch: list[tuple[int, Document]] = []
+        size = 0
+        limit = min(BATCH_DOCS, self.inputs.batch_rows or BATCH_DOCS)
+        where = self.args.get("where") or {}
+        seen = self.counters["read"].setdefault(self.args["source"], {"records": 0, "skipped": {}, "bad": {}}) \
+            if "source" in self.args else {"records": 0}
+        for row, record in enumerate(self.records()):
+            if where and isinstance(record, Document) and not all(getattr(record, k) in v for k, v in where.items()):
+                continue
+            seen["records"] += 1
+            if self.inputs.only is not None and row not in self.inputs.only:
+                continue
+            if isinstance(record, Skipped):
+                _add(seen["skipped"], record.reason, 1)
+                continue
+            if isinstance(record, BadRecord):
+                _add(seen["bad"], record.reason, 1)
+                self._note(record.id, self.args.get("source", ""), record.locator, "read", record.reason, record.detail)
+                continue
+            size += self._count_in(record)
+            if not self._condemned_before(row, record):
+                batch.append((row, record))
+            if len(batch) >= limit or size >= BATCH_BYTES:
+                self._process(batch)
+                batch, size = [], 0
+        self._process(batch)
+        self.cursor.clear()
+        return self._close()
+
+    def _count_in(self, doc: Document) -> int:
+        size = len(doc.raw) if doc.raw is not None else _utf8(doc.text)
+        into = self.counters["in"].setdefault(doc.source, {"docs": 0, "bytes": 0})
+        into["docs"] += 1
+        into["bytes"] += size
+        return size
+
+    def _condemned_before(self, row: int, doc: Document) -> bool:
+        """Documents a supervisor condemned in this attempt (`skip`), or the log did in an earlier one."""
+        if row in self.inputs.skip:
+            said = self.inputs.skip[row]
+            step = self.steps[said["stage"]] if 0 <= said.get("stage", -1) < len(self.steps) else self.steps[0]
+            self.out.quarantine(row, doc.id, step.name, step.key, said["reason"])
+            self._note(doc.id, doc.source, doc.locator, step.name, said["reason"], "")
+            return True
+        if doc.id in self.condemned:
+            said = self.condemned[doc.id]
+            self._note(doc.id, doc.source, doc.locator, said["stage"], said["reason"], "")
+            return True
+        return False
+
+    def _process(self, batch: list[tuple[int, Document]]) -> None:
+        """Take a batch through the chain, stage by stage, and write what became of it."""
+        verdicts: dict[int, tuple[str, str]] = {}
+        alive = batch
+        for place, step in enumerate(self.steps):
+            if not alive:
+                break
+            stats = self.counters["stages"][step.label]
+            stats["in"] += len(alive)
+            stats["bytes_in"] += sum(_payload(d) for _, d in alive)
+            began = time.thread_time()
+            alive = self._apply(place, step, alive, verdicts)
+            stats["cpu_s"] += time.thread_time() - began
+            stats["bytes_out"] += sum(_utf8(d.text) for _, d in alive)
+        self.cursor.clear()
+        lost = {row for row, _ in batch} - {row for row, _ in alive}
+        for row, doc in batch:
+            if row in verdicts:
+                self._drop(doc, *verdicts[row])
+            elif row not in lost:
+                self._keep(doc)
+
+    def _apply(self, place: int, step: Step, alive: list[tuple[int, Document]],
+               verdicts: dict[int, tuple[str, str]]) -> list[tuple[int, Document]]:
+        stage, after = step.stage, []
+        if stage.batched and len(alive) > 1:
+            self.cursor.set(alive[0][0], alive[-1][0], place)
+            try:
+                reasons = stage.process_batch([d for _, d in alive])
+            except Exception:
+                reasons = None                      # find the culprit: fall through to one by one
+            if reasons is not None:
+                return [item for item, reason in zip(alive, reasons)
+                        if self._survives(step, item, reason, verdicts)]
+        for row, doc in alive:
+            self.cursor.set(row, row, place)
+            try:
+                reason = stage.process_batch([doc])[0] if stage.batched else stage.process(doc)
+            except MemoryError:
+                raise
+            except Exception as e:
+                self._note(doc.id, doc.source, doc.locator, step.name, f"error:{type(e).__name__}", str(e))
+                continue
+            if self._survives(step, (row, doc), reason, verdicts):
+                after.append((row, doc))
+        return after
+
+    def _survives(self, step: Step, item: tuple[int, Document], reason: str | None,
+                  verdicts: dict[int, tuple[str, str]]) -> bool:
+        row, doc = item
+        if reason is None:
+            return True
+        if row not in verdicts:
+            verdicts[row] = (step.name, reason)
+            by_source = self.counters["stages"][step.label]["dropped"].setdefault(reason, {})
+            _add(by_source, doc.source, 1)
+        # with `signals: all` a dropped document goes on through filters, to have every signal stored
+        return not self.until_drop and not step.stage.extracts
+
+    # -- writing -------------------------------------------------------------------------------------------------
+    def _keep(self, doc: Document) -> None:
+        row = self.kept.rows
+        self.kept.write(doc)
+        for name, side in self.sides.items():
+            if name in doc.side:
+                side.write(row, doc.id, doc.side[name])
+        into = self.counters["kept"].setdefault(doc.source, {"docs": 0, "bytes": 0})
+        into["docs"] += 1
+        into["bytes"] += _utf8(doc.text)
+        _add(self.counters["languages"].setdefault(doc.source, {}), doc.language, 1)
+        _add(self.counters["lengths"].setdefault(doc.source, {}), str(max(len(doc.text), 1).bit_length() - 1), 1)
+
+    def _drop(self, doc: Document, stage: str, reason: str) -> None:
+        _add(self.counters["dropped_bytes"], doc.source, _utf8(doc.text))
+        doc.text = scrub_text(doc.text)
+        doc.url = scrub_text(doc.url)
+        self.dropped.write(doc, reason=reason, stage=stage)
+
+    def _note(self, id: str, source: str, locator: dict[str, Any], stage: str, reason: str, detail: str) -> None:
+        _add(self.counters["quarantined"], reason, 1)
+        self.quarantine.append({"id": id, "source": source, "file": locator.get("file") or "",
+                                "record": locator.get("record"), "stage": stage, "reason": reason,
+                                "detail": scrub_text(detail[:500])})
+
+    def _close(self) -> Counters:
+        for name, writer in (("kept.parquet", self.kept), ("dropped.parquet", self.dropped)):
+            writer.close()
+            self.out.note(name, rows=writer.rows, content=writer.content, meta={"text_bytes": writer.text_bytes})
+        for name, side in self.sides.items():
+            side.close()
+            self.out.note(f"side.{name}.parquet", rows=side.rows)
+        table = pa.Table.from_pylist(self.quarantine, schema=QUARANTINE_SCHEMA)
+        pq.write_table(table, self.out.path("quarantine.parquet"), compression="zstd")
+        self.out.note("quarantine.parquet", rows=table.num_rows)
+        return self.counters
+
+
+class _SideWriter:
+    """Side table of one prepare stage: `row`, `id` and the stage's columns, flushed every 16 k rows."""
+
+    FLUSH = 1 << 14
+
+    def __init__(self, path: str, columns: pa.Schema) -> None:
+        self.schema = pa.schema([("row", pa.uint32()), ("id", pa.string()), *columns])
+        self.writer = pq.ParquetWriter(path, self.schema, compression="zstd")
+        self.pending: list[dict[str, Any]] = []
+        self.rows = 0
+
+    def write(self, row: int, id: str, values: dict[str, Any]) -> None:
+        self.pending.append({"row": row, "id": id, **values})
+        self.rows += 1
+        if len(self.pending) >= self.FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        self.writer.write_table(pa.Table.from_pylist(self.pending, schema=self.schema))
+        self.pending = []
+
+    def close(self) -> None:
+        self._flush()
+        self.writer.close()
+
+
+def _add(into: dict[str, int], key: str, n: int) -> None:
+    into[key] = into.get(key, 0) + n
+
+
+def _utf8(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _payload(doc: Document) -> int:
+    return len(doc.raw) if doc.raw is not None and not doc.text else _utf8(doc.text)

@@ -1,0 +1,29 @@
+"""Index of a big input file: where it can be split at record boundaries, found by reading it once (contracts §2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from pipeline.engine.task import Counters, Cursor, Inputs, Out
+from stages.catalog import reader_class
+
+
+class Index:
+    """args: reader {name, key, config}, file ($file), target (uncompressed bytes a split should hold).
+
+    Writes `splits.json`: a list of {start, stop, ordinal, records, bytes}, or null when the file cannot be split.
+    """
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        reader = reader_class(args["reader"]["name"])(args["reader"]["$volatile"]["config"])
+        splits = reader.splits(inputs.fetch(args["file"]), args["file"]["$file"], args["target"])
+        doc = None if splits is None else [dataclasses.asdict(s) for s in splits]
+        Path(out.path("splits.json")).write_text(json.dumps(doc, sort_keys=True))
+        out.note("splits.json", rows=len(splits or ()))
+        return {"files": 1, "unsplittable": int(splits is None), "records": sum(s.records for s in splits or ())}
