@@ -1,0 +1,262 @@
+"""Parts: documents as Parquet, with hashes of what they say.
+
+Columns (contracts §4): `id`, `text` (large_string), `url`, `source`, `language`, `date` (as found, null when unknown),
+`locator` struct<file, offset, record, sub>, `signals` struct<float64…> (null = not computed), `meta` (JSON with sorted
+keys; HF datasets refuses map columns), `loss_spans` list<struct<start, end>> (UTF-8 bytes; null = everything counts).
+Dropped rows add `reason` and `stage`. The signal `bytes`, the UTF-8 length of the text, is always there.
+
+Hashes. The *row digest* is the sha256 of an encoding in which every column has its place: the lengths of all strings
+(-1: null), integers, floats by their exact bits, which of them are null, then the strings themselves; it begins with
+the names of the columns and signals. The `content` of a part is the sha256 of its row digests sorted by id. It does not
+change with row order, row groups, compression or library versions, and changes with any field.
+
+The same documents in the same order give the same bytes under one set of library versions: writer options are pinned,
+row groups are cut by the bytes of the rows alone, nothing in the file tells the time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from stages.document import Document
+
+#: bytes of a row group, uncompressed; one more document than fits starts the next. Half of what contracts §4 allows,
+#: because a child holds one for kept and one for dropped documents.
+ROW_GROUP_BYTES = 32 << 20
+#: rows, or characters of text, turned into Arrow columns at a time; a longer text is a batch of its own
+BATCH_ROWS, BATCH_CHARS = 512, 2 << 20
+
+LOCATOR = pa.struct([("file", pa.string()), ("offset", pa.int64()), ("record", pa.int64()), ("sub", pa.string())])
+SPANS = pa.list_(pa.struct([("start", pa.int64()), ("end", pa.int64())]))
+_meta_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
+_STRINGS = ("id", "url", "source", "language", "date", "meta", "reason", "stage")
+
+
+class DuplicateId(ValueError):
+    """Two documents have one id (contracts §2: an error, never a coincidence)."""
+
+
+def document_schema(signals: Iterable[str] = (), dropped: bool = False) -> pa.Schema:
+    """Schema of a document part whose stages write `signals` (in any order; `bytes` is added)."""
+    names = ["bytes", *sorted(set(signals) - {"bytes"})]
+    fields = [("id", pa.string()), ("text", pa.large_string()), ("url", pa.string()), ("source", pa.string()),
+              ("language", pa.string()), ("date", pa.string()), ("locator", LOCATOR),
+              ("signals", pa.struct([(name, pa.float64()) for name in names])), ("meta", pa.string()),
+              ("loss_spans", SPANS)]
+    return pa.schema(fields + ([("reason", pa.string()), ("stage", pa.string())] if dropped else []))
+
+
+def signal_names(schema: pa.Schema) -> list[str]:
+    return [field.name for field in schema.field("signals").type]
+
+
+class PartWriter:
+    """Streams documents into one Parquet file. Memory: one row group and 64 bytes a row.
+
+    After `close`: `rows`, `text_bytes` (UTF-8), `content`. Lone surrogates, which no file can hold as UTF-8, become
+    U+FFFD and pairs of them the character they mean.
+    """
+
+    def __init__(self, path: str, schema: pa.Schema) -> None:
+        self.path, self.schema = path, schema
+        self.rows = self.text_bytes = 0
+        self.content: str | None = None
+        self._names = signal_names(schema)
+        self._known = frozenset(self._names)
+        self._extended = "reason" in schema.names
+        self._digester = RowDigester(schema)
+        self._pending: list[tuple[Any, ...]] = []
+        self._chars = 0
+        self._batches: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._ids: list[pa.Array] = []
+        self._digests: list[bytes] = []
+        self._writer = pq.ParquetWriter(
+            path, schema, compression="zstd", compression_level=3, version="2.6", data_page_version="1.0",
+            use_dictionary=["source", "language", "locator.file", "reason", "stage"],
+            # no minima and maxima of texts: they would repeat whole documents in the footer
+            write_statistics=["id", "source", "language", "date", "reason", "stage", "locator.offset", "locator.record",
+                              *(f"signals.{name}" for name in self._names)])
+
+    def write(self, doc: Document, *, reason: str | None = None, stage: str | None = None) -> None:
+        """Add a document. Raises KeyError for a signal that is not in the schema."""
+        signals = doc.signals
+        if not signals.keys() <= self._known:
+            name = sorted(signals.keys() - self._known)[0]
+            raise KeyError(f"signal '{name}' of document {doc.id} is not a column of {self.path}; name it in the "
+                           f"`signals` of the stage that writes it")
+        text, place, meta = doc.text, doc.locator.get, doc.meta
+        if self._chars + len(text) > BATCH_CHARS:
+            self._convert()
+        self._chars += len(text)
+        self._pending.append((
+            doc.id, text, doc.url, doc.source, doc.language, doc.date, place("file"), place("offset"), place("record"),
+            place("sub"), _meta_json(meta) if meta else "{}", doc.loss_spans,
+            reason, stage, tuple(map(signals.get, self._names))))
+        if len(self._pending) >= BATCH_ROWS:
+            self._convert()
+
+    def _convert(self) -> None:
+        """Pending documents → one Arrow batch with its row digests."""
+        if not self._pending:
+            return
+        *columns, signals = zip(*self._pending)
+        self._pending, self._chars = [], 0
+        id, text, url, source, language, date, file, offset, record, sub, meta, spans, reason, stage = columns
+        texts = _strings(text, pa.large_string())
+        sizes = np.diff(_offsets(texts))
+        values = list(zip(*signals))
+        values[0] = sizes.astype("<f8")                              # `bytes`
+        arrays = [
+            _strings(id), texts, _strings(url), _strings(source), _strings(language), _strings(date),
+            pa.StructArray.from_arrays([_strings(file), pa.array(offset, pa.int64()), pa.array(record, pa.int64()),
+                                        _strings(sub)], fields=list(LOCATOR)),
+            pa.StructArray.from_arrays([_floats(v) for v in values], fields=list(self.schema.field("signals").type)),
+            _strings(meta), pa.array(spans, SPANS)]
+        if self._extended:
+            arrays += [_strings(reason), _strings(stage)]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        self._digests += self._digester.digests(batch)
+        self._ids.append(arrays[0])
+        self.rows += batch.num_rows
+        self.text_bytes += int(sizes.sum())
+        if self._bytes + batch.nbytes > ROW_GROUP_BYTES:
+            self._flush()
+        self._batches.append(batch)
+        self._bytes += batch.nbytes
+
+    def _flush(self) -> None:
+        if self._batches:
+            table = pa.Table.from_batches(self._batches)
+            self._writer.write_table(table, row_group_size=table.num_rows)
+            self._batches, self._bytes = [], 0
+
+    def close(self) -> None:
+        """Finish the file. Raises DuplicateId."""
+        if self.content is not None:
+            return
+        self._convert()
+        self._flush()
+        self._writer.close()
+        ids = pa.chunked_array(self._ids, pa.string()).cast(pa.large_string()).combine_chunks()
+        order = pc.sort_indices(ids)
+        sort = ids.take(order)
+        if len(sort) > 1:
+            same = pc.equal(sort[1:], sort[:-1])
+            if pc.any(same).as_py():
+                raise DuplicateId(f"{self.path}: id {sort[pc.index(same, True).as_py()]} is there twice")
+        h = hashlib.sha256()
+        for i in order.to_numpy():
+            h.update(self._digests[i])
+        self.content = h.hexdigest()
+        self._ids, self._digests = [], []
+
+
+class RowDigester:
+    """Row digests of batches of one schema (see the module's docstring for what they are)."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.signals = signal_names(schema)
+        self.strings = [name for name in _STRINGS if name in schema.names]
+        title = json.dumps(["tokenmill row 1", schema.names, self.signals], ensure_ascii=True)
+        self._base = hashlib.sha256(hashlib.sha256(title.encode()).digest())
+
+    def digests(self, batch: pa.RecordBatch) -> list[bytes]:
+        """sha256 of every row, 32 bytes each."""
+        n = batch.num_rows
+        if n == 0:
+            return []
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        place, spans, text = columns["locator"], columns["loss_spans"], columns["text"].cast(pa.large_string())
+        short = [columns[name].cast(pa.large_string()) for name in self.strings]
+        short += [pc.struct_field(place, name).cast(pa.large_string()) for name in ("file", "sub")]
+        lengths = [pc.fill_null(pc.binary_length(c).cast(pa.int64()), -1).to_numpy() for c in (*short, text)]
+        numbers = [pc.struct_field(place, name) for name in ("offset", "record")]
+        numbers += [pc.struct_field(columns["signals"], name) for name in self.signals]
+        bits = [pc.fill_null(c, 0).to_numpy(zero_copy_only=False).view("<i8") for c in numbers]
+        nulls = [c.is_null().to_numpy(zero_copy_only=False).view("u1") for c in numbers]
+        counts = pc.fill_null(pc.list_value_length(spans).cast(pa.int64()), -1).to_numpy()
+        head = np.stack([*lengths, *bits, counts], axis=1).astype("<i8").view("u1")
+        head = np.ascontiguousarray(np.concatenate([head, np.stack(nulls, axis=1)], axis=1))
+        width, heads = head.shape[1], memoryview(head).cast("B")
+        joined = pc.binary_join_element_wise(*short, pa.scalar("", pa.large_string()), null_handling="replace",
+                                             null_replacement="")
+        a, small = _offsets(joined).tolist(), _data(joined)
+        b, body = _offsets(text).tolist(), _data(text)
+        out = []
+        for i in range(n):
+            h = self._base.copy()
+            h.update(heads[i * width:(i + 1) * width])
+            h.update(small[a[i]:a[i + 1]])
+            h.update(body[b[i]:b[i + 1]])
+            if counts[i] > 0:
+                h.update(np.array([(s["start"], s["end"]) for s in spans[i].as_py()], dtype="<i8").tobytes())
+            out.append(h.digest())
+        return out
+
+
+def read_documents(path: str, columns: Iterable[str] | None = None, batch_rows: int = 256) -> Iterator[Document]:
+    """Documents of a part in the order of its rows. `columns` restricts what is read (`text` is "" when left out).
+
+    Memory: one row group of the columns asked for. Signals that are null are not in `doc.signals`.
+    """
+    with pq.ParquetFile(path, memory_map=True) as file:
+        wanted = [c for c in file.schema_arrow.names if columns is None or c in set(columns)]
+        for group in range(file.num_row_groups):
+            for batch in file.iter_batches(batch_rows, row_groups=[group], columns=wanted, use_threads=False):
+                yield from batch_documents(batch)
+
+
+def batch_documents(batch: pa.RecordBatch) -> Iterator[Document]:
+    """Rows of a batch (any of the columns of a part) as documents."""
+    n, names = batch.num_rows, set(batch.schema.names)
+
+    def column(name: str, default: Any) -> Iterable[Any]:
+        return batch.column(name).to_pylist() if name in names else [default] * n
+
+    signals: Iterable[tuple[Any, ...]] = [()] * n
+    keys: list[str] = []
+    if "signals" in names:
+        keys = [f.name for f in batch.schema.field("signals").type]
+        signals = zip(*(c.to_pylist() for c in batch.column("signals").flatten()))
+    for id, text, url, source, language, date, place, values, meta, spans in zip(
+            column("id", ""), column("text", ""), column("url", ""), column("source", ""), column("language", ""),
+            column("date", None), column("locator", None), signals, column("meta", None), column("loss_spans", None)):
+        yield Document(id, text, source=source, url=url, language=language, date=date, locator=place,
+                       meta=json.loads(meta) if meta and meta != "{}" else {}, loss_spans=spans,
+                       signals={k: v for k, v in zip(keys, values) if v is not None})
+
+
+# -- Arrow, down to the buffers --------------------------------------------------------------------------------------
+def _strings(values: Iterable[str | None], type: pa.DataType | None = None) -> pa.Array:
+    type = type or pa.string()
+    try:
+        return pa.array(values, type)
+    except UnicodeEncodeError:                          # surrogates: JSON escapes, or file names that are not UTF-8
+        return pa.array([None if v is None else v.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+                         for v in values], type)
+
+
+def _floats(values: Any) -> pa.Array:
+    try:
+        return pa.array(values, pa.float64())
+    except (pa.ArrowInvalid, pa.ArrowTypeError):        # booleans
+        return pa.array([None if v is None else float(v) for v in values], pa.float64())
+
+
+def _offsets(array: pa.Array) -> np.ndarray:
+    """The n + 1 offsets of a large_string array into `_data` of it, int64."""
+    return np.frombuffer(array.buffers()[1], "<i8")[array.offset:array.offset + len(array) + 1]
+
+
+def _data(array: pa.Array) -> memoryview:
+    buffer = array.buffers()[2]
+    return memoryview(b"") if buffer is None else memoryview(buffer)
