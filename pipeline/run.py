@@ -44,8 +44,9 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
                verify_inputs: bool = False, report: bool = True) -> RunSummary:
     """Run `recipe` into the store; returns when everything is published, raises when something failed.
 
-    `show` is how progress is shown: rich, quiet or json. Every finished task is committed within a second: whatever happens, the next run of the same recipe goes on from
-    there. The workers of the backend start when there is something to run, and are gone when this returns.
+    `show` is how progress is shown: rich, quiet or json. Every finished task is committed within a second: whatever
+    happens, the next run of the same recipe goes on from there. The workers of the backend start when there is
+    something to run, and are gone when this returns.
     """
     store = Store(store_root)
     name = run or run_name(recipe)

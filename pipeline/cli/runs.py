@@ -10,8 +10,8 @@ import typer
 
 from pipeline.cli import fail
 
-RecipeArg = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a ready recipe (fineweb).")]
-StoreOpt = Annotated[str, typer.Option("--store", envvar="TOKENMILL_STORE", help="Folder or URL everything is kept in.")]
+RecipeArg = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a ready recipe.")]
+StoreOpt = Annotated[str, typer.Option("--store", envvar="TOKENMILL_STORE", help="Folder or URL of the store.")]
 SetOpt = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe.")]
 InputOpt = Annotated[list[str] | None, typer.Option("--input", help="Files for the recipe's input source.")]
 CodeOpt = Annotated[bool, typer.Option("--allow-custom-stages", help="Let the recipe run code of its own.")]
@@ -28,9 +28,9 @@ def register(app: typer.Typer) -> None:
 
 
 def run(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, set: SetOpt = None,
-        workers: Annotated[int | None, typer.Option(help="Child processes (default: the cores of this machine).")] = None,
-        address: Annotated[str | None, typer.Option(help="Attach to this Ray cluster instead of an embedded one.")] = None,
-        backend: Annotated[str, typer.Option(help="ray, process (no Ray, this machine) or inline (for debugging).")] = "ray",
+        workers: Annotated[int | None, typer.Option(help="Child processes (default: all cores).")] = None,
+        address: Annotated[str | None, typer.Option(help="Attach to this Ray cluster.")] = None,
+        backend: Annotated[str, typer.Option(help="ray, process (no Ray) or inline (to debug).")] = "ray",
         name: Annotated[str | None, typer.Option("--name", help="Name of the run (default: from the recipe).")] = None,
         takeover: Annotated[bool, typer.Option(help="Fence another driver that seems to hold the store.")] = False,
         verify_inputs: Annotated[bool, typer.Option(help="Hash inputs instead of trusting size and time.")] = False,

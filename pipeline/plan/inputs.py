@@ -103,7 +103,7 @@ def _local(name: str, patterns: list[str], base: str, root: str | None,
                 raise InputError(f"source '{name}': no permission to read '{p}'")
             rel = os.path.relpath(p, top)
             if rel.startswith(".."):
-                raise InputError(f"source '{name}': '{p}' is outside its root '{top}'; set `root:` to a folder above it")
+                raise InputError(f"source '{name}': '{p}' is outside its root '{top}'; set `root:` to one above it")
             found.append((rel.replace(os.sep, "/"), top, info.st_size, str(info.st_mtime_ns)))
     return found
 

@@ -259,7 +259,8 @@ class Planner:
         origin: list[str] = []
         chain = [s.arg() for s in plan.chain]
         memory = 300 + sum(s.stage.memory_mb for s in plan.chain)
-        common = {"chain": chain, "where": plan.where, "signals": list(plan.signals), "signals_mode": self.recipe.run.signals,
+        common = {"chain": chain, "where": plan.where, "signals": list(plan.signals),
+                  "signals_mode": self.recipe.run.signals,
                   "$volatile": {"quarantined": self.quarantined([s.key for s in plan.chain])}}
 
         def add(args: dict[str, Any], weight: int, label: str, came_from: str) -> None:
@@ -302,7 +303,8 @@ class Planner:
     def _barrier_work(self, plan: _PassPlan, barrier: Barrier, prepare: str, ranks: list[str], names: list[str],
                       results: Mapping[str, Any]) -> Work:
         parts = []
-        for (_, node), given in zip(plan.inputs, names if len(plan.inputs) == len(names) else [None] * len(plan.inputs)):
+        given_names = names if len(plan.inputs) == len(names) else [None] * len(plan.inputs)
+        for (_, node), given in zip(plan.inputs, given_names):
             before: PassResult = results[node]
             for record, source in zip(before.records, before.source_of):
                 text, side = record.files["kept.parquet"], record.files.get(f"side.{prepare}.parquet")

@@ -8,7 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-STATUS = {"fresh": "[green]fresh[/]", "stale": "[yellow]stale[/]", "partly": "[yellow]partly[/]", "waits": "[dim]waits[/]"}
+STATUS = {"fresh": "[green]fresh[/]", "stale": "[yellow]stale[/]", "partly": "[yellow]partly[/]",
+          "waits": "[dim]waits[/]"}
 
 
 def human_bytes(n: float) -> str:
@@ -46,7 +47,7 @@ def print_plan(document: dict[str, Any], console: Console | None = None) -> None
                       human_bytes(row["disk_bytes"]) if row["disk_bytes"] else "–")
     out.print(table)
     total = document["total"]
-    out.print(f"to run: about [bold]{human_seconds(total['cpu_s'])}[/] CPU, [bold]{human_bytes(total['disk_bytes'])}[/] disk"
-              f"; {total['tasks_fresh']} tasks are done already")
+    out.print(f"to run: about [bold]{human_seconds(total['cpu_s'])}[/] CPU, "
+              f"[bold]{human_bytes(total['disk_bytes'])}[/] disk; {total['tasks_fresh']} tasks are done already")
     for warning in document["warnings"]:
         out.print(f"[yellow]warning:[/] {warning}")

@@ -60,7 +60,8 @@ def partitions(source: str, files: list[SourceFile], expansions: Mapping[str, fl
             flush()
             for i, split in enumerate(splits):
                 arg = file.arg(start=split["start"], stop=split["stop"], ordinal=split["ordinal"])
-                done.append(Partition(source, (arg,), split["bytes"] + 1, f"{source}: {file.path} [{i + 1}/{len(splits)}]"))
+                label = f"{source}: {file.path} [{i + 1}/{len(splits)}]"
+                done.append(Partition(source, (arg,), split["bytes"] + 1, label))
             continue
         if pending and (size + expected > OVERFULL * target or len(pending) >= MAX_FILES):
             flush()

@@ -44,7 +44,8 @@ def stacked(parts: list[tuple[str, float, int]], *, height: int = 22, label: str
 
 def meter(share: float, color: int = 0) -> str:
     """A thin bar for a table cell: `share` in [0, 1] of the cell's width."""
-    return (f'<svg class="meter" width="100%" height="8" aria-hidden="true"><rect class="track" width="100%" height="8" rx="2"/>'
+    return ('<svg class="meter" width="100%" height="8" aria-hidden="true">'
+            '<rect class="track" width="100%" height="8" rx="2"/>'
             f'<rect class="c{color % COLORS}" width="{100 * min(max(share, 0.0), 1.0):.2f}%" height="8" rx="2"/></svg>')
 
 
@@ -60,8 +61,9 @@ def histogram(bins: dict[str, int], color: int, *, low: int, high: int, top: int
         if value:
             tall = max(tall, 1.5)
         x, y = 5 + i * step, height - 18 - tall
-        out.append(f'<rect class="c{color % COLORS}" x="{x:.1f}" y="{y:.1f}" width="{max(step - gap, 1):.1f}" height="{tall:.1f}" rx="1.5">'
-                   f"<title>{number(2 ** (low + i))}–{number(2 ** (low + i + 1))} characters: {value:,} documents</title></rect>")
+        said = f"{number(2 ** (low + i))}–{number(2 ** (low + i + 1))} characters: {value:,} documents"
+        out.append(f'<rect class="c{color % COLORS}" x="{x:.1f}" y="{y:.1f}" width="{max(step - gap, 1):.1f}" '
+                   f'height="{tall:.1f}" rx="1.5"><title>{said}</title></rect>')
     for i in range(0, n, max(1, n // 5)):
         out.append(f'<text class="axis" x="{5 + (i + 0.5) * step:.1f}" y="{height - 4}" text-anchor="middle">'
                    f"{number(2 ** (low + i))}</text>")

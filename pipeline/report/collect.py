@@ -72,8 +72,9 @@ class Node:
 
     def lineage(self) -> dict[str, Any]:
         files = [f for r in self.records for f in r.files.values()]
-        return {"name": self.name, "kind": self.kind, "deps": self.deps, "steps": self.steps, "tasks": len(self.records),
-                "bytes": sum(f.bytes for f in files), "cpu_s": round(sum(r.cpu_s for r in self.records), 2),
+        return {"name": self.name, "kind": self.kind, "deps": self.deps, "steps": self.steps,
+                "tasks": len(self.records), "bytes": sum(f.bytes for f in files),
+                "cpu_s": round(sum(r.cpu_s for r in self.records), 2),
                 "content": _digest([f.content for f in files])}
 
 

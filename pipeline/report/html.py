@@ -25,7 +25,9 @@ def render(document: dict[str, Any]) -> str:
 
 
 def seconds(s: float) -> str:
-    return f"{s:.2g} s" if s < 10 else f"{s:.0f} s" if s < 120 else f"{s / 60:.1f} min" if s < 7200 else f"{s / 3600:.1f} h"
+    if s < 120:
+        return f"{s:.2g} s" if s < 10 else f"{s:.0f} s"
+    return f"{s / 60:.1f} min" if s < 7200 else f"{s / 3600:.1f} h"
 
 
 def percent(share: float) -> str:

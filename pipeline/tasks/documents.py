@@ -68,7 +68,8 @@ def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
 class DocumentPass:
     """args: either source, reader {name, key, config} and slices [$file…], or part {text: $ref, removed: $ref | null,
     barrier}; where {source | language: [values]} of the documents taken; chain [{name, key, $volatile: {target,
-    config}}], signals [names], signals_mode until-drop | all, $volatile {quarantined: {id: {stage_key, stage, reason}}}."""
+    config}}], signals [names], signals_mode until-drop | all, $volatile {quarantined: {id: {stage_key, stage, reason}}}.
+    """
 
     version = 1
 
