@@ -132,7 +132,7 @@ def _not_installed(what: str, e: ImportError) -> str:
 
 
 def _settings(checker: Checker, config: type[BaseModel], settings: dict[str, Any], path: KeyPath) -> None:
-    """Validates `settings` and completes them with defaults, in place. Paths of resources count from the recipe's folder."""
+    """Validates `settings` and completes them with defaults, in place. Resource paths count from its folder."""
     given = dict(settings)
     for field, value in given.items():
         if field in config.model_fields and role_of(config, field) == "resource" and isinstance(value, str):
@@ -236,8 +236,8 @@ def _curriculum(recipe: Recipe, checker: Checker) -> None:
         if phase.sequence is not None:
             for name, length in longest.items():
                 if length % phase.sequence:
-                    checker.fail((*at, "sequence"), f"{phase.sequence:,} does not divide {length:,}, the `longest` of shards "
-                                                    f"'{name}'")
+                    checker.fail((*at, "sequence"),
+                                 f"{phase.sequence:,} does not divide {length:,}, the `longest` of shards '{name}'")
         if phase.sequence and phase.batch and phase.batch < phase.sequence:
             checker.fail((*at, "batch"), f"a batch of {phase.batch:,} tokens holds no sequence of {phase.sequence:,}")
         if phase.mix is not None:

@@ -159,8 +159,8 @@ def _feed(data: dict[str, Any], marks: Marks, inputs: list[str]) -> None:
         if name is None and len(sources) == 1:
             [name] = sources
         if name is None:
-            raise _error("--input", f"which of the sources {', '.join(map(str, sources))} is meant? Put `input: NAME` into "
-                                    "the recipe, or use --set sources.NAME.path=…")
+            raise _error("--input", f"which of the sources {', '.join(map(str, sources))} is meant? Put `input: NAME` "
+                                    "into the recipe, or use --set sources.NAME.path=…")
         if isinstance(sources.get(name), dict):
             sources[name]["path"] = [p if "://" in p else os.path.abspath(os.path.expanduser(p)) for p in inputs]
             marks.put(("sources", name, "path"), Mark("--input"))

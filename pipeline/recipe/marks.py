@@ -125,8 +125,8 @@ def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
             name = key.value
             if name in found:
                 first = marks.at((*path, name))
-                raise fail(key.start_mark, (*path, name), f"the key '{name}' is given twice (first on line {first.line})"
-                                                          "; remove one of them")
+                raise fail(key.start_mark, (*path, name), f"the key '{name}' stands here twice (first on line "
+                                                          f"{first.line}); remove one")
             marks.places[(*path, name)] = Mark(file, key.start_mark.line + 1, key.start_mark.column + 1)
             found[name] = build(value, (*path, name))
         for value, key in merged:

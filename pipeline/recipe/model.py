@@ -41,8 +41,8 @@ def _step(value: Any) -> Any:
             return {"name": name, "config": config or {}}
         raise ValueError(f"the settings of '{name}' must be a mapping, e.g. {name}: {{key: value}}; got {config!r}")
     if isinstance(value, dict) and len(value) > 1:
-        raise ValueError(f"a step has one name, this has {len(value)} ({', '.join(map(str, value))}); indent the settings "
-                         "of a step below its name, and begin every step with '- '")
+        raise ValueError(f"a step has one name, this has {len(value)} ({', '.join(map(str, value))}); indent the "
+                         "settings of a step below its name, and begin every step with '- '")
     raise ValueError(f"a step is a name, or a name with settings such as 'language: {{min: 0.65}}'; got {value!r}")
 
 
@@ -101,10 +101,10 @@ class Dataset(Model):
 
 
 class TokenizerTrain(Model):
-    """How a tokenizer is trained: byte-level BPE or SentencePiece (`model: unigram | bpe`), on at most `sample` bytes."""
+    """How to train a tokenizer: byte-level BPE or SentencePiece (`model: unigram | bpe`), on at most `sample` bytes."""
 
     kind: Literal["bpe", "sentencepiece"] = "bpe"
-    model: Literal["unigram", "bpe"] = "bpe"
+    model: Literal["unigram", "bpe"] = "unigram"
     vocab: Count
     inputs: Names = Field(alias="from")
     where: Where = {}
@@ -114,7 +114,7 @@ class TokenizerTrain(Model):
     @classmethod
     def _vocab(cls, value: int) -> int:
         if not 257 <= value <= 1 << 24:
-            raise ValueError(f"a vocabulary of {value:,} is outside 257 … 16,777,216 (256 bytes and an end-of-text token)")
+            raise ValueError(f"a vocabulary of {value:,} is outside 257 … 16,777,216 (256 bytes and end-of-text)")
         return value
 
 
@@ -155,7 +155,7 @@ class Phase(Model):
 
 
 class Curriculum(Model):
-    """In what mixture, over which lengths, the tokens are seen; token counts are n × L targets. Resolved by `stages.mix`."""
+    """In what mixture and lengths the tokens are seen; counts are n × L targets. Resolved by `stages.mix`."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     total: Count
