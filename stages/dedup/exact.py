@@ -1,0 +1,343 @@
+"""Exact duplicates, by text or by URL: the recipe step `exact`, and the stage that hashes.
+
+    - exact                        # the same text
+    - {exact: {by: both}}          # one document a URL first, then one document a text
+
+Of equal documents the one of the best dataset in `priority:` stays, among those the longest, then the smallest id.
+Waves, once for each key: map (a group of parts: one record a hash, its best document) → reduce (a range of hashes: the
+survivors of hashes that occur twice, sent to the groups that have them) → removal slices. A hash that a million
+documents share costs one record a group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from stages.barrier import Barrier, FileRef, PartRef, TaskDraft, TaskResult, Wave
+from stages.dedup.fragment import (
+    VERDICT,
+    DuplicateId,
+    bucket_of,
+    buckets_for,
+    fixed_bytes,
+    groups,
+    id_text,
+    ids_to_ints,
+    read_segments,
+    read_side,
+    slice_table,
+    slices_of,
+    write_segments,
+    write_slice,
+)
+from stages.stage import Stage, StageConfig, signal
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stages.document import Document
+
+#: a hash in one group: the best of its documents, and how many there are
+HASHED = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("chars", "<u4"), ("n", "<u4")])
+#: the survivor of a hash that occurs more than once
+SURVIVOR = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8")])
+#: a document of a side table
+_ROW = np.dtype([("part", "<u4"), ("row", "<u4"), *HASHED.descr])
+
+_SPACE = re.compile(r"\s+")
+
+
+class ExactConfig(StageConfig):
+    by: Literal["text", "url", "both"] = signal("text", "what makes two documents equal")
+    normalise: bool = signal(True, "texts are equal when they differ in white space and case only; else byte for byte")
+
+
+def same_text(text: str) -> str:
+    """A text as `exact` compares it: lower-cased, runs of white space and line breaks one space, none at the ends."""
+    return _SPACE.sub(" ", text.lower()).strip()
+
+
+def same_url(url: str) -> str:
+    """A URL as `exact` compares it: http and https are one, host in lower case without its default port, an empty path
+    is "/", the fragment goes; path and query stay as they are (RFC 3986, 6.2.2-3; the scheme as in SURT keys)."""
+    url = url.strip()
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return url
+    if parts.scheme not in ("http", "https") or not host:
+        return url
+    place = host if port in (None, 80, 443) else f"{host}:{port}"
+    return f"//{place}{parts.path or '/'}" + (f"?{parts.query}" if parts.query else "")
+
+
+class ExactHash(Stage):
+    """xxh3_128 of the text and of the URL of a document, for the side table of `exact`; nothing for a missing URL."""
+
+    name = "exact_hash"
+    version = 1
+    side = pa.schema([("text", pa.binary()), ("url", pa.binary()), ("chars", pa.uint32())])
+    Config = ExactConfig
+
+    def process(self, doc: Document) -> str | None:
+        text = url = b""
+        if self.config.by != "url":
+            plain = same_text(doc.text) if self.config.normalise else doc.text
+            text = xxhash.xxh3_128_digest(plain.encode("utf-8", "surrogatepass"))
+        if self.config.by != "text" and doc.url.strip():
+            url = xxhash.xxh3_128_digest(same_url(doc.url).encode("utf-8", "surrogatepass"))
+        doc.side[self.name] = {"text": text, "url": url, "chars": len(doc.text)}
+        return None
+
+
+class Exact(Barrier):
+    """Remove documents whose text, or URL, equals that of another one (see the module).
+
+    By `both`, documents are first compared by URL; those that stay are compared by text, so nothing is removed in
+    favour of a document that is itself removed.
+    """
+
+    name = "exact"
+    version = 1
+    Config = ExactConfig
+
+    def prepare(self) -> tuple[str, dict[str, Any]]:
+        return "stages.dedup.exact:ExactHash", self.config.model_dump(mode="json")
+
+    def waves(self, parts: list[PartRef]) -> list[Wave]:
+        plan = groups(parts)
+        sides = [g.sides(self.name) for g in plan]
+        ranges = buckets_for(sum(g.rows for g in plan) * HASHED.itemsize)
+
+        def survivors(done: Mapping[str, list[TaskResult]], column: str) -> list[FileRef]:
+            return [r.files["survivors.seg"] for r in done.get(f"{column}_reduce", [])]
+
+        def mapper(column: str, after: str | None) -> Any:
+            def tasks(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
+                gone = survivors(done, after) if after else []
+                return [TaskDraft("stages.dedup.exact:ExactMap",
+                                  {"sides": side, "column": column, "buckets": ranges, "after": after, "gone": gone,
+                                   "group": n if after else 0},
+                                  sum(s["bytes"] for s in side), f"{g.dataset}: {column} hashes of {len(side)} parts",
+                                  500 + g.rows * 250 // 2**20) for n, (g, side) in enumerate(zip(plan, sides))]
+            return tasks
+
+        def reducer(column: str) -> Any:
+            def tasks(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
+                maps = [r.files["hashes.seg"] for r in done[f"{column}_map"]]
+                size = sum(m["bytes"] for m in maps) // ranges
+                return [TaskDraft("stages.dedup.exact:ExactReduce",
+                                  {"maps": maps, "ranks": [g.rank for g in plan], "bucket": b}, size,
+                                  f"equal {column} hashes, range {b + 1}/{ranges}", 500 + size * 4 // 2**20)
+                        for b in range(ranges if plan else 0)]
+            return tasks
+
+        def slices(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
+            return [TaskDraft("stages.dedup.exact:ExactSlices",
+                              {"sides": sides[n], "group": n, "dataset": plan[n].dataset,
+                               "survivors": {c: survivors(done, c) for c in self._columns()}},
+                              sum(s["bytes"] for s in sides[n]),
+                              f"{plan[n].dataset}: removals of {len(sides[n])} parts",
+                              500 + plan[n].rows * 250 // 2**20) for n in self._touched(done)]
+
+        waves, before = [], None
+        for column in self._columns():
+            waves += [Wave(f"{column}_map", mapper(column, before)), Wave(f"{column}_reduce", reducer(column))]
+            before = column
+        return [*waves, Wave("slices", slices)]
+
+    def slices(self, parts: list[PartRef], results: Mapping[str, list[TaskResult]]) -> list[FileRef | None]:
+        return slices_of(groups(parts), self._touched(results), results["slices"])
+
+    def _columns(self) -> tuple[str, ...]:
+        return ("url", "text") if self.config.by == "both" else (self.config.by,)
+
+    def _touched(self, done: Mapping[str, list[TaskResult]]) -> list[int]:
+        """Numbers of the groups that have a document whose hash occurs twice."""
+        return sorted({int(g) for c in self._columns() for r in done[f"{c}_reduce"] for g in r.counters["by_group"]})
+
+
+class ExactMap:
+    """args: sides [$ref, the group's parts], column, buckets; for the second of two columns also `after` (the first),
+    `gone` [$ref of its survivors] and `group`: what the first column removes does not take part.
+
+    Writes segments `hashes.seg` (HASHED, by range of hashes).
+    """
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+        args = inputs.args
+        columns = [args["column"], *([args["after"]] if args["after"] else [])]
+        rows, documents = [], 0
+        tables = _rows(inputs, args["sides"], columns)
+        losers = _losers(inputs, args["gone"], args["group"])
+        for table in tables:
+            mine = table[args["column"]]
+            if args["after"]:
+                gone = losers(table[args["after"]])[0]
+                mine = mine[~np.isin(_place(mine), _place(gone))]
+            rows.append(mine)
+            documents += len(mine)
+        records = _best(np.concatenate(rows)) if rows else np.zeros(0, HASHED)
+        write_segments(out, "hashes.seg", records, bucket_of(records["hi"], args["buckets"]), args["buckets"])
+        return {"documents": documents, "hashes": len(records)}
+
+
+class ExactReduce:
+    """args: maps [$ref of `hashes.seg`, one a group], ranks [priority of each group], bucket.
+
+    Writes segments `survivors.seg` (SURVIVOR, bucket = number of the group). Counts hashes, those that occur twice, the
+    documents that go, the most frequent hash, and the repeated hashes of each group.
+    """
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+        args = inputs.args
+        found = read_segments(inputs, args["maps"], args["bucket"], HASHED)
+        every = np.concatenate(found)
+        group = np.repeat(np.arange(len(found)), [len(f) for f in found])
+        rank = np.asarray(args["ranks"], np.int64)[group]
+        order = np.lexsort((every["id_lo"], every["id_hi"], -every["chars"].astype(np.int64), rank, every["lo"],
+                            every["hi"]))
+        every, group = every[order], group[order]
+        _no_twins(every)
+        starts, sizes = _runs(every)
+        count = np.add.reduceat(every["n"], starts) if len(starts) else np.zeros(0, np.uint32)
+        again = np.repeat(count > 1, sizes)
+        survivor = np.repeat(starts, sizes)
+        records = np.empty(int(again.sum()), SURVIVOR)
+        for field in SURVIVOR.names or ():
+            records[field] = every[field][survivor[again]]
+        group = group[again]
+        write_segments(out, "survivors.seg", records, group, len(found))
+        numbers, share = np.unique(group, return_counts=True)
+        return {"hashes": len(starts), "repeated": int((count > 1).sum()), "removed": int((count - 1).sum()),
+                "max_repeats": int(count.max(initial=0)),
+                "by_group": {str(g): int(n) for g, n in zip(numbers, share)}}
+
+
+class ExactSlices:
+    """args: sides [$ref], group, dataset, survivors {column: [$ref]} (in the order the columns decide).
+
+    Writes `slice.PART.parquet` for every part that loses documents; the cluster is the document that is kept.
+    """
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+        args = inputs.args
+        deciders = {c: _losers(inputs, refs, args["group"]) for c, refs in args["survivors"].items()}
+        removed = dict.fromkeys((f"exact_{c}" for c in deciders), 0)
+        for part, table in enumerate(_rows(inputs, args["sides"], list(deciders))):
+            verdicts, reasons = [], []
+            taken = np.zeros(0, np.uint64)
+            for column, losers in deciders.items():
+                rows, kept = losers(table[column][~np.isin(_place(table[column]), taken)])
+                said = np.zeros(len(rows), VERDICT)
+                said["part"], said["row"], said["removed"], said["similarity"] = part, rows["row"], 1, 1.0
+                for half in ("hi", "lo"):
+                    said[f"kept_{half}"] = said[f"cluster_{half}"] = kept[f"id_{half}"]
+                taken = np.concatenate([taken, _place(rows)])
+                verdicts.append(said)
+                reasons += [f"exact_{column}"] * len(said)
+                removed[f"exact_{column}"] += len(said)
+            every = np.concatenate(verdicts)
+            order = np.argsort(every["row"], kind="stable")
+            if len(every):
+                every = every[order]
+                write_slice(out, part, slice_table(every["row"], every["removed"] > 0,
+                                                   [reasons[i] for i in order.tolist()], every))
+        return {"removed": {args["dataset"]: removed}}
+
+
+# -- side tables and hashes as records -------------------------------------------------------------------------------
+def _rows(inputs: Any, sides: list[FileRef], columns: list[str]) -> Iterator[dict[str, NDArray[Any]]]:
+    """For each part: _ROW records of the documents that have a hash, by column."""
+    for part, ref in enumerate(sides):
+        table = read_side(inputs.fetch(ref), ["id", "chars", *columns])
+        id_hi, id_lo = ids_to_ints(table["id"])
+        found = {}
+        for column in columns:
+            there, raw = fixed_bytes(table[column])
+            records = np.zeros(len(raw), _ROW)
+            hashes = raw.reshape(-1, 16).view(">u8")
+            records["part"], records["row"], records["n"] = part, table["row"].to_numpy()[there], 1
+            records["hi"], records["lo"] = hashes[:, 0], hashes[:, 1]
+            records["id_hi"], records["id_lo"] = id_hi[there], id_lo[there]
+            records["chars"] = table["chars"].to_numpy()[there]
+            found[column] = records
+        yield found
+
+
+def _place(rows: NDArray[Any]) -> NDArray[np.uint64]:
+    return rows["part"].astype(np.uint64) << np.uint64(32) | rows["row"].astype(np.uint64)
+
+
+def _best(rows: NDArray[Any]) -> NDArray[Any]:
+    """HASHED: for each hash, ascending, the longest document with the smallest id, and how many have it."""
+    order = np.lexsort((rows["id_lo"], rows["id_hi"], -rows["chars"].astype(np.int64), rows["lo"], rows["hi"]))
+    rows = rows[order]
+    _no_twins(rows)
+    starts, sizes = _runs(rows)
+    best = np.empty(len(starts), HASHED)
+    for field in HASHED.names or ():
+        best[field] = rows[field][starts]
+    best["n"] = sizes
+    return best
+
+
+def _runs(sorted_rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(start, length) of the runs of equal hashes."""
+    if not len(sorted_rows):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    hi, lo = sorted_rows["hi"], sorted_rows["lo"]
+    starts = np.flatnonzero(np.r_[True, (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])])
+    return starts, np.diff(np.r_[starts, len(hi)])
+
+
+def _no_twins(rows: NDArray[Any]) -> None:
+    same = np.ones(max(len(rows) - 1, 0), bool)
+    for field in ("hi", "lo", "id_hi", "id_lo"):
+        same &= rows[field][1:] == rows[field][:-1]
+    at = np.flatnonzero(same)
+    if len(at):
+        raise DuplicateId(id_text(rows["id_hi"][at[0]], rows["id_lo"][at[0]]))
+
+
+def _losers(inputs: Any, refs: list[FileRef], group: int) -> Any:
+    """A function rows -> (those that a survivor replaces, its record for each) by the survivors of one column."""
+    found = read_segments(inputs, refs, group, SURVIVOR)
+    survivors = np.concatenate(found) if found else np.zeros(0, SURVIVOR)
+    survivors = survivors[np.lexsort((survivors["lo"], survivors["hi"]))]
+    known = _joined(survivors)
+
+    def losers(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        if not len(survivors) or not len(rows):
+            return rows[:0], survivors[:0]
+        mine = _joined(rows)
+        at = np.minimum(np.searchsorted(known, mine), len(known) - 1)
+        kept = survivors[at]
+        lost = (known[at] == mine) & ((kept["id_hi"] != rows["id_hi"]) | (kept["id_lo"] != rows["id_lo"]))
+        return rows[lost], kept[lost]
+
+    return losers
+
+
+def _joined(rows: NDArray[Any]) -> NDArray[np.bytes_]:
+    """128-bit hashes as one value each: 16 bytes, big-endian."""
+    both = np.empty((len(rows), 2), ">u8")
+    both[:, 0], both[:, 1] = rows["hi"], rows["lo"]
+    return both.view("S16").ravel()

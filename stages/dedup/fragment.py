@@ -1,0 +1,233 @@
+"""What the deduplication fragments share: groups of parts, places of documents, side tables, removal slices.
+
+Inside one barrier a document is a *place*: ``part << 32 | row``, a uint64, half the size of its id. Map tasks count
+parts from the start of their group, so that their results can be reused when other groups change; later waves add the
+group's first part. Places depend on the layout of the parts, so nothing that leaves the barrier may: order, survivors
+and cluster names come from ids (contracts §2).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from stages.barrier import SLICE_SCHEMA, FileRef, PartRef, TaskResult
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: bounds of a group of parts: bytes of text, and documents (bounds the memory of a map task: ~0.5 GB at 14 bands)
+GROUP_BYTES, GROUP_ROWS = 4 << 30, 1_000_000
+#: bytes of exchange records a reduce task should read
+BUCKET_BYTES = 192 << 20
+
+ID = [("id_hi", "<u8"), ("id_lo", "<u8")]
+#: what a deciding task says about a document: its place within its group (part, row), and why
+VERDICT = np.dtype([("part", "<u4"), ("row", "<u4"), ("removed", "<u4"), ("similarity", "<f8"),
+                    ("kept_hi", "<u8"), ("kept_lo", "<u8"), ("cluster_hi", "<u8"), ("cluster_lo", "<u8")])
+
+
+@dataclass(frozen=True)
+class Group:
+    """A run of consecutive parts of one dataset that one map task reads."""
+
+    first: int                     # number of its first part in the barrier's input
+    parts: tuple[PartRef, ...]
+
+    @property
+    def dataset(self) -> str:
+        return self.parts[0].dataset
+
+    @property
+    def rank(self) -> int:
+        return self.parts[0].rank
+
+    @property
+    def rows(self) -> int:
+        return sum(p.rows for p in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(p.bytes for p in self.parts)
+
+    def sides(self, barrier: str) -> list[FileRef]:
+        """Side tables of the parts. ValueError names a part that has none."""
+        for part in self.parts:
+            if part.side is None:
+                raise ValueError(f"{barrier}: part {part.key} of '{part.dataset}' has no side table; the pass before "
+                                 f"'{barrier}' must run its prepare stage")
+        return [p.side for p in self.parts if p.side is not None]
+
+
+def groups(parts: Sequence[PartRef], max_bytes: int | None = None, max_rows: int | None = None) -> list[Group]:
+    """Cut the parts, in order, into groups of one dataset and rank, at most `max_bytes` of text or `max_rows` rows.
+
+    Past half of either bound a group also ends after a part whose key says so (one in four): boundaries depend on
+    contents, so a new part disturbs its own group and soon no other.
+    """
+    max_bytes, max_rows = max_bytes or GROUP_BYTES, max_rows or GROUP_ROWS
+    out: list[Group] = []
+    run: list[PartRef] = []
+    size = rows = first = 0
+
+    def close() -> None:
+        nonlocal run, size, rows, first
+        if run:
+            out.append(Group(first, tuple(run)))
+        first, run, size, rows = first + len(run), [], 0, 0
+
+    for part in parts:
+        other = run and (run[0].dataset, run[0].rank) != (part.dataset, part.rank)
+        if other or (run and (size + part.bytes > max_bytes or rows + part.rows > max_rows)):
+            close()
+        run.append(part)
+        size, rows = size + part.bytes, rows + part.rows
+        full = max(size / max_bytes, rows / max_rows)
+        if full >= 1 or (full >= 0.5 and hashlib.blake2b(part.key.encode(), digest_size=1).digest()[0] < 64):
+            close()
+    close()
+    return out
+
+
+def buckets_for(total_bytes: int) -> int:
+    """How many reduce tasks share `total_bytes` of records. Results never depend on it."""
+    return max(1, -(-total_bytes // BUCKET_BYTES))
+
+
+def bucket_of(keys: NDArray[np.uint64], buckets: int) -> NDArray[np.int64]:
+    """Bucket of well-mixed 64-bit keys: ranges of equal width, so sorted keys have ascending buckets."""
+    return (((keys >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
+
+
+def places(part: int, rows: NDArray[Any]) -> NDArray[np.uint64]:
+    return np.uint64(part << 32) | rows.astype(np.uint64)
+
+
+def split_place(place: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """(part, row) of places."""
+    return (place >> np.uint64(32)).astype(np.uint32), (place & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+
+
+# -- exchange files --------------------------------------------------------------------------------------------------
+def write_segments(out: Any, name: str, records: NDArray[Any], bucket: NDArray[Any] | None = None,
+                   buckets: int = 1) -> None:
+    """Write an exchange file: `records` (structured) in segments by `bucket` (default: all in one), in their order."""
+    if bucket is None:
+        bucket = np.zeros(len(records), np.int64)
+    with out.segments(name, records.dtype, buckets) as to:
+        to.write(bucket, records)
+
+
+def read_segments(inputs: Any, refs: Sequence[FileRef], bucket: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
+    """The records of one bucket in each of the files, as arrays of their own that may be changed."""
+    return [np.array(inputs.segment(ref, bucket), dtype) for ref in refs]
+
+
+# -- ids and side tables ---------------------------------------------------------------------------------------------
+def ids_to_ints(ids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """(high, low) 64 bits of 32-digit hex ids; ValueError on any other id, whose order as text would be another."""
+    text = ids.to_pylist()
+    try:
+        raw = bytes.fromhex("".join(text))
+    except (ValueError, TypeError):
+        raw = b""
+    if len(raw) != 16 * len(text) or any(len(t) != 32 for t in text):
+        bad = next((t for t in text if not _is_id(t)), None)
+        raise ValueError(f"document id {bad!r} is not 32 hex digits (see stages.document.document_id)")
+    both = np.frombuffer(raw, ">u8").reshape(-1, 2).astype(np.uint64)
+    return both[:, 0].copy(), both[:, 1].copy()
+
+
+class DuplicateId(ValueError):
+    """Two documents of a deduplication have the same id."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"two documents have the id {id}: ids must be unique over all inputs of a deduplication "
+                         f"(is one file part of two datasets under `from:`?)")
+
+
+def _is_id(text: Any) -> bool:
+    return isinstance(text, str) and len(text) == 32 and all(c in "0123456789abcdef" for c in text)
+
+
+def id_text(hi: int, lo: int) -> str:
+    return f"{int(hi):016x}{int(lo):016x}"
+
+
+def fixed_bytes(column: pa.ChunkedArray) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
+    """(which values are there, uint8[present, width]) of a binary column whose non-empty values are equally long."""
+    masks, blocks = [], []
+    for chunk in column.chunks:
+        there = pc.fill_null(pc.greater(pc.binary_length(chunk), 0), False)
+        masks.append(there.to_numpy(zero_copy_only=False))
+        kept = chunk.filter(there)
+        if len(kept):
+            data = b"".join(kept.to_pylist())
+            blocks.append(np.frombuffer(data, np.uint8).reshape(len(kept), -1))
+    mask = np.concatenate(masks) if masks else np.zeros(0, bool)
+    return mask, np.concatenate(blocks) if blocks else np.zeros((0, 0), np.uint8)
+
+
+def read_side(path: str, columns: list[str], rows: NDArray[Any] | None = None) -> pa.Table:
+    """Columns of a side table; with `rows` (sorted, unique) only those rows of the part, which must all be there."""
+    table = pq.read_table(path, columns=["row", *columns])
+    if rows is None:
+        return table
+    have = table["row"].to_numpy()
+    at = np.searchsorted(have, rows)
+    if len(rows) and (at[-1] >= len(have) or not np.array_equal(have[at], rows)):
+        raise ValueError("a side table does not hold the rows its part was deduplicated by: the store is damaged")
+    return table.take(pa.array(at))
+
+
+# -- the end of every fragment: slices -------------------------------------------------------------------------------
+def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: Any, verdicts: NDArray[Any]) -> pa.Table:
+    """SLICE_SCHEMA rows from VERDICT records sorted by row; `reason`: one text, or one for each record."""
+    said = [reason] * len(rows) if isinstance(reason, str) else list(reason)
+    similarity = verdicts["similarity"]
+    return pa.table({
+        "row": pa.array(rows, pa.uint32()),
+        "reason": pa.array([r if gone else "" for r, gone in zip(said, removed)], pa.string()),
+        "kept": pa.array([id_text(v["kept_hi"], v["kept_lo"]) if gone else None for v, gone in zip(verdicts, removed)],
+                         pa.string()),
+        "similarity": pa.array(similarity, pa.float64(), mask=np.isnan(similarity) | ~removed),
+        "cluster": pa.array([id_text(v["cluster_hi"], v["cluster_lo"]) for v in verdicts], pa.string()),
+    }, schema=SLICE_SCHEMA)
+
+
+def write_slice(out: Any, part: int, table: pa.Table) -> None:
+    """Write the slice of the group's `part`-th part. Its content is that of its rows, not of the Parquet bytes."""
+    name = f"slice.{part}.parquet"
+    pq.write_table(table, out.path(name), compression="zstd", write_statistics=False)
+    h = hashlib.sha256()
+    for row in table.to_pylist():
+        similarity = "" if row["similarity"] is None else row["similarity"].hex()
+        h.update(f"{row['row']}\t{row['reason']}\t{row['kept'] or ''}\t{similarity}\t{row['cluster']}\n".encode())
+    out.note(name, rows=table.num_rows, content=h.hexdigest())
+
+
+def slices_of(all_groups: Sequence[Group], touched: Sequence[int],
+              results: Sequence[TaskResult]) -> list[FileRef | None]:
+    """A slice or None for every part: `results` are those of the slice tasks of the groups `touched`, in order."""
+    found: list[FileRef | None] = []
+    by_group: Mapping[int, TaskResult] = dict(zip(touched, results, strict=True))
+    for number, group in enumerate(all_groups):
+        files = by_group[number].files if number in by_group else {}
+        found.extend(files.get(f"slice.{i}.parquet") for i in range(len(group.parts)))
+    return found
+
+
+def by_part(records: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """(part, its records by ascending row) of records with the fields `part` and `row`."""
+    ordered = records[np.lexsort((records["row"], records["part"]))]
+    edges = np.flatnonzero(np.diff(ordered["part"])) + 1
+    for piece in np.split(ordered, edges):
+        if len(piece):
+            yield int(piece["part"][0]), piece

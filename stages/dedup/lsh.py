@@ -1,0 +1,138 @@
+"""Waves 1 and 2 of near-duplicate detection: documents that share a band key, as the edges of a forest.
+
+Map (a group of parts): sort the band keys of its documents, link documents with equal keys to the first of them, and
+send on one record a key whatever its frequency (map-side combine): a key that a million pages share costs a reducer one
+record a group. Reduce (a range of keys): the same over the groups' representatives. Stars, never pairs: n documents
+under one key give n - 1 edges, and a file keeps only a spanning forest, at most one edge a document.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numba as nb
+import numpy as np
+
+from stages.dedup.fragment import bucket_of, fixed_bytes, places, read_segments, read_side, write_segments
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    U64 = NDArray[np.uint64]
+
+#: a band key in one group: the first of its documents, and how many there are
+BAND = np.dtype([("key", "<u8"), ("place", "<u8"), ("n", "<u4")])
+#: two documents of one cluster, by place
+EDGE = np.dtype([("a", "<u8"), ("b", "<u8")])
+
+
+class BandMap:
+    """args: sides [$ref of the signature side tables of a group's parts, in order], buckets.
+
+    Writes segments `bands` (BAND, by range of keys) and `links` (EDGE, one bucket); places count within the group.
+    """
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+        keys, spots, documents, signed = [], [], 0, 0
+        for part, side in enumerate(inputs.args["sides"]):
+            table = read_side(inputs.fetch(side), ["bands"])
+            there, raw = fixed_bytes(table["bands"])
+            documents, signed = documents + len(there), signed + len(raw)
+            if len(raw):
+                bands = raw.view("<u8")
+                keys.append(bands.ravel())
+                spots.append(np.repeat(places(part, table["row"].to_numpy()[there]), bands.shape[1]))
+        key, place = _joined(keys), _joined(spots)
+        records, links = stars(key, place, np.ones(len(key), np.uint32))
+        buckets = inputs.args["buckets"]
+        write_segments(out, "bands.seg", records, bucket_of(records["key"], buckets), buckets)
+        write_segments(out, "links.seg", links)
+        return {"documents": documents, "signed": signed, "keys": len(records), "linked": len(links)}
+
+
+class BandReduce:
+    """args: maps [$ref of `bands`], firsts [number of the first part of each], bucket.
+
+    Writes segments `links` (EDGE, one bucket, global places). Counts keys, collisions (documents that met another one
+    under a key) and a histogram of the documents under one key: bin b holds 2**b <= documents < 2**(b + 1), b >= 1.
+    """
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+        args = inputs.args
+        found = read_segments(inputs, args["maps"], args["bucket"], BAND)
+        for records, first in zip(found, args["firsts"]):
+            records["place"] += np.uint64(first << 32)
+        every = np.concatenate(found) if found else np.zeros(0, BAND)
+        records, links = stars(every["key"], every["place"], every["n"])
+        write_segments(out, "links.seg", links)
+        shared = records["n"][records["n"] > 1]
+        bins = np.bincount(np.frexp(shared.astype(np.float64))[1] - 1) if len(shared) else np.zeros(0, int)
+        return {"keys": len(records), "linked": len(links), "collisions": int(shared.sum()),
+                "max_bucket": int(shared.max(initial=0)),
+                "bucket_sizes": {str(b): int(n) for b, n in enumerate(bins) if n}}
+
+
+def stars(key: U64, place: U64, n: NDArray[np.uint32]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(BAND: for each key, ascending, its smallest place and the sum of `n`; EDGE: a spanning forest of all stars)."""
+    if not len(key):
+        return np.zeros(0, BAND), np.zeros(0, EDGE)
+    order = np.argsort(key)
+    key, place = key[order], place[order]
+    new = np.r_[True, key[1:] != key[:-1]]
+    starts = np.flatnonzero(new)
+    records = np.empty(len(starts), BAND)
+    records["key"] = key[starts]
+    records["place"] = np.minimum.reduceat(place, starts)
+    records["n"] = np.add.reduceat(n[order], starts)
+    alone = np.diff(np.r_[starts, len(key)]) == 1
+    leaf = ~np.repeat(alone, np.diff(np.r_[starts, len(key)]))
+    centre = records["place"][np.cumsum(new) - 1][leaf]
+    return records, forest(centre, place[leaf])
+
+
+# -- union-find ------------------------------------------------------------------------------------------------------
+@nb.njit(cache=True)
+def _roots(a, b, n):
+    parent = np.arange(n)
+    for i in range(a.shape[0]):
+        x, y = a[i], b[i]
+        while parent[x] != x:
+            parent[x] = parent[parent[x]]
+            x = parent[x]
+        while parent[y] != y:
+            parent[y] = parent[parent[y]]
+            y = parent[y]
+        if x < y:                                     # the smallest member is the root, whatever the order of the edges
+            parent[y] = x
+        else:
+            parent[x] = y
+    for x in range(n):                                # parent[x] <= x: one ascending pass flattens every path
+        parent[x] = parent[parent[x]]
+    return parent
+
+
+def components(a: U64, b: U64) -> tuple[U64, U64]:
+    """(every place on an edge, ascending; the smallest place of its component)."""
+    nodes, both = np.unique(np.concatenate([a, b]), return_inverse=True)
+    return nodes, nodes[_roots(both[:len(a)], both[len(a):], len(nodes))]
+
+
+def forest(a: U64, b: U64) -> NDArray[Any]:
+    """EDGE records that connect the same documents: one edge from the smallest place of a component to each other one,
+    sorted. A function of the components alone, not of the edges given."""
+    nodes, roots = components(a, b)
+    leaf = nodes != roots
+    edges = np.empty(int(leaf.sum()), EDGE)
+    edges["a"], edges["b"] = roots[leaf], nodes[leaf]
+    edges.sort(order=("a", "b"))
+    return edges
+
+
+def _joined(blocks: list[U64]) -> U64:
+    return np.concatenate(blocks) if blocks else np.zeros(0, np.uint64)

@@ -1,0 +1,277 @@
+"""Waves 4 and 5 of near-duplicate detection: who of a cluster is really a duplicate.
+
+LSH clusters are candidates, not verdicts: closing over shared bands chains A~B~C into one cluster, and a template that
+thousands of pages share makes them one, whatever they say (Marin's audit of July 2026: 859,092 documents became 2).
+Here the documents of a cluster are taken in order (priority of their dataset, longest first, id), and one is removed
+only when its Jaccard similarity with a document *kept before it*, one that shares a band key with it, is at least
+`verify`. The rest of the cluster is kept.
+
+The similarity is |A and B| / |A or B| of the sets of word n-grams of the two texts as stored (capped, simplified), by
+64-bit hash. Anyone can recompute it from the kept and the dropped text: `stages.dedup.explain` does. Texts are stored
+after scrubbing and band keys are taken before it, so the two may see a different e-mail address, never another page.
+
+Text stays out of the exchange: one task a group reads the texts of its candidates once and leaves their shingle sets
+in one file, ordered by cluster; a judging task reads a bucket of clusters from these files, holding a bounded cache.
+Clusters of any size cost at most `max_comparisons` comparisons a document (a count, not a clock): a document that has
+not been found equal by then is kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from stages.dedup.cluster import MEMBER
+from stages.dedup.fragment import (
+    VERDICT,
+    DuplicateId,
+    bucket_of,
+    by_part,
+    fixed_bytes,
+    id_text,
+    ids_to_ints,
+    read_segments,
+    read_side,
+    write_segments,
+)
+from stages.dedup.hashing import jaccard, mix
+from stages.dedup.minhash import MinHashSignature
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: bytes of shingles collected before they are ordered by cluster and written, and held by a judging task
+_CHUNK, _CACHE = 128 << 20, 256 << 20
+
+
+def candidate(bands: int) -> np.dtype[Any]:
+    """A candidate: its cluster's smallest place, its place in its group, its id, length in characters, and where in the
+    group's `shingles.bin` its shingle set stands (in values)."""
+    return np.dtype([("root", "<u8"), ("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"),
+                     ("chars", "<u4"), ("count", "<u4"), ("offset", "<u8"), ("bands", "<u8", (bands,))])
+
+
+class Shingles:
+    """args: members $ref, group (its bucket), parts [{side, text} $refs], signature (config), buckets, texts (bool).
+
+    Writes segments `candidates` (by cluster) and, when `texts`, `shingles.bin`: sorted unique uint64, little-endian.
+    """
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+        args = inputs.args
+        stage = MinHashSignature(args["signature"])
+        dtype = candidate(stage.config.bands)
+        members = read_segments(inputs, [args["members"]], args["group"], MEMBER)[0]
+        sets = _SetWriter(out.path("shingles.bin")) if args["texts"] else None
+        blocks = []
+        for part, said in by_part(members):
+            refs = args["parts"][part]
+            records = np.zeros(len(said), dtype)
+            for field in ("root", "part", "row"):
+                records[field] = said[field]
+            side = read_side(inputs.fetch(refs["side"]), ["id", "bands", "chars"], said["row"])
+            records["id_hi"], records["id_lo"] = ids_to_ints(side["id"])
+            records["chars"] = side["chars"].to_numpy()
+            records["bands"] = fixed_bytes(side["bands"])[1].view("<u8")
+            blocks.append(records)
+            if sets is not None:
+                for i, text in enumerate(texts_at(inputs.fetch(refs["text"]), said["row"])):
+                    sets.add(records[i:i + 1], np.unique(stage.shingles(text)[0]))
+        if sets is not None:
+            sets.close()
+        every = np.concatenate(blocks) if blocks else np.zeros(0, dtype)
+        write_segments(out, "candidates.seg", every, bucket_of(mix(every["root"]), args["buckets"]), args["buckets"])
+        return {"candidates": len(every), "shingles": sets.written if sets is not None else 0}
+
+
+def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
+    """Texts of the given rows (ascending) of a part; a row group without any of them is not read."""
+    file = pq.ParquetFile(path)
+    first = done = 0
+    for number in range(file.num_row_groups):
+        stop = first + file.metadata.row_group(number).num_rows
+        upto = int(np.searchsorted(rows, stop))
+        if upto > done:
+            column = file.read_row_group(number, columns=["text"])["text"]
+            for row in rows[done:upto].tolist():
+                yield column[row - first].as_py()
+        first, done = stop, upto
+    if done < len(rows):
+        raise ValueError(f"a part has {first} rows, but its side table speaks of row {int(rows[done])}")
+
+
+class _SetWriter:
+    """Shingle sets into one file, in chunks in the order of cluster buckets, so that a judge reads them in runs."""
+
+    def __init__(self, path: str) -> None:
+        self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed by `close`)
+        self._held: list[tuple[NDArray[Any], NDArray[np.uint64]]] = []
+        self._bytes = self.written = 0
+
+    def add(self, record: NDArray[Any], values: NDArray[np.uint64]) -> None:
+        """`record`: a view of one candidate; its `count` and `offset` are filled in."""
+        record["count"] = len(values)
+        self._held.append((record, values))
+        self._bytes += values.nbytes
+        if self._bytes > _CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._held:
+            order = np.argsort(mix(np.concatenate([r["root"] for r, _ in self._held])), kind="stable")
+            for record, values in (self._held[i] for i in order.tolist()):
+                record["offset"] = self.written
+                self._file.write(values.astype("<u8").data)
+                self.written += len(values)
+        self._held, self._bytes = [], 0
+
+    def close(self) -> None:
+        self._flush()
+        self._file.close()
+
+
+class _SetReader:
+    """Shingle sets of candidates, read where they are asked for; the last `_CACHE` bytes and 32 open files are held."""
+
+    def __init__(self, store: Any, refs: list[dict[str, Any]]) -> None:
+        self._store, self._refs = store, refs
+        self._files: OrderedDict[int, BinaryIO] = OrderedDict()
+        self._sets: OrderedDict[int, NDArray[np.uint64]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, i: int, file: int, offset: int, count: int) -> NDArray[np.uint64]:
+        found = self._sets.get(i)
+        if found is not None:
+            self._sets.move_to_end(i)
+            return found
+        handle = self._files.get(file)
+        if handle is None:
+            handle = self._files[file] = self._store.open(self._refs[file]["$ref"])
+            if len(self._files) > 32:
+                self._files.popitem(last=False)[1].close()
+        self._files.move_to_end(file)
+        handle.seek(8 * offset)
+        raw = handle.read(8 * count)
+        if len(raw) != 8 * count:
+            raise ValueError(f"{self._refs[file]['$ref']}: ends before the shingles its index names: it is damaged")
+        found = self._sets[i] = np.frombuffer(raw, "<u8")
+        self._bytes += len(raw)
+        while self._bytes > _CACHE and len(self._sets) > 1:
+            self._bytes -= self._sets.popitem(last=False)[1].nbytes
+        return found
+
+    def close(self) -> None:
+        for handle in self._files.values():
+            handle.close()
+
+
+class Verify:
+    """args: candidates [$ref], shingles [$ref | null], groups [number of the group of each], ranks [its priority],
+    bucket, of (number of groups), bands, verify (0: no check), max_comparisons.
+
+    Writes segments `verdicts` (VERDICT, bucket = number of the group), every document of every cluster one record.
+    """
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+        args = inputs.args
+        found = read_segments(inputs, args["candidates"], args["bucket"], candidate(args["bands"]))
+        every = np.concatenate(found)
+        file = np.repeat(np.arange(len(found)), [len(f) for f in found])
+        rank = np.asarray(args["ranks"], np.int64)[file]
+        order = np.lexsort((every["id_lo"], every["id_hi"], -every["chars"].astype(np.int64), rank, every["root"]))
+        every, file, rank = every[order], file[order], rank[order]
+        verdicts = np.zeros(len(every), VERDICT)
+        for field in ("part", "row"):
+            verdicts[field] = every[field]
+        judge = _Judge(every, file, rank, args, _SetReader(inputs.store, args["shingles"]))
+        starts = np.flatnonzero(np.r_[True, every["root"][1:] != every["root"][:-1]]) if len(every) else []
+        for start, stop in zip(starts, [*starts[1:], len(every)]):
+            judge.cluster(int(start), int(stop), verdicts)
+        judge.sets.close()
+        write_segments(out, "verdicts.seg", verdicts, np.asarray(args["groups"], np.int64)[file], args["of"])
+        return {"judged": len(every), **judge.counters}
+
+
+class _Judge:
+    """Decides one cluster after another; documents are numbers of rows of the sorted candidates."""
+
+    def __init__(self, every: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
+                 sets: _SetReader) -> None:
+        self.every, self.file, self.sets = every, file, sets
+        self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
+        #: what the candidates are sorted by inside a cluster, but for the id
+        self.place = list(zip(rank.tolist(), (-every["chars"].astype(np.int64)).tolist()))
+        self.counters = {"comparisons": 0, "removed": 0, "kept": 0, "capped": 0, "max_cluster_kept": 0}
+
+    def cluster(self, start: int, stop: int, verdicts: NDArray[Any]) -> None:
+        ids = np.sort(self.every[["id_hi", "id_lo"]][start:stop], order=("id_hi", "id_lo"))
+        twice = np.flatnonzero(ids[1:] == ids[:-1])
+        if len(twice):
+            raise DuplicateId(id_text(*ids[twice[0]]))
+        verdicts["cluster_hi"][start:stop], verdicts["cluster_lo"][start:stop] = ids[0]
+        index: dict[int, list[int]] = {}
+        kept = 0
+        for i in range(start, stop):
+            twin, similarity = self._twin(i, start, index)
+            if twin is None:
+                kept += 1
+                if self.threshold:
+                    for key in self.every["bands"][i].tolist():
+                        index.setdefault(key, []).append(i)
+                continue
+            verdicts["removed"][i], verdicts["similarity"][i] = 1, similarity
+            verdicts["kept_hi"][i], verdicts["kept_lo"][i] = self.every["id_hi"][twin], self.every["id_lo"][twin]
+        self.counters["kept"] += kept
+        self.counters["removed"] += stop - start - kept
+        self.counters["max_cluster_kept"] = max(self.counters["max_cluster_kept"], kept)
+
+    def _twin(self, i: int, start: int, index: dict[int, list[int]]) -> tuple[int | None, float]:
+        """(kept document that removes `i` or None, their similarity). Most shared bands first, then the first kept."""
+        if not self.threshold:
+            return (start, float("nan")) if i > start else (None, 0.0)
+        shared: dict[int, int] = {}
+        for key in self.every["bands"][i].tolist():
+            for j in self._near(index.get(key, ()), i):
+                shared[j] = shared.get(j, 0) + 1
+        compared = 0
+        mine = int(self.every["count"][i])
+        for j in sorted(shared, key=lambda j: (-shared[j], j)):
+            theirs = int(self.every["count"][j])
+            if min(mine, theirs) / max(mine, theirs, 1) < self.threshold:
+                continue                               # no two sets of these sizes are that similar
+            if compared == self.cap:
+                self.counters["capped"] += 1
+                break
+            compared += 1
+            self.counters["comparisons"] += 1
+            similarity = jaccard(self._set(i), self._set(j))
+            if similarity >= self.threshold:
+                return j, similarity
+        return None, 0.0
+
+    def _near(self, kept: Any, i: int) -> Any:
+        """Of the kept documents under one key, at most about `cap` of each priority: those nearest to `i` in length."""
+        if len(kept) <= self.cap:
+            return kept
+        chosen: dict[int, None] = {}
+        rank, length = self.place[i]
+        for r in range(rank + 1):
+            at = bisect_left(kept, (r, length), key=self.place.__getitem__)
+            reach = self.cap if r == rank else (self.cap + 1) // 2
+            chosen.update(dict.fromkeys(kept[max(0, at - reach):at + reach]))
+        return chosen
+
+    def _set(self, i: int) -> NDArray[np.uint64]:
+        row = self.every[i]
+        return self.sets.get(i, int(self.file[i]), int(row["offset"]), int(row["count"]))
