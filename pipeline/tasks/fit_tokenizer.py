@@ -1,0 +1,128 @@
+"""The tokenizer of a recipe: trained on a sample of a dataset, or taken from a file. Either way it becomes one
+content-addressed file of the store, named by its sha256."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.engine.task import Counters, Cursor, Inputs, Out
+from pipeline.store.fs import Store
+from pipeline.tasks.encode import Where, rows_of
+from stages.barrier import FileRef, PartRef, TaskDraft, TaskResult
+from stages.text.prf import prf
+from tokenizer.load import Tokenizer, TokenizerError, load_tokenizer
+from tokenizer.train import train_bpe, train_sentencepiece
+
+FIT = "pipeline.tasks.fit_tokenizer:FitTokenizer"
+LOAD = "pipeline.tasks.fit_tokenizer:LoadTokenizer"
+
+
+class FitTokenizer:
+    """args: parts [$ref of kept.parquet, in plan order], where (see `pipeline.tasks.encode.Where`), kind bpe |
+    sentencepiece, model unigram | bpe, vocab, sample (bytes of text), seed. Writes tokenizer.json or tokenizer.model.
+
+    The sample is the documents with the lowest PRF(seed, id), until they have `sample` bytes: it does not depend on how
+    the dataset is cut into parts. They are read in plan order, one thread trains. Two readings of the parts: ids and
+    sizes, then texts, which are streamed; memory is a heap of the sampled ids and what the trainer holds.
+    """
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        where = Where(args.get("where"))
+        paths = [inputs.fetch(ref) for ref in args["parts"]]
+        chosen = _sample(paths, where, int(args["sample"]), int(args["seed"]))
+        counters = {"documents": 0, "bytes": 0}
+
+        def texts() -> Iterator[str]:
+            for path in paths:
+                for rows in rows_of(path, where, ("text",)):
+                    for id, text in zip(rows.ids, rows.column("text")):
+                        if id in chosen:
+                            counters["documents"] += 1
+                            counters["bytes"] += chosen[id]
+                            yield text
+
+        if not chosen:
+            raise TokenizerError("tokenizer.train.from: there is no document to train on; the report's funnel says why")
+        if args["kind"] == "bpe":
+            path = out.path("tokenizer.json")
+            train_bpe(texts(), args["vocab"], path)
+        else:
+            path = out.path("tokenizer.model")
+            train_sentencepiece(texts(), args["vocab"], path, args.get("model", "unigram"))
+        return {**counters, **_facts(load_tokenizer(path))}
+
+
+class LoadTokenizer:
+    """args: file ($file of a tokenizer.json or a SentencePiece .model), eos (token or null). Copies it into the store
+    after it has proved that it can encode."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        local = inputs.fetch(inputs.args["file"])
+        tokenizer = load_tokenizer(local, inputs.args.get("eos"))
+        shutil.copyfile(local, out.path(f"tokenizer.{tokenizer.kind}"))
+        return _facts(tokenizer)
+
+
+def _facts(tokenizer: Tokenizer) -> Counters:
+    return {"vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos}
+
+
+def _sample(paths: Sequence[str], where: Where, size: int, seed: int) -> dict[str, int]:
+    """{id: bytes} of the documents with the lowest PRF that together have at most `size` bytes (at least one)."""
+    heap: list[tuple[int, str, int]] = []            # highest PRF first
+    total = 0
+    for path in paths:
+        for rows in rows_of(path, where, ("bytes",)):
+            for id, n in zip(rows.ids, rows.column("bytes")):
+                heapq.heappush(heap, (-prf(seed, "tokenizer", id), id, n))
+                total += n
+                while total > size and len(heap) > 1:
+                    total -= heapq.heappop(heap)[2]
+    return {id: n for _, id, n in heap}
+
+
+# -- what a planner calls ----------------------------------------------------------------------------------------
+def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0) -> TaskDraft:
+    """The task for `tokenizer: {train: …}` of a recipe (kind, model, vocab, sample, where) over the parts of `from`."""
+    args = {"parts": [p.text for p in parts], "where": dict(train.get("where") or {}), "kind": train["kind"],
+            "model": train.get("model", "unigram"), "vocab": int(train["vocab"]), "sample": int(train["sample"]),
+            "seed": seed}
+    weight = sum(p.bytes for p in parts)
+    # SentencePiece holds its sentences, BPE its distinct words; both grow with the sample
+    return TaskDraft(FIT, args, weight, f"tokenizer: {train['kind']} {train['vocab']}",
+                     memory_mb=1000 + min(weight, int(train["sample"])) * 6 // 10**6)
+
+
+def load_draft(path: str, eos: str | None = None) -> TaskDraft:
+    """The task for `tokenizer: {load: path}`; `path` is a file or a folder on a disk the driver sees."""
+    tokenizer = load_tokenizer(path, eos)
+    folder, name = os.path.split(os.path.abspath(tokenizer.path))
+    stat = os.stat(tokenizer.path)
+    file = {"$file": name, "root": folder, "size": stat.st_size, "etag": tokenizer.sha256}
+    return TaskDraft(LOAD, {"file": file, "eos": tokenizer.eos_token}, stat.st_size, f"tokenizer: {name}")
+
+
+def tokenizer_info(result: TaskResult, eos: str | None = None) -> dict[str, Any]:
+    """What others need of a finished tokenizer: sha256, vocab_size, eos (id), path (published, relative to the store),
+    ref (for task arguments), eos_token (None: what the file says)."""
+    [(name, ref)] = [(n, r) for n, r in result.files.items() if n.startswith("tokenizer.")]
+    return {"sha256": ref["content"], "vocab_size": result.counters["vocab_size"], "eos": result.counters["eos"],
+            "path": f"shards/tokenizer-{ref['content'][:12]}.{name.partition('.')[2]}", "ref": ref, "eos_token": eos}
+
+
+def publish_tokenizer(store: Store, info: Mapping[str, Any]) -> str:
+    """Link the tokenizer beside the shards; returns its path in the store."""
+    ref: FileRef = info["ref"]
+    store.link(ref["$ref"], info["path"])
+    return info["path"]

@@ -1,0 +1,229 @@
+"""From parts to published shards through the real task runner: equal bytes for any cut of the dataset into parts."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.engine.attempt import run_attempt
+from pipeline.engine.task import Cursor, TaskSpec, content_key
+from pipeline.store.fs import Store
+from pipeline.store.parts import PartWriter, document_schema
+from pipeline.tasks.encode import Where, assemble_drafts, encode_drafts, publish_shards
+from pipeline.tasks.fit_tokenizer import load_draft, publish_tokenizer, tokenizer_draft, tokenizer_info
+from stages.barrier import PartRef, TaskResult
+from stages.catalog import load
+from stages.document import Document, document_id
+from stages.mix.curriculum import resolve
+from tests.tokenizer.test_tokenizers import corpus
+from tokenizer.load import load_tokenizer
+from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.verify import verify
+
+TRAIN = {"kind": "bpe", "vocab": 300, "sample": 20_000}
+
+
+def documents(n: int = 240) -> list[Document]:
+    texts = corpus(n)
+    texts[7], texts[8] = "", texts[9] * 40                       # an empty one, and one longer than a shard
+    texts[11] = "spells <|endoftext|> in the middle"
+    out = []
+    for i, text in enumerate(texts):
+        meta = {"cluster": f"{i // 2:032x}"} if i % 3 == 0 else {}
+        out.append(Document(document_id("web", "a.jsonl", "", i), text, source="web" if i % 4 else "wiki",
+                            language="en", meta=meta, signals={"quality": i / n} if i % 5 else {}))
+    return out
+
+
+class Runner:
+    """Runs drafts as the engine does: specs with content keys, attempts, files in a store."""
+
+    def __init__(self, root) -> None:
+        self.store, self.root, self.records = Store(root / "store"), root, []
+
+    def __call__(self, drafts, order=None) -> list[TaskResult]:
+        out = {}
+        for i in order if order is not None else range(len(drafts)):
+            d = drafts[i]
+            args = json.loads(json.dumps(d.args))
+            spec = TaskSpec(content_key(d.task, load(d.task).version, args), d.task, "t", args, memory_mb=d.memory_mb)
+            record = run_attempt(spec, self.store, "1", Cursor(), str(self.root))
+            self.records.append(record)
+            out[i] = TaskResult({n: f.ref() for n, f in record.files.items()}, record.counters)
+        return [out[i] for i in range(len(drafts))]
+
+    def parts(self, docs, size: int) -> list[PartRef]:
+        made = []
+        for a in range(0, len(docs), size):
+            path = self.root / f"part-{size}-{a}.parquet"
+            writer = PartWriter(str(path), document_schema(["quality"]))
+            for doc in docs[a:a + size]:
+                writer.write(doc)
+            writer.close()
+            ref = {"$ref": f"objects/p{size}-{a}", "content": writer.content, "bytes": path.stat().st_size,
+                   "rows": writer.rows}
+            self.store.upload(str(path), ref["$ref"])
+            made.append(PartRef(f"{a:032x}", "deduped", 0, writer.rows, ref["bytes"], ref, None))
+        return made
+
+
+def encode(run: Runner, parts, config, shard_bytes: int, reverse: bool = False, name: str = "web") -> tuple[dict, dict]:
+    [fitted] = run([tokenizer_draft(TRAIN, parts)])
+    tokenizer = tokenizer_info(fitted)
+    publish_tokenizer(run.store, tokenizer)
+    drafts = encode_drafts(parts, tokenizer, config)
+    encoded = run(drafts, range(len(drafts))[::-1] if reverse else None)
+    shards = assemble_drafts(encoded, tokenizer, shard_bytes)
+    return publish_shards(run.store, name, run(shards, range(len(shards))[::-1] if reverse else None), parts,
+                          tokenizer), tokenizer
+
+
+CONFIG = {"where": {}, "val": 0.2, "seed": 3}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Runner(tmp_path)
+
+
+def test_shards_hold_the_documents_in_order_and_equal_bytes_for_any_partition_size(tmp_path):
+    docs, infos, bodies = documents(), [], []
+    for size in (240, 31, 7):
+        (tmp_path / str(size)).mkdir()
+        run = Runner(tmp_path / str(size))
+        info, tokenizer = encode(run, run.parts(docs, size), CONFIG, 3000, reverse=size == 7)
+        infos.append(info)
+        folder = run.store.local / "shards" / "web"
+        bodies.append({p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob("*"))
+                       if p.suffix in (".tokens", ".ends")})
+    assert infos[0] == infos[1] == infos[2]
+    assert bodies[0] == bodies[1] == bodies[2]
+    assert len(bodies[0]) > 10
+    tok = load_tokenizer(run.store.at(tokenizer["path"]))
+    held_out = set()
+    for split in ("train", "val"):
+        folder = run.store.local / infos[0][split]["path"]
+        assert verify(folder, infos[0][split]["sha256"]) == []
+        shards = ShardSet(folder)
+        spans = shards.documents(0, shards.tokens)
+        assert len(spans) == shards.documents_count == infos[0][split]["documents"]
+        wanted = [d for d in docs if d.id in {s.id for s in spans}]
+        assert [s.id for s in spans] == [d.id for d in wanted]   # order of the dataset
+        for span, doc in zip(spans, wanted):
+            tokens = shards.read(span.start, span.stop)
+            assert tokens[-1] == shards.eos
+            assert tok.decode(tokens[:-1]) == doc.text
+            assert span.n_bytes == len(doc.text.encode())
+            assert docs[span.part * 7 + span.row].id == span.id  # the table leads back to the part
+        step = 3000 // 2
+        for shard, start in zip(shards.manifest.shards, shards.offsets):
+            assert shard.index * step <= start < (shard.index + 1) * step
+        held_out |= {s.id for s in spans} if split == "val" else set()
+    assert 20 < len(held_out) < 80
+
+
+def test_near_duplicates_stay_on_one_side_of_the_split(run):
+    docs = [Document(document_id("s", "f", "", i), "some text here", source="s", meta={"cluster": f"{i % 10:032x}"})
+            for i in range(100)]
+    info, _ = encode(run, run.parts(docs, 13), {"val": 0.4, "seed": 1}, 1 << 20)
+    sides = {}
+    for split in ("train", "val"):
+        shards = ShardSet(run.store.local / info[split]["path"])
+        for span in shards.documents(0, shards.tokens):
+            i = next(i for i, d in enumerate(docs) if d.id == span.id)
+            sides.setdefault(i % 10, set()).add(split)
+    assert all(len(s) == 1 for s in sides.values())
+    assert {next(iter(s)) for s in sides.values()} == {"train", "val"}
+
+
+def test_streams_by_source_and_by_range_of_a_signal_tile_the_dataset(run):
+    docs = documents()
+    parts = run.parts(docs, 50)
+
+    def ids(where):
+        info, _ = encode(run, parts, {"where": where, "val": 0.0, "seed": 0}, 1 << 20)
+        shards = ShardSet(run.store.local / info["train"]["path"], info["train"]["sha256"])
+        assert info["val"] is None
+        return {s.id for s in shards.documents(0, shards.tokens)}
+
+    assert ids({"source": "wiki"}) == {d.id for d in docs if d.source == "wiki"}
+    low, high = ids({"signals": {"quality": {"max": 0.5}}}), ids({"signals": {"quality": {"min": 0.5}}})
+    assert not low & high
+    assert low | high == {d.id for d in docs if d.signals}
+    assert ids({"source": ["web"], "language": ["de"]}) == set()
+    with pytest.raises(ValueError, match=r"no signal 'qualty'; it has bytes, quality"):
+        ids({"signals": {"qualty": {"min": 0}}})
+    with pytest.raises(ValueError, match=r"unknown keys \['lang'\]"):
+        Where({"lang": "en"})
+
+
+def test_counters_add_up_and_name_sources(run):
+    docs = documents()
+    info, _ = encode(run, run.parts(docs, 50), {**CONFIG, "where": {"source": "web"}}, 3000)
+    encoded = [r.counters for r in run.records if r.task.endswith("EncodePart")]
+    assert sum(c["train"]["docs"] for c in encoded) == info["train"]["documents"]
+    assert sum(c["train"]["tokens"] for c in encoded) == info["train"]["tokens"]
+    assert sum(c["val"]["tokens"] for c in encoded) == info["val"]["tokens"]
+    assert {s for c in encoded for s in c["sources"]} == {"web"}
+    assert sum(c["skipped"] for c in encoded) == sum(d.source == "wiki" for d in docs)
+    assembled = [r.counters for r in run.records if r.task.endswith("AssembleShard")]
+    assert sum(c["tokens"] for c in assembled) == info["train"]["tokens"] + info["val"]["tokens"]
+
+
+def test_the_sample_and_the_tokenizer_do_not_follow_the_parts(run):
+    docs = documents()
+    shas = {tokenizer_info(run([tokenizer_draft(TRAIN, run.parts(docs, n), seed=4)])[0])["sha256"] for n in (240, 17)}
+    assert len(shas) == 1
+    bytes_read = [r.counters["bytes"] for r in run.records]
+    assert max(bytes_read) <= TRAIN["sample"]
+    assert min(bytes_read) > TRAIN["sample"] * 0.8
+    other = tokenizer_info(run([tokenizer_draft(TRAIN, run.parts(docs, 30), seed=5)])[0])
+    assert other["sha256"] not in shas
+
+
+def test_a_given_tokenizer_comes_into_the_store(run, tmp_path):
+    docs = documents(60)
+    parts = run.parts(docs, 60)
+    _, trained = encode(run, parts, CONFIG, 1 << 20)
+    (tmp_path / "given").mkdir()
+    path = tmp_path / "given" / "tokenizer.json"
+    path.write_bytes((run.store.local / trained["path"]).read_bytes())
+    draft = load_draft(str(path.parent))
+    [loaded] = run([draft])
+    assert {**tokenizer_info(loaded), "ref": 0} == {**trained, "ref": 0}
+    assert str(tmp_path) not in json.dumps({k: v for k, v in draft.args["file"].items() if k != "root"})
+
+
+def test_published_sets_stay_when_others_are_published_and_a_curriculum_pins_one(run):
+    docs = documents()
+    first, tokenizer = encode(run, run.parts(docs, 50), CONFIG, 3000)
+    second, _ = encode(run, run.parts(docs[:-20], 50), {**CONFIG, "seed": 4}, 3000)
+    assert first["train"]["sha256"] != second["train"]["sha256"]
+    folder = run.store.local / "shards/web/split=train"
+    assert ShardSet(folder).sha256 == second["train"]["sha256"]
+    assert verify(folder, first["train"]["sha256"]) == []
+    recipe = {"shards": {"web": {"longest": 32}}, "curriculum": {"total": 4096, "phases": [
+        {"name": "all", "until": "100%", "sequence": 32, "batch": 128, "mix": {"web": 1}}]}}
+    made, _ = resolve(recipe, {"web": first}, tokenizer)
+    [stream] = made.streams
+    shards = ShardSet(run.store.local / stream.train, stream.sha256)
+    assert shards.tokens == stream.tokens
+    assert np.dtype(stream.dtype) == shards.dtype
+
+
+def test_a_condemned_document_is_left_out_and_logged(run):
+    docs = documents(40)
+    [part] = run.parts(docs, 40)
+    [fitted] = run([tokenizer_draft(TRAIN, [part])])
+    [draft] = encode_drafts([part], tokenizer_info(fitted), {"val": 0.0})
+    spec = TaskSpec("k" * 32, draft.task, "t", draft.args)
+    record = run_attempt(spec, run.store, "1", Cursor(), str(run.root), skip={5: {"stage": 0, "reason": "crash"}},
+                         batch_rows=1)
+    assert record.counters["train"]["docs"] == 39
+    assert [(q["row"], q["id"], q["stage"], q["reason"]) for q in record.quarantine] == \
+        [(5, docs[5].id, "encode", "crash")]
+    table = pa.parquet.read_table(run.store.at(record.files["train.parquet"].path))
+    assert docs[5].id not in table["id"].to_pylist()

@@ -1,0 +1,184 @@
+"""Training, loading, judging tokenizers: equal files, lossless text, special tokens as text, the fast path checked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenizer.encode import encode_documents
+from tokenizer.evaluate import evaluate
+from tokenizer.load import PROBES, Fast, HuggingFace, TokenizerError, fastest, load_tokenizer
+from tokenizer.train import EOS, train_bpe, train_sentencepiece
+
+WORDS = [*["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "while", "counting", "1234", "sheep,", "naïvely;", "über-Größe", "東京"],
+         "def", "function(x):", "return", "x", "+", "1\n\tprint('hello')\n"]
+
+
+def corpus(n: int = 300) -> list[str]:
+    rng = np.random.default_rng(5)
+    return [" ".join(rng.choice(WORDS, rng.integers(5, 60))) for _ in range(n)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("tokenizers")
+    train_bpe(corpus(), 400, made / "bpe.json")
+    train_sentencepiece(corpus(), 330, made / "unigram.model", "unigram")
+    train_sentencepiece(corpus(), 400, made / "bpe.model", "bpe")
+    return made
+
+
+KINDS = ("bpe.json", "unigram.model", "bpe.model")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_equal_text_gives_an_equal_file_in_another_process_with_other_threads(folder, tmp_path, name):
+    code = ("import sys; sys.path.insert(0, '.'); from tests.tokenizer.test_tokenizers import corpus\n"
+            "from tokenizer.train import train_bpe, train_sentencepiece\n"
+            f"n, p = {name!r}, {str(tmp_path / name)!r}\n"
+            "train_bpe(corpus(), 400, p) if n == 'bpe.json' else "
+            "train_sentencepiece(corpus(), 330 if n[0] == 'u' else 400, p, n.split('.')[0])")
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120,
+                   env={"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "7", "RAYON_NUM_THREADS": "2",
+                        "OMP_NUM_THREADS": "2"})
+    assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_everything_comes_back(folder, name):
+    tokenizer = load_tokenizer(folder / name)
+    texts = [*PROBES, *corpus(20)]
+    for text, ids in zip(texts, tokenizer.encode_batch(texts)):
+        assert tokenizer.decode(ids) == text
+        assert (ids < tokenizer.vocab_size).all()
+        assert ids.dtype == np.uint32
+    assert tokenizer.encode_batch([]) == []
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_bpe_is_lossless_and_fast_equals_reference(folder, text):
+    tokenizer = load_tokenizer(folder / "bpe.json")
+    assert tokenizer.backend == "fastokens"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert ids.tolist() == HuggingFace((folder / "bpe.json").read_text()).encode_flat([text])[0].tolist()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_text_that_spells_a_special_token_stays_text(folder, name):
+    tokenizer = load_tokenizer(folder / name)
+    text = f"before{tokenizer.eos_token}after {tokenizer.eos_token}{tokenizer.eos_token}"
+    ids = tokenizer.encode(text)
+    assert tokenizer.eos not in ids
+    assert tokenizer.decode(ids) == text
+    tokens, lengths = encode_documents(tokenizer, [text, "", text])
+    assert np.flatnonzero(tokens == tokenizer.eos).tolist() == (np.cumsum(lengths) - 1).tolist()
+
+
+def test_special_tokens_of_a_foreign_tokenizer_stay_text_and_ids_keep_their_places(folder, tmp_path):
+    doc = json.loads((folder / "bpe.json").read_text())
+    first = max(doc["model"]["vocab"].values()) + 1
+    for i, (token, special) in enumerate((("<|im_start|>", True), ("<tool>", False), ("<|im_end|>", True))):
+        doc["added_tokens"].append({"id": first + i, "content": token, "special": special, "single_word": False,
+                                    "lstrip": False, "rstrip": False, "normalized": False})
+    doc["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "t.json").write_text(json.dumps(doc))
+    tokenizer = load_tokenizer(tmp_path / "t.json")
+    assert (tokenizer.vocab_size, tokenizer.eos_token) == (first + 3, EOS)
+    ids = tokenizer.encode("<|im_start|>user <tool> <|im_end|><|endoftext|>")
+    assert set(ids.tolist()) & {first, first + 2, tokenizer.eos} == set()
+    assert first + 1 in ids                                      # an added token that is not special is vocabulary
+    assert len(ids) > 4                                          # nothing is cut off
+    assert load_tokenizer(tmp_path / "t.json", "<|im_end|>").eos == first + 2
+
+
+def test_the_reference_is_used_when_the_fast_one_differs(folder):
+    text = (folder / "bpe.json").read_text()
+    slow = HuggingFace(text)
+    assert isinstance(fastest(text, slow, PROBES), Fast)
+
+    class Other(HuggingFace):                                    # a reference the fast one does not agree with
+        def encode_flat(self, texts):
+            ids, lengths = super().encode_flat(texts)
+            return ids + 1, lengths
+
+    other = Other(text)
+    assert fastest(text, other, PROBES) is other
+
+
+def test_documents_are_flat_u16_or_u32_with_one_eos_each(folder):
+    tokenizer = load_tokenizer(folder / "bpe.json")
+    texts = ["one two", "", "three"]
+    tokens, lengths = encode_documents(tokenizer, texts)
+    assert tokens.dtype == np.uint16
+    at = 0
+    for text, n in zip(texts, lengths):
+        assert tokenizer.decode(tokens[at:at + n - 1]) == text
+        assert tokens[at + n - 1] == tokenizer.eos
+        at += n
+    assert at == len(tokens)
+    assert encode_documents(tokenizer, [])[0].size == 0
+
+
+def test_eos_that_text_can_spell_is_refused(folder):
+    tokenizer = load_tokenizer(folder / "bpe.json", "Ġthe")
+    with pytest.raises(TokenizerError, match=r"encodes to its end-of-text token 'Ġthe': name another"):
+        encode_documents(tokenizer, ["over the top"])
+
+
+def test_scores(folder):
+    tokenizer = load_tokenizer(folder / "bpe.json")
+    scores = evaluate(tokenizer, [("a", "the the fox"), ("b", "zyzzyva qqqq"), ("a", "")], batch=1)
+    assert set(scores) == {"a", "b", "all"}
+    assert (scores["a"].texts, scores["a"].words, scores["a"].bytes) == (2, 3, 11)
+    assert scores["a"].fertility == 1.0
+    assert scores["a"].continued_words == 0.0
+    assert scores["b"].continued_words == 1.0
+    assert scores["all"].tokens == scores["a"].tokens + scores["b"].tokens
+    assert scores["all"].broken == 0
+    assert scores["all"].bytes_per_token == 23 / scores["all"].tokens
+    assert json.dumps(scores["all"].to_json())
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (b"{\"x\": 1}", "no tokenizer.json that"), (b"junk", "neither a tokenizer.json nor a SentencePiece"),
+    (None, "cannot be read")])
+def test_errors_name_the_file(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "t.json").write_bytes(content)
+    with pytest.raises(TokenizerError, match=f"t.json: .*{message}"):
+        load_tokenizer(tmp_path / "t.json")
+
+
+def test_errors_of_settings(folder, tmp_path):
+    with pytest.raises(TokenizerError, match=r"has no token '<no>' to end documents with: set tokenizer.eos"):
+        load_tokenizer(folder / "bpe.json", "<no>")
+    with pytest.raises(TokenizerError, match="holds neither"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(TokenizerError, match="below 257"):
+        train_bpe([], 100, tmp_path / "x")
+    with pytest.raises(TokenizerError, match=r"cannot make 50000 pieces: .*lower it or train on more text"):
+        train_sentencepiece(corpus(20), 50000, tmp_path / "x")
+    doc = json.loads((folder / "bpe.json").read_text())
+    doc["added_tokens"] = []
+    (tmp_path / "t.json").write_text(json.dumps(doc))
+    with pytest.raises(TokenizerError, match="does not say which of its special tokens ends a document"):
+        load_tokenizer(tmp_path / "t.json")
+
+
+def test_a_folder_says_its_eos(folder, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((folder / "bpe.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "!"}}))
+    assert load_tokenizer(tmp_path).eos_token == "!"
+
+
+def test_very_long_lines_train(tmp_path):
+    train_sentencepiece(["ab cd " * 5000, "é" * 9000, *corpus(50)], 330, tmp_path / "m.model", "bpe")
+    assert load_tokenizer(tmp_path / "m.model").vocab_size == 330

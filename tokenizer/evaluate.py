@@ -1,0 +1,81 @@
+"""Judging a tokenizer on text: how many tokens it needs, and whether the text comes back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from tokenizer.load import Tokenizer
+
+#: a word: letters and marks with inner apostrophes or hyphens, or digits. Scripts without spaces give long "words";
+#: compare those by bytes per token
+WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+")
+
+
+@dataclass
+class Score:
+    """Sums over texts; the ratios follow from them."""
+
+    texts: int = 0
+    bytes: int = 0                # UTF-8
+    words: int = 0
+    tokens: int = 0               # without EOS
+    word_tokens: int = 0          # of the words alone, each with a space before it
+    continued: int = 0            # words of more than one token
+    broken: int = 0               # texts that do not come back from decode(encode(text))
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.bytes / self.tokens if self.tokens else 0.0
+
+    @property
+    def fertility(self) -> float:
+        """Tokens per word (Rust et al., arXiv 2012.15613)."""
+        return self.word_tokens / self.words if self.words else 0.0
+
+    @property
+    def continued_words(self) -> float:
+        """Share of words split in more than one token (Rust et al., arXiv 2012.15613)."""
+        return self.continued / self.words if self.words else 0.0
+
+    def add(self, other: Score) -> None:
+        for key, value in asdict(other).items():
+            setattr(self, key, getattr(self, key) + value)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "bytes_per_token": round(self.bytes_per_token, 4),
+                "fertility": round(self.fertility, 4), "continued_words": round(self.continued_words, 4)}
+
+
+def score(tokenizer: Tokenizer, texts: list[str]) -> Score:
+    """Scores of some texts (a batch that fits in memory)."""
+    ids = tokenizer.encode_batch(texts)
+    found = [m for text in texts for m in WORD.findall(text)]
+    lengths = tokenizer.encode_flat([" " + word for word in found])[1] if found else np.empty(0, np.int64)
+    return Score(len(texts), sum(len(t.encode("utf-8", "surrogatepass")) for t in texts), len(found),
+                 sum(len(i) for i in ids), int(lengths.sum()), int((lengths > 1).sum()),
+                 sum(tokenizer.decode(i) != text for i, text in zip(ids, texts)))
+
+
+def evaluate(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]], batch: int = 256) -> dict[str, Score]:
+    """Scores by group (source or language) of (group, text) pairs, and "all"; in batches of `batch` texts."""
+    out: dict[str, Score] = {}
+    waiting: dict[str, list[str]] = {}
+
+    def flush(group: str) -> None:
+        out.setdefault(group, Score()).add(score(tokenizer, waiting.pop(group)))
+
+    for group, text in texts:
+        waiting.setdefault(group, []).append(text)
+        if len(waiting[group]) >= batch:
+            flush(group)
+    for group in list(waiting):
+        flush(group)
+    total = Score()
+    for found in out.values():
+        total.add(found)
+    return {**dict(sorted(out.items())), "all": total}

@@ -1,0 +1,216 @@
+"""Loading a tokenizer: HF `tokenizer.json` or SentencePiece `.model`, behind one small class.
+
+Text is data: what spells a special token ("<|endoftext|>" in a web page) is encoded as text, never as the token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+#: names of an end-of-text token, most specific first, tried when neither recipe nor files name one
+EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>",
+             "[EOS]")
+#: short texts that have told byte-level implementations apart: whitespace runs, scripts without spaces, combining
+#: marks, emoji with joiners, digits, control characters, what looks like special tokens
+PROBES = (
+    "", " ", "\n\n  \n", "Hello, world! It's 12345678 o'clock.", "  def f(x):\n\t\treturn x**2  # 3.14159\r\n",
+    "Größenwahn naïve cafe\u0301 \ufb01 \u00a0\u2003x", "東京都は日本の首都です。中文字符测试",
+    "ภาษาไทย हिन्दी नमस्ते العربية עברית",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea zero\u200bwidth",
+    "\x00\x01\x7f\x85\u2028\ufeff", "a" * 700, "<|endoftext|></s><s><pad> <0x0A> [UNK]",
+    "http://x.y/z?a=b&c=%20d'll WE'LL we\u2019ll", "1/2 ½ ² \u2167 \u0661\u0662", "\U0001d54f\U0010ffff")
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that cannot be loaded or used; the message names the file and the remedy."""
+
+
+class Backend(Protocol):
+    """What encodes and decodes; ids are below `vocab_size`."""
+
+    name: str
+    vocab_size: int
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of all texts back to back (uint32), and how many each has (int64). No special tokens are added."""
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def token_id(self, token: str) -> int | None: ...
+
+
+class Tokenizer:
+    """A tokenizer as the pipeline uses it. `backend` says which implementation encodes."""
+
+    def __init__(self, backend: Backend, kind: str, sha256: str, eos: str, path: str) -> None:
+        found = backend.token_id(eos)
+        if found is None:
+            raise TokenizerError(f"{path}: has no token '{eos}' to end documents with: set tokenizer.eos to one it has")
+        self._backend, self.kind, self.sha256, self.eos_token, self.path = backend, kind, sha256, eos, path
+        self.eos = int(found)
+        self.vocab_size = backend.vocab_size
+
+    @property
+    def backend(self) -> str:
+        return self._backend.name
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Ids of each text, uint32, without EOS."""
+        flat, lengths = self.encode_flat(texts)
+        return np.split(flat, np.cumsum(lengths)[:-1]) if len(texts) else []
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of all texts back to back, uint32 (sum,), and their numbers, int64 (n,), without EOS."""
+        return self._backend.encode_flat(texts)
+
+    def encode(self, text: str) -> np.ndarray:
+        return self.encode_batch([text])[0]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        return self._backend.decode([int(i) for i in ids])
+
+
+def load_tokenizer(path: str | os.PathLike[str], eos: str | None = None) -> Tokenizer:
+    """The tokenizer in a file, or in a folder that holds `tokenizer.json` or one `.model`.
+
+    `eos` is the token that ends documents (default: what the files say, else a well-known name).
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; processes are the parallelism
+    path = Path(path)
+    if path.is_dir():
+        found = [p for p in (path / "tokenizer.json", *sorted(path.glob("*.model"))) if p.is_file()]
+        if not found:
+            raise TokenizerError(f"{path}: holds neither tokenizer.json nor a SentencePiece .model")
+        eos = eos or _declared_eos(path / "tokenizer_config.json")
+        path = found[0]
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise TokenizerError(f"{path}: cannot be read ({e.strerror})") from e
+    sha256 = hashlib.sha256(data).hexdigest()
+    if data.lstrip()[:1] == b"{":
+        backend, eos = _huggingface(data, path, eos)
+        return Tokenizer(backend, "json", sha256, eos, str(path))
+    return _sentencepiece(data, path, eos, sha256)
+
+
+def _declared_eos(path: Path) -> str | None:
+    """`eos_token` of a tokenizer_config.json: a string, or a mapping with `content`."""
+    if not path.is_file():
+        return None
+    token = json.loads(path.read_text()).get("eos_token")
+    return token.get("content") if isinstance(token, dict) else token
+
+
+# -- tokenizer.json ----------------------------------------------------------------------------------------------
+class HuggingFace:
+    """The `tokenizers` library: the reference for what a tokenizer.json means."""
+
+    name = "tokenizers"
+
+    def __init__(self, text: str) -> None:
+        from tokenizers import Tokenizer as Native
+
+        self._native = Native.from_str(text)
+        self._native.no_truncation()
+        self._native.no_padding()
+        self._native.encode_special_tokens = True              # special tokens in text are text
+        self.vocab_size = max(self._native.get_vocab(with_added_tokens=True).values()) + 1
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        ids = [e.ids for e in self._native.encode_batch_fast(list(texts), add_special_tokens=False)]
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        return np.fromiter((i for some in ids for i in some), np.uint32, int(lengths.sum())), lengths
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._native.decode(list(ids), skip_special_tokens=False)
+
+    def token_id(self, token: str) -> int | None:
+        return self._native.token_to_id(token)
+
+
+class Fast(HuggingFace):
+    """fastokens for encoding (20 times faster), `tokenizers` for the rest."""
+
+    name = "fastokens"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        from fastokens import Tokenizer as Native
+
+        self._fast = Native.from_json_str(text)
+        self._fast.no_truncation()
+        self._fast.no_padding()
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        ids, offsets = self._fast.encode_batch_flat(list(texts), split_special_tokens=True)
+        return np.frombuffer(ids, "<u4"), np.diff(np.frombuffer(offsets, "<u8").astype(np.int64))
+
+
+def _huggingface(data: bytes, path: Path, eos: str | None) -> tuple[HuggingFace, str]:
+    try:
+        doc = json.loads(data)
+        special = [t["content"] for t in doc.get("added_tokens") or [] if t.get("special")]
+        slow = HuggingFace(data.decode())
+    except Exception as e:                                       # tokenizers raises plain Exception
+        raise TokenizerError(f"{path}: no tokenizer.json that `tokenizers` reads ({e})") from e
+    if eos is None:
+        eos = next((name for name in EOS_NAMES if name in special), special[0] if len(special) == 1 else None)
+        if eos is None:
+            raise TokenizerError(f"{path}: does not say which of its special tokens ends a document "
+                                 f"({', '.join(special[:8]) or 'it has none'}): set tokenizer.eos")
+    return fastest(data.decode(), slow, (*PROBES, *(f"a{t} {t}{t}b" for t in special[:64]))), eos
+
+
+def fastest(text: str, slow: HuggingFace, probes: Sequence[str]) -> HuggingFace:
+    """fastokens when it is installed, knows this tokenizer and encodes every probe exactly as `tokenizers` does."""
+    try:
+        fast = Fast(text)
+        equal = all(np.array_equal(a, b) for a, b in zip(fast.encode_flat(probes), slow.encode_flat(probes)))
+    except Exception:                                            # not installed, or a tokenizer it does not know
+        return slow
+    return fast if equal else slow
+
+
+# -- SentencePiece -----------------------------------------------------------------------------------------------
+class SentencePiece:
+    """The `sentencepiece` library. Control symbols are never matched in text by its own rules."""
+
+    name = "sentencepiece"
+
+    def __init__(self, data: bytes) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self.native: Any = SentencePieceProcessor(model_proto=data)
+        self.vocab_size = self.native.vocab_size()
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        ids = self.native.encode(list(texts), out_type=int, num_threads=1)
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        return np.fromiter((i for some in ids for i in some), np.uint32, int(lengths.sum())), lengths
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.native.decode(list(ids))
+
+    def token_id(self, token: str) -> int | None:
+        found = self.native.piece_to_id(token)
+        return None if found == self.native.unk_id() and token != self.native.id_to_piece(found) else found
+
+
+def _sentencepiece(data: bytes, path: Path, eos: str | None, sha256: str) -> Tokenizer:
+    try:
+        backend = SentencePiece(data)
+    except Exception as e:                                       # sentencepiece raises RuntimeError
+        raise TokenizerError(f"{path}: neither a tokenizer.json nor a SentencePiece model ({e})") from e
+    if eos is None:
+        if backend.native.eos_id() < 0:
+            raise TokenizerError(f"{path}: this SentencePiece model has no end-of-sentence piece: set tokenizer.eos")
+        eos = backend.native.id_to_piece(backend.native.eos_id())
+    return Tokenizer(backend, "model", sha256, eos, str(path))

@@ -1,0 +1,79 @@
+"""Training a tokenizer: byte-level BPE (`tokenizers`) or SentencePiece (BPE, unigram). One thread, so that equal text
+gives an equal file."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizer.load import TokenizerError
+
+EOS = "<|endoftext|>"
+#: how text is cut before merges: the pattern of Llama 3 (cl100k with digits in groups of up to three), no normaliser
+PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+           r"|\s+(?!\S)|\s+")
+#: SentencePiece reads sentences; longer lines are cut here (at spaces), where it would silently skip them
+LINE_BYTES = 4096
+
+
+def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str]) -> None:
+    """Train byte-level BPE (Sennrich et al., arXiv 1508.07909; bytes as in GPT-2) and write a HF `tokenizer.json`.
+
+    256 bytes and EOS (id 0) are always there, so that every text round-trips. `vocab` counts all of them; a smaller
+    vocabulary comes out when the texts have no pairs left to merge.
+    """
+    if vocab < 257:
+        raise TokenizerError(f"tokenizer.train.vocab: {vocab} is below 257 (256 bytes and one end-of-text token)")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    native = Tokenizer(models.BPE())
+    native.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(PATTERN), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    native.decoder = decoders.ByteLevel()
+    native.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=[AddedToken(EOS, special=True, normalized=False)], show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+    Path(path).write_text(native.to_str())
+
+
+def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLike[str], model: str = "unigram") -> None:
+    """Train SentencePiece (Kudo & Richardson, arXiv 1808.06226) and write its `.model`.
+
+    Lossless settings: identity normalisation, whitespace kept, byte fallback, a newline piece. `model`: unigram | bpe.
+    """
+    if model not in ("unigram", "bpe"):
+        raise TokenizerError(f"tokenizer.train.model: '{model}' is neither unigram nor bpe")
+    from sentencepiece import SentencePieceTrainer
+
+    out = io.BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=_lines(texts), model_writer=out, vocab_size=vocab, model_type=model, num_threads=1,
+            byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False,
+            remove_extra_whitespaces=False, allow_whitespace_only_pieces=True, split_digits=True,
+            character_coverage=0.9995, max_sentence_length=LINE_BYTES * 2, user_defined_symbols=["\n"],
+            unk_id=0, eos_id=1, bos_id=-1, pad_id=-1, eos_piece="</s>", minloglevel=2)
+    except Exception as e:                                       # it raises RuntimeError with a C++ source line
+        least = re.search(r"<= (\d+)", str(e))
+        hint = f"these texts allow at most {least[1]}" if least else str(e).strip().splitlines()[-1]
+        raise TokenizerError(f"tokenizer.train.vocab: SentencePiece cannot make {vocab} pieces: {hint}; lower it or "
+                             f"train on more text") from e
+    Path(path).write_bytes(out.getvalue())
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    """Lines of at most LINE_BYTES, cut at spaces where there are any."""
+    for text in texts:
+        for line in text.split("\n"):
+            while len(line) * 4 > LINE_BYTES and len(line.encode()) > LINE_BYTES:
+                cut = line.rfind(" ", 1, LINE_BYTES // 4)
+                cut = cut if cut > 0 else LINE_BYTES // 4
+                yield line[:cut]
+                line = line[cut:]
+            if line:
+                yield line
