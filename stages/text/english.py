@@ -1,0 +1,172 @@
+"""spaCy's English tokenizer (https://spacy.io/usage/linguistic-features#how-tokenizer-works), exactly, without spaCy.
+
+The rules are data exported once per install (`stages.text.spacy_export`); the algorithm below is `spacy.Tokenizer`'s:
+white-space chunks, prefixes and suffixes peeled off from both sides, special cases, URLs, infixes, and at last a pass
+that looks for special cases in the sequence of tokens. Nothing is cached here; `stages.text.words` does that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import unicodedata
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+_SPACE_RUN = re.compile(r"(\s+)")
+
+
+class English:
+    """Splits white-space free chunks, and whole texts, into tokens."""
+
+    def __init__(self, rules: dict[str, Any]) -> None:
+        self.specials: dict[str, tuple[str, ...]] = {chunk: tuple(parts) for chunk, parts in rules["specials"].items()}
+        #: tokens after which a sentence ends
+        self.sentence_ends: frozenset[str] = frozenset(rules["sentence_ends"])
+        self._prefix = re.compile(rules["prefix"]).search
+        self._suffix = re.compile(rules["suffix"]).search
+        self._infixes = re.compile(rules["infix"]).finditer
+        self._url = re.compile(rules["url"]).match
+        self._window: int | None = rules["suffix_window"]
+        # special cases whose tokens may arise from several affixes: found in the token sequence (spaCy's PhraseMatcher)
+        self._sequences: dict[str, list[tuple[str, ...]]] = {}
+        #: tokens that stand in a row in one of them
+        self.pairs: set[tuple[str, str]] = set()
+        for chunk in self.specials:
+            if self._prefix(chunk) or self._suffix(chunk) or next(self._infixes(chunk), None) or " " in chunk:
+                sequence = tuple(self.affixes(chunk, special=False))
+                self._sequences.setdefault(sequence[0], []).append(sequence)
+                self.pairs.update(itertools.pairwise(sequence))
+
+    def quiet(self, letter: str) -> bool:
+        """Whether no affix rule ever fires on `letter` among letters: words of such letters are single tokens."""
+        return not (self._prefix(letter) or self._suffix(letter) or self._suffix("a" + letter)
+                    or next(self._infixes(f"a{letter}a"), None))
+
+    # -- one chunk -----------------------------------------------------------------------------------------------
+    def affixes(self, chunk: str, special: bool = True) -> list[str]:
+        """Tokens of a chunk before the last pass (spaCy's `_tokenize`)."""
+        specials: dict[str, tuple[str, ...]] = self.specials if special else {}
+        if chunk in specials:
+            return list(specials[chunk])
+        before: list[str] = []
+        after: list[str] = []
+        size = 0
+        while chunk and len(chunk) != size:
+            if chunk in specials:
+                break
+            size = len(chunk)
+            match = self._prefix(chunk)
+            head = match.end() - match.start() if match else 0
+            if head and chunk[head:] in specials:
+                before.append(chunk[:head])
+                chunk = chunk[head:]
+                break
+            tail = self._suffix_length(chunk[head:] if head else chunk)
+            if tail and chunk[:-tail] in specials:
+                after.append(chunk[-tail:])
+                chunk = chunk[:-tail]
+                break
+            if head:
+                before.append(chunk[:head])
+            if tail:
+                after.append(chunk[-tail:])
+            chunk = chunk[head:len(chunk) - tail]
+        if chunk:
+            if chunk in specials:
+                before.extend(specials[chunk])
+            elif "." in chunk and self._url(chunk):  # a host name has a full stop
+                before.append(chunk)
+            else:
+                before.extend(self._split_infixes(chunk))
+        before.extend(reversed(after))
+        return before
+
+    def _suffix_length(self, chunk: str) -> int:
+        start = 0 if self._window is None else max(0, len(chunk.rstrip(".")) - self._window)
+        match = self._suffix(chunk, start)
+        return match.end() - match.start() if match else 0
+
+    def _split_infixes(self, chunk: str) -> list[str]:
+        tokens: list[str] = []
+        start = 0
+        for match in self._infixes(chunk):
+            first, last = match.span()
+            if first == 0:
+                continue
+            if first != start:
+                tokens.append(chunk[start:first])
+            if first != last:
+                tokens.append(chunk[first:last])
+            start = last
+        if start < len(chunk):
+            tokens.append(chunk[start:])
+        return tokens
+
+    def merge(self, tokens: Sequence[str], breaks: Sequence[bool]) -> list[str]:
+        """The last pass: special cases found in the token sequence (spaCy's `_apply_special_cases`).
+
+        `breaks[i]` says that a space stands before token i. A sequence may match across it; no special case spells
+        such a span, so it changes nothing itself, but it keeps a shorter one it overlaps from being applied.
+        """
+        found = [(i, i + len(sequence)) for i, token in enumerate(tokens) for sequence in self._sequences.get(token, ())
+                 if tuple(tokens[i:i + len(sequence)]) == sequence]
+        if not found:
+            return list(tokens)
+        # longest first, then leftmost; what was looked at blocks what overlaps it, even if itself refused
+        seen: set[int] = set()
+        chosen: dict[int, int] = {}
+        for start, stop in sorted(found, key=lambda span: (span[0] - span[1], span[0])):
+            if start not in seen and stop - 1 not in seen:
+                chosen[start] = stop
+            seen.update(range(start, stop))
+        out: list[str] = []
+        i = 0
+        while i < len(tokens):
+            stop = chosen.get(i, i + 1)
+            parts = None if any(breaks[i + 1:stop]) else self.specials.get("".join(tokens[i:stop]))
+            out.extend(parts if i in chosen and parts is not None else tokens[i:stop])
+            i = stop
+        return out
+
+    # -- whole texts ---------------------------------------------------------------------------------------------
+    def tokens(self, text: str) -> list[str]:
+        """All tokens of a text, white-space tokens included: what spaCy's `[t.text for t in tokenizer(text)]` gives."""
+        tokens: list[str] = []
+        breaks: list[bool] = []
+        space = False
+        for number, run in enumerate(_SPACE_RUN.split(text)):
+            if not run:
+                continue
+            if number % 2:
+                # white space is a token, but for one plain space after a word
+                chunk = run[1:] if run[0] == " " and tokens else run
+                space = run[0] == " " and bool(tokens)
+                if not chunk:
+                    continue
+            else:
+                chunk = run
+            new = self.affixes(chunk)
+            tokens.extend(new)
+            breaks.extend([space] + [False] * (len(new) - 1))
+            space = False
+        return self.merge(tokens, breaks)
+
+    def words(self, text: str) -> list[str]:
+        """datatrove's `split_into_words`: the tokens that are not white space."""
+        return [word for token in self.tokens(text) if (word := token.strip())]
+
+
+def is_punctuation(token: str) -> bool:
+    """spaCy's `is_punct`: every character is of a category P*."""
+    return all(unicodedata.category(c).startswith("P") for c in token)
+
+
+@cache
+def english() -> English:
+    """The tokenizer of this process."""
+    from stages.text.spacy_export import rules_path
+
+    return English(json.loads(rules_path().read_bytes()))

@@ -1,0 +1,305 @@
+"""Compiled kernels over word numbers: repeated n-grams (Gopher), shingles and their hashes (MinHash).
+
+All are exact: integers in, integers out, equal for every machine and for every state of the word cache. Compiled code
+is kept by numba (NUMBA_CACHE_DIR). `lengths`, `hashes` … are the columns of a `stages.text.words.Vocabulary`, indexed
+by word number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numba as nb
+import numpy as np
+
+if TYPE_CHECKING:
+    from stages.text.words import Words
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+# -- Gopher: repeated n-grams ------------------------------------------------------------------------------------------
+@nb.njit(cache=True, nogil=True)
+def top_ngram(ids: np.ndarray, lengths: np.ndarray, n: int) -> int:
+    """Characters of the most frequent word n-gram (words joined by one space) times its count; -1: fewer than n words.
+
+    Of n-grams with equal counts the one that comes first in the text counts (as `Counter.most_common` has it).
+    """
+    total = ids.shape[0] - n + 1
+    if total <= 0:
+        return -1
+    size = 16
+    while size < 2 * total:
+        size *= 2
+    mask = size - 1
+    table = np.full(size, -1, np.int32)
+    counts = np.zeros(total, np.int32)
+    for i in range(total):
+        h = np.uint64(1469598103934665603)
+        for k in range(n):
+            h = (h ^ np.uint64(ids[i + k])) * _MIX
+            h ^= h >> np.uint64(29)
+        slot = np.int64(h & np.uint64(mask))
+        while True:
+            first = table[slot]
+            if first < 0:
+                table[slot] = first = i
+                break
+            same = True
+            for k in range(n):
+                if ids[first + k] != ids[i + k]:
+                    same = False
+                    break
+            if same:
+                break
+            slot = (slot + 1) & mask
+        counts[first] += 1
+    best = 0
+    where = 0
+    for i in range(total):
+        if counts[i] > best:
+            best = counts[i]
+            where = i
+    characters = n - 1
+    for k in range(n):
+        characters += lengths[ids[where + k]]
+    return characters * best
+
+
+@nb.njit(cache=True, nogil=True)
+def _same_characters(ids: np.ndarray, i: int, j: int, n: int, offsets: np.ndarray, sizes: np.ndarray,
+                     blob: np.ndarray) -> bool:
+    """Whether words i..i+n and j..j+n spell the same string when joined without spaces (UTF-8 bytes decide)."""
+    same = True
+    for k in range(n):
+        if ids[i + k] != ids[j + k]:
+            same = False
+            break
+    if same:
+        return True
+    a = 0
+    pa = 0
+    b = 0
+    pb = 0
+    while a < n and b < n:
+        wa = ids[i + a]
+        wb = ids[j + b]
+        if blob[offsets[wa] + pa] != blob[offsets[wb] + pb]:
+            return False
+        pa += 1
+        pb += 1
+        if pa == sizes[wa]:
+            a += 1
+            pa = 0
+        if pb == sizes[wb]:
+            b += 1
+            pb = 0
+    return a == n and b == n
+
+
+@nb.njit(cache=True, nogil=True)
+def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, powers: np.ndarray, offsets: np.ndarray,
+                     sizes: np.ndarray, blob: np.ndarray, ns: np.ndarray) -> np.ndarray:
+    """For each n of `ns`: characters covered by later copies of a word n-gram, without counting a character twice.
+
+    As in datatrove, an n-gram is its words joined *without* spaces ("ab c" equals "a bc"), and a copy is jumped over
+    whole. `hashes` and `powers` are the words' polynomial hashes and base**length, so an n-gram's hash is a difference
+    of two prefix hashes; equal hashes are confirmed on the characters.
+    """
+    words = ids.shape[0]
+    prefix = np.zeros(words + 1, np.uint64)
+    length = np.zeros(words + 1, np.int64)
+    for i in range(words):
+        w = ids[i]
+        prefix[i + 1] = prefix[i] * powers[w] + hashes[w]
+        length[i + 1] = length[i] + lengths[w]
+    size = 16
+    while size < 2 * words:
+        size *= 2
+    mask = size - 1
+    keys = np.empty(size, np.uint64)
+    firsts = np.empty(size, np.int32)
+    out = np.zeros(ns.shape[0], np.int64)
+    for which in range(ns.shape[0]):
+        n = ns[which]
+        firsts[:] = -1
+        i = 0
+        while i < words - n + 1:
+            power = np.uint64(1)
+            for k in range(n):
+                power *= powers[ids[i + k]]
+            h = prefix[i + n] - prefix[i] * power
+            characters = length[i + n] - length[i]
+            x = h ^ (h >> np.uint64(32))
+            x *= np.uint64(0xD6E8FEB86659FD93)
+            x ^= x >> np.uint64(32)
+            slot = np.int64(x & np.uint64(mask))
+            found = False
+            while firsts[slot] >= 0:
+                first = firsts[slot]
+                if (keys[slot] == h and length[first + n] - length[first] == characters
+                        and _same_characters(ids, first, i, n, offsets, sizes, blob)):
+                    found = True
+                    break
+                slot = (slot + 1) & mask
+            if found:
+                out[which] += characters
+                i += n
+            else:
+                keys[slot] = h
+                firsts[slot] = i
+                i += 1
+    return out
+
+
+@nb.njit(cache=True, nogil=True)
+def word_counts(ids: np.ndarray, lengths: np.ndarray, kinds: np.ndarray) -> tuple[int, int, int]:
+    """(words not made of symbols, their characters, words with a letter); see `Vocabulary.kinds`."""
+    plain = 0
+    characters = 0
+    letters = 0
+    for i in range(ids.shape[0]):
+        w = ids[i]
+        if kinds[w] & 1:
+            plain += 1
+            characters += lengths[w]
+        if kinds[w] & 2:
+            letters += 1
+    return plain, characters, letters
+
+
+# -- MinHash: shingles -------------------------------------------------------------------------------------------------
+@nb.njit(cache=True, nogil=True)
+def _mixed(ids: np.ndarray, keys: np.ndarray, n: int) -> np.ndarray:
+    total = ids.shape[0] - n + 1
+    if total <= 0:
+        return np.zeros(0, np.uint64)
+    out = np.empty(total, np.uint64)
+    for i in range(total):
+        h = np.uint64(n) * np.uint64(0xFF51AFD7ED558CCD)
+        for k in range(n):
+            h = (h ^ keys[ids[i + k]]) * _MIX
+            h ^= h >> np.uint64(32)
+        h *= np.uint64(0xD6E8FEB86659FD93)
+        out[i] = h ^ (h >> np.uint64(32))
+    return out
+
+
+@nb.njit(cache=True, nogil=True)
+def _sha1_first8(message: np.ndarray, length: int, block: np.ndarray, w: np.ndarray) -> np.uint64:
+    """First 8 bytes of the SHA-1 digest, as a little-endian integer (FIPS 180-4)."""
+    blocks = (length + 9 + 63) // 64
+    for i in range(blocks * 64):
+        block[i] = message[i] if i < length else 0
+    block[length] = 0x80
+    bits = np.uint64(length) * np.uint64(8)
+    for i in range(8):
+        block[blocks * 64 - 1 - i] = np.uint8((bits >> np.uint64(8 * i)) & np.uint64(255))
+    h0 = np.uint32(0x67452301)
+    h1 = np.uint32(0xEFCDAB89)
+    h2 = np.uint32(0x98BADCFE)
+    h3 = np.uint32(0x10325476)
+    h4 = np.uint32(0xC3D2E1F0)
+    for number in range(blocks):
+        o = number * 64
+        for i in range(16):
+            w[i] = ((np.uint32(block[o + 4 * i]) << np.uint32(24)) | (np.uint32(block[o + 4 * i + 1]) << np.uint32(16))
+                    | (np.uint32(block[o + 4 * i + 2]) << np.uint32(8)) | np.uint32(block[o + 4 * i + 3]))
+        for i in range(16, 80):
+            x = w[i - 3] ^ w[i - 8] ^ w[i - 14] ^ w[i - 16]
+            w[i] = np.uint32((x << np.uint32(1)) | (x >> np.uint32(31)))
+        a = h0
+        b = h1
+        c = h2
+        d = h3
+        e = h4
+        for i in range(80):
+            if i < 20:
+                f = (b & c) | (~b & d)
+                k = np.uint32(0x5A827999)
+            elif i < 40:
+                f = b ^ c ^ d
+                k = np.uint32(0x6ED9EBA1)
+            elif i < 60:
+                f = (b & c) | (b & d) | (c & d)
+                k = np.uint32(0x8F1BBCDC)
+            else:
+                f = b ^ c ^ d
+                k = np.uint32(0xCA62C1D6)
+            t = np.uint32(np.uint32((a << np.uint32(5)) | (a >> np.uint32(27))) + np.uint32(f) + e + k + w[i])
+            e = d
+            d = c
+            c = np.uint32((b << np.uint32(30)) | (b >> np.uint32(2)))
+            b = a
+            a = t
+        h0 = np.uint32(h0 + a)
+        h1 = np.uint32(h1 + b)
+        h2 = np.uint32(h2 + c)
+        h3 = np.uint32(h3 + d)
+        h4 = np.uint32(h4 + e)
+    out = np.uint64(0)
+    for i in range(4):
+        out |= np.uint64((h0 >> np.uint32(24 - 8 * i)) & np.uint32(255)) << np.uint64(8 * i)
+        out |= np.uint64((h1 >> np.uint32(24 - 8 * i)) & np.uint32(255)) << np.uint64(32 + 8 * i)
+    return out
+
+
+@nb.njit(cache=True, nogil=True)
+def _sha1(ids: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, blob: np.ndarray, n: int) -> np.ndarray:
+    total = ids.shape[0] - n + 1
+    if total <= 0:
+        return np.zeros(0, np.uint64)
+    longest = 0
+    for i in range(total):
+        length = n - 1
+        for k in range(n):
+            length += sizes[ids[i + k]]
+        longest = max(longest, length)
+    out = np.empty(total, np.uint64)
+    message = np.empty(longest, np.uint8)
+    block = np.empty(longest + 128, np.uint8)
+    w = np.empty(80, np.uint32)
+    for i in range(total):
+        p = 0
+        for k in range(n):
+            if k:
+                message[p] = 32
+                p += 1
+            o = offsets[ids[i + k]]
+            for q in range(sizes[ids[i + k]]):
+                message[p] = blob[o + q]
+                p += 1
+        out[i] = _sha1_first8(message, p, block, w)
+    return out
+
+
+def shingle_hashes(words: list[str] | Words, n: int = 5) -> np.ndarray:
+    """uint64 hash of every run of n words, in text order (length max(0, words - n + 1)).
+
+    Each word counts by its xxh3_64 (UTF-8), a run by a multiply-xorshift chain over them: the same words give the same
+    hashes on every machine. For hashes equal to datatrove's use `shingle_sha1` or `shingle_xxhash`.
+    """
+    words = _as_words(words)
+    return _mixed(words.ids, words.vocabulary.keys, n)
+
+
+def shingle_sha1(words: list[str] | Words, n: int = 5) -> np.ndarray:
+    """datatrove's dialect (`hash_fc="sha1"`, 64 bit): first 8 bytes of SHA-1 over the words joined by spaces."""
+    words = _as_words(words)
+    vocabulary = words.vocabulary
+    return _sha1(words.ids, vocabulary.offsets, vocabulary.sizes, vocabulary.blob, n)
+
+
+def shingle_xxhash(words: list[str] | Words, n: int = 5) -> np.ndarray:
+    """datatrove's dialect (`hash_fc="xxhash"`, 64 bit, its default): xxh64 over the words joined by spaces."""
+    import xxhash
+
+    strings = words if isinstance(words, list) else words.strings()
+    digest = xxhash.xxh64_intdigest
+    return np.fromiter((digest(" ".join(strings[i:i + n]).encode()) for i in range(len(strings) - n + 1)), np.uint64)
+
+
+def _as_words(words: list[str] | Words) -> Words:
+    from stages.text.words import Words
+
+    return words if isinstance(words, Words) else Words.of(words)

@@ -1,0 +1,48 @@
+"""Normalisation of text before near-duplicate search: datatrove's `simplify_text`, equal in every character.
+
+Order matters and is datatrove's: lower case → numbers to "0" → punctuation to spaces → white space to single spaces →
+canonical decomposition without nonspacing marks (TextNormConfig defaults of datatrove.utils.text).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import cache
+
+import regex
+
+from stages.text.characters import PUNCTUATION, nonspacing_marks
+
+# regex, not re: the decimal digits of all scripts, in the Unicode version datatrove uses
+_NUMBER = regex.compile(r"\p{Nd}+([.,،٫⎖⎗⎘]{1}\p{Nd}+)?", regex.VERBOSE | regex.UNICODE)
+_NUMBER_ASCII = re.compile(r"[0-9]+(?:[.,][0-9]+)?")
+# turning punctuation into spaces and then collapsing white space = joining the runs of everything else
+_RUN = re.compile(rf"[^\s{re.escape(PUNCTUATION)}]+")
+
+
+# the first nonspacing mark is U+0300: a scan over one range finds the few stretches that can hold any
+_HIGH = re.compile("[\u0300-\U0010ffff]+")
+
+
+@cache
+def _marks() -> dict[int, None]:
+    """Translation table that deletes nonspacing marks."""
+    return {code: None for first, last in nonspacing_marks() for code in range(first, last + 1)}
+
+
+def simplify(text: str) -> str:
+    """`text` as MinHash sees it: lower-cased, numbers as 0, no punctuation, no accents, single spaces.
+
+    >>> simplify("Café, 3.14  and\\nMORE…")
+    'cafe 0 and more'
+    """
+    text = text.lower()
+    if text.isascii():
+        return " ".join(_RUN.findall(_NUMBER_ASCII.sub("0", text)))
+    text = " ".join(_RUN.findall(_NUMBER.sub("0", text)))
+    if not text.isascii():
+        marks = _marks()
+        text = _HIGH.sub(lambda run: run.group().translate(marks), unicodedata.normalize("NFD", text))
+    # a mark standing alone leaves a space behind, which may now be the first or the last character
+    return text.strip()

@@ -1,0 +1,160 @@
+"""spaCy's English tokenizer rules as data, so that no worker ever imports spaCy (1 s of CPU and up to 290 MB each).
+
+`rules_path()` gives a JSON file, made at first use by `python -m stages.text.spacy_export FILE` in a process of its own
+and kept in the cache folder under the versions it depends on. Environment: TOKENMILL_CACHE names the folder (default
+~/.cache/tokenmill). The export checks `stages.text.english` against spaCy on some thousands of awkward strings before
+it writes anything: rules of a future spaCy that need another algorithm are refused here, not found out later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import unicodedata
+import uuid
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+
+
+def cache_dir() -> Path:
+    return Path(os.environ.get("TOKENMILL_CACHE") or Path.home() / ".cache" / "tokenmill")
+
+
+def rules_path() -> Path:
+    """Path of the exported rules; they are exported now if this install has none yet.
+
+    Raises:
+        RuntimeError: spaCy is missing or the export failed; the message holds its error output.
+    """
+    version = metadata.version("spacy")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    path = cache_dir() / "words" / f"english-spacy-{version}-py{python}-v{FORMAT}.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "stages.text.spacy_export", str(path)]
+        root = str(Path(__file__).resolve().parents[2])
+        env = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])))
+        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"exporting spaCy's tokenizer rules to {path} failed:\n{done.stderr[-2000:]}")
+    return path
+
+
+def export(path: Path) -> None:
+    """Write the rules of `spacy.blank("en")` to `path`, atomically."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # thinc would import it: 1.5 s for nothing
+    import spacy
+    from spacy.attrs import ORTH
+
+    from stages.text.english import English
+
+    nlp = spacy.blank("en")
+    tokenizer = nlp.tokenizer
+    if tokenizer.token_match is not None:
+        raise ValueError("spaCy's English tokenizer has a token_match, which stages.text.english does not know")
+    patterns = {"prefix": tokenizer.prefix_search, "suffix": tokenizer.suffix_search,
+                "infix": tokenizer.infix_finditer, "url": tokenizer.url_match}
+    if any(method.__self__.flags != re.UNICODE for method in patterns.values()):
+        raise ValueError("spaCy's affix patterns carry flags that stages.text.english does not know")
+    rules: dict[str, Any] = {
+        "spacy": spacy.__version__,
+        **{name: method.__self__.pattern for name, method in patterns.items()},
+        "specials": {chunk: [part.get(ORTH, part.get("ORTH")) for part in parts]
+                     for chunk, parts in tokenizer.rules.items()},
+        "sentence_ends": sorted(nlp.add_pipe("sentencizer").punct_chars),
+        "suffix_window": suffix_window(tokenizer.suffix_search.__self__.pattern),
+    }
+    english = English(rules)
+    with nlp.memory_zone():
+        for text in samples(rules):
+            theirs = [token.text for token in tokenizer(text)]
+            ours = english.tokens(text)
+            if theirs != ours:
+                raise ValueError(f"spaCy {spacy.__version__} splits {text!r} into {theirs}, we into {ours}")
+        for code in range(sys.maxunicode + 1):
+            letter = chr(code)
+            if letter.isalpha() and not english.quiet(letter):
+                raise ValueError(f"the letter {letter!r} is an affix to spaCy {spacy.__version__}")
+    data = json.dumps(rules, ensure_ascii=True, sort_keys=True).encode()
+    part = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+    try:
+        part.write_bytes(data)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def suffix_window(pattern: str) -> int | None:
+    """How many characters before the end a suffix can begin at the earliest, a run of full stops aside.
+
+    spaCy searches suffixes from the first character on; starting near the end finds the same ones. None when an
+    alternative other than `\\.\\.+$` has no bound: then the whole string is searched.
+    """
+    from re import _parser  # type: ignore[attr-defined]
+
+    longest = 0
+    for piece in _alternatives(pattern):
+        low, high = _parser.parse(piece).getwidth()
+        if high > 64:
+            if piece != r"\.\.+$":
+                return None
+        else:
+            longest = max(longest, high, low)
+    return longest
+
+
+def _alternatives(pattern: str) -> Iterator[str]:
+    """The top-level alternatives of a pattern."""
+    depth = start = i = 0
+    in_class = False
+    while i < len(pattern):
+        c = pattern[i]
+        if c == "\\":
+            i += 1
+        elif in_class:
+            in_class = c != "]"
+        elif c == "[":
+            in_class = True
+        elif c in "()":
+            depth += 1 if c == "(" else -1
+        elif c == "|" and depth == 0:
+            yield pattern[start:i]
+            start = i + 1
+        i += 1
+    yield pattern[start:]
+
+
+def samples(rules: dict[str, Any]) -> Iterator[str]:
+    """Awkward strings: every special case inside brackets, quotes, numbers and next to each other."""
+    specials = sorted(rules["specials"])
+    for chunk in specials:
+        for form in ("{}", "({}", "{})", "({})", "'{}'", "“{}”", "{},", "{}...", "1{}", "{}1", "x{}", "{}x", "x-{}-y",
+                     "{}/{}", "{} {}", "({} {})", "{}: {}"):
+            yield form.replace("{}", chunk)
+    for a, b in zip(specials, specials[7:] + specials[:7]):
+        yield f"{a}{b}"
+        yield f"{a} {b} ({a}{b})"
+    words = ("can't", "U.S.A.", "10km/h", "$9.99", "e-mail", "foo.Bar", "foo.bar", "http://a.b/c?d=e,f", "a@b.co",
+             "3:30pm", "C++", "x=y", "a--b", "a…b", "....", "..", "-", "--", "---", "'tis", "rock'n'roll", "O'Neill's",
+             "2019-20", "1,000", "1.000.000", "50%", "#tag", "@name", "[1]", "{x}", "<b>", "a/b", "und/oder", "naïve",
+             "Straße.", "ÅÄÖ.", "日本語。", "你好，世界", "привет,мир", "10°C", "5'10\"", "«quote»", "IS_ALPHA",
+             "LOWER", "\ufeffa", "a\u200bb", "👍👍", "🇩🇪", "x²")
+    for word in words:
+        for form in ("{}", "({})", "{}.", "{},", "\"{}\"", "{}'s", "{}?!", "  {} \n {}\t", "\u00a0{}\u3000"):
+            yield form.replace("{}", word)
+    for code in (*range(0x21, 0x250), *range(0x2000, 0x2070), *range(0x20A0, 0x20C0), *range(0x3000, 0x3040)):
+        if unicodedata.category(chr(code)) not in ("Cs", "Cn"):
+            c = chr(code)
+            for form in ("{}", "a{}", "{}a", "A{}B", "1{}", "{}1", "a{}b", "1{}2", "{}.", "AB{}"):
+                yield form.replace("{}", c)
+
+
+if __name__ == "__main__":
+    export(Path(sys.argv[1]))

@@ -1,0 +1,46 @@
+"""Texts for tests of words and filters: hand-made awkward ones, seeded random ones, and real pages where at hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+from tests.conftest import SHARED
+
+PROSE = """The house stood at the end of a long road, and nobody had lived in it for years. Mr. Hill, who owned it,
+didn't care; he'd moved to the U.S. in 1999 (or so they say). "What's to be done with it?" he asked.
+
+That question was never answered. People came and went, with plans and without: a shop, a school, a garden ... none of
+them stayed. In the end the rain and the wind did what no one else would have done — they took it apart, slowly.
+"""
+
+AWKWARD = (
+    "", " ", "\n\n", "a", ".", "…", "see LOWER here", "a\u00a0b  c\u3000d", " lead", "trail ",
+    "It's (10%): fine :) ok ): x :( y", "foo) :bar ( : ) :-) ):", ":) ) ) : ( :", "8) 8 ) a.m. (9 a.m.) 10a.m.)",
+    "((:))):):", "http://example.com/a?b=c,d. www.x.org! me@x.org; C++/C# naïve—yes", "日本語。テキスト！ あ",
+    "один,два. Три! и т.д.", "don't can't won't y'all'd've rock'n'roll 'tis O'Neill's", "x\x1cy\x85z\u2028w",
+    "👍👍 🇩🇪 x² ½ 10°C 5'10\" $9.99 €5,00", "[1] [2] [3]", "One. Two! Three?  Four.\tFive… \u00a0 Six", "end.  \n.",
+    "a ... b .. c .... d.", "word." * 40, "- " * 50, "ab c a bc ab c a bc " * 5, "\ufeffbom \u200bzero\u200bwidth",
+    PROSE, PROSE * 3, PROSE.replace(" ", "\n"), PROSE.upper(),
+)
+
+
+def random_texts(count: int, seed: int = 0) -> list[str]:
+    """Texts put together from pieces that tokenizers trip over."""
+    rng = random.Random(seed)
+    pieces = ["the", "and", "to", "U.S.", "don't", "it's", "10km", "e.g.", ":)", "):", "(:", "...", "…", "--", "—",
+              "a.b", "http://a.b/c", "A.B", "x,y", "(", ")", "[", "]", "{", "}", "'", "’", "“", "#", "-", "•", "\"",
+              "é", "ß", "日本", "語。", "привет", "1,000.5", "50%", "\u00a0", "\u3000", "\t", "word", "Word",
+              "WORD", "v.s.", "a.m.", "m.", "c++", "lorem", "ipsum"]
+    ends = [" ", " ", " ", " ", "\n", "", "", "  ", "\n\n", ". ", ", ", "? ", " \n "]
+    return ["".join(rng.choice(pieces) + rng.choice(ends) for _ in range(rng.randrange(1, 120))) for _ in range(count)]
+
+
+def real_texts(limit: int = 200) -> list[str]:
+    """Texts of real web documents (shared test data), or none."""
+    path = SHARED / "quality" / "dclm_human_dev.jsonl.gz"
+    if not path.exists():
+        return []
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line)["text"] for line in lines][:limit]
