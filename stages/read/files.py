@@ -1,0 +1,118 @@
+"""Folders of files, one document each: web pages, PDFs, texts. Single files may be compressed, or lie in archives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import ClassVar
+
+from stages.document import BadRecord, Document, document_id
+from stages.extract.encoding import decode
+from stages.read.reader import Reader, Slice, bad, check_file, locator, skipped
+from stages.read.streams import Damaged, Stream, is_archive, members
+from stages.stage import StageConfig, signal
+
+
+class Files(Reader):
+    """Base of readers for which one file is one document. Subclasses turn bytes into a document in `document`.
+
+    A `.zip` or `.tar` (.gz, .bz2, .xz) named by the source gives a document for each member of the right type;
+    `sub` of the locator names the member. Others are counted as `other_type`, encrypted ones as `encrypted`.
+    """
+
+    #: endings of members that are read, besides `suffixes`
+    member_suffixes: ClassVar[tuple[str, ...]] = ()
+
+    class Config(StageConfig):
+        max_bytes: int = signal(64 << 20, "largest file or archive member, bytes inflated; beyond: too_large", gt=0)
+
+    def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
+        size = check_file(local, slice.path)
+        if size == 0:
+            yield skipped("empty", slice, 0, 0)
+        elif is_archive(slice.path):
+            yield from self._archive(local, slice)
+        else:
+            try:
+                with Stream(local) as stream:
+                    data = stream.read_all(self.config.max_bytes)
+            except Damaged as e:
+                yield bad(e.reason, slice, 0, 0, detail=e.detail, fatal=True)
+                return
+            yield self._one(data, slice, 0, "", 0)
+
+    def _archive(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
+        seen: Counter[str] = Counter()                   # a name may come twice; its occurrence is its ordinal
+        offset = 0
+        try:
+            for m in members(local, slice.path, self.member_suffixes or self.suffixes, self.config.max_bytes):
+                ordinal, offset = seen[m.name], m.offset
+                seen[m.name] += 1
+                if m.reason == "other_type":
+                    yield skipped("other_type", slice, offset, ordinal, member=m.name)
+                elif m.reason and m.reason != "too_large":
+                    yield bad(m.reason, slice, offset, ordinal, member=m.name)
+                else:
+                    yield self._one(m.data, slice, offset, m.name, ordinal)
+        except Damaged as e:
+            yield bad(e.reason, slice, offset, sum(seen.values()), detail=e.detail, fatal=True)
+
+    def _one(self, data: bytes | None, slice: Slice, offset: int, member: str, ordinal: int) -> Document | BadRecord:
+        if data is None:
+            return bad("too_large", slice, offset, ordinal, member=member,
+                       detail=f"beyond {self.config.max_bytes} bytes")
+        doc = Document(document_id(slice.source, slice.path, member, ordinal), source=slice.source,
+                       locator=locator(slice.path, offset, ordinal, member))
+        reason = self.document(doc, data, member or slice.path) if data.strip() else "empty"
+        return doc if reason is None else skipped(reason, slice, offset, ordinal, member=member)
+
+    def document(self, doc: Document, data: bytes, path: str) -> str | None:
+        """Fill in `doc`; a reason instead of None says there is no document in this file."""
+        raise NotImplementedError
+
+
+class HtmlFiles(Files):
+    """Saved web pages (.html, .htm, .xhtml; .gz)."""
+
+    name = "html"
+    suffixes = (".html", ".htm", ".xhtml", ".html.gz", ".htm.gz")
+    member_suffixes = (".html", ".htm", ".xhtml")
+
+    def document(self, doc: Document, data: bytes, path: str) -> str | None:
+        doc.raw, doc.mime = data, "text/html"
+        return None
+
+
+class PdfFiles(Files):
+    """PDF files; the `pdf` stage makes text of them."""
+
+    name = "pdf"
+    suffixes = (".pdf",)
+
+    def document(self, doc: Document, data: bytes, path: str) -> str | None:
+        doc.raw, doc.mime = data, "application/pdf"
+        return None
+
+
+class TextFiles(Files):
+    """Texts and Markdown (.txt, .md, .markdown, .rst; .gz, .bz2, .xz, .zst): the file is the text, in any encoding.
+
+    Line ends become "\\n"; `meta.encoding` says what the bytes were read as when that was not UTF-8.
+    """
+
+    name = "text"
+    libraries = ("resiliparse",)
+    suffixes = (".txt", ".text", ".md", ".markdown", ".rst", ".txt.gz", ".md.gz", ".txt.bz2", ".txt.xz", ".txt.zst",
+                ".md.zst")
+    member_suffixes = (".txt", ".text", ".md", ".markdown", ".rst")
+
+    def document(self, doc: Document, data: bytes, path: str) -> str | None:
+        if b"\x00" in data[:8192] and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            return "binary"
+        text, encoding = decode(data)
+        if encoding != "utf-8":
+            doc.meta["encoding"] = encoding
+        markdown = path.lower().removesuffix(".gz").removesuffix(".zst").endswith((".md", ".markdown"))
+        doc.mime = "text/markdown" if markdown else "text/plain"
+        doc.text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+        return None

@@ -1,0 +1,132 @@
+"""JSON Lines: one document a line (.jsonl, .json, .ndjson; plain, .gz, .bz2, .xz, .zst)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from stages.document import BadRecord, Document, document_id
+from stages.read.reader import Reader, Slice, Split, bad, check_file, locator, skipped
+from stages.read.streams import Damaged, Stream, read_lines
+from stages.stage import StageConfig, signal
+
+
+class Jsonl(Reader):
+    """Keys may be paths into nested objects ("metadata.url"). The set's own id is kept as `meta.id`.
+
+    Counted: `line_too_long`, `invalid_utf8`, `bad_json`, `missing_text` (no such key, or no string there); blank lines
+    and empty texts as `empty`.
+    """
+
+    name = "jsonl"
+    suffixes = tuple(f"{s}{z}" for s in (".jsonl", ".ndjson", ".json") for z in ("", ".gz", ".zst", ".bz2", ".xz"))
+
+    class Config(StageConfig):
+        text: str = signal("text", "key of the text")
+        id: str = signal("id", "key of the set's own id, kept in meta.id; '' for none")
+        url: str = signal("url", "key of the URL; '' for none")
+        date: str = signal("date", "key of the date; '' for none")
+        language: str = signal("", "key of the language, if it is to be trusted")
+        keep: tuple[str, ...] = signal((), "further keys to keep in meta")
+        max_line: int = signal(32 << 20, "longest line, bytes; beyond: line_too_long", gt=0)
+
+    def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
+        check_file(local, slice.path)
+        ordinal, at = slice.ordinal, slice.start
+        with Stream(local) as stream:
+            if slice.start:
+                stream.seek(slice.start)
+            length = None if slice.stop is None or stream.coding else slice.stop - slice.start
+            try:
+                for offset, line in read_lines(stream, self.config.max_line, length):
+                    at = slice.start + offset
+                    yield (self._document(line, slice, 0 if stream.coding else at, ordinal) if line is not None else
+                           bad("line_too_long", slice, 0 if stream.coding else at, ordinal,
+                               detail=f"a line of more than {self.config.max_line} bytes"))
+                    ordinal += 1
+            except Damaged as e:
+                yield bad(e.reason, slice, 0 if stream.coding else at, ordinal, detail=e.detail, fatal=True)
+
+    def _document(self, line: bytes, slice: Slice, offset: int, ordinal: int) -> Document | BadRecord:
+        if not line.strip():
+            return skipped("empty", slice, offset, ordinal)
+        try:
+            row = json.loads(line.decode("utf-8-sig" if ordinal == 0 else "utf-8"))
+        except UnicodeDecodeError as e:
+            return bad("invalid_utf8", slice, offset, ordinal, detail=str(e))
+        except (ValueError, RecursionError) as e:
+            return bad("bad_json", slice, offset, ordinal, detail=str(e))
+        text = _at(row, self.config.text)
+        if not isinstance(text, str):
+            return bad("missing_text", slice, offset, ordinal, detail=f"no string at '{self.config.text}'")
+        if not text or text.isspace():
+            return skipped("empty", slice, offset, ordinal)
+        return make_document(slice, ordinal, offset, text, lambda key: _at(row, key), self.config,
+                             surrogates=b"\\u" in line)
+
+    def splits(self, local: str, path: str, target: int) -> list[Split] | None:
+        """Pieces at line ends; a compressed file is read in one piece."""
+        size = check_file(local, path)
+        with Stream(local) as stream:
+            if stream.coding:
+                self.warnings.append(f"{path}: read in one piece, for it is compressed; many smaller files, or plain "
+                                     "ones, can be shared out")
+                return None
+            pieces: list[Split] = []
+            start = at = ordinal = lines = 0
+            while block := stream.read():
+                if at + len(block) - start >= target and (end := block.rfind(b"\n")) >= 0:
+                    count = block.count(b"\n", 0, end + 1)
+                    stop = at + end + 1
+                    pieces.append(Split(start, stop, ordinal, lines + count, stop - start))
+                    start, ordinal, lines = stop, ordinal + lines + count, block.count(b"\n", end + 1)
+                else:
+                    lines += block.count(b"\n")
+                at += len(block)
+            if at > start:
+                last = 0 if _ends_in_newline(local, size) else 1
+                pieces.append(Split(start, at, ordinal, lines + last, at - start))
+            return pieces or None
+
+
+def _ends_in_newline(local: str, size: int) -> bool:
+    with open(local, "rb") as f:
+        f.seek(size - 1)
+        return f.read() == b"\n"
+
+
+def _at(row: Any, key: str) -> Any:
+    """Value at a key or dotted path of a JSON object; None when there is none."""
+    if isinstance(row, dict) and key in row:
+        return row[key]
+    for part in key.split("."):
+        if not isinstance(row, dict):
+            return None
+        row = row.get(part)
+    return row
+
+
+def make_document(slice: Slice, ordinal: int, offset: int, text: str, get: Any, config: Any, *,
+                  surrogates: bool = True) -> Document:
+    """Document of a row whose values `get(key)` gives, by the keys that `config` names. Lone surrogates, which JSON can
+    spell and UTF-8 cannot, become U+FFFD."""
+    doc = Document(document_id(slice.source, slice.path, "", ordinal), clean(text) if surrogates else text,
+                   source=slice.source, locator=locator(slice.path, offset, ordinal))
+    for field in ("url", "date", "language"):
+        key = getattr(config, field)
+        if key and (value := get(key)) is not None:
+            setattr(doc, field, clean(str(value)))
+    for name, key in (("id", config.id), *((k, k) for k in config.keep)):
+        if key and (value := get(key)) is not None:
+            doc.meta[name] = json.loads(clean(json.dumps(value, default=str, ensure_ascii=False)))
+    return doc
+
+
+def clean(text: str) -> str:
+    """Without lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

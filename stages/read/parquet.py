@@ -1,0 +1,120 @@
+"""Parquet tables: one document a row; split by row groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from stages.document import BadRecord, Document
+from stages.read.jsonl import make_document
+from stages.read.reader import Reader, Slice, Split, bad, check_file, skipped
+from stages.stage import StageConfig, signal
+
+_BATCH = 256
+
+
+class Parquet(Reader):
+    """`offset` of a locator is the row group. Columns that do not exist are an error for `text` and `keep`, silently
+    absent for the others. Counted: `invalid_utf8`, `missing_text` (null), `empty`, `too_large`, `corrupt_parquet`."""
+
+    name = "parquet"
+    libraries = ("pyarrow",)
+    suffixes = (".parquet", ".parq")
+    memory_mb = 800
+
+    class Config(StageConfig):
+        text: str = signal("text", "column of the text")
+        id: str = signal("id", "column of the set's own id, kept in meta.id; '' for none")
+        url: str = signal("url", "column of the URL; '' for none")
+        date: str = signal("date", "column of the date; '' for none")
+        language: str = signal("", "column of the language, if it is to be trusted")
+        keep: tuple[str, ...] = signal((), "further columns to keep in meta")
+        max_bytes: int = signal(64 << 20, "longest text, bytes; beyond: too_large", gt=0)
+        max_group: int = signal(4 << 30, "largest row group, bytes inflated; beyond: too_large", gt=0)
+
+    def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
+        check_file(local, slice.path)
+        ordinal, group = slice.ordinal, slice.start
+        try:
+            with pq.ParquetFile(local) as file:
+                columns = self._columns(file.schema_arrow, slice.path)
+                stop = file.num_row_groups if slice.stop is None else slice.stop
+                for group in range(slice.start, stop):
+                    first, info = ordinal, file.metadata.row_group(group)
+                    if info.total_byte_size > self.config.max_group:
+                        yield bad("too_large", slice, group, ordinal, detail=f"{info.num_rows} rows of a row group of "
+                                  f"{info.total_byte_size} bytes")
+                    else:
+                        for batch in file.iter_batches(_BATCH, row_groups=[group], columns=columns):
+                            for record in self._batch(batch, slice, group, ordinal):
+                                yield record
+                                ordinal += 1
+                    ordinal = first + info.num_rows
+        except (pa.ArrowException, OSError) as e:
+            yield bad("corrupt_parquet", slice, group, ordinal, detail=str(e).splitlines()[0], fatal=True)
+
+    def _columns(self, schema: pa.Schema, path: str) -> list[str]:
+        names = schema.names
+        for column in (self.config.text, *self.config.keep):
+            if column not in names:
+                raise ValueError(f"{path}: no column '{column}'; it has {', '.join(names)}. "
+                                 "Say which holds the text with `text:`, and mend `keep:`")
+        kind = schema.field(self.config.text).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+                or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+            raise ValueError(f"{path}: column '{self.config.text}' is {kind}, not text; name another with `text:`")
+        wanted = {self.config.text, self.config.id, self.config.url, self.config.date, self.config.language,
+                  *self.config.keep}
+        return [n for n in names if n in wanted]
+
+    def _batch(self, batch: pa.RecordBatch, slice: Slice, group: int, ordinal: int) -> Iterator[Document | BadRecord]:
+        texts = batch.column(self.config.text)
+        if pa.types.is_dictionary(texts.type):
+            texts = texts.dictionary_decode()
+        values = pc.cast(texts, pa.large_binary())              # decoded one by one: one bad row is one bad record
+        others = {n: batch.column(n) for n in batch.schema.names}
+        for i, value in enumerate(values):
+            data: bytes | None = value.as_py()
+            if data is None:
+                yield bad("missing_text", slice, group, ordinal + i, detail="null")
+                continue
+            if len(data) > self.config.max_bytes:
+                yield bad("too_large", slice, group, ordinal + i, detail=f"{len(data)} bytes")
+                continue
+            try:
+                text = data.decode("utf-8")
+            except UnicodeDecodeError as e:
+                yield bad("invalid_utf8", slice, group, ordinal + i, detail=str(e))
+                continue
+            if not text or text.isspace():
+                yield skipped("empty", slice, group, ordinal + i)
+                continue
+
+            def get(key: str, row: int = i) -> Any:
+                return others[key][row].as_py() if key in others else None
+
+            yield make_document(slice, ordinal + i, group, text, get, self.config, surrogates=False)
+
+    def splits(self, local: str, path: str, target: int) -> list[Split] | None:
+        """Pieces of whole row groups; `start` and `stop` count row groups."""
+        check_file(local, path)
+        try:
+            with pq.ParquetFile(local) as file:
+                sizes = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+                held = [(g.num_rows, g.total_byte_size) for g in sizes]
+        except (pa.ArrowException, OSError):
+            return None                                         # `read` says what is wrong
+        pieces: list[Split] = []
+        start = ordinal = rows = size = 0
+        for i, (n, b) in enumerate(held):
+            rows, size = rows + n, size + b
+            if size >= target or i == len(held) - 1:
+                pieces.append(Split(start, i + 1, ordinal, rows, size))
+                start, ordinal, rows, size = i + 1, ordinal + rows, 0, 0
+        return pieces or None

@@ -1,0 +1,193 @@
+"""Compressed files as streams, their lines, and the members of archives: bounded by counts, damage made countable."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+_BLOCK = 1 << 20
+_MAGIC = ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"))
+#: what the decompressors of the standard library and of pyarrow raise on damaged input
+_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException)
+#: an archive that inflates to more than this is a bomb
+MAX_ARCHIVE_BYTES = 64 << 30
+
+
+class Damaged(Exception):
+    """A stream that ends or breaks where it should not; `reason` as in `BadRecord`."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail
+
+
+class Stream:
+    """A file, decompressed by what its first bytes say. `read` gives what there is before it raises `Damaged`."""
+
+    def __init__(self, local: str) -> None:
+        self._file = open(local, "rb")  # noqa: SIM115 - closed by close()
+        magic = self._file.peek(8)[:8]
+        self.coding = next((name for start, name in _MAGIC if magic.startswith(start)), "")
+        open_as: dict[str, Any] = {"gzip": gzip.GzipFile, "bz2": bz2.BZ2File, "xz": lzma.LZMAFile}
+        if self.coding == "zstd":
+            self._stream: Any = pa.CompressedInputStream(pa.PythonFile(self._file, "r"), "zstd")
+            self._read = self._stream.read
+        else:
+            self._stream = (gzip.GzipFile(fileobj=self._file) if self.coding == "gzip"
+                            else open_as[self.coding](self._file) if self.coding else self._file)
+            # read1: one step of the decompressor, so that an error never takes bytes along that came before it
+            self._read = self._stream.read1
+
+    def read(self, size: int = _BLOCK) -> bytes:
+        try:
+            return self._read(size)
+        except _ERRORS as e:
+            cut = isinstance(e, EOFError) or "ended before" in str(e) or "truncated" in str(e).lower()
+            raise Damaged("truncated" if cut else f"corrupt_{self.coding or 'file'}", str(e)) from None
+
+    def read_all(self, cap: int) -> bytes | None:
+        """Everything, or None when it is more than `cap` bytes."""
+        blocks, size = [], 0
+        while block := self.read():
+            blocks.append(block)
+            size += len(block)
+            if size > cap:
+                return None
+        return b"".join(blocks)
+
+    def seek(self, offset: int) -> None:
+        """Start at a byte of a file that is not compressed."""
+        self._file.seek(offset)
+
+    def close(self) -> None:
+        if self._stream is not self._file:
+            self._stream.close()
+        self._file.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_lines(stream: Stream, cap: int, length: int | None = None) -> Iterator[tuple[int, bytes | None]]:
+    """(offset in the inflated stream, line without its end) for each line; None for a line longer than `cap` bytes.
+
+    `length` stops after that many bytes. Memory is bounded by `cap` and one block. Raises `Damaged` after the last
+    whole line before the damage; a last line that the damage cuts is not given.
+    """
+    at = 0                                  # offset of the line that `held` begins
+    held: list[bytes] = []                  # its blocks so far; none of them once it is too long
+    size, left = 0, length                  # its bytes so far
+    while left is None or left > 0:
+        block = stream.read(_BLOCK if left is None else min(_BLOCK, left))
+        if not block:
+            break
+        if left is not None:
+            left -= len(block)
+        *whole, rest = block.split(b"\n")
+        for line in whole:
+            size += len(line)
+            yield at, (b"".join((*held, line)) if size <= cap else None)
+            at, held, size = at + size + 1, [], 0
+        size += len(rest)
+        if size <= cap:
+            held.append(rest)
+        else:
+            held = []
+    if size:
+        yield at, (b"".join(held) if size <= cap else None)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file of an archive: its name, its place in the archive (an offset, for zip and tar), its bytes or what is
+    wrong with it."""
+
+    name: str
+    offset: int
+    data: bytes | None
+    reason: str = ""
+
+
+def is_archive(path: str) -> bool:
+    return path.lower().endswith((".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"))
+
+
+def members(local: str, path: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
+    """Regular files of a zip or tar archive whose names end in one of `suffixes`, in archive order.
+
+    A member beyond `cap` bytes comes without data and with `too_large`, others as `other_type`. Raises `Damaged` where
+    the archive cannot be read any further.
+    """
+    yield from (_zip(local, suffixes, cap) if path.lower().endswith(".zip") else _tar(local, suffixes, cap))
+
+
+def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
+    try:
+        archive = zipfile.ZipFile(local)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as e:
+        raise Damaged("corrupt_zip", str(e)) from None
+    with archive:
+        for info in archive.infolist():
+            if info.is_dir():
+                continue
+            if not info.filename.lower().endswith(suffixes):
+                yield Member(info.filename, info.header_offset, None, "other_type")
+                continue
+            if info.flag_bits & 1:
+                yield Member(info.filename, info.header_offset, None, "encrypted")
+                continue
+            try:
+                with archive.open(info) as f:           # the size in the directory may lie: count what comes
+                    data = f.read(cap + 1)
+            except (*_ERRORS, zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError):
+                yield Member(info.filename, info.header_offset, None, "corrupt_zip")
+                continue
+            yield Member(info.filename, info.header_offset, *((data,) if len(data) <= cap else (None, "too_large")))
+
+
+class _Counted:
+    """A stream for tarfile that refuses to inflate without end."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.given, self.held = stream, 0, b""
+
+    def read(self, size: int) -> bytes:
+        while len(self.held) < size and (block := self.stream.read()):
+            self.held += block
+        data, self.held = self.held[:size], self.held[size:]
+        self.given += len(data)
+        if self.given > MAX_ARCHIVE_BYTES:
+            raise Damaged("too_large", f"inflates beyond {MAX_ARCHIVE_BYTES} bytes")
+        return data
+
+
+def _tar(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
+    with Stream(local) as stream:
+        try:
+            archive: BinaryIO | Any = tarfile.open(fileobj=_Counted(stream), mode="r|")  # noqa: SIM115
+            for info in archive:
+                if not info.isreg():
+                    continue
+                if not info.name.lower().endswith(suffixes):
+                    yield Member(info.name, info.offset, None, "other_type")
+                elif info.size > cap:
+                    yield Member(info.name, info.offset, None, "too_large")
+                else:
+                    data = archive.extractfile(info).read()
+                    if len(data) < info.size:
+                        raise Damaged("truncated", info.name)
+                    yield Member(info.name, info.offset, data)
+        except (tarfile.TarError, *_ERRORS, ValueError) as e:
+            raise Damaged("corrupt_tar", str(e)) from None
