@@ -2,7 +2,7 @@
 
 The one operation that matters is `put_absent`: create a file with these bytes only if there is none, atomically. It is
 the commit primitive (contracts §1); nothing here renames as a commit. Locally everything that a commit may rest on
-(`put_absent`, `upload`, `link`) is on disk when it returns: the file is synced, and so is every folder it was named in.
+(`put_absent`, `upload`) is on disk when it returns: the file is synced, and so is every folder it was named in.
 """
 
 from __future__ import annotations
@@ -68,6 +68,16 @@ class Store:
     def read(self, path: str) -> bytes:
         return (self.local / path).read_bytes() if self.local is not None else self.fs.cat_file(self.at(path))
 
+    def size(self, path: str) -> int | None:
+        """Bytes of a file; None when there is none."""
+        try:
+            if self.local is not None:
+                return (self.local / path).stat().st_size
+            self.fs.invalidate_cache()
+            return self.fs.info(self.at(path))["size"]
+        except FileNotFoundError:
+            return None
+
     def read_range(self, path: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop) of a file: one ranged request on object storage."""
         if self.local is None:
@@ -122,7 +132,7 @@ class Store:
         part = _beside(target)
         try:
             try:
-                _make_folder(target.parent)
+                make_folder(target.parent)
                 with open(part, "xb") as f:
                     f.write(data)
                     f.flush()
@@ -159,22 +169,23 @@ class Store:
             return
         target = self.local / path
         try:
-            _make_folder(target.parent)
+            make_folder(target.parent)
             shutil.move(local, target)
-            _sync(target)
-            _sync(target.parent)
+            sync(target)
+            sync(target.parent)
         except OSError as e:
             raise cannot_write(target, e) from e
 
     def link(self, path: str, to: str) -> bool:
-        """Give a file a second name (hard link), or copy it on the server's side; False when `to` exists already."""
+        """Give a file a second name (hard link), or copy it on the server's side; False when `to` exists already.
+        Not durable before the folder of `to` is synced."""
         if self.local is None:
             if self.exists(to):
                 return False
             self.fs.cp_file(self.at(path), self.at(to))
             return True
-        _make_folder((self.local / to).parent)
-        return _link(self.local / path, self.local / to, sync=False)
+        make_folder((self.local / to).parent)
+        return _link(self.local / path, self.local / to, durable=False)
 
     def remove(self, path: str) -> None:
         if self.local is not None:
@@ -204,7 +215,7 @@ def _beside(target: Path) -> Path:
     return target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp~"
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -212,16 +223,16 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """mkdir -p whose new entries survive a power cut."""
     if folder.is_dir():
         return
-    _make_folder(folder.parent)
+    make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
-def _link(source: Path, target: Path, sync: bool = True) -> bool:
+def _link(source: Path, target: Path, durable: bool = True) -> bool:
     """Hard link; False when `target` exists."""
     before = os.stat(source).st_nlink
     try:
@@ -236,8 +247,8 @@ def _link(source: Path, target: Path, sync: bool = True) -> bool:
                 raise StoreError(f"{target.parent} is on a filesystem without hard links ({e.strerror}), which commits "
                                  f"need; choose a --store on ext4, xfs, NFS … or on object storage") from e
             raise cannot_write(target, e) from e
-    if sync:
-        _sync(target.parent)
+    if durable:
+        sync(target.parent)
     return True
 
 

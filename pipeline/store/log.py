@@ -330,16 +330,28 @@ class Log(LogView):
             try:
                 other = self._put(self.segments + 1, body)
                 if other is not None:
-                    holder = other.get("holder") or {"run": "?", "host": "?", "pid": "?"}
-                    raise Fenced(f"this run lost {self.store.root} to run '{holder['run']}' (host {holder['host']}, "
-                                 f"process {holder['pid']}), which took the store over. What this run had committed is "
-                                 f"kept: let that run finish, or start again later")
+                    raise self._fenced(other)
             except (StoreError, OSError) as e:
                 # final even where it could be tried again: a put of unknown outcome may still arrive at the store
                 self._failed = e
                 raise
             self.segments += 1
             self._waiting, self._condemned = [], []
+
+    def verify(self) -> None:
+        """Raise Fenced now if another driver has taken over: before something other than a commit (a publication)."""
+        with self._lock:
+            self._check()
+            name = _name(self.segments + 1)
+            if self.store.exists(name):
+                self._failed = self._fenced(decode_segment(self.store.read(name), self.store.at(name)))
+                raise self._failed
+
+    def _fenced(self, other: dict[str, Any]) -> Fenced:
+        holder = other.get("holder") or {"run": "?", "host": "?", "pid": "?"}
+        return Fenced(f"this run lost {self.store.root} to run '{holder['run']}' (host {holder['host']}, process "
+                      f"{holder['pid']}), which took the store over. What this run had committed is kept: let that run "
+                      f"finish, or start again later")
 
     def _check(self) -> None:
         if self._failed is not None:

@@ -123,6 +123,7 @@ def test_second_driver_is_refused_then_takes_over_and_the_first_is_fenced(store)
     first.append(record("late"))
     with pytest.raises(Fenced, match="run 'second'"):
         first.flush()
+    second.verify()
     with pytest.raises(Fenced):
         first.append(record("later"))
     with pytest.raises(Fenced):
@@ -134,8 +135,12 @@ def test_second_driver_is_refused_then_takes_over_and_the_first_is_fenced(store)
 
 def test_fencing_met_in_the_background_reaches_the_driver(store, monkeypatch):
     monkeypatch.setattr(store_log, "SEGMENT_S", 0.05)
-    first = Log.open(store, run="first")
+    first, idle = Log.open(store, run="first"), Log.open(store, run="idle", takeover=True)
+    idle.verify()
     Log.open(store, run="second", takeover=True).close()
+    with pytest.raises(Fenced, match="run 'second'"):
+        idle.verify()
+    idle.close()
     first.append(record("late"))
     first._thread.join(10)
     assert not first._thread.is_alive()

@@ -69,7 +69,7 @@ def test_what_others_read(tmp_path):
     path = tmp_path / "p.parquet"
     write(path, [fields(i) for i in range(30)])
     count, size, meta, offset, zeta = duckdb.sql(
-        f"select count(*), sum(strlen(text)), max(meta), max(locator.\"offset\"), count(signals.zeta) "
+        f"select count(*), sum(strlen(text)), min(meta), max(locator.\"offset\"), count(signals.zeta) "
         f"from '{path}'").fetchall()[0]
     assert (count, size) == (30, sum(len(fields(i)["text"].encode()) for i in range(30)))
     assert (json.loads(meta), offset, zeta) == ({"a": None, "b": [1, "ü"]}, 2900, 0)

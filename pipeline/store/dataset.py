@@ -1,0 +1,209 @@
+"""Published datasets: folders of Parquet parts that anything can read, with a manifest.
+
+    datasets/NAME/part-ORDER-KEY.parquet  _manifest.parquet      kept documents
+    dropped/NAME/  quarantine/NAME/                              the same for dropped documents and bad records
+
+A part is a second name (hard link) of what a task wrote, or a copy made by the object store. The manifest has a row a
+part. On a local disk a folder is built aside and exchanged for the old one in one step, so that at any moment, whatever
+is killed, a glob over `datasets/NAME/part-*.parquet` counts exactly the rows of the manifest beside it. On object
+storage new parts come first, then the manifest, then old parts go: who reads what the manifest names is always right,
+and a rerun after a crash puts the glob right too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.engine.task import FileInfo, PartRecord
+from pipeline.store.fs import Store, StoreError, make_folder, swap_folders, sync
+from pipeline.store.parts import DuplicateId, RowDigester
+
+MANIFEST = "_manifest.parquet"
+#: no attempt names, no times: equal data has equal manifests
+MANIFEST_SCHEMA = pa.schema([
+    ("part", pa.string()),                     # file name in this folder
+    ("key", pa.string()), ("node", pa.string()),               # of the task that made it
+    ("rows", pa.int64()), ("bytes", pa.int64()), ("text_bytes", pa.int64()),
+    ("sha256", pa.string()), ("content", pa.string()),         # of the file; of its rows (contracts §2)
+    ("sources", pa.list_(pa.string())),        # sources the task read
+])
+#: rows kept in memory before `dataset_hash` spills to scratch: 64 bytes each
+HASH_ROWS = 1 << 20
+
+
+def publish(store: Store, name: str, records: Sequence[PartRecord], *, dropped: Sequence[PartRecord] = (),
+            quarantine: Sequence[PartRecord] = ()) -> None:
+    """Publish a dataset: `kept.parquet` of `records`, in this order, and `dropped.parquet` and `quarantine.parquet` of
+    the records of all its passes. Replaces what was published under the name. Only for the holder of the log."""
+    for folder, file, of in ((f"quarantine/{name}", "quarantine.parquet", quarantine),
+                             (f"dropped/{name}", "dropped.parquet", dropped),
+                             (f"datasets/{name}", "kept.parquet", records)):
+        parts = [(part_name(n, record.key), record, record.files[file])
+                 for n, record in enumerate(r for r in of if file in r.files)]
+        if store.local is not None:
+            _replace(store, store.local / folder, parts)
+        else:
+            _update(store, folder, parts)
+
+
+def part_name(order: int, key: str) -> str:
+    return f"part-{order:06d}-{key[:12]}.parquet"
+
+
+def _replace(store: Store, target: Path, parts: list[tuple[str, PartRecord, FileInfo]]) -> None:
+    """Build the folder aside, out of the way of every glob, and exchange it for the old one.
+
+    The old one is left aside until the next publication: a reader that is listing it would otherwise see it shrink. It
+    costs no disk, its files are names of files in `objects/`.
+    """
+    aside = store.local / ".publish" / target.parent.name / target.name
+    if aside.exists():
+        shutil.rmtree(aside)
+    make_folder(aside)
+    make_folder(target.parent)
+    for name, _, info in parts:
+        _link(store, info.path, f".publish/{target.parent.name}/{target.name}/{name}")
+    (aside / MANIFEST).write_bytes(_manifest(parts))
+    sync(aside / MANIFEST)
+    sync(aside)
+    if target.exists():
+        swap_folders(aside, target)
+    else:
+        os.rename(aside, target)
+    sync(target.parent)
+
+
+def _update(store: Store, folder: str, parts: list[tuple[str, PartRecord, FileInfo]]) -> None:
+    names = {name for name, _, _ in parts} | {MANIFEST}
+    for name, _, info in parts:
+        # a key names its content, but a copy that was cut short would have another size
+        if store.size(f"{folder}/{name}") != info.bytes:
+            store.remove(f"{folder}/{name}")
+            _link(store, info.path, f"{folder}/{name}")
+    store.write(f"{folder}/{MANIFEST}", _manifest(parts))
+    for path in list(store.list(folder)):
+        if path.removeprefix(f"{folder}/") not in names:
+            store.remove(path)
+
+
+def _link(store: Store, path: str, to: str) -> None:
+    try:
+        store.link(path, to)
+    except FileNotFoundError as e:
+        raise StoreError(f"{store.at(path)} is gone though the log names it; restore it, or start a new --store") from e
+
+
+def _manifest(parts: list[tuple[str, PartRecord, FileInfo]]) -> bytes:
+    rows = [{"part": name, "key": record.key, "node": record.node, "rows": info.rows, "bytes": info.bytes,
+             "text_bytes": info.meta.get("text_bytes", 0), "sha256": info.sha256, "content": info.content,
+             "sources": sorted(record.counters.get("in", {}))} for name, record, info in parts]
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=MANIFEST_SCHEMA), out, compression="zstd")
+    return out.getvalue()
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+def manifest(store: Store, name: str, kind: str = "datasets") -> pa.Table:
+    """The manifest of a published dataset (MANIFEST_SCHEMA); `kind` is datasets, dropped or quarantine."""
+    try:
+        data = store.read(f"{kind}/{name}/{MANIFEST}")
+    except FileNotFoundError:
+        known = sorted({p.split("/")[1] for p in store.list(kind) if p.endswith("/" + MANIFEST)})
+        raise StoreError(f"there is no dataset '{name}' in {store.at(kind)}; "
+                         + (f"it has: {', '.join(known)}" if known else "nothing is published there yet")) from None
+    return pq.read_table(io.BytesIO(data))
+
+
+def iter_batches(store: Store, folder: str, columns: list[str] | None = None,
+                 batch_rows: int = 512) -> Iterator[pa.RecordBatch]:
+    """Rows of a published folder ('datasets/NAME', 'dropped/NAME', …), part by part as the manifest orders them."""
+    kind, _, name = folder.partition("/")
+    for part in manifest(store, name, kind)["part"].to_pylist():
+        with store.open(f"{folder}/{part}") as f, pq.ParquetFile(f) as file:
+            for group in range(file.num_row_groups):
+                yield from file.iter_batches(batch_rows, row_groups=[group], columns=columns)
+
+
+def iter_rows(store: Store, folder: str, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The same, as dicts."""
+    for batch in iter_batches(store, folder, columns, 64):
+        yield from batch.to_pylist()
+
+
+def dataset_hash(store: Store, name: str, scratch: str | None = None) -> str:
+    """Hash of a dataset (contracts §2): sha256 over the row digests (`pipeline.store.parts`) of all rows sorted by id.
+
+    How the rows are spread over parts does not matter. Memory: HASH_ROWS rows; beyond that, files by id prefix in
+    `scratch` (default: the system's). Raises DuplicateId, also across parts.
+    """
+    h = hashlib.sha256()
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        for rows in _sorted_digests(store, name, Path(folder)):
+            h.update(rows[:, 32:].tobytes())
+    return h.hexdigest()
+
+
+def _sorted_digests(store: Store, name: str, scratch: Path) -> Iterator[np.ndarray]:
+    """uint8 [n, 64] arrays of (id, digest), sorted by id within and across arrays."""
+    waiting: list[np.ndarray] = []
+    count = 0
+    spilled: set[int] = set()
+
+    def spill() -> None:
+        rows = np.concatenate(waiting)
+        waiting.clear()
+        prefix = rows[:, 0].astype(np.int64) << 8 | rows[:, 1]          # two hex digits: 256 files
+        order = np.argsort(prefix, kind="stable")
+        rows, prefix = rows[order], prefix[order]
+        values, starts = np.unique(prefix, return_index=True)
+        for value, part in zip(values.tolist(), np.split(rows, starts[1:])):
+            spilled.add(value)
+            with open(scratch / str(value), "ab") as f:
+                f.write(part.tobytes())
+
+    schema, digester = None, None
+    for batch in iter_batches(store, f"datasets/{name}"):
+        if batch.num_rows == 0:
+            continue
+        if batch.schema != schema:
+            schema, digester = batch.schema, RowDigester(batch.schema)
+        ids = batch.column("id").to_pylist()
+        odd = next((id for id in ids if len(id) != 32 or not id.isascii()), None)
+        if odd is not None:
+            raise ValueError(f"datasets/{name}: '{odd}' is not a document id (32 hexadecimal characters)")
+        rows = np.empty((len(ids), 64), np.uint8)
+        rows[:, :32] = np.frombuffer("".join(ids).encode(), np.uint8).reshape(-1, 32)
+        rows[:, 32:] = np.frombuffer(b"".join(digester.digests(batch)), np.uint8).reshape(-1, 32)
+        waiting.append(rows)
+        count += len(rows)
+        if count >= HASH_ROWS:
+            spill()
+            count = 0
+    if not spilled:
+        yield _by_id(np.concatenate(waiting), name) if waiting else np.empty((0, 64), np.uint8)
+        return
+    if waiting:
+        spill()
+    for value in sorted(spilled):
+        yield _by_id(np.fromfile(scratch / str(value), np.uint8).reshape(-1, 64), name)
+
+
+def _by_id(rows: np.ndarray, name: str) -> np.ndarray:
+    ids = np.ascontiguousarray(rows[:, :32]).view("S32").ravel()
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    same = np.flatnonzero(ids[1:] == ids[:-1])
+    if same.size:
+        raise DuplicateId(f"datasets/{name}: id {ids[same[0]].decode()} is there twice")
+    return rows[order]

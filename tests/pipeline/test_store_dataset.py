@@ -1,0 +1,310 @@
+"""Publishing: what a glob counts is what the manifest says, whatever is killed; the hash knows rows, not parts."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import duckdb
+import fsspec
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.engine.task import FileInfo, PartRecord
+from pipeline.store import dataset
+from pipeline.store.dataset import dataset_hash, iter_rows, manifest, publish
+from pipeline.store.fs import Store, StoreError
+from pipeline.store.parts import DuplicateId, PartWriter, document_schema
+from stages.document import Document
+
+ROOT = Path(__file__).parents[2]
+
+
+def document(i: int) -> Document:
+    return Document(hashlib.md5(str(i).encode()).hexdigest(), f"text {i} " * (i % 5), source="web", url=f"u/{i}",
+                    locator={"file": "f", "offset": i, "record": i, "sub": ""}, signals={"a": i / 3})
+
+
+def part(store: Store, scratch: Path, key: str, ids, dropped=(), signals=("a",)) -> PartRecord:
+    """Run a pass by hand: write kept and dropped documents, upload them, return the record."""
+    files = {}
+    for name, numbers in (("kept", ids), ("dropped", dropped)):
+        local = scratch / f"{key}.{name}"
+        writer = PartWriter(str(local), document_schema(signals, dropped=name == "dropped"))
+        for i in numbers:
+            writer.write(document(i), **({"reason": "short", "stage": "c4"} if name == "dropped" else {}))
+        writer.close()
+        data = local.read_bytes()
+        path = f"objects/{key}/00000001-00000000.{name}.parquet"
+        store.upload(str(local), path)
+        files[f"{name}.parquet"] = FileInfo(path, len(data), hashlib.sha256(data).hexdigest(), writer.content,
+                                            writer.rows, {"text_bytes": writer.text_bytes})
+    return PartRecord(key, "m:C", "clean", "00000001-00000000", files,
+                      {"in": {"web": {"docs": writer.rows, "bytes": 1}, "abc": {"docs": 0, "bytes": 0}}})
+
+
+def key(i: int) -> str:
+    return hashlib.md5(f"key{i}".encode()).hexdigest()
+
+
+def glob_count(root: Path, kind: str = "datasets", name: str = "clean") -> int:
+    return duckdb.connect().execute(f"select count(*) from '{root}/{kind}/{name}/part-*.parquet'").fetchall()[0][0]
+
+
+@pytest.fixture(params=["disk", "memory"])
+def store(request, tmp_path):
+    if request.param == "disk":
+        yield Store(tmp_path / "store")
+    else:
+        root = f"memory://d{tmp_path.name}-{os.getpid()}"
+        yield Store(root)
+        fsspec.filesystem("memory").rm(root, recursive=True)
+
+
+def test_publish_manifest_and_rows(store, tmp_path):
+    records = [part(store, tmp_path, key(n), range(n * 10, n * 10 + size), dropped=range(1000 + n, 1003 + n))
+               for n, size in enumerate((10, 0, 7))]
+    publish(store, "clean", records, dropped=records[:2], quarantine=records)
+    table = manifest(store, "clean")
+    assert table["rows"].to_pylist() == [10, 0, 7]
+    assert table["part"].to_pylist() == [f"part-{n:06d}-{key(n)[:12]}.parquet" for n in range(3)]
+    assert table["key"].to_pylist() == [key(n) for n in range(3)]
+    assert table["sources"].to_pylist() == [["abc", "web"]] * 3
+    for row in table.to_pylist():
+        data = store.read(f"datasets/clean/{row['part']}")
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (row["bytes"], row["sha256"])
+    assert [r["id"] for r in iter_rows(store, "datasets/clean", ["id"])] == \
+        [document(i).id for i in [*range(10), *range(20, 27)]]
+    assert [r["reason"] for r in iter_rows(store, "dropped/clean")] == ["short"] * 6
+    assert manifest(store, "clean", "quarantine").num_rows == 0       # these passes wrote no such file
+    if store.local:
+        assert glob_count(store.local) == 17
+        assert glob_count(store.local, "dropped") == 6
+        shared = store.local / "datasets/clean" / table["part"][0].as_py()
+        assert shared.stat().st_ino == (store.local / records[0].files["kept.parquet"].path).stat().st_ino
+    publish(store, "clean", [*records[1:], part(store, tmp_path, key(9), [77])])
+    assert [r["id"] for r in iter_rows(store, "datasets/clean")] == [document(i).id for i in [*range(20, 27), 77]]
+    assert sorted(p.split("/")[-1] for p in store.list("datasets/clean")) == \
+        ["_manifest.parquet", *manifest(store, "clean")["part"].to_pylist()]
+    assert manifest(store, "clean", "dropped").num_rows == 0
+
+
+def test_equal_data_have_equal_manifests(store, tmp_path):
+    records = [part(store, tmp_path, key(n), range(n * 10, n * 10 + 5)) for n in range(3)]
+    publish(store, "clean", records)
+    first = store.read("datasets/clean/_manifest.parquet")
+    for n, record in enumerate(records):
+        record.attempt, record.cpu_s = f"00000007-{n:08d}", 1.5
+    publish(store, "clean", records)
+    assert store.read("datasets/clean/_manifest.parquet") == first
+
+
+def test_errors(store, tmp_path):
+    with pytest.raises(StoreError, match=r"there is no dataset 'clean' in .*datasets; nothing is published"):
+        manifest(store, "clean")
+    record = part(store, tmp_path, key(0), [1, 2])
+    publish(store, "other", [record])
+    with pytest.raises(StoreError, match="it has: other"):
+        list(iter_rows(store, "datasets/clean"))
+    before = dataset_hash(store, "other")
+    store.remove(record.files["kept.parquet"].path)
+    with pytest.raises(StoreError, match=r"kept\.parquet is gone though the log names it"):
+        publish(store, "new", [record])
+    assert dataset_hash(store, "other") == before
+
+
+def test_hash_does_not_know_partitions(store, tmp_path, monkeypatch):
+    numbers = list(range(3000))
+    hashes = {}
+    for run, (cuts, rows) in enumerate([((), 1 << 20), ((1000, 1001, 2500), 1 << 20), ((5, 5, 1200), 700), ((), 1)]):
+        random.Random(run).shuffle(numbers)
+        bounds = [0, *cuts, 3000]
+        records = [part(store, tmp_path, key(100 * run + n), numbers[a:b])
+                   for n, (a, b) in enumerate(itertools.pairwise(bounds))]
+        monkeypatch.setattr(dataset, "HASH_ROWS", rows)
+        publish(store, f"d{run}", records)
+        hashes[run] = dataset_hash(store, f"d{run}", str(tmp_path))
+        if run == 0:                          # one part: its content is the hash
+            assert hashes[0] == records[0].files["kept.parquet"].content
+    assert len(set(hashes.values())) == 1
+    publish(store, "less", [part(store, tmp_path, key(777), numbers[1:])])
+    publish(store, "more", [part(store, tmp_path, key(778), [*numbers, 3000])])
+    publish(store, "wider", [part(store, tmp_path, key(779), numbers, signals=("a", "b"))])
+    assert len({hashes[0], *(dataset_hash(store, n) for n in ("less", "more", "wider"))}) == 4
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith("tmp")]
+
+
+@pytest.mark.parametrize("rows", [1 << 20, 10])
+def test_hash_finds_duplicates_across_parts(store, tmp_path, monkeypatch, rows):
+    monkeypatch.setattr(dataset, "HASH_ROWS", rows)
+    publish(store, "clean", [part(store, tmp_path, key(n), range(n * 30, n * 30 + 31)) for n in range(2)])
+    with pytest.raises(DuplicateId, match=document(30).id):
+        dataset_hash(store, "clean")
+
+
+def test_hash_of_nothing(store, tmp_path):
+    publish(store, "clean", [part(store, tmp_path, key(0), [])])
+    assert dataset_hash(store, "clean") == hashlib.sha256().hexdigest()
+
+
+def versions(root: Path, scratch: Path) -> tuple[list[PartRecord], list[PartRecord]]:
+    """Two contents of one dataset that share a part: 37 and 61 rows kept, 4 and 9 dropped."""
+    store = Store(root)
+    a = [part(store, scratch, key(n), range(n * 100, n * 100 + rows), range(5000 + 10 * n, 5002 + 10 * n))
+         for n, rows in enumerate((20, 17))]
+    b = [part(store, scratch, key(10 + n), range(1000 + n * 100, 1000 + n * 100 + rows), [7000 + n])
+         for n, rows in enumerate((1, 2, 3, 18, 0))]
+    return a, [a[1], a[0], *b]
+
+
+KILLER = """
+    import os, signal, sys
+    from pathlib import Path
+    from pipeline.store.dataset import publish
+    from pipeline.store.fs import Store
+    from tests.pipeline.test_store_dataset import versions
+
+    def publication(root, records):
+        publish(Store(root), "clean", records, dropped=records)
+
+    top, n = Path(sys.argv[1]), 0
+    while True:
+        root = top / f"{n:04d}"
+        a, b = versions(root, top)
+        if int(sys.argv[2]):
+            publication(root, a)
+        pid = os.fork()
+        if pid == 0:
+            left = n
+            def count(event, args):                   # every call that touches the file system, and ctypes for the swap
+                global left
+                if event.split(".")[0] in ("os", "open", "shutil", "ctypes"):
+                    left -= 1
+                    if left == -1:
+                        os.kill(os.getpid(), signal.SIGKILL)
+            sys.addaudithook(count)
+            publication(root, b)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        n += 1
+        if status == 0:
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+    print(n)
+"""
+
+
+@pytest.mark.parametrize("again", [0, 1], ids=["first", "replacement"])
+def test_sigkill_at_every_point_of_a_publication(tmp_path, again):
+    out = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLER), str(tmp_path), str(again)], cwd=ROOT,
+                         check=True, stdout=subprocess.PIPE, text=True)
+    points = int(out.stdout)
+    assert points > 35                               # killed before each of so many system calls
+    seen = set()
+    for n in range(points):
+        root = tmp_path / f"{n:04d}"
+        for kind, possible in (("datasets", {37, 61}), ("dropped", {4, 9})):
+            if not again and not (root / kind / "clean").exists():
+                seen.add((kind, None))
+                continue
+            rows = sum(manifest(Store(root), "clean", kind)["rows"].to_pylist())
+            assert rows in possible
+            assert glob_count(root, kind) == rows
+            seen.add((kind, rows))
+        if n % 5 == 0 or n > points - 5:             # a rerun puts everything right
+            _, b = versions(root, tmp_path)
+            publish(Store(root), "clean", b, dropped=b)
+            assert glob_count(root) == 61
+            assert glob_count(root, "dropped") == 9
+            assert sorted(os.listdir(root / "datasets")) == ["clean"]
+    before = {("datasets", 37), ("dropped", 4)} if again else {("datasets", None), ("dropped", None)}
+    assert seen == before | {("datasets", 61), ("dropped", 9)}
+
+
+def test_a_reader_never_sees_a_mixture(tmp_path):
+    store = Store(tmp_path / "store")
+    a, b = versions(tmp_path / "store", tmp_path)
+    publish(store, "clean", a)
+    stop, errors, reads = threading.Event(), [], [0]
+
+    def write() -> None:
+        try:
+            while not stop.is_set():
+                for records in (b, a):
+                    publish(store, "clean", records)
+                    time.sleep(0.02)
+        except BaseException as e:
+            errors.append(e)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    deadline = time.monotonic() + 3
+    counts = set()
+    while time.monotonic() < deadline:
+        files = sorted((store.local / "datasets/clean").glob("part-*.parquet"))
+        try:
+            counts.add(sum(pq.read_metadata(f).num_rows for f in files))
+            reads[0] += 1
+        except FileNotFoundError:                    # listed before the exchange, opened after it: no wrong count
+            continue
+    stop.set()
+    writer.join()
+    assert not errors
+    assert reads[0] > 20
+    assert counts <= {37, 61}
+
+
+def test_where_folders_cannot_be_exchanged(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.store.fs.ctypes.CDLL", lambda *a, **k: object())
+    store = Store(tmp_path / "store")
+    a, b = versions(tmp_path / "store", tmp_path)
+    for records, rows in ((a, 37), (b, 61), (a, 37)):
+        publish(store, "clean", records)
+        assert glob_count(store.local) == rows
+    assert os.listdir(store.local / "datasets") == ["clean"]
+
+
+def test_object_store_manifest_is_right_wherever_a_publication_stops(tmp_path, monkeypatch):
+    """Stop before each operation: what the manifest names is all there, and a rerun ends with exactly that."""
+    fs = fsspec.filesystem("memory")
+    for n in range(200):
+        root = f"memory://p{tmp_path.name}-{os.getpid()}/{n}"
+        store = Store(root)
+        a = [part(store, tmp_path, key(i), range(i * 100, i * 100 + 7)) for i in range(2)]
+        b = [a[1], part(store, tmp_path, key(5), range(500, 505))]
+        publish(store, "clean", a)
+        left = [n]
+
+        def stop(real, left=left):
+            def call(*args, **kw):
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+                left[0] -= 1
+                return real(*args, **kw)
+            return call
+
+        with monkeypatch.context() as m:
+            for name in ("cp_file", "pipe_file", "rm_file"):
+                m.setattr(store.fs, name, stop(getattr(store.fs, name)))
+            try:
+                publish(store, "clean", b)
+                finished = True
+            except KeyboardInterrupt:
+                finished = False
+        ids = [r["id"] for r in iter_rows(store, "datasets/clean", ["id"])]
+        assert len(ids) == sum(manifest(store, "clean")["rows"].to_pylist())
+        assert len(ids) in (14, 12)
+        publish(store, "clean", b)
+        assert len(list(store.list("datasets/clean"))) == 3
+        fs.rm(root, recursive=True)
+        if finished:
+            break
+    assert 4 < n < 199
