@@ -19,6 +19,8 @@ from pipeline.report.collect import write_report
 from pipeline.store.dataset import publish
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
+from pipeline.tasks.encode import publish_shards
+from pipeline.tasks.fit_tokenizer import publish_tokenizer
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def make_backend(kind: str, workers: int, address: str | None) -> Callable[[Stor
 
             return InlineBackend(store)
         if kind == "process":
-            from pipeline.engine.supervisor import ProcessBackend
+            from pipeline.engine.local import ProcessBackend
 
             return ProcessBackend(store, workers)
         from pipeline.engine.ray_backend import RayBackend
@@ -122,9 +124,17 @@ def _publish(store: Store, planner: Planner, node: Node, results: Mapping[str, A
 
 def _finish_tokens(recipe: Recipe, store: Store, name: str, results: Mapping[str, Any],
                    warnings: list[str]) -> dict[str, int]:
-    sets = {n.removeprefix("shards:"): r for n, r in results.items() if n.startswith("shards:")}
+    """Publish tokenizer, shards and curriculum; returns the training tokens of every stream."""
+    if "tokenizer" not in results:
+        return {}
+    tokenizer = results["tokenizer"]
+    publish_tokenizer(store, tokenizer)
+    sets = {}
+    for stream in recipe.shards:
+        assembled, parts = results[f"shards:{stream}"]
+        sets[stream] = publish_shards(store, stream, assembled, parts, tokenizer)
     if sets and recipe.curriculum is not None:
-        document, said = curriculum_of(recipe, results["tokenizer"], sets)
+        document, said = curriculum_of(recipe, tokenizer, sets)
         warnings += said
         store.write(f"runs/{name}/curriculum.json", json.dumps(document, indent=1, sort_keys=True).encode())
     return {n: s["train"]["tokens"] for n, s in sets.items()}

@@ -17,9 +17,9 @@ def fail(message: str, code: int = 1) -> None:
 
 
 def _commands() -> None:
-    from pipeline.cli import data, runs, tokens, training
+    from pipeline.cli import runs, training
 
-    for module in (runs, data, tokens, training):
+    for module in (runs, training):
         module.register(app)
 
 

@@ -6,13 +6,17 @@ from __future__ import annotations
 def known_errors() -> tuple[type[BaseException], ...]:
     """Errors whose message says file, key and remedy (imported here, late: `--help` stays fast)."""
     from pipeline.driver import TooManyErrors
-    from pipeline.engine.faults import EngineError
+    from pipeline.engine.scheduler import Interrupted, TaskFailed
     from pipeline.plan.inputs import InputError
     from pipeline.recipe.errors import RecipeError
     from pipeline.store.fs import StoreError
     from stages.catalog import UnknownName
+    from stages.mix.order import CurriculumError
+    from tokenizer.load import TokenizerError
+    from tokenizer.shards.layout import ShardError
 
-    return (RecipeError, InputError, StoreError, EngineError, TooManyErrors, UnknownName, UserError)
+    return (RecipeError, InputError, StoreError, TaskFailed, Interrupted, TooManyErrors, UnknownName, CurriculumError,
+            TokenizerError, ShardError, UserError)
 
 
 def USAGE_ERRORS() -> tuple[type[BaseException], ...]:

@@ -135,13 +135,13 @@ class Planner:
         dataset = self.recipe.datasets[name]
         plans: list[_PassPlan] = []
         inputs = [("source", i) if i in self.recipe.sources else ("pass", self.passes[i][-1].name)
-                  for i in dataset.from_]
+                  for i in dataset.inputs]
         current = _PassPlan(name, name, inputs, [], where=dict(dataset.where))
         fresh = True                                    # nothing of this dataset has been placed in `current` yet
         for step in dataset.steps:
             made = self.step(step)
             if isinstance(made.stage, Barrier):
-                current = self._barrier(made, current, fresh, plans, dataset.from_, dataset.priority)
+                current = self._barrier(made, current, fresh, plans, dataset.inputs, dataset.priority)
                 fresh = False
                 continue
             if not fresh and current.chain and not current.chain[-1].stage.exact:

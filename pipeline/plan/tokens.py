@@ -1,0 +1,71 @@
+"""From datasets to shards: the nodes of the tokenizer and of each token stream, and the curriculum at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.plan.passes import Node, PassResult, Planner, Work, result
+from pipeline.recipe.model import Recipe
+from pipeline.tasks.encode import assemble_drafts, encode_drafts
+from pipeline.tasks.fit_tokenizer import load_draft, tokenizer_draft, tokenizer_info
+from stages.barrier import PartRef
+from stages.mix.curriculum import resolve
+
+
+def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
+    """The tokenizer (node 'tokenizer', result: `tokenizer_info`) and a node 'shards:NAME' for each stream, whose result is
+    (assembled results, parts): what `publish_shards` needs."""
+    if recipe.tokenizer is None:
+        return []
+    trained = recipe.tokenizer.train
+    deps = tuple(trained.inputs) if trained else ()
+    nodes = [Node("tokenizer", "tokenizer", deps, lambda results: _tokenizer(recipe, planner, results),
+                  steps=(f"{trained.kind} {trained.vocab}",) if trained else ("load",))]
+    for name, shards in recipe.shards.items():
+        def work(results: Mapping[str, Any], name: str = name, inputs: list[str] = shards.inputs) -> Work:
+            return _shards(recipe, planner, name, inputs, results)
+
+        nodes.append(Node(f"shards:{name}", "shards", ("tokenizer", *shards.inputs), work, steps=("encode", "assemble")))
+    return nodes
+
+
+def parts_of(results: Mapping[str, Any], datasets: list[str]) -> list[PartRef]:
+    """The kept parts of finished datasets, in plan order."""
+    parts = []
+    for dataset in datasets:
+        before: PassResult = results[dataset]
+        for record, source in zip(before.records, before.source_of):
+            text = record.files["kept.parquet"]
+            if text.rows:
+                parts.append(PartRef(record.key, source, 0, text.rows, text.bytes, text.ref(), None))
+    return parts
+
+
+def _tokenizer(recipe: Recipe, planner: Planner, results: Mapping[str, Any]) -> Work:
+    assert recipe.tokenizer is not None
+    spec = recipe.tokenizer
+    if spec.train is not None:
+        plain = recipe.plain()["tokenizer"]["train"]
+        draft = tokenizer_draft({"sample": spec.train.sample, **plain}, parts_of(results, spec.train.inputs))
+    else:
+        draft = load_draft(recipe.path(spec.load or ""), spec.eos)
+    [record] = yield [planner.draft_spec("tokenizer", 0, draft)]
+    return tokenizer_info(result(record), spec.eos)
+
+
+def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], results: Mapping[str, Any]) -> Work:
+    config = recipe.plain()["shards"][name]
+    tokenizer, parts = results["tokenizer"], parts_of(results, inputs)
+    drafts = encode_drafts(parts, tokenizer, {**config, "val": float(recipe.shards[name].val)})
+    encoded = yield [planner.draft_spec(f"shards:{name}/encode", i, d) for i, d in enumerate(drafts)]
+    drafts = assemble_drafts([result(r) for r in encoded], tokenizer)
+    assembled = yield [planner.draft_spec(f"shards:{name}/assemble", i, d) for i, d in enumerate(drafts)]
+    return [result(r) for r in assembled], parts
+
+
+def curriculum_of(recipe: Recipe, tokenizer: Mapping[str, Any],
+                  sets: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """curriculum.json and what people should hear about it. `sets`: what `publish_shards` returned, by stream."""
+    curriculum, warnings = resolve(recipe.plain(), sets, tokenizer)
+    return curriculum.to_json(), warnings
