@@ -30,10 +30,12 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
     """Run `spec` once and return its record; raises whatever the task or the store raised.
 
     `name` is the attempt as the scheduler numbers it, `scratch` a folder for temporary files (default: the system's).
-    With `only` the run is an inquiry into a crash: nothing reaches the store and the record names no files.
+    With `only` the run is an inquiry into a crash: nothing reaches the store and the record names no files. When it
+    raises, the cursor still says where.
     """
     started, cpu = time.monotonic(), _cpu_seconds()
     _reset_peak_rss()
+    cursor.clear()
     folder = tempfile.mkdtemp(prefix="attempt-", dir=scratch)
     try:
         inputs = Inputs(spec, store, folder, skip=skip, only=only, batch_rows=batch_rows)
@@ -47,7 +49,6 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
             quarantine=out.condemned, cpu_s=round(_cpu_seconds() - cpu, 3), wall_s=round(time.monotonic() - started, 3),
             rss_mb=round(peak_rss_mb(), 1))
     finally:
-        cursor.clear()
         shutil.rmtree(folder, ignore_errors=True)
 
 

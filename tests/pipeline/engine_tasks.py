@@ -198,8 +198,9 @@ def spec(task: type, node: str = "t", order: int = 0, weight: int = 1, memory_mb
 def row_specs(parts: int = 6, rows: int = 40, poison: dict[int, dict[int, str]] | None = None,
               **more: Any) -> list[TaskSpec]:
     """`parts` Rows tasks; `poison` maps part → {row: kind}."""
-    return [spec(Rows, order=p, weight=10 + p, first=p * rows, rows=rows, batch=8,
-                 poison={str(k): v for k, v in (poison or {}).get(p, {}).items()}, **more) for p in range(parts)]
+    return [spec(Rows, order=p, weight=10 + p, first=p * rows, rows=rows,
+                 poison={str(k): v for k, v in (poison or {}).get(p, {}).items()}, **{"batch": 8, **more})
+            for p in range(parts)]
 
 
 def outcome(records: list[PartRecord]) -> list[Any]:

@@ -1,0 +1,105 @@
+"""The child: runs tasks for a supervisor, one after the other, and may be killed at any moment.
+
+`python -m pipeline.engine.child CURSOR_FD PARENT_PID`. Messages are JSON after their length (4 bytes, big-endian), on
+what were stdin and stdout; anything a library prints goes to stderr, which the supervisor keeps the end of. Models and
+caches stay warm between tasks. A crash cursor in shared memory says which document is in work (168 ns to write).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import json
+import mmap
+import os
+import struct
+import sys
+import traceback
+from typing import Any, BinaryIO
+
+from pipeline.engine import limits
+from pipeline.engine.attempt import run_attempt
+from pipeline.engine.faults import MEMORY_EXIT
+from pipeline.engine.inline import describe
+from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.store.fs import Store
+
+_LENGTH = struct.Struct(">I")
+MAX_MESSAGE = 64 << 20      # a record is about 1 KB; more than this is not our protocol
+
+
+def pack(message: dict[str, Any]) -> bytes:
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+def unpack(buffer: bytearray) -> dict[str, Any] | None:
+    """Take the first whole message off `buffer`; None while there is none. Raises ValueError for anything else."""
+    if len(buffer) < _LENGTH.size:
+        return None
+    (n,) = _LENGTH.unpack_from(buffer)
+    if n > MAX_MESSAGE:
+        raise ValueError(f"a message of {n} bytes: this is not the engine's protocol")
+    if len(buffer) < _LENGTH.size + n:
+        return None
+    body = bytes(buffer[_LENGTH.size:_LENGTH.size + n])
+    del buffer[:_LENGTH.size + n]
+    return json.loads(body)
+
+
+def _receive(source: BinaryIO) -> dict[str, Any] | None:
+    head = source.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    return json.loads(source.read(_LENGTH.unpack(head)[0]))
+
+
+def main() -> None:
+    cursor_fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    limits.die_with_parent(parent)
+    limits.first_to_go()
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)                                       # whatever prints cannot disturb the protocol
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    os.close(devnull)
+    faulthandler.enable()
+    cursor = Cursor(mmap.mmap(cursor_fd, mmap.PAGESIZE))
+    os.close(cursor_fd)
+
+    import pyarrow as pa
+
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    empty = limits.data_bytes()                         # what interpreter and libraries reserve before any work
+    while (message := _receive(source)) is not None:
+        sink.write(pack(_work(message, cursor, empty)))
+        sink.flush()
+        cursor.clear()
+        gc.collect()
+        pa.default_memory_pool().release_unused()
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _work(message: dict[str, Any], cursor: Cursor, empty: int) -> dict[str, Any]:
+    spec = TaskSpec.from_json(message["spec"])
+    only = None if message["rows"] is None else range(message["rows"][0], message["rows"][1] + 1)
+    # CUDA and torch reserve far more address space than they use: the supervisor polls their memory instead
+    polled = spec.gpus > 0 or "torch" in sys.modules
+    limits.limit_data(None if polled else empty + (spec.memory_mb << 20))
+    try:
+        record = run_attempt(spec, Store(message["store"]), message["attempt"], cursor, message["scratch"],
+                             skip={row: {"stage": stage, "reason": reason} for row, stage, reason in message["skip"]},
+                             only=only, batch_rows=message["batch_rows"])
+    except MemoryError:
+        os._exit(MEMORY_EXIT)                           # the cursor still says where
+    except Exception as e:
+        return {"failed": describe(e), "traceback": traceback.format_exc()[-8000:]}
+    finally:
+        limits.limit_data(None)
+    return {"record": record.to_json()}
+
+
+if __name__ == "__main__":
+    main()

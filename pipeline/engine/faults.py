@@ -1,0 +1,134 @@
+"""Who killed the child? Two strikes and a probe, before any document is condemned (contracts §5).
+
+Everything here is pure: `classify` reads an exit status, `Inquest` is the state of one attempt's inquiry. The
+supervisor feeds it deaths and does what it says next.
+
+1. A child dies at rows [a, b] for a reason that can be a document's fault (a crash, CPU time, memory).
+2. A batch (a < b) is *replayed* one by one in a fresh child, nothing else with it, results thrown away.
+3. The row it dies at is the suspect. It is *probed*: alone in a fresh child. Only if that dies too, of that row, is it
+   condemned, and the partition is run again without it. If the probe passes, nobody is.
+
+Deaths outside any document (row -1), signals from outside (SIGKILL, SIGTERM), memory pressure of the node and stalled
+machines are the environment's: the attempt is repeated a few times, then handed back to the scheduler.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+
+#: signals a process brings upon itself by what it executes
+_OWN = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP}
+MEMORY_EXIT = 137       # how a child exits on MemoryError
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a child died. `charged`: it can be the document's fault. `reason` is what a quarantine entry says."""
+
+    reason: str
+    charged: bool
+
+
+CPU_LIMIT = Fault("cpu_limit", True)
+MEMORY = Fault("memory", True)
+STALLED = Fault("stalled", False)
+PRESSURE = Fault("memory_pressure", False)
+
+
+def classify(returncode: int) -> Fault:
+    """The fault behind an exit status we did not cause (negative: killed by that signal, as subprocess has it)."""
+    if returncode == MEMORY_EXIT:
+        return MEMORY
+    if returncode >= 0:
+        return Fault(f"crash:exit{returncode}", True)
+    try:
+        number = signal.Signals(-returncode)
+    except ValueError:
+        return Fault(f"signal{-returncode}", False)
+    if number in _OWN:
+        return Fault(f"crash:{number.name}", True)
+    return Fault(f"killed:{number.name}", False)        # the kernel's OOM killer, a preemption, an operator
+
+
+class GaveUp(Exception):
+    """The inquiry ends without a verdict. `kind`: exception (the task is wrong) or environment (the node is)."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass
+class Inquest:
+    """One attempt of one task, over as many children as it takes.
+
+    `mode` says what the next child does: "run" the partition, "replay" rows one by one, or "probe" a suspect.
+    """
+
+    skip: dict[int, tuple[int, str]] = field(default_factory=dict)   # condemned rows: (stage, reason)
+    max_condemned: int = 100       # more than this in one partition is bad code, not bad data
+    max_environment: int = 3
+    max_unproven: int = 3          # crashes that the suspect alone does not repeat
+    mode: str = "run"
+    rows: tuple[int, int] | None = None     # first and last row to look at, in replay and probe
+    batch_rows: int | None = None
+    environment: int = 0
+    unproven: int = 0
+    _range: tuple[int, int] | None = None   # rows still to replay once the probe has spoken
+    _explained: bool = False                # that batch has lost a document: it may pass now
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the next child must be a new one."""
+        return self.mode != "run"
+
+    def passed(self) -> bool:
+        """A child came back alive. True when that was the run itself; otherwise the inquiry goes on."""
+        if self.mode == "run":
+            return True
+        if self.mode == "replay" and self._explained:
+            self.mode, self.rows, self._explained = "run", None, False
+            return False
+        self._not_proven("its documents crash together but not one by one" if self.mode == "replay" else
+                         f"it dies at row {self.rows[0] if self.rows else -1}, but that document alone is well")
+        return False
+
+    def died(self, fault: Fault, cursor: tuple[int, int, int]) -> tuple[int, int, str] | None:
+        """A child died with its cursor at (first row, last row, stage). Returns (row, stage, reason) when that condemns
+        a document. Raises GaveUp when there is nothing left to try."""
+        first, last, stage = cursor
+        if not fault.charged or first < 0:
+            self.environment += 1
+            if self.environment > self.max_environment:
+                where = f"at row {first}, stage {stage}" if first >= 0 else "outside any document"
+                raise GaveUp("exception" if fault.charged else "environment",
+                             f"child died {self.environment} times ({fault.reason} {where})")
+            return None
+        if all(row in self.skip for row in range(first, last + 1)):
+            raise GaveUp("exception", f"the task works on row {first}, which it was told to skip; "
+                                      f"let it honour inputs.skip")
+        if self.mode == "probe" and self.rows == (first, last):
+            self.skip[first] = (stage, fault.reason)
+            if len(self.skip) > self.max_condemned:
+                raise GaveUp("exception", f"more than {self.max_condemned} documents of this partition had to be "
+                                          f"condemned, the last for {fault.reason}: bad code, not bad data")
+            self._explained = self._range is not None
+            self.mode, self.rows, self._range = ("replay", self._range, None) if self._range else ("run", None, None)
+            return first, stage, fault.reason
+        if self.mode == "run" and first < last:
+            self.mode, self.rows, self._explained = "replay", (first, last), False
+        elif self.mode == "probe" or first < last:      # it died of rows it should not even have looked at
+            raise GaveUp("exception", f"told to work on rows {self.rows} one by one, it died at {first} to {last} "
+                                      f"({fault.reason}); let it honour inputs.only and inputs.batch_rows")
+        else:
+            self._range = self.rows if self.mode == "replay" else None
+            self.mode, self.rows = "probe", (first, first)
+        return None
+
+    def _not_proven(self, what: str) -> None:
+        self.unproven += 1
+        if self.unproven > self.max_unproven:
+            raise GaveUp("exception", f"{what}, {self.unproven} times: something outlives the documents (a leak, or "
+                                      f"too little memory declared); declare more memory_mb or make smaller partitions")
+        self.mode, self.rows, self._range, self.batch_rows = "run", None, None, 1

@@ -1,0 +1,78 @@
+"""What code and libraries a node runs: compared before it gets any work (contracts §6).
+
+Results are keyed by what the driver's code and libraries are. A node that runs others would commit results under keys
+that are not theirs, so the driver refuses it by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import platform
+import re
+import socket
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from stages.stage import cpu_tag
+
+PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
+
+
+def declared_libraries() -> list[str]:
+    """Names of the distributions this project declares for its base and its pipeline, sorted."""
+    try:
+        wanted = metadata.requires("tokenmill") or []
+    except metadata.PackageNotFoundError:       # code shipped as plain folders
+        return []
+    chosen = [r for r in wanted if "extra ==" not in r or re.search(r"extra == ['\"]pipeline['\"]", r)]
+    return sorted({re.split(r"[^A-Za-z0-9._-]", r, maxsplit=1)[0].lower() for r in chosen})
+
+
+def roots() -> dict[str, str]:
+    """Where each of the four packages lies ("" when it is not there)."""
+    found = {}
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        found[name] = str(Path(spec.origin).parent) if spec is not None and spec.origin else ""
+    return found
+
+
+def code_hash(places: dict[str, str]) -> str:
+    """Hash over the Python sources of the packages: relative paths and contents."""
+    h = hashlib.sha256()
+    for name, root in sorted(places.items()):
+        for path in sorted(Path(root).rglob("*.py")) if root else ():
+            body = path.read_bytes()
+            h.update(f"{name}/{path.relative_to(root).as_posix()}\0{len(body)}\0".encode())
+            h.update(body)
+    return h.hexdigest()
+
+
+def fingerprint(libraries: list[str]) -> dict[str, Any]:
+    """{"node", "code", "roots", "python", "libraries": {name: version or ""}, "cpu"} of this process."""
+    places = roots()
+    versions = {}
+    for name in libraries:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = ""
+    return {"node": socket.gethostname(), "code": code_hash(places), "roots": places,
+            "python": platform.python_version(), "libraries": versions, "cpu": cpu_tag()}
+
+
+def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """What about `theirs` would make results differ, in words; empty when nothing does. Places may differ."""
+    found = []
+    if ours["code"] != theirs["code"]:
+        found.append(f"other code (there: {', '.join(sorted({r or 'missing' for r in theirs['roots'].values()}))})")
+    if ours["python"] != theirs["python"]:
+        found.append(f"Python {theirs['python']} instead of {ours['python']}")
+    for name, version in ours["libraries"].items():
+        if theirs["libraries"].get(name, "") != version:
+            found.append(f"{name} {theirs['libraries'].get(name) or 'missing'} instead of {version or 'none'}")
+    if ours["cpu"] != theirs["cpu"]:
+        found.append(f"CPU {theirs['cpu']} instead of {ours['cpu']}")
+    return found

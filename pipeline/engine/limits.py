@@ -1,0 +1,114 @@
+"""What a child may use, and how that is measured. Linux (proc(5), cgroups v1 and v2).
+
+Limits of CPU time and memory can cost a document its place, so they are generous and only ever lead to an inquest; the
+wall limit only ever leads to a repetition (contracts §5: no clock decides about text).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one supervisor's children."""
+
+    cpu_s: float = 60.0            # CPU seconds a document may take in one stage (a batch: times its rows)
+    wall_s: float = 900.0          # seconds without cursor movement and without a second of CPU time: run again
+    memory_share: float = 0.85     # of the cgroup (or machine): above it the largest child is killed
+    recycle: int = 64              # tasks after which a child is replaced: libraries leak
+    max_condemned: int = 100       # documents of one partition
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far, all threads. Raises OSError when it is gone."""
+    with open(f"/proc/{pid}/stat", "rb") as f:
+        fields = f.read().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def anonymous_mb(pid: int) -> float:
+    """Memory of a process that nobody can take from it (no mapped files), MB."""
+    return _status(pid, ("RssAnon:", "RssShmem:", "VmSwap:")) / 1024
+
+
+def data_bytes(pid: int | str = "self") -> int:
+    """What RLIMIT_DATA counts of a process, bytes: private writable memory, touched or not."""
+    return _status(pid, ("VmData:",)) * 1024
+
+
+def _status(pid: int | str, fields: tuple[str, ...]) -> int:
+    with open(f"/proc/{pid}/status") as f:
+        return sum(int(line.split()[1]) for line in f if line.startswith(fields))
+
+
+def limit_data(limit: int | None) -> None:
+    """Make allocations of this process fail beyond `limit` bytes of private memory; None lifts that again."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    soft = hard if limit is None else limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill us the moment the thread that spawned us ends (prctl PR_SET_PDEATHSIG), however it ends."""
+    if ctypes.CDLL(None, use_errno=True).prctl(1, 9, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:      # it died before we asked
+        os._exit(0)
+
+
+def first_to_go(score: int = 500) -> None:
+    """Offer ourselves to the kernel's OOM killer before our supervisor and Ray."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
+        f.write(str(score))
+
+
+def memory_use() -> tuple[int, int]:
+    """(used, total) bytes of the tightest cgroup we are in, or of the machine. File cache that can go is not use."""
+    found = [_machine()]
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                found += _groups("/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
+            elif "memory" in controllers.split(","):
+                found += _groups("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes",
+                                 "total_inactive_file")
+    return max(found, key=lambda use: use[0] / use[1])
+
+
+def _machine() -> tuple[int, int]:
+    info = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        info[name] = int(rest.split()[0]) * 1024
+    return info["MemTotal"] - info["MemAvailable"], info["MemTotal"]
+
+
+def _groups(mount: str, path: str, limit: str, usage: str, cache: str) -> list[tuple[int, int]]:
+    """Use of a cgroup and all groups above it that have a limit."""
+    found = []
+    group = Path(mount, path.lstrip("/"))
+    for folder in (group, *group.parents):
+        if not folder.is_relative_to(mount):
+            break
+        with contextlib.suppress(OSError, ValueError):      # "max", or a group we cannot see from in here
+            total = int((folder / limit).read_text())
+            used = int((folder / usage).read_text())
+            for line in (folder / "memory.stat").read_text().splitlines():
+                if line.startswith(cache + " "):
+                    used -= int(line.split()[1])
+            if 0 < total < 1 << 60:                         # v1 says "no limit" by a number beyond any machine
+                found.append((max(used, 0), total))
+    return found

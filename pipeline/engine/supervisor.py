@@ -1,0 +1,261 @@
+"""The supervisor: runs tasks in children it may kill, and finds out which document a child died of. No Ray here.
+
+One call does everything, `poll(commands, timeout) -> events`, from one thread, always the same: a child dies with the
+*thread* that spawned it (PR_SET_PDEATHSIG), and between two calls nothing happens except that children work. Commands
+are assignments and {"cancel": [ids]}; events are those of `scheduler`, and first of all {"event": "fingerprint", …}.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.engine import limits as measure
+from pipeline.engine.faults import CPU_LIMIT, MEMORY, PRESSURE, STALLED, Fault, GaveUp, Inquest, classify
+from pipeline.engine.fingerprint import fingerprint
+from pipeline.engine.limits import Limits
+from pipeline.engine.process import ChildProcess
+from pipeline.engine.scratch import Scratch, user_folder
+from pipeline.engine.task import TaskSpec
+
+TICK_S = 0.1             # how often limits are looked at
+PROGRESS_S = 1.0
+PRESSURE_S = 1.0         # how often memory pressure is looked at
+RELIEF_S = 60.0          # without pressure, after which one more child may run again
+OWN_MB = 300             # what the supervisor itself needs, beside its children
+
+
+@dataclass
+class _Job:
+    assignment: dict[str, Any]
+    spec: TaskSpec
+    inquest: Inquest
+    started: float = 0.0     # monotonic, when its first child got it
+
+
+class Supervisor:
+    """Owns up to `slots` children. `memory_mb` bounds the declared memory of what runs at the same time (default: what
+    the cgroup leaves)."""
+
+    def __init__(self, store: str, slots: int, limits: Limits | None = None, *, memory_mb: int | None = None,
+                 scratch: str | None = None, libraries: list[str] | None = None) -> None:
+        if sys.platform != "linux":
+            raise OSError("child processes need Linux (parent-death signal, /proc); use the inline backend here")
+        self.store, self.slots, self.limits = store, slots, limits or Limits()
+        used, total = measure.memory_use()
+        self.memory_mb = memory_mb or max(0, int((self.limits.memory_share * total - used) / 2**20) - OWN_MB)
+        self.scratch = Scratch(scratch)
+        own_print = fingerprint(libraries or [])
+        self._env = {"NUMBA_CACHE_DIR": str(user_folder(scratch) / f"numba-{own_print['code'][:16]}"), **os.environ}
+        self._allowed = slots                    # fewer once memory got short
+        self._queue: deque[_Job] = deque()
+        self._children: list[ChildProcess] = []
+        self._events: list[dict[str, Any]] = [{"event": "fingerprint", **own_print}]
+        self._selector = selectors.DefaultSelector()
+        self._said = self._squeezed = self._short = time.monotonic()
+
+    # -- the one call --------------------------------------------------------------------------------------------
+    def poll(self, commands: list[dict[str, Any]], timeout: float) -> list[dict[str, Any]]:
+        """Take `commands`, work, and return as soon as there is an event, after `timeout` seconds at the latest (at
+        once when there is nothing to do)."""
+        for command in commands:
+            if "cancel" in command:
+                self._cancel(set(command["cancel"]))
+            else:
+                self._queue.append(self._job(command))
+        deadline = time.monotonic() + timeout
+        while True:
+            self._start()
+            self._listen(min(TICK_S, max(0.0, deadline - time.monotonic())))
+            self._watch()
+            busy = self._queue or any(c.job for c in self._children)
+            if self._events or not busy or time.monotonic() >= deadline:
+                break
+        self._start()                            # nobody waits for our caller
+        events, self._events = self._events, []
+        if time.monotonic() - self._said >= PROGRESS_S:
+            self._said = time.monotonic()
+            events.append({"event": "progress", "running": [
+                {"id": c.job.assignment["id"], "row": c.cursor.read()[0],
+                 "seconds": round(self._said - c.job.started, 1)} for c in self._children if c.job]})
+        return events
+
+    def close(self) -> None:
+        """Kill all children and remove all scratch."""
+        for child in list(self._children):
+            self._bury(child)
+        self._queue.clear()
+        self._selector.close()
+        self.scratch.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the living children."""
+        return [c.pid for c in self._children]
+
+    # -- starting ------------------------------------------------------------------------------------------------
+    def _job(self, assignment: dict[str, Any]) -> _Job:
+        inquest = Inquest({row: (stage, reason) for row, stage, reason in assignment["skip"]},
+                          max_condemned=self.limits.max_condemned)
+        return _Job(assignment, TaskSpec.from_json(assignment["spec"]), inquest)
+
+    def _start(self) -> None:
+        """Give waiting jobs to children, in order, as slots and declared memory allow."""
+        while self._queue:
+            busy = [c.job for c in self._children if c.job]
+            job = self._queue[0]
+            taken = sum(j.spec.memory_mb for j in busy)
+            if len(busy) >= self._allowed or (busy and taken + job.spec.memory_mb > self.memory_mb):
+                return
+            self._queue.popleft()
+            idle = [c for c in self._children if not c.job]
+            if idle and job.inquest.fresh:
+                self._bury(idle.pop())
+            child = idle[0] if idle else self._spawn()
+            job.started = job.started or time.monotonic()
+            rows, skip = job.inquest.rows, job.inquest.skip
+            child.give(job, {
+                "spec": job.assignment["spec"], "attempt": job.assignment["attempt"], "store": self.store,
+                "scratch": child.scratch, "rows": rows, "batch_rows": 1 if rows else job.inquest.batch_rows,
+                "skip": [[row, stage, reason] for row, (stage, reason) in sorted(skip.items())]})
+
+    def _spawn(self) -> ChildProcess:
+        child = ChildProcess(self.scratch.folder(), self._env)
+        self._children.append(child)
+        child.register(self._selector)
+        return child
+
+    # -- listening -----------------------------------------------------------------------------------------------
+    def _listen(self, timeout: float) -> None:
+        """Move bytes between us and the children for at most `timeout` seconds."""
+        if not self._children:
+            if self._queue:
+                time.sleep(timeout)
+            return
+        sending = [child.send() for child in self._children]
+        for key, _ in self._selector.select(min(timeout, 0.01) if any(sending) else timeout):
+            child, what = key.data
+            if child not in self._children:      # an earlier event of this round ended it
+                continue
+            try:
+                message = child.move(what, self._selector)
+            except ValueError as e:
+                self._died(child, Fault(f"protocol: {e}", False))
+                continue
+            if message is not None and child.job:
+                self._answered(child, message)
+
+    def _answered(self, child: ChildProcess, message: dict[str, Any]) -> None:
+        job = child.job
+        child.finished()
+        if "failed" in message:
+            self._event(job, "failed", kind="exception", message=message["failed"], traceback=message["traceback"])
+        else:
+            try:
+                if job.inquest.passed():
+                    self._event(job, "done", record=message["record"])
+                else:
+                    self._queue.appendleft(job)
+            except GaveUp as e:
+                self._event(job, "failed", kind=e.kind, message=str(e), traceback="")
+        if child.tasks >= self.limits.recycle:
+            self._bury(child)
+
+    # -- watching ------------------------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        """Look for dead children, and for those that use too much."""
+        now = time.monotonic()
+        for child in list(self._children):
+            if child.exited():
+                message = child.drain()          # it may have died just after its answer
+                if message is not None and child.job:
+                    self._answered(child, message)
+                if child in self._children:
+                    self._died(child, None)
+            elif child.job:
+                fault = self._excess(child, now)
+                if fault is not None:
+                    self._died(child, fault)
+        if now - self._squeezed >= PRESSURE_S:
+            self._squeezed = now
+            self._relieve()
+
+    def _excess(self, child: ChildProcess, now: float) -> Fault | None:
+        """The limit a child is over, if any."""
+        try:
+            cpu, memory = measure.cpu_seconds(child.pid), measure.anonymous_mb(child.pid)
+        except (OSError, IndexError):            # it is dying
+            return None
+        cursor = child.cursor.read()
+        if cursor != child.position or cpu - child.cpu_quiet > 1.0:
+            child.quiet_since, child.cpu_quiet = now, cpu
+        if cursor != child.position:
+            child.position, child.cpu_position = cursor, cpu
+        first, last, _ = cursor
+        if first >= 0 and cpu - child.cpu_position > self.limits.cpu_s * (last - first + 1):
+            return CPU_LIMIT
+        if memory > child.job.spec.memory_mb + child.empty_mb:
+            return MEMORY
+        if now - child.quiet_since > self.limits.wall_s:
+            return STALLED
+        return None
+
+    def _relieve(self) -> None:
+        """Kill the largest child while the cgroup is nearly full, and run fewer of them from now on."""
+        used, total = measure.memory_use()
+        busy = [c for c in self._children if c.job]
+        if used <= self.limits.memory_share * total or not self._children:
+            if self._allowed < self.slots and self._squeezed - self._short > RELIEF_S:
+                self._allowed, self._short = self._allowed + 1, self._squeezed
+            return
+        self._short = self._squeezed
+        sizes = {}
+        for child in self._children:
+            try:
+                sizes[child.pid] = measure.anonymous_mb(child.pid)
+            except OSError:
+                sizes[child.pid] = 0.0
+        largest = max(self._children, key=lambda c: sizes[c.pid])
+        if largest.job:
+            self._allowed = max(1, len(busy) - 1)
+            self._died(largest, PRESSURE)
+        else:
+            self._bury(largest)
+
+    # -- ending --------------------------------------------------------------------------------------------------
+    def _died(self, child: ChildProcess, fault: Fault | None) -> None:
+        """A child is dead, or is to die for `fault`: ask the inquest what that means."""
+        job = child.job
+        self._bury(child)
+        if job is None:
+            return
+        cursor = child.last_position
+        fault = fault or classify(child.returncode)
+        try:
+            condemned = job.inquest.died(fault, cursor)
+            if condemned:
+                row, stage, reason = condemned
+                self._event(job, "condemned", row=row, stage=stage, reason=reason)
+            self._queue.appendleft(job)
+        except GaveUp as e:
+            said = child.said()
+            self._event(job, "failed", kind=e.kind, message=str(e),
+                        traceback=f"last words of the child:\n{said}" if said else "")
+
+    def _cancel(self, ids: set[int]) -> None:
+        self._queue = deque(j for j in self._queue if j.assignment["id"] not in ids)
+        for child in list(self._children):
+            if child.job and child.job.assignment["id"] in ids:
+                self._bury(child)
+
+    def _bury(self, child: ChildProcess) -> None:
+        child.end(self._selector)
+        self._children.remove(child)
+
+    def _event(self, job: _Job, event: str, **fields: Any) -> None:
+        self._events.append({"event": event, "id": job.assignment["id"], **fields})

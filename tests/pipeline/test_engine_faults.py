@@ -1,0 +1,109 @@
+"""The inquest: who is condemned, who is not. Pure, so every path can be walked."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from pipeline.engine.faults import CPU_LIMIT, MEMORY, PRESSURE, STALLED, GaveUp, Inquest, classify
+
+SEGV = classify(-signal.SIGSEGV)
+OUTSIDE = classify(-signal.SIGKILL)
+
+
+def test_exit_statuses():
+    assert [(f.reason, f.charged) for f in map(classify, (-11, -6, -7, 3, 0, 137))] == [
+        ("crash:SIGSEGV", True), ("crash:SIGABRT", True), ("crash:SIGBUS", True), ("crash:exit3", True),
+        ("crash:exit0", True), ("memory", True)]
+    assert [(f.reason, f.charged) for f in map(classify, (-9, -15, -2))] == [
+        ("killed:SIGKILL", False), ("killed:SIGTERM", False), ("killed:SIGINT", False)]
+
+
+def test_a_single_row_is_probed_alone_and_then_condemned():
+    q = Inquest()
+    assert q.died(SEGV, (7, 7, 2)) is None
+    assert (q.mode, q.rows, q.fresh, q.skip) == ("probe", (7, 7), True, {})
+    assert q.died(SEGV, (7, 7, 2)) == (7, 2, "crash:SIGSEGV")
+    assert (q.mode, q.rows, q.skip) == ("run", None, {7: (2, "crash:SIGSEGV")})
+    assert q.passed()
+
+
+def test_a_batch_is_replayed_then_the_suspect_probed_then_the_rest_replayed():
+    q = Inquest()
+    q.died(CPU_LIMIT, (8, 15, 1))
+    assert (q.mode, q.rows) == ("replay", (8, 15))
+    q.died(CPU_LIMIT, (11, 11, 1))
+    assert (q.mode, q.rows) == ("probe", (11, 11))
+    assert q.died(CPU_LIMIT, (11, 11, 3)) == (11, 3, "cpu_limit")
+    assert (q.mode, q.rows) == ("replay", (8, 15))
+    q.died(SEGV, (12, 12, 1))
+    assert q.died(SEGV, (12, 12, 1)) == (12, 1, "crash:SIGSEGV")
+    assert not q.passed()
+    assert (q.mode, q.unproven, q.batch_rows) == ("run", 0, None)
+    assert q.passed()
+
+
+def test_a_probe_that_passes_condemns_nobody():
+    q = Inquest()
+    q.died(MEMORY, (4, 4, 0))
+    assert not q.passed()
+    assert (q.mode, q.skip, q.unproven) == ("run", {}, 1)
+    for _ in range(2):
+        q.died(MEMORY, (4, 4, 0))
+        q.passed()
+    q.died(MEMORY, (4, 4, 0))
+    with pytest.raises(GaveUp, match="that document alone is well") as e:
+        q.passed()
+    assert e.value.kind == "exception"
+    assert q.skip == {}
+
+
+def test_a_batch_that_dies_only_together_goes_on_one_by_one():
+    q = Inquest()
+    q.died(SEGV, (0, 7, 0))
+    assert not q.passed()
+    assert (q.mode, q.batch_rows, q.skip) == ("run", 1, {})
+
+
+@pytest.mark.parametrize("fault", [OUTSIDE, STALLED, PRESSURE])
+@pytest.mark.parametrize("mode", ["run", "probe"])
+def test_the_environment_is_never_charged_to_a_document(fault, mode):
+    q = Inquest()
+    if mode == "probe":
+        q.died(SEGV, (3, 3, 0))
+    for _ in range(3):
+        assert q.died(fault, (3, 3, 0)) is None
+        assert q.mode == mode
+    with pytest.raises(GaveUp) as e:
+        q.died(fault, (3, 3, 0))
+    assert (e.value.kind, q.skip) == ("environment", {})
+
+
+def test_a_crash_in_set_up_is_never_charged_to_a_document():
+    q = Inquest()
+    for _ in range(3):
+        assert q.died(SEGV, (-1, -1, -1)) is None
+    with pytest.raises(GaveUp, match="outside any document") as e:
+        q.died(SEGV, (-1, -1, -1))
+    assert (e.value.kind, q.skip) == ("exception", {})
+
+
+def test_a_task_that_does_not_skip_or_single_out_is_told_so():
+    q = Inquest({5: (0, "memory")})
+    with pytest.raises(GaveUp, match=r"honour inputs\.skip"):
+        q.died(SEGV, (5, 5, 0))
+    q = Inquest()
+    q.died(SEGV, (5, 5, 0))
+    with pytest.raises(GaveUp, match=r"honour inputs\.only"):
+        q.died(SEGV, (6, 6, 0))
+
+
+def test_condemnations_are_bounded():
+    q = Inquest(max_condemned=2)
+    for row in (0, 1):
+        q.died(SEGV, (row, row, 0))
+        q.died(SEGV, (row, row, 0))
+    q.died(SEGV, (2, 2, 0))
+    with pytest.raises(GaveUp, match="bad code, not bad data"):
+        q.died(SEGV, (2, 2, 0))

@@ -1,0 +1,295 @@
+"""Children on one machine: poison costs its document and nothing else, kills and stalls cost nobody anything."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine.inline import InlineBackend
+from pipeline.engine.limits import Limits
+from pipeline.engine.local import ProcessBackend
+from pipeline.engine.scheduler import Interrupted, Scheduler, TaskFailed
+from pipeline.engine.supervisor import Supervisor
+from pipeline.store.fs import Store
+from tests.pipeline import engine_tasks as t
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def processes(store, tmp_path):
+    """Makes process backends; afterwards nothing of them may be left, no process and no scratch."""
+    made = []
+
+    def make(workers=2, **limits):
+        backend = ProcessBackend(store, workers, limits=Limits(**{"cpu_s": 0.5, **limits}), scratch=str(tmp_path))
+        made.append(backend)
+        return backend
+
+    yield make
+    for backend in made:
+        pids = backend.supervisor.pids if backend.supervisor else []
+        backend.close()
+        assert not [p for p in pids if alive(p)]
+    assert not list(tmp_path.glob("tokenmill-*/scratch-*"))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not come to pass in time")
+
+
+def inline(store, specs, tmp_path):
+    backend = InlineBackend(store, scratch=str(tmp_path))
+    return t.outcome(Scheduler(backend, t.MemoryLog()).run(specs))
+
+
+@pytest.mark.parametrize(("workers", "seed"), [(1, None), (2, 3), (3, None), (3, 4)])
+def test_results_equal_the_inline_backends(processes, store, tmp_path, workers, seed):
+    specs = t.row_specs()
+    log = t.MemoryLog()
+    records = Scheduler(processes(workers), log, dispatch_seed=seed).run(specs)
+    assert t.outcome(records) == inline(store, specs, tmp_path)
+    assert len(log.appended) == len(specs)
+    for r in records:
+        assert store.read(r.files["rows.txt"].path)
+        assert 10 < r.rss_mb < 300
+
+
+POISON = {"segfault": "crash:SIGSEGV", "spin": "cpu_limit", "exit": "crash:exit3", "memory": "memory"}
+
+
+def check_poison(records, specs, clean):
+    """Exactly the poisoned rows are missing, everything else is as without them."""
+    for i, (record, spec) in enumerate(zip(records, specs)):
+        poison = {int(k): v for k, v in spec.args["poison"].items()}
+        expected = [(row, POISON[kind]) for row, kind in sorted(poison.items())]
+        assert [(q["row"], q["reason"]) for q in record.quarantine] == expected
+        assert record.counters["kept"] == 40 - len(poison)
+        if not poison:
+            assert t.outcome([record])[0][1:] == clean[i][1:]
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_four_kinds_of_poison_cost_exactly_their_rows(processes, store, tmp_path, batch):
+    poison = {0: {5: "segfault"}, 1: {0: "spin"}, 2: {39: "exit"}, 3: {8: "memory"}, 4: {2: "segfault", 3: "exit"}}
+    specs = t.row_specs(poison=poison, memory_mb=100, batch=batch)
+    log = t.MemoryLog()
+    records = Scheduler(processes(2), log).run(specs)
+    assert len(list(store.list("objects"))) == 6          # dead attempts and inquiries left nothing behind
+    check_poison(records, specs, inline(store, t.row_specs(memory_mb=100, batch=batch), tmp_path))
+    lines = store.read(records[4].files["rows.txt"].path).decode().split()
+    assert lines == [str(n * n) for n in range(160, 200) if n not in (162, 163)]
+
+
+def test_killed_children_condemn_nobody(processes, store, tmp_path):
+    specs = t.row_specs(parts=5, ms=15)
+    backend = processes(2)
+    killed = []
+
+    def chaos():
+        rng = random.Random(7)
+        for _ in range(4):
+            pids = until(lambda: backend.supervisor and backend.supervisor.pids)
+            time.sleep(0.3)
+            victim = rng.choice(pids)
+            if alive(victim):
+                os.kill(victim, rng.choice([signal.SIGKILL, signal.SIGTERM]))
+                killed.append(victim)
+
+    thread = threading.Thread(target=chaos)
+    thread.start()
+    records = Scheduler(backend, t.MemoryLog()).run(specs)
+    thread.join()
+    assert len(killed) >= 2
+    assert t.outcome(records) == inline(store, specs, tmp_path)
+    assert all(r.quarantine == [] for r in records)
+
+
+def test_an_innocent_document_that_was_hit_once_is_not_condemned(processes, tmp_path, store):
+    specs = t.row_specs(parts=1, poison={0: {9: "once"}}, mark=str(tmp_path / "mark"))
+    [record] = Scheduler(processes(1), t.MemoryLog()).run(specs)
+    assert (tmp_path / "mark").exists()
+    assert record.quarantine == []
+    assert record.counters["kept"] == 40
+
+
+def test_a_stopped_child_is_not_a_hung_document(processes, store, tmp_path):
+    specs = t.row_specs(parts=2, ms=20)
+    backend = processes(1, cpu_s=0.2)
+
+    def stall():
+        [pid] = until(lambda: backend.supervisor and backend.supervisor.pids)
+        time.sleep(0.5)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(2.0)
+        os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=stall)
+    thread.start()
+    records = Scheduler(backend, t.MemoryLog()).run(specs)
+    thread.join()
+    assert t.outcome(records) == inline(store, specs, tmp_path)
+
+
+def test_a_child_that_stands_still_is_run_again_but_its_document_is_not_condemned(processes):
+    specs = t.row_specs(parts=1, poison={0: {3: "sleep"}})
+    log = t.MemoryLog()
+    with pytest.raises(TaskFailed, match="stalled at row 0, stage 2"):      # a batch of 8 starts at row 0
+        Scheduler(processes(1, wall_s=0.3), log, max_attempts=1).run(specs)
+    assert log.appended == []
+
+
+def test_a_crash_in_set_up_fails_the_run_with_the_childs_last_words(processes):
+    with pytest.raises(TaskFailed, match="outside any document") as caught:
+        Scheduler(processes(1), t.MemoryLog(), max_attempts=1).run([t.spec(t.SetupDies)])
+    assert "Segmentation fault" in caught.value.reasons[0]
+    assert "loading the model" in caught.value.reasons[0]
+
+
+def test_an_exception_carries_its_traceback(processes):
+    with pytest.raises(TaskFailed, match="no such thing as bread") as caught:
+        Scheduler(processes(1), t.MemoryLog(), max_attempts=2).run([t.spec(t.Fails, what="bread")])
+    assert len(caught.value.reasons) == 2
+    assert "raise ValueError" in caught.value.reasons[0]
+
+
+def test_a_task_that_ignores_its_orders_is_named(processes):
+    with pytest.raises(TaskFailed, match=r"honour inputs\.skip"):
+        Scheduler(processes(1), t.MemoryLog(), max_attempts=1).run([t.spec(t.Deaf)])
+
+
+def test_what_libraries_print_does_not_disturb_and_children_stay_warm(processes, store):
+    specs = [t.spec(t.Noisy, order=i, n=i) for i in range(6)]
+    records = Scheduler(processes(1, recycle=3), t.MemoryLog()).run(specs)
+    pids = [store.read(r.files["pid.txt"].path) for r in records]
+    assert sorted(pids.count(p) for p in set(pids)) == [3, 3]
+
+
+def test_a_large_assignment_gets_through(processes):
+    [record] = Scheduler(processes(1), t.MemoryLog()).run(t.row_specs(parts=1, ballast="x" * 3_000_000))
+    assert record.counters["kept"] == 40
+
+
+def test_a_straggler_is_doubled_and_the_loser_killed(processes, tmp_path):
+    specs = [t.spec(t.Straggles, order=i, weight=10 - i, n=i) for i in range(6)]
+    specs[0] = t.spec(t.Straggles, weight=99, n=0, mark=str(tmp_path / "mark"))
+    log = t.MemoryLog()
+    records = Scheduler(processes(2), log, straggler_s=0.5).run(specs)
+    assert [r.counters for r in records] == [{"n": 1}] * 6
+    assert len(log.appended) == 6
+
+
+def test_declared_memory_bounds_what_runs_together(store, tmp_path):
+    supervisor = Supervisor(store.root, 4, memory_mb=1000, scratch=str(tmp_path))
+    try:
+        specs = t.row_specs(parts=5, ms=10, memory_mb=450)
+        commands = [{"id": i, "spec": s.to_json(), "attempt": f"1-{i}", "skip": []} for i, s in enumerate(specs)]
+        done, most = 0, 0
+        while done < 5:
+            events = supervisor.poll(commands, 0.2)
+            commands = []
+            done += sum(e["event"] == "done" for e in events)
+            most = max(most, sum(c.job is not None for c in supervisor._children))
+        assert most == 2
+    finally:
+        supervisor.close()
+
+
+def test_memory_pressure_kills_the_largest_child_and_condemns_nobody(processes, store, tmp_path, monkeypatch):
+    from pipeline.engine import limits, supervisor
+
+    monkeypatch.setattr(supervisor, "PRESSURE_S", 0.2)
+    until_then = time.monotonic() + 1.5
+    specs = t.row_specs(parts=4, ms=20)
+    backend = processes(3)
+    backend.memory_mb = 2000
+    monkeypatch.setattr(limits, "memory_use", lambda: (90 if time.monotonic() < until_then else 10, 100))
+    records = Scheduler(backend, t.MemoryLog()).run(specs)
+    assert t.outcome(records) == inline(store, specs, tmp_path)
+    assert backend.supervisor._allowed < 3
+
+
+DRIVER = """
+import sys
+from pipeline.engine.local import ProcessBackend
+from pipeline.engine.scheduler import Interrupted, Scheduler
+from pipeline.store.fs import Store
+from tests.pipeline import engine_tasks as t
+backend = ProcessBackend(Store(sys.argv[1]), 2, scratch=sys.argv[2])
+try:
+    Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=4, ms=100))
+except Interrupted as e:
+    print(e, flush=True)
+    sys.exit(1)
+finally:
+    backend.close()
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_driver_that_ends_leaves_no_process(tmp_path, signum):
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path / "store"), str(tmp_path)], cwd=REPO,
+                              stdout=subprocess.PIPE, text=True)
+    children = until(lambda: len(found := children_of(driver.pid)) == 2 and found)
+    time.sleep(0.5)
+    driver.send_signal(signum)
+    out, _ = driver.communicate(timeout=20)
+    until(lambda: not any(alive(p) for p in children), 5)
+    scratch = list(tmp_path.glob("tokenmill-*/scratch-*"))
+    if signum == signal.SIGKILL:
+        assert driver.returncode == -signal.SIGKILL
+        assert len(scratch) == 1                # and the next one who comes clears it away
+        Supervisor(str(tmp_path / "store"), 1, scratch=str(tmp_path)).close()
+        scratch = list(tmp_path.glob("tokenmill-*/scratch-*"))
+    else:
+        assert driver.returncode == 1
+        assert "run again to go on" in out
+    assert scratch == []
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def test_stopped_and_run_again_gives_the_same(processes, store, tmp_path):
+    specs = t.row_specs(parts=6, ms=15)
+    log, backend = t.MemoryLog(), processes(2)
+    scheduler = Scheduler(backend, log)
+    timer = threading.Timer(1.2, scheduler.stop)
+    timer.start()
+    with pytest.raises(Interrupted):
+        scheduler.run(specs)
+    assert 0 < len(log.records) < 6
+    assert [c for c in backend.supervisor._children if c.job] == []
+    assert t.outcome(scheduler.run(specs)) == inline(store, specs, tmp_path)
+    assert sorted(log.appended) == sorted(s.key for s in specs)
