@@ -24,7 +24,7 @@ A filter of twenty lines is the model::
 
 Keys (contracts §3). A stage's key is its name, version, canonical config, the sha256 of the resource files it names and
 the versions of the libraries it declares. Every config field has a role: `signal` (changes what is computed),
-`decision` (only changes the verdict drawn from stored signals) or `resource` (a path: its content counts, not its name).
+`decision` (only changes the verdict drawn from stored signals) or `resource` (a path: its content counts).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Stage:
         self.config = config
 
     def setup(self) -> None:
-        """Load models. Called once in each worker process before the first document; a failure is never blamed on one."""
+        """Load models. Called once in each worker before its first document; a failure is never blamed on one."""
 
     def process(self, doc: Document) -> str | None:
         """Look at one document: None keeps it, a snake_case reason drops it."""
@@ -122,7 +122,8 @@ class Stage:
             if role not in roles:
                 continue
             fields[field] = file_sha256(value) if role == "resource" and value is not None else value
-        doc = {"name": self.name, "version": self.version, "config": fields, "libraries": library_versions(self.libraries)}
+        doc = {"name": self.name, "version": self.version, "config": fields,
+               "libraries": library_versions(self.libraries)}
         if not self.exact:
             doc["cpu"] = cpu_tag()
         return hashlib.blake2b(json.dumps(doc, sort_keys=True).encode(), digest_size=16).hexdigest()

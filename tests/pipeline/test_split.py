@@ -44,7 +44,7 @@ def test_adding_a_file_disturbs_only_its_neighbours(at):
 
 
 def test_a_big_file_becomes_one_partition_a_split():
-    given = [SourceFile("a.gz", "/r", 10, "1"), SourceFile("b.gz", "/r", 9_000_000, "1"), SourceFile("c.gz", "/r", 10, "1")]
+    given = [SourceFile(f"{name}.gz", "/r", size, "1") for name, size in (("a", 10), ("b", 9_000_000), ("c", 10))]
     splits = [{"start": 0, "stop": 5, "ordinal": 0, "records": 3, "bytes": 500},
               {"start": 5, "stop": None, "ordinal": 3, "records": 4, "bytes": 600}]
     parts = plan(given, 1000, {"b.gz": splits})
