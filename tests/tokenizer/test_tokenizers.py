@@ -16,8 +16,9 @@ from tokenizer.evaluate import evaluate
 from tokenizer.load import PROBES, Fast, HuggingFace, TokenizerError, fastest, load_tokenizer
 from tokenizer.train import EOS, train_bpe, train_sentencepiece
 
-WORDS = [*["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "while", "counting", "1234", "sheep,", "naïvely;", "über-Größe", "東京"],
-         "def", "function(x):", "return", "x", "+", "1\n\tprint('hello')\n"]
+TEXT = ("the quick brown fox jumps over the lazy dog while counting 1234 sheep, naïvely; über-Größe 東京 "
+        "def function(x): return x + 1\n\tprint('hello')\n")
+WORDS = TEXT.split(" ")
 
 
 def corpus(n: int = 300) -> list[str]:

@@ -17,6 +17,13 @@ import pyarrow.parquet as pq
 from tokenizer.shards.layout import ENDS, MANIFEST, TABLE_ROWS, Manifest, ShardError
 
 
+def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
+    """Which of a window's targets count, bool (L,): target i is token i + 1, and the one after an EOS does not."""
+    mask = np.ones(length, bool)
+    mask[np.asarray(bounds, np.int64) - 1] = False
+    return mask
+
+
 class DocumentSpan(NamedTuple):
     """A document as it stands in the stream."""
 

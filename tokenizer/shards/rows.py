@@ -1,0 +1,141 @@
+"""Materialised rows: windows written out in the very order they are trained on, for sequential reading.
+
+Row n of a set is sample n of its curriculum. A set is a folder with `rows.json` and files of consecutive rows of one
+phase; a row has the L + 1 tokens of its window. Format `bytes`, three plain files a run of rows::
+
+    p0-00000.tokens   (rows, L + 1) u16 or u32, little-endian
+    p0-00000.bounds   (rows, ceil(L / 8)) u8: bit p - 1 is set where a document ends at position p in [1, L], LSB first
+    p0-00000.origin   (rows,) ORIGIN: which stream, epoch and window the row is
+
+Format `parquet`, one file: `sample u64, stream string, epoch u32, window u64, input_ids list<u16|u32>, ends list<u32>`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenizer.shards.layout import ShardError
+
+MAGIC = "tokenmill-rows"
+MANIFEST = "rows.json"
+ORIGIN = np.dtype([("stream", "<u2"), ("epoch", "<u4"), ("window", "<u8")])
+
+
+class Row(NamedTuple):
+    """One sample as the trainer sees it."""
+
+    tokens: np.ndarray            # (L + 1,)
+    bounds: np.ndarray            # as ShardSet.bounds, int64
+    stream: str
+    epoch: int
+    window: int
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """A run of consecutive rows of one phase; `files` maps kind (tokens, bounds, origin | parquet) to file name."""
+
+    phase: int
+    first: int                    # sample number of its first row
+    rows: int
+    sequence: int
+    files: dict[str, str]
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True)
+class RowManifest:
+    """`rows.json`."""
+
+    format: str                   # bytes | parquet
+    dtype: str
+    order: str                    # order hash of the curriculum
+    streams: tuple[str, ...]
+    rows: int
+    files: tuple[RowFile, ...]
+    magic: str = MAGIC
+    version: int = 1
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def parquet_schema(dtype: np.dtype) -> pa.Schema:
+    """Columns of the format `parquet`."""
+    return pa.schema([("sample", pa.uint64()), ("stream", pa.string()), ("epoch", pa.uint32()), ("window", pa.uint64()),
+                      ("input_ids", pa.list_(pa.from_numpy_dtype(dtype))), ("ends", pa.list_(pa.uint32()))])
+
+
+def pack_bounds(flags: np.ndarray) -> np.ndarray:
+    """(rows, L) 0/1 → (rows, ceil(L / 8)) bits, least significant first."""
+    return np.packbits(flags, axis=1, bitorder="little")
+
+
+def unpack_bounds(bits: np.ndarray, length: int) -> np.ndarray:
+    """Positions p in [1, L] of one row's bits, int64."""
+    return np.flatnonzero(np.unpackbits(bits, count=length, bitorder="little")) + 1
+
+
+class RowSet:
+    """Reads a materialised set; memory is one row (bytes) or one row group (parquet)."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        path = self.folder / MANIFEST
+        try:
+            doc = json.loads(path.read_text())
+        except (OSError, json.JSONDecodeError) as e:
+            raise ShardError(f"{path}: no materialised rows there ({e}); materialise the run again") from e
+        if not isinstance(doc, dict) or doc.get("magic") != MAGIC or doc.get("version") != 1:
+            raise ShardError(f"{path}: not a set of rows this Tokenmill reads")
+        self.manifest = RowManifest(**{**doc, "streams": tuple(doc["streams"]),
+                                       "files": tuple(RowFile(**f) for f in doc["files"])})
+        self.dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        self._firsts = [f.first for f in self.manifest.files]
+        self._open: tuple[int, Any] = (-1, None)
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    def row(self, n: int) -> Row:
+        """Sample n."""
+        if not 0 <= n < len(self):
+            raise IndexError(f"row {n} of {len(self)}")
+        i = bisect.bisect_right(self._firsts, n) - 1
+        file = self.manifest.files[i]
+        read = self._row_of_bytes if self.manifest.format == "bytes" else self._row_of_parquet
+        return read(i, file, n - file.first)
+
+    def _row_of_bytes(self, i: int, file: RowFile, at: int) -> Row:
+        if self._open[0] != i:
+            shapes = {"tokens": (self.dtype, (file.rows, file.sequence + 1)),
+                      "bounds": (np.dtype("u1"), (file.rows, -(-file.sequence // 8))), "origin": (ORIGIN, (file.rows,))}
+            self._open = (i, {kind: np.memmap(self.folder / file.files[kind], dtype, "r", shape=shape)
+                              for kind, (dtype, shape) in shapes.items()})
+        maps = self._open[1]
+        origin = maps["origin"][at]
+        return Row(np.array(maps["tokens"][at]), unpack_bounds(maps["bounds"][at], file.sequence),
+                   self.manifest.streams[int(origin["stream"])], int(origin["epoch"]), int(origin["window"]))
+
+    def _row_of_parquet(self, i: int, file: RowFile, at: int) -> Row:
+        if self._open[0] != i:
+            table = pq.ParquetFile(self.folder / file.files["parquet"])
+            sizes = [table.metadata.row_group(g).num_rows for g in range(table.num_row_groups)]
+            self._open = (i, (table, np.cumsum([0, *sizes]), {}))
+        table, starts, cache = self._open[1]
+        group = int(np.searchsorted(starts, at, side="right")) - 1
+        if group not in cache:
+            cache.clear()
+            cache[group] = table.read_row_group(group)
+        got = cache[group].slice(at - int(starts[group]), 1)
+        return Row(got["input_ids"][0].values.to_numpy().astype(self.dtype, copy=False),
+                   got["ends"][0].values.to_numpy().astype(np.int64), got["stream"][0].as_py(), got["epoch"][0].as_py(),
+                   got["window"][0].as_py())
