@@ -17,9 +17,9 @@ def fail(message: str, code: int = 1) -> None:
 
 
 def _commands() -> None:
-    from pipeline.cli import runs, training
+    from pipeline.cli import runs, tokens, training
 
-    for module in (runs, training):
+    for module in (runs, tokens, training):
         module.register(app)
 
 
