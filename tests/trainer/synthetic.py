@@ -1,0 +1,83 @@
+"""A small store to train on: a synthetic language in real shards, a resolved curriculum, a recipe's train section."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from stages.mix.curriculum import resolve
+from tokenizer.shards.layout import MANIFEST, Manifest, Shard, file_name, token_dtype
+from tokenizer.shards.writer import ShardWriter
+
+#: a prime, so that nothing divides evenly over ranks
+VOCAB, EOS = 97, 0
+TOKENIZER = {"sha256": "c" * 64, "vocab_size": VOCAB, "eos": EOS, "path": "tokenizers/none/tokenizer.json"}
+MODEL = {"layers": 2, "width": 36, "heads": 3, "kv_heads": 1, "ffn": 51, "qk_norm": True}
+
+
+def language(seed: int, documents: int, successors: int = 3, mean: int = 40, chain: int = 0) -> list[np.ndarray]:
+    """Documents in which each token has `successors` possible successors (a fixed Markov chain, `chain`)."""
+    following = np.random.default_rng(chain).integers(1, VOCAB, (VOCAB, successors))
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(documents):
+        tokens = [int(rng.integers(1, VOCAB))]
+        for _ in range(int(rng.integers(3, 2 * mean))):
+            tokens.append(int(following[tokens[-1], rng.integers(successors)]))
+        made.append(np.array([*tokens, EOS]))
+    return made
+
+
+def write_shards(folder: Path, name: str, split: str, documents: list[np.ndarray], shards: int) -> dict[str, Any]:
+    """Documents (each ended by EOS) as a published shard set of `shards` shards."""
+    folder.mkdir(parents=True)
+    made = []
+    for i, piece in enumerate(np.array_split(np.arange(len(documents)), shards)):
+        docs = [documents[j] for j in piece]
+        paths = {kind: folder / f"{kind}.tmp" for kind in ("body", "ends", "table")}
+        writer = ShardWriter(*map(str, paths.values()), VOCAB, EOS)
+        writer.add(np.concatenate(docs), np.array([len(d) for d in docs]), [f"{j:032x}" for j in piece], 0,
+                   np.arange(len(docs)), np.array([3 * len(d) for d in docs]))
+        facts = writer.close()
+        sums = {kind: hashlib.sha256(path.read_bytes()).hexdigest() for kind, path in paths.items()}
+        names = {kind: file_name(i, kind, sums[kind]) for kind in paths}
+        for kind, path in paths.items():
+            path.rename(folder / names[kind])
+        made.append(Shard(index=i, **facts, **names, table_sha256=sums["table"]))
+    found = Manifest(name, split, token_dtype(VOCAB).name, TOKENIZER["sha256"], VOCAB, EOS, sum(s.tokens for s in made),
+                     sum(s.documents for s in made), sum(s.text_bytes for s in made), tuple(made))
+    found = replace(found, sha256=found.identity())
+    (folder / MANIFEST).write_text(found.dumps())
+    return {"path": str(folder.relative_to(folder.parents[2])), "sha256": found.sha256, "tokens": found.tokens,
+            "documents": found.documents, "bytes": found.text_bytes}
+
+
+def make_run(store: Path, train: dict[str, Any] | None = None, phases: list[dict[str, Any]] | None = None,
+             total: int = 7680, documents: int = 600, model: dict[str, Any] | None = None) -> Path:
+    """A store with two streams and a run; returns the run's folder. Sequences of 32 and 64, batches of 5 rows and 3."""
+    sets = {}
+    for s, name in enumerate(("web", "code")):
+        info = {split: write_shards(store / "shards" / name / f"split={split}", name, split,
+                                    language(10 * s + k, n, chain=s), shards)
+                for k, (split, n, shards) in enumerate((("train", documents, 3), ("val", 12, 1)))}
+        sets[name] = {"name": name, "tokenizer": TOKENIZER["sha256"], "dtype": "uint16", **info}
+    phases = phases or [
+        {"name": "stable", "until": "50%", "sequence": 32, "batch": 160, "mix": {"web": 70, "code": 30}},
+        {"name": "mid", "until": "75%", "sequence": 64, "batch": 192, "mix": {"web": 50, "code": 50}},
+        {"name": "anneal", "until": "100%", "mix": {"web": 30, "code": 70}, "lr": "decay"}]
+    recipe = {"curriculum": {"seed": 1, "total": total, "phases": phases},
+              "shards": {name: {"longest": 64} for name in sets},
+              "train": {"model": model or MODEL, "optimizer": {"lr": 0.01}, "schedule": {"warmup": "5%"},
+                        "log_every": 100, "evaluate": {"every": 1000}, "checkpoint": {"every": 1000},
+                        "sample": {"tokens": 0}, **(train or {})}}
+    run = store / "runs" / "toy"
+    run.mkdir(parents=True)
+    curriculum, _ = resolve(recipe, sets, TOKENIZER)
+    curriculum.save(run / "curriculum.json")
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return run

@@ -1,0 +1,175 @@
+"""Batches from shards. The position in the data is one integer: the number of the next sample.
+
+What sample n is (stream, epoch, window) is a pure function (`stages.mix.order`); a step is consecutive samples, and a
+rank takes every world-th of them, so world size, micro-batches and accumulation change nothing. Memory does not grow
+with the number of tokens: bodies and document ends are memory maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.mix.curriculum import Curriculum
+from stages.mix.order import Order
+from tokenizer.shards.reader import ShardSet
+from trainer.config import ConfigError
+from trainer.loss import IGNORE
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of L tokens. A padding row (there so that all ranks do the same number of steps) counts no target."""
+
+    tokens: Tensor            # [R, L] int64
+    targets: Tensor           # [R, L] int64, IGNORE where the target is another document's first token, or padding
+    positions: Tensor         # [R, L] int64, from 0 in every document piece
+    stream: Tensor            # [R] int64, index into the curriculum's streams
+    attended: int             # Σ over document pieces of length², for MFU
+
+    @property
+    def rows(self) -> int:
+        return self.tokens.shape[0]
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.tokens, self.targets, self.positions, self.stream
+
+    def padded(self, rows: int) -> Batch:
+        """This batch with as many padding rows after it as make `rows`."""
+        if self.rows >= rows:
+            return self
+        blank = padding(rows - self.rows, self.tokens.shape[1])
+        return Batch(*(torch.cat(pair) for pair in zip(self.tensors(), blank.tensors())), attended=self.attended)
+
+    def valid(self) -> int:
+        """How many targets count."""
+        return int((self.targets != IGNORE).sum())
+
+    def micro(self, rows: int, device: torch.device) -> Iterator[Batch]:
+        """Consecutive micro-batches of `rows` rows on `device`; the last is padded with rows that do not count."""
+        for start in range(0, self.rows, rows):
+            part = Batch(*(x[start:start + rows] for x in self.tensors()), attended=0).padded(rows).tensors()
+            if device.type == "cuda":
+                part = tuple(x.pin_memory().to(device, non_blocking=True) for x in part)
+            yield Batch(*part, attended=0)
+
+
+def padding(rows: int, length: int) -> Batch:
+    """Rows that count nothing: one document of token 0."""
+    zeros = torch.zeros(rows, length, dtype=torch.int64)
+    positions = torch.arange(length).repeat(rows, 1)
+    return Batch(zeros, torch.full_like(zeros, IGNORE), positions, torch.zeros(rows, dtype=torch.int64), 0)
+
+
+def collate(rows: Sequence[tuple[np.ndarray, np.ndarray, int]], length: int) -> Batch:
+    """A batch from (tokens (at most L + 1,), bounds, stream) of each window.
+
+    `bounds`: where documents begin inside the window, as `ShardSet.bounds` gives them. The target of the token before
+    such a place (an EOS) is the first token of an unrelated document and is ignored; positions restart there.
+    """
+    blank = padding(len(rows), length)
+    tokens, targets, positions = blank.tokens, blank.targets, blank.positions
+    attended = 0
+    for row, (window, bounds, _) in enumerate(rows):
+        values = torch.from_numpy(window.astype(np.int64))
+        n = len(values) - 1
+        tokens[row, :n], targets[row, :n] = values[:-1], values[1:]
+        targets[row, torch.from_numpy(bounds - 1)] = IGNORE
+        begins = np.concatenate(([0], bounds[bounds < n], [n]))
+        lengths = np.diff(begins)
+        positions[row, :n] = torch.from_numpy(np.arange(n) - np.repeat(begins[:-1], lengths))
+        attended += int((lengths ** 2).sum())
+    return Batch(tokens, targets, positions, torch.tensor([s for _, _, s in rows], dtype=torch.int64), attended)
+
+
+class Data:
+    """The training and held-out data of a curriculum. `store` is the folder its shard paths are relative to."""
+
+    def __init__(self, curriculum: Curriculum, store: Path) -> None:
+        self.curriculum, self.order = curriculum, Order(curriculum)
+        self.streams = [s.name for s in curriculum.streams]
+        self.train = [ShardSet(store / s.train, s.sha256) for s in curriculum.streams]
+        self.heldout = [ShardSet(store / s.val, s.val_sha256) if s.val and s.val_tokens > 1 else None
+                        for s in curriculum.streams]
+        for stream, shards in zip(curriculum.streams, self.train):
+            if shards.manifest.tokenizer != curriculum.tokenizer.sha256:
+                raise ConfigError(f"stream {stream.name}: its shards were encoded with another tokenizer than the "
+                                  f"curriculum's; resolve the curriculum again")
+
+    def samples(self, numbers: Sequence[int]) -> Batch:
+        """The windows of the given sample numbers (all of one sequence length), in that order."""
+        rows = []
+        length = 0
+        for first, stop in runs(numbers):
+            at = self.order.locate(first, stop)
+            for stream, window, length in zip(at.stream.tolist(), at.window.tolist(), at.sequence.tolist()):
+                shards = self.train[stream]
+                rows.append((shards.window(window, length), shards.bounds(window, length), stream))
+        return collate(rows, length)
+
+    def step(self, first: int, batch: int, rank: int, world: int) -> Batch:
+        """This rank's rows of the step of samples [first, first + batch): ⌈batch / world⌉ of them, padding included."""
+        at = self.order.locate(first, first + batch)
+        length, rows = int(at.sequence[0]), []
+        for i in range(rank, batch, world):
+            shards, window = self.train[int(at.stream[i])], int(at.window[i])
+            rows.append((shards.window(window, length), shards.bounds(window, length), int(at.stream[i])))
+        return collate(rows, length).padded(-(-batch // world))
+
+    def heldout_rows(self, stream: int, length: int, most: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
+        """Windows of the held-out split of a stream for `collate`: all of them with the short last one, or, when there
+        are more than `most`, `most` evenly spaced ones. A fixed function of the data."""
+        shards = self.heldout[stream]
+        if shards is None:
+            return []
+        windows = -(-(shards.tokens - 1) // length)
+        chosen = range(windows) if windows <= most else [i * windows // most for i in range(most)]
+        rows = []
+        for w in chosen:
+            start, stop = w * length, min(w * length + length + 1, shards.tokens)
+            rows.append((shards.read(start, stop), shards.ends(start + 1, stop) - start, stream))
+        return rows
+
+
+def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """[3, 4, 5, 9] → (3, 6), (9, 10)."""
+    start = 0
+    for i in range(1, len(numbers) + 1):
+        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
+            yield int(numbers[start]), int(numbers[i - 1]) + 1
+            start = i
+
+
+class StepLike(Protocol):
+    """What the loader needs of `trainer.run.Step`: samples [first, first + batch)."""
+
+    first: int
+    batch: int
+
+
+S = TypeVar("S", bound=StepLike)
+
+
+class Prefetch(Generic[S]):
+    """(step, this rank's batch) for each of `steps`; the next one is read in a thread while this one is computed."""
+
+    def __init__(self, data: Data, steps: Iterable[S], rank: int, world: int) -> None:
+        self.data, self.steps, self.rank, self.world = data, steps, rank, world
+
+    def __iter__(self) -> Iterator[tuple[S, Batch]]:
+        with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
+            waiting: tuple[S, Future[Batch]] | None = None
+            for step in self.steps:
+                ahead = pool.submit(self.data.step, step.first, step.batch, self.rank, self.world)
+                if waiting is not None:
+                    yield waiting[0], waiting[1].result()
+                waiting = (step, ahead)
+            if waiting is not None:
+                yield waiting[0], waiting[1].result()

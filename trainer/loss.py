@@ -1,0 +1,77 @@
+"""Cross entropy over a large vocabulary in chunks of tokens: loss, z-loss, and the loss of every token.
+
+Logits [N, V] are never held whole: a chunk of tokens is projected, its gradient computed at once, and thrown away. The
+z-loss (PaLM, arXiv 2204.02311 §5; OLMo 2) adds z · log²Z per token. The loss of each token gives the loss per source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: target of a position that does not count
+IGNORE = -100
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """`z`: weight of log²Z; `chunk`: tokens projected to the vocabulary at a time (chunk · vocab · 4 bytes)."""
+
+    z: float = 1e-5
+    chunk: int = 2048
+
+    def check(self) -> None:
+        if self.z < 0 or self.chunk < 1:
+            raise ValueError("z must be ≥ 0 and chunk ≥ 1")
+
+
+class ChunkedCE(torch.autograd.Function):
+    """ChunkedCE.apply(hidden [N, d], weight [V, d], target [N] int64, scale, z, chunk) → (objective, nll [N], z_sum).
+
+    objective = scale · Σ over counted tokens of (nll + z · log²Z), a scalar in float32, the only differentiable output;
+    `nll` [N] float32 is 0 where the target is IGNORE; `z_sum` = Σ log²Z. `scale` (0-d float32 tensor, one over the
+    number of counted tokens in the whole batch) enters here so that half-precision gradients are rounded after it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, scale: Tensor, z: float, chunk: int) -> Any:
+        n = hidden.shape[0]
+        learning = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        if learning:
+            d_hidden = torch.empty_like(hidden)
+            d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        nll = torch.zeros(n, dtype=torch.float32, device=hidden.device)
+        z_sum = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for start in range(0, n, chunk):
+            at = slice(start, start + chunk)
+            h = hidden[at]
+            logits = (h @ weight.t()).float()
+            log_z = logits.logsumexp(-1)
+            counted = target[at] != IGNORE
+            label = torch.where(counted, target[at], 0)
+            nll[at] = torch.where(counted, log_z - logits.gather(1, label[:, None])[:, 0], 0)
+            z_sum += torch.where(counted, log_z, 0).square().sum()
+            if learning:
+                grad = logits.sub_(log_z[:, None]).exp_()                        # softmax, in place
+                grad.mul_((1 + 2 * z * log_z)[:, None])
+                grad.scatter_add_(1, label[:, None], torch.full_like(log_z, -1)[:, None])
+                grad.mul_((counted * scale)[:, None])
+                grad = grad.to(hidden.dtype)
+                d_hidden[at] = grad @ weight
+                if grad.dtype == torch.float32:
+                    d_weight.addmm_(grad.t(), h)
+                else:
+                    d_weight.add_(grad.t() @ h)
+        if learning:
+            ctx.save_for_backward(d_hidden, d_weight.to(weight.dtype))
+        ctx.mark_non_differentiable(nll, z_sum)
+        return scale * (nll.sum() + z * z_sum), nll, z_sum
+
+    @staticmethod
+    def backward(ctx: Any, d_objective: Tensor, _nll: Any, _z: Any) -> Any:
+        d_hidden, d_weight = ctx.saved_tensors
+        return (d_hidden * d_objective.to(d_hidden.dtype), d_weight * d_objective.to(d_weight.dtype),
+                None, None, None, None)

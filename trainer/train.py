@@ -1,0 +1,368 @@
+"""The training loop, top to bottom."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain, takewhile
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer import checkpoint as ckpt
+from trainer import metrics as log
+from trainer import mfu
+from trainer.attention import document_mask
+from trainer.data import Batch, Data, Prefetch
+from trainer.evaluate import Heldout, losses
+from trainer.generate import generate, load_tokenizer
+from trainer.init import initialise
+from trainer.loss import IGNORE
+from trainer.model import Transformer
+from trainer.optim import adamw
+from trainer.parallel import World, clip, compute_dtype, gather_gradients, shard
+from trainer.plot import write_plot
+from trainer.run import Run, Step, differences
+
+#: rows of the last step whose loss is stored with a checkpoint and compared after loading it
+PROBE_ROWS = 4
+#: most tokens of a prompt
+PROMPT = 256
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says what to do."""
+
+
+def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Train `run` from its latest checkpoint (or from the start) to the end of its curriculum, or to step `stop_at`.
+
+    Every rank calls it; rank 0 writes `run.out`: metrics.jsonl, tensorboard/, loss.svg, checkpoints/, summary.json.
+    Returns the summary. Raises TrainingError, CheckpointError; SystemExit(128 + n) after signal n (a checkpoint is
+    written first).
+    """
+    config, curriculum = run.config, run.curriculum
+    say = say if world.first else (lambda _text: None)
+    dtype = compute_dtype(config.precision, world.device)
+    checkpoints = run.out / "checkpoints"
+    found = ckpt.latest(checkpoints)
+    if found:
+        refuse_another(found, run)
+    steps = run.steps(found.meta["samples"] if found else 0)
+    first = next(steps, None)
+    if first is None or (stop_at is not None and stop_at <= first.number):
+        say(f"nothing to do: {found.folder.parent if found else run.out} is at the end of "
+            + ("the curriculum" if first is None else f"the {stop_at} steps asked for"))
+        done = run.out / "summary.json"
+        return json.loads(done.read_text()) if first is None and done.exists() else {}
+
+    data = Data(curriculum, run.store)
+    heldout = Heldout(data, curriculum.phases[0].sequence, config.evaluate.windows)
+    schedule = run.schedule()
+
+    with torch.device("meta"):
+        model = Transformer(config.model, run.vocab)
+    shard(model, world, dtype, config.compile)
+    initialise(model, config.model, config.seed)
+    optimizer = adamw.build(config.optimizer, model.named_parameters())
+    say(f"model: {config.model.parameters(run.vocab):,} parameters, vocabulary {run.vocab:,}; {world.size} "
+        f"rank{'s' if world.size > 1 else ''} on {world.device.type}, {str(dtype).removeprefix('torch.')}")
+    say(adamw.describe(optimizer))
+
+    metrics = log.Metrics(run.out, world.first)
+    if found:
+        resume(found, run, data, model, optimizer, world, dtype)
+        say(f"resumed from {found.folder.parent.name} at sample {first.first:,}")
+    metrics.write("resume" if found else "start", first.number, samples=first.first, world=world.size,
+                  device=device_name(world), mfu_formula=mfu.FORMULA, config=config.identity(),
+                  streams=data.streams, phases=[{"name": p.name, "tokens": p.tokens, "steps": p.steps, "lr": p.lr,
+                                                 "sequence": p.sequence, "batch": p.batch} for p in curriculum.phases])
+    metrics.flush()
+
+    def evaluate(step: int, tokens: int) -> dict[str, Any]:
+        values = heldout.evaluate(model, micro_rows(run, heldout.length), dtype, config.loss.chunk, world)
+        if values:
+            metrics.write("eval", step, tokens=tokens, **values)
+            each = "  ".join(f"{name} {v['loss']:.3f}" for name, v in values["streams"].items())
+            say(f"step {step:>6}  held-out {values['loss']:.3f} nats/token (unigram entropy "
+                f"{values['unigram_entropy']:.3f})  {each}")
+        return values
+
+    def save(step: Step) -> None:
+        rows = list(range(step.stop - min(PROBE_ROWS, step.batch), step.stop))
+        began = time.perf_counter()
+        meta = {"step": step.number + 1, "samples": step.stop, "tokens": tokens, "world": world.size,
+                "pinned": step.stop == curriculum.phases[step.phase].stop, "torch": torch.__version__,
+                "config": config.identity(), "curriculum": curriculum.to_json(),
+                "probe": {"samples": rows, "loss": probe_loss(rows, run, data, model, world, dtype)}}
+        made = ckpt.save(checkpoints, model, optimizer, meta, world, config.checkpoint.keep)
+        metrics.write("checkpoint", step.number + 1, folder=made.folder.parent.name,
+                      seconds=round(time.perf_counter() - began, 3))
+
+    before = after = evaluate(0, 0) if not found else {}
+    window = Window(run, data.streams, metrics, world, say)
+    began = time.perf_counter()
+    todo = takewhile(lambda s: stop_at is None or s.number < stop_at, chain([first], steps))
+    with interruptions() as interrupted:
+        for step, batch in Prefetch(data, todo, world.rank, world.size):
+            phase = curriculum.phases[step.phase]
+            tokens = step.tokens + step.batch * phase.sequence
+            rate = config.optimizer.lr * schedule.factor((step.tokens + tokens) / 2)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            sums, norm = forward_backward(model, batch, run, data, world, dtype, phase.sequence)
+            optimizer.step()
+            optimizer.zero_grad()
+            window.add(step, tokens, rate, sums, norm)
+
+            number, last = step.number + 1, step.stop == curriculum.phases[step.phase].stop
+            ending = step.stop == curriculum.samples or number == stop_at
+            due = number % config.checkpoint.every == 0 or last or ending
+            judged = number % config.evaluate.every == 0 or ending
+            if world.device.type == "cpu" or number % config.log_every == 0 or due or judged:
+                stopping = window.flush(interrupted())
+                if judged:
+                    after = evaluate(number, tokens)
+                if due or stopping:
+                    save(step)
+                if world.first and judged:
+                    metrics.flush()
+                    write_plot(run.out)
+                if stopping:
+                    metrics.flush()
+                    say(f"stopped by {signal.Signals(stopping).name} after step {number}; the same command goes on")
+                    raise SystemExit(128 + stopping)
+                window.restart()        # evaluation and checkpoints are not part of the speed
+
+    seconds = time.perf_counter() - began
+    summary: dict[str, Any] = {}
+    if step.stop == curriculum.samples:
+        gap = heldout.gap(after, model, step.stop, 4 * config.evaluate.windows, micro_rows(run, heldout.length), dtype,
+                          config.loss.chunk, world)
+        text, why = sample(run, model, world, dtype)
+        metrics.write("sample", step.number + 1, prompt=config.sample.prompt, text=text, skipped=why)
+        say(why or f"sample: {text}")
+        metrics.flush()
+        if world.first:
+            summary = summarise(run, before, after, gap, text, why, seconds, window.speed())
+            metrics.write("end", step.number + 1, **summary)
+    metrics.close()
+    if world.first and summary:
+        write_plot(run.out)
+        replace(run.out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
+        if after:
+            say(f"held-out loss {summary['heldout_loss']:.3f} nats/token = {summary['ratio']:.2f} of the unigram "
+                f"entropy {summary['unigram_entropy']:.3f}"
+                + (f"; gap to the training data {gap['gap']:.3f}" if gap else ""))
+        say(f"{step.number + 1} steps, {tokens:,} tokens, {seconds:.0f} s; {run.out}")
+    return summary
+
+
+def forward_backward(model: nn.Module, batch: Batch, run: Run, data: Data, world: World, dtype: torch.dtype,
+                     length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of one step, clipped. Returns this rank's sums [2 + 2·S] float64 (Σ log²Z, Σ length² of documents, then
+    nll and counted targets of each stream) and the global gradient norm."""
+    config = run.config
+    streams = len(data.streams)
+    sums = torch.zeros(2 + 2 * streams, dtype=torch.float64, device=world.device)
+    sums[1] = batch.attended
+    # the loss is divided by the number of targets that count in the whole step, on all ranks and micro-batches
+    valid = world.sum(torch.tensor(float(batch.valid()), device=world.device))
+    scale = 1 / valid.clamp(min=1)
+    rows = min(micro_rows(run, length), batch.rows)
+    starts = list(range(0, batch.rows, rows))
+    for start, part in zip(starts, batch.micro(rows, world.device)):
+        gather_gradients(model, start == starts[-1])
+        objective, nll, z_sum = model(part.tokens, document_mask(part.positions, dtype), part.targets, scale,
+                                      config.loss.z, config.loss.chunk)
+        objective.backward()
+        sums[0] += z_sum
+        sums[2:2 + streams].index_add_(0, part.stream, nll.detach().double().sum(1))
+        sums[2 + streams:].index_add_(0, part.stream, (part.targets != IGNORE).double().sum(1))
+    return sums, clip(model, config.clip)
+
+
+def micro_rows(run: Run, length: int) -> int:
+    return max(1, run.config.micro_batch // length)
+
+
+class Window:
+    """Steps whose numbers are still on the device: they are read back together, so that a step never waits for one."""
+
+    def __init__(self, run: Run, streams: list[str], metrics: log.Metrics, world: World,
+                 say: Callable[[str], None]) -> None:
+        self.run, self.streams, self.metrics, self.world, self.say = run, streams, metrics, world, say
+        self.rows: list[tuple[Step, int, float, torch.Tensor, torch.Tensor]] = []
+        self.peak = mfu.peak(world.device)
+        self.steps = run.curriculum.steps
+        self.busy, self.trained = 0.0, 0
+        self.restart()
+
+    def restart(self) -> None:
+        self.since = time.perf_counter()
+
+    def add(self, step: Step, tokens: int, rate: float, sums: torch.Tensor, norm: torch.Tensor) -> None:
+        self.rows.append((step, tokens, rate, sums, norm))
+
+    def speed(self) -> float | None:
+        """Tokens per second of all steps so far, without evaluation and checkpoints."""
+        return self.trained / self.busy if self.busy else None
+
+    def flush(self, interrupted: int) -> int:
+        """Write a metrics line for each waiting step. Returns the largest `interrupted` (a signal) of all ranks."""
+        sums = self.world.sum(torch.stack([sums for _, _, _, sums, _ in self.rows])).tolist()
+        signalled = int(self.world.max(torch.tensor(interrupted, device=self.world.device)))
+        norms = torch.stack([norm.detach().float() for *_, norm in self.rows]).tolist()
+        seconds = time.perf_counter() - self.since
+        s = len(self.streams)
+        flushed = sum(tokens - step.tokens for step, tokens, *_ in self.rows)
+        self.busy, self.trained = self.busy + seconds, self.trained + flushed
+        flops = sum(mfu.step_flops(self.run.config.model, self.run.vocab, tokens - step.tokens, int(row[1]))
+                    for (step, tokens, *_), row in zip(self.rows, sums))
+        utilisation = flops / seconds / (self.peak * self.world.size) if self.peak else None
+        for (step, tokens, rate, *_), row, norm in zip(self.rows, sums, norms):
+            nll, counted = row[2:2 + s], row[2 + s:2 + 2 * s]
+            phase = self.run.curriculum.phases[step.phase].name
+            targets = max(1.0, sum(counted))
+            loss = sum(nll) / targets
+            self.metrics.write(
+                "step", step.number + 1, phase=phase, samples=step.stop, tokens=tokens,
+                targets=int(sum(counted)), loss=loss, z=row[0] / targets, lr=rate, grad_norm=norm,
+                tokens_per_s=round(flushed / seconds, 1), mfu=utilisation,
+                streams={name: n / c for name, n, c in zip(self.streams, nll, counted) if c})
+            if loss != loss or norm != norm or abs(norm) == float("inf"):
+                self.metrics.flush()
+                raise TrainingError(
+                    f"step {step.number + 1}: loss {loss}, gradient norm {norm}: training has diverged. The last "
+                    f"checkpoint in {self.run.out / 'checkpoints'} is sound; lower train.optimizer.lr, or lengthen the "
+                    f"warm-up, and start with another --out")
+            if (step.number + 1) % self.run.config.log_every == 0 or step.number + 1 == self.steps:
+                left = (self.run.curriculum.tokens - tokens) * self.busy / self.trained
+                self.say(f"step {step.number + 1:>6}/{self.steps}  {phase:<8} loss {loss:.4f}  lr {rate:.2e}  "
+                         f"norm {norm:.2f}  {flushed / seconds / 1e3:.1f}k tok/s  mfu "
+                         f"{'unknown' if utilisation is None else f'{utilisation:.1%}'}  left {clock(left)}")
+        self.rows = []
+        self.metrics.flush()
+        return signalled
+
+
+def refuse_another(found: ckpt.Checkpoint, run: Run) -> None:
+    """Raise CheckpointError, listing what differs, unless `found` was written by this training."""
+    wrong = differences(found.meta, run)
+    if wrong:
+        raise ckpt.CheckpointError(f"{found.folder.parent} belongs to another training than this one:\n  "
+                                   + "\n  ".join(wrong) + "\nTake these back, or start anew with another --out")
+
+
+def resume(found: ckpt.Checkpoint, run: Run, data: Data, model: nn.Module, optimizer: torch.optim.Optimizer,
+           world: World, dtype: torch.dtype) -> None:
+    """Load `found` and check that it came back whole: the loss on a few samples must be what it was at saving."""
+    ckpt.load(found, model, optimizer)
+    probe = found.meta["probe"]
+    loss = probe_loss(probe["samples"], run, data, model, world, dtype)
+    close = 1e-3 if dtype == torch.float32 else 2e-2
+    if not abs(loss - probe["loss"]) <= close * max(1.0, abs(probe["loss"])):
+        raise ckpt.CheckpointError(
+            f"{found.folder.parent}: the loss on samples {probe['samples'][0]}… is {loss:.4f}, at saving it was "
+            f"{probe['loss']:.4f}: model or data have changed; do not go on from it")
+
+
+def probe_loss(samples: list[int], run: Run, data: Data, model: nn.Module, world: World, dtype: torch.dtype) -> float:
+    batch = data.samples(samples)
+    rows = micro_rows(run, batch.tokens.shape[1])
+    totals = losses(model, batch, len(data.streams), rows, dtype, run.config.loss.chunk, world)
+    return sum(t.nll for t in totals) / max(1, sum(t.targets for t in totals))
+
+
+def sample(run: Run, model: nn.Module, world: World, dtype: torch.dtype) -> tuple[str | None, str]:
+    """(text, "") or (None, why it was skipped). Rank 0 has the tokenizer; all ranks must go the same way."""
+    config = run.config.sample
+    if not config.tokens:
+        return None, "no sample: train.sample.tokens is 0"
+    tokenizer, why = load_tokenizer(run.store / run.curriculum.tokenizer.path) if world.first else (None, "")
+    prompt = (tokenizer.encode(config.prompt) if tokenizer else [])[-PROMPT:] or [run.curriculum.tokenizer.eos]
+    # of fixed length, so that every rank can receive it: is there a tokenizer, how many ids, the ids
+    sent = struct.pack(f"<{PROMPT + 2}q", tokenizer is not None, len(prompt), *prompt, *[0] * (PROMPT - len(prompt)))
+    there, n, *ids = struct.unpack(f"<{PROMPT + 2}q", world.broadcast(sent))
+    if not there:
+        return None, why
+    out = generate(model, ids[:n], config, run.curriculum.tokenizer.eos, run.config.seed, dtype, world)
+    return (config.prompt + tokenizer.decode(out) if tokenizer else None), ""
+
+
+def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict[str, Any], text: str | None, why: str,
+              seconds: float, speed: float | None) -> dict[str, Any]:
+    """What is worth knowing at the end; the report and the demo read it."""
+    lines = log.read(run.out / "metrics.jsonl")
+    steps = [line for line in lines if line["event"] == "step"]
+    evals = [line for line in lines if line["event"] == "eval"]
+    before = before or (evals[0] if evals else {})
+    return {
+        "parameters": run.config.model.parameters(run.vocab),
+        "parameters_without_embeddings": run.config.model.parameters(run.vocab) - run.vocab * run.config.model.width
+        * (1 if run.config.model.tie else 2),
+        "steps": run.curriculum.steps, "tokens": run.curriculum.tokens, "seconds": round(seconds, 1),
+        "tokens_per_s": round(speed) if speed else None,
+        "train_loss_first": steps[0]["loss"], "train_loss_last": sum(s["loss"] for s in steps[-10:]) / len(steps[-10:]),
+        "heldout_loss_before": before.get("loss"), "heldout_loss": after.get("loss"),
+        "unigram_entropy": after.get("unigram_entropy"),
+        "ratio": after["loss"] / after["unigram_entropy"] if after else None,
+        "gap": gap.get("gap"), "train_loss_on_seen": gap.get("train"), "streams": after.get("streams", {}),
+        "sample": text, "sample_skipped": why or None,
+    }
+
+
+def device_name(world: World) -> str:
+    return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
+
+
+#: signals (or requests for the like) that ask for an orderly end
+_caught: list[int] = []
+
+
+def request_stop(number: int) -> None:
+    """Ask the training in this process to end as if signal `number` had come; for launchers that cannot send one."""
+    _caught.append(number)
+
+
+@contextmanager
+def interruptions() -> Iterator[Callable[[], int]]:
+    """SIGINT, SIGTERM and SIGUSR1 (Slurm's warning) ask for a checkpoint and an orderly end; a second SIGINT is not
+    waited for. Yields a function that tells the signal's number, or 0. Outside the main thread only `request_stop`
+    counts."""
+    def note(number: int, _frame: Any) -> None:
+        if _caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        _caught.append(number)
+        print(f"{signal.Signals(number).name}: stopping after this step", file=sys.stderr)
+
+    _caught.clear()
+    main = threading.current_thread() is threading.main_thread()
+    old = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1) if main}
+    try:
+        yield lambda: _caught[0] if _caught else 0
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def replace(path: Any, text: str) -> None:
+    """Write a derived file so that readers see the old or the new one."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def clock(seconds: float) -> str:
+    """93 → '1:33', 7260 → '2:01:00'."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
