@@ -18,16 +18,22 @@ Counters are nested dicts of numbers: leaves add up, keys starting with `max_` t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.store.fs import Store
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.engine.exchange import SegmentWriter
 
 Counters = dict[str, Any]
 
@@ -67,6 +73,13 @@ def content_key(task: str, version: int, args: Any) -> str:
     """
     blob = json.dumps([task, version, placeless(args)], sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
+
+
+def ref_contents(args: Any) -> list[str]:
+    """Contents of all `$ref`s in the arguments of a task, in their order."""
+    if isinstance(args, dict):
+        return [args["content"]] if "$ref" in args else [c for v in args.values() for c in ref_contents(v)]
+    return [c for v in args for c in ref_contents(v)] if isinstance(args, (list, tuple)) else []
 
 
 def placeless(value: Any) -> Any:
@@ -176,12 +189,26 @@ class Inputs:
             return self.store.fetch(ref["$ref"], self.scratch)
         return Store(ref["root"]).fetch(ref["$file"], self.scratch)
 
+    def segment(self, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
+        """Records of one bucket of an exchange file (`Out.segments`), read-only; only they are read."""
+        from pipeline.engine.exchange import read_segment
+
+        return read_segment(self.store, ref, bucket)
+
+    def segments(self, refs: Sequence[Mapping[str, Any]], bucket: int) -> Iterator[np.ndarray]:
+        """Records of one bucket of many exchange files, merged by their key, in blocks (`exchange.merge_segments`)."""
+        from pipeline.engine.exchange import merge_segments
+
+        return merge_segments(self.store, refs, bucket)
+
 
 class Out:
     """Where a task writes: named files on local scratch, moved into the store under a unique name when it returns."""
 
-    def __init__(self, scratch: str) -> None:
+    def __init__(self, scratch: str, covers: Sequence[str] = ()) -> None:
         self.scratch = scratch
+        #: contents of the parts this task reads (`ref_contents`): what its exchange files say they cover
+        self.covers = tuple(covers)
         self.names: dict[str, dict[str, Any]] = {}
         self.condemned: list[dict[str, Any]] = []
 
@@ -193,6 +220,19 @@ class Out:
     def note(self, name: str, *, rows: int = 0, content: str | None = None, meta: dict[str, Any] | None = None) -> None:
         """Say what an output holds: its rows, its content hash (default: sha256 of the bytes) and small JSON facts."""
         self.names.setdefault(name, {}).update(rows=rows, content=content, meta=meta or {})
+
+    @contextlib.contextmanager
+    def segments(self, name: str, dtype: Any, buckets: int, *,
+                 key: Sequence[str] | None = ()) -> Iterator[SegmentWriter]:
+        """Write the exchange file `name`: `with out.segments(…) as to: to.write(bucket of each record, records)`.
+
+        Inside a bucket records are sorted by the fields `key` (None: by all), or stay in the order of writing.
+        """
+        from pipeline.engine.exchange import SegmentWriter
+
+        with SegmentWriter(self.path(name), dtype, buckets, key=key, covers=self.covers) as to:
+            yield to
+        self.note(name, rows=to.rows, content=to.content, meta={"buckets": buckets, "largest": to.largest})
 
     def quarantine(self, row: int, id: str, stage: str, stage_key: str, reason: str) -> None:
         """Note a document that was condemned (a crash, a hang, memory): it goes into the commit record and the log."""
