@@ -101,8 +101,8 @@ class ExactHash(Stage):
 class Exact(Barrier):
     """Remove documents whose text, or URL, equals that of another one (see the module).
 
-    By `both`, documents are first compared by URL; those that stay are compared by text, so nothing is removed in
-    favour of a document that is itself removed.
+    By `both`, documents are first compared by URL and those that stay by text. So the text that was chosen for a URL
+    always survives, in that document or in an equal one; in the other order it could be lost.
     """
 
     name = "exact"

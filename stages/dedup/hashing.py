@@ -19,6 +19,7 @@ MinHash: Broder 1997, "On the resemblance and containment of documents". Banding
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TYPE_CHECKING
 
 import numba as nb
@@ -44,11 +45,21 @@ def _mix(x):  # MurmurHash3 fmix64: a bijection in which every input bit reaches
     return x ^ (x >> _U(33))
 
 
-@nb.njit(cache=True, inline="always")
-def _unspaced(c):  # code points of scripts that do not put spaces between words
-    return (0x3041 <= c <= 0x30FF or 0x3400 <= c <= 0x4DBF or 0x4E00 <= c <= 0x9FFF or 0x0E00 <= c <= 0x0FFF
-            or 0x1000 <= c <= 0x109F or 0x1780 <= c <= 0x17FF or 0xF900 <= c <= 0xFAFF or 0xFF66 <= c <= 0xFF9F
-            or 0x20000 <= c <= 0x3FFFF)
+#: code points, first and last, of scripts that do not put spaces between words: Thai, Lao, Tibetan; Myanmar; Khmer;
+#: kana; Han; half-width kana; Han of the supplementary planes
+UNSPACED = ((0x0E00, 0x0FFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3041, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF),
+            (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x20000, 0x3FFFF))
+_RANGES = np.array(UNSPACED)
+_CLASS = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED)
+_WORD = re.compile(f"[{_CLASS}]|[^ {_CLASS}]+")
+
+
+@nb.njit(cache=True)
+def _unspaced(c):
+    for i in range(_RANGES.shape[0]):  # noqa: SIM110 (numba knows no generator expressions)
+        if _RANGES[i, 0] <= c <= _RANGES[i, 1]:
+            return True
+    return False
 
 
 @nb.njit(cache=True)
@@ -163,6 +174,11 @@ def jaccard(a: Hashes, b: Hashes) -> float:
     both = int(common(a, b))
     union = len(a) + len(b) - both
     return both / union if union else 0.0
+
+
+def split_words(simplified: str) -> list[str]:
+    """The words `word_shingles` sees, as strings (for people: the kernel needs none)."""
+    return _WORD.findall(simplified)
 
 
 def word_shingles(simplified: str, ngram: int) -> tuple[Hashes, int]:

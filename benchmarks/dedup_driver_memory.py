@@ -1,0 +1,153 @@
+"""Deduplicate millions of synthetic signatures and measure the driver: it must not hold anything per document.
+
+    python benchmarks/dedup_driver_memory.py [--documents 5000000] [--workers 2] [--scratch DIR]
+
+Makes parts of 100,000 documents with random band keys (no signature is computed: the waves are what is measured), a
+tenth of them near-duplicates of another document: the same text but for one word of forty, and 1 to 14 band keys in
+common. Half of these copy one document in a hundred, so that clusters are large and keys are hot. Runs the waves of
+`minhash` with every task in a worker process, as the engine does, and prints the time of each wave, the removals (which
+are known), and how much the resident set of the driver grew from before the first wave to its peak. Exits 1 when that
+is over 200 MB or a planted near-duplicate is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.engine.attempt import run_attempt
+from pipeline.engine.task import Counters, Cursor, PartRecord, TaskSpec, content_key, merge_counters
+from pipeline.store.fs import Store
+from stages.barrier import PartRef, TaskResult
+from stages.catalog import load
+from stages.dedup.minhash import MinHash
+
+PART, WORDS, WIDTH, BANDS = 100_000, 40, 6, 14
+LIMIT_MB = 200
+
+
+def memory_mb(field: str) -> float:
+    """VmRSS (now) or VmHWM (peak) of this process, MB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    raise OSError(f"no {field} in /proc/self/status")
+
+
+def make_part(root: str, number: int, rows: int) -> dict[str, Any]:
+    """Write text and side table of one part; documents 90 % originals, 10 % near-duplicates of originals of the part
+    before (every part can be made alone: an original is a function of its part and row)."""
+    words, bands = originals(number, rows)
+    copies = rows // 10
+    if number:
+        rng = np.random.default_rng([2, number])
+        before_words, before_bands = originals(number - 1, PART)
+        source = rng.integers(0, PART - PART // 10, copies)
+        source[:copies // 2] = rng.integers(0, PART // 100, copies // 2)
+        words[-copies:] = before_words[source]
+        words[-copies:, rng.integers(0, WORDS)] = letters(rng, copies, 1)[:, 0]
+        shared = np.arange(BANDS)[None, :] < rng.integers(1, BANDS + 1, copies)[:, None]
+        bands[-copies:] = np.where(shared, before_bands[source], bands[-copies:])
+    text = np.full((rows, WORDS, WIDTH), ord(" "), np.uint8)
+    text[:, :, :-1] = words
+    width = WORDS * WIDTH
+    ids = np.array([f"{number:016x}{row:016x}" for row in range(rows)])
+    tables = {
+        "kept": pa.table({"id": ids, "text": pa.LargeStringArray.from_buffers(
+            rows, pa.py_buffer(np.arange(0, rows * width + 1, width, dtype=np.int64)), pa.py_buffer(text.tobytes()))}),
+        "side": pa.table({
+            "row": pa.array(np.arange(rows), pa.uint32()), "id": ids, "bands": pa.BinaryArray.from_buffers(
+                pa.binary(), rows, [None, pa.py_buffer(np.arange(0, rows * 8 * BANDS + 1, 8 * BANDS, dtype=np.int32)),
+                                    pa.py_buffer(bands.tobytes())]),
+            "chars": pa.array(np.full(rows, width), pa.uint32()),
+            "words": pa.array(np.full(rows, WORDS), pa.uint32())})}
+    out = {}
+    for name, table in tables.items():
+        path = Path(root) / "in" / f"{number:05d}.{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path, compression="zstd", row_group_size=20_000)
+        out[name] = {"$ref": f"in/{path.name}", "content": f"{number}/{name}", "bytes": path.stat().st_size,
+                     "rows": rows}
+    return out
+
+
+def originals(number: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([1, number])
+    return letters(rng, rows, WORDS), rng.integers(0, 2**64, (rows, BANDS), dtype=np.uint64)
+
+
+def letters(rng: np.random.Generator, rows: int, words: int) -> np.ndarray:
+    """uint8[rows, words, WIDTH - 1] of random lower-case letters."""
+    return rng.integers(ord("a"), ord("z") + 1, (rows, words, WIDTH - 1), dtype=np.uint8)
+
+
+def attempt(spec: dict[str, Any], root: str) -> dict[str, Any]:
+    return run_attempt(TaskSpec.from_json(spec), Store(root), "a0", Cursor()).to_json()
+
+
+def main() -> int:
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("--documents", type=int, default=5_000_000)
+    args.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
+    args.add_argument("--scratch", default=None, help="folder for about 500 bytes a document (default: the system's)")
+    given = args.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dedup-", dir=given.scratch) as root, ProcessPoolExecutor(
+            given.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return measure(pool, root, given.documents)
+
+
+def measure(pool: ProcessPoolExecutor, root: str, documents: int) -> int:
+    sizes = [min(PART, documents - start) for start in range(0, documents, PART)]
+    began = time.monotonic()
+    refs = list(pool.map(make_part, [root] * len(sizes), range(len(sizes)), sizes))
+    parts = [PartRef(f"{n:032x}", "synthetic", 0, rows, ref["kept"]["bytes"], ref["kept"], ref["side"])
+             for n, (rows, ref) in enumerate(zip(sizes, refs))]
+    print(f"{documents:,} documents in {len(parts)} parts made in {time.monotonic() - began:.0f} s")
+    barrier = MinHash()
+    Path("/proc/self/clear_refs").write_text("5")                # a new peak from here on
+    before = memory_mb("VmRSS")
+    began = time.monotonic()
+    done: dict[str, list[TaskResult]] = {}
+    counters: Counters = {}
+    for wave in barrier.waves(parts):
+        started = time.monotonic()
+        specs = [TaskSpec(content_key(d.task, load(d.task).version, d.args), d.task, wave.name, d.args).to_json()
+                 for d in wave.tasks(done)]
+        records = [PartRecord.from_json(r) for r in pool.map(attempt, specs, [root] * len(specs))]
+        done[wave.name] = [TaskResult({n: f.ref() for n, f in r.files.items()}, r.counters) for r in records]
+        for r in records:
+            merge_counters(counters.setdefault(wave.name, {}), r.counters)
+        print(f"  {wave.name:9s} {len(records):3d} tasks {time.monotonic() - started:6.1f} s, "
+              f"{sum(r.cpu_s for r in records):6.1f} s of CPU, largest {max(r.rss_mb for r in records):5.0f} MB")
+    slices = barrier.slices(parts, done)
+    took, grown = time.monotonic() - began, memory_mb("VmHWM") - before
+    removed = counters["slices"]["removed"]["synthetic"]["minhash"]
+    planted = sum(rows // 10 for rows in sizes[1:])
+    print(json.dumps({
+        "documents": documents, "band_records": documents * BANDS, "seconds": round(took, 1),
+        "documents_per_s": round(documents / took), "records_per_s": round(documents * BANDS / took),
+        "candidates": counters["clusters"]["candidates"], "clusters": counters["clusters"]["clusters"],
+        "largest_cluster": counters["clusters"]["max_cluster"], "comparisons": counters["verify"]["comparisons"],
+        "planted": planted, "removed": removed, "slices": sum(s is not None for s in slices),
+        "driver_mb_before": round(before), "driver_mb_grown": round(grown, 1)}, indent=1))
+    if removed != planted:
+        print(f"{planted:,} near-duplicates were planted, {removed:,} removed", file=sys.stderr)
+    if grown > LIMIT_MB:
+        print(f"the driver grew by {grown:.0f} MB, more than {LIMIT_MB}", file=sys.stderr)
+    return int(grown > LIMIT_MB or removed != planted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

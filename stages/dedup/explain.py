@@ -1,0 +1,90 @@
+"""Why a document was removed: everything its verdict rests on, recomputed from the two texts.
+
+`tokenmill dedup explain` prints this for a row of `dropped/` and the document its `kept` names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stages.dedup.exact import same_text
+from stages.dedup.hashing import band_keys, split_words
+from stages.dedup.minhash import MinHash, MinHashSignature
+from stages.text.normalize import simplify
+from stages.text.words import words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What two texts have in common, as `minhash` sees them."""
+
+    similarity: float              # Jaccard similarity of their sets of word n-grams
+    threshold: float | None        # `verify`; None: no check, LSH alone decides
+    contained: float               # share of the removed text's n-grams the kept one has
+    removed_ngrams: int            # distinct n-grams of each, and common ones
+    kept_ngrams: int
+    common_ngrams: int
+    shared_bands: int              # of `bands`; at least one makes the pair a candidate
+    bands: int
+    detection: float               # chance that a pair of this similarity shares a band: 1 - (1 - s^rows)^bands
+    equal_text: bool               # the same but for white space and case (what `exact` removes)
+    only_removed: tuple[str, ...]  # stretches of simplified words that no common n-gram covers, longest first
+    only_kept: tuple[str, ...]
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether `minhash` may remove one of the two texts for the other."""
+        return self.shared_bands > 0 and (not self.threshold or self.similarity >= self.threshold)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "confirmed": self.confirmed}
+
+
+def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *, excerpts: int = 5,
+            words: int = 40) -> Explanation:
+    """Compare two texts as `minhash` with this recipe config does; at most `excerpts` stretches of `words` words each.
+
+    Band keys were taken before personal data was scrubbed, so on stored texts `shared_bands` may be lower than it was.
+    """
+    barrier = MinHash(dict(config or {}))
+    c = barrier.config
+    stage = MinHashSignature(barrier.prepare()[1])
+    hashes = [stage.shingles(text)[0] for text in (removed, kept)]
+    a, b = (np.unique(h) for h in hashes)
+    both = np.intersect1d(a, b, assume_unique=True)
+    similarity = len(both) / union if (union := len(a) + len(b) - len(both)) else 0.0
+    signatures = [stage.signature(text) for text in (removed, kept)]
+    shared = 0
+    if signatures[0] is not None and signatures[1] is not None:
+        keys = [band_keys(s, c.bands, c.rows) for s in signatures]
+        shared = int((keys[0] == keys[1]).sum())
+    return Explanation(
+        similarity=similarity, threshold=c.verify or None, contained=len(both) / len(a) if len(a) else 0.0,
+        removed_ngrams=len(a), kept_ngrams=len(b), common_ngrams=len(both), shared_bands=shared, bands=c.bands,
+        detection=1 - (1 - similarity**c.rows) ** c.bands, equal_text=same_text(removed) == same_text(kept),
+        only_removed=_alone(stage, removed, hashes[0], both, excerpts, words),
+        only_kept=_alone(stage, kept, hashes[1], both, excerpts, words))
+
+
+def _alone(stage: MinHashSignature, text: str, hashes: NDArray[np.uint64], common: NDArray[np.uint64], excerpts: int,
+           most: int) -> tuple[str, ...]:
+    """Stretches of words that are in no common n-gram, longest first (ties: text order)."""
+    plain = simplify(text[:stage.config.max_chars])
+    words = split_words(plain) if stage.config.dialect == "tokenmill" else words_of(plain).strings()
+    covered = np.zeros(len(words) + 1, np.int64)
+    at = np.flatnonzero(np.isin(hashes, common))
+    np.add.at(covered, at, 1)
+    np.add.at(covered, at + stage.config.ngram, -1)
+    free = np.r_[False, np.cumsum(covered[:-1]) == 0, False]
+    edges = np.flatnonzero(free[1:] != free[:-1])
+    stretches = sorted(zip(edges[::2].tolist(), edges[1::2].tolist()), key=lambda s: (s[0] - s[1], s[0]))
+    return tuple(" ".join(words[start:min(stop, start + most)]) + (" …" if stop - start > most else "")
+                 for start, stop in stretches[:excerpts])

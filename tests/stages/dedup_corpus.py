@@ -1,0 +1,91 @@
+"""Synthetic documents with planted near-duplicates, and the removals brute force over all pairs expects of them."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import defaultdict
+
+from stages.dedup.minhash import MinHash, MinHashSignature
+from stages.text.normalize import simplify
+from tests.stages.dedup_fragment import Doc
+
+#: Han and kana characters one by one, everything else by spaces
+_WORD = re.compile("[{0}]|[^ {0}]+".format("\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff66-\uff9f"))
+_SYLLABLES = [a + b for a in "bcdfghklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "or")]
+
+
+def vocabulary(rng: random.Random, n: int = 4000) -> list[str]:
+    return ["".join(rng.choice(_SYLLABLES) for _ in range(rng.randint(1, 4))) for _ in range(n)]
+
+
+def edited(rng: random.Random, words: list[str], share: float, names: list[str]) -> list[str]:
+    """A copy with about `share` of the words replaced."""
+    out = list(words)
+    for _ in range(round(len(out) * share)):
+        out[rng.randrange(len(out))] = rng.choice(names)
+    return out
+
+
+def corpus(seed: int, families: int = 60, datasets: tuple[str, ...] = ("web", "wiki", "books")) -> list[Doc]:
+    """Families of documents, from identical to barely alike, of several datasets, in random order."""
+    rng = random.Random(seed)
+    names = vocabulary(rng)
+    docs = []
+    for _ in range(families):
+        base = [rng.choice(names) for _ in range(rng.randint(4, 250))]
+        for _ in range(rng.choice([1, 1, 2, 3, 6])):
+            words = edited(rng, base, rng.choice([0, 0.005, 0.02, 0.03, 0.05, 0.1]), names)
+            if rng.random() < 0.3:
+                words = words[:round(len(words) * rng.uniform(0.7, 1))]
+            docs.append(Doc(" ".join(words), rng.choice(datasets), f"{rng.getrandbits(128):032x}"))
+    rng.shuffle(docs)
+    return docs
+
+
+def grams(text: str, n: int) -> set[tuple[str, ...]]:
+    words = _WORD.findall(simplify(text))
+    return {tuple(words[i:i + n]) for i in range(len(words) - n + 1)}
+
+
+def expected(barrier: MinHash, docs: list[Doc], ranks: dict[str, int]) -> tuple[dict, dict]:
+    """(removed id → (reason, kept, similarity, cluster), clustered id → cluster), in plain Python over all pairs."""
+    c = barrier.config
+    stage = MinHashSignature(barrier.prepare()[1])
+    bands: dict[str, list[tuple]] = {}
+    for d in docs:
+        signature = stage.signature(d.text)
+        if signature is not None:
+            values = signature.tolist()
+            bands[d.name] = [(b, *values[b * c.rows:(b + 1) * c.rows]) for b in range(c.bands)]
+    texts = {d.name: d for d in docs}
+    shared: dict[str, dict[str, int]] = defaultdict(dict)
+    for a in bands:
+        for b in bands:
+            if a != b and (n := len(set(bands[a]) & set(bands[b]))):
+                shared[a][b] = n
+    clusters: dict[str, str] = {}
+    for start in sorted(shared):                              # ascending: the first member found is the smallest
+        if start not in clusters:
+            stack = [start]
+            while stack:
+                at = stack.pop()
+                if at not in clusters:
+                    clusters[at] = start
+                    stack.extend(shared[at])
+    order = sorted(clusters, key=lambda i: (ranks.get(texts[i].dataset, 0), -len(texts[i].text), i))
+    removed: dict[str, tuple] = {}
+    place = {i: n for n, i in enumerate(order)}
+    for i in order:
+        kept = [j for j in order[:place[i]] if j not in removed and clusters[j] == clusters[i]]
+        if not c.verify:
+            if kept:
+                removed[i] = ("minhash", kept[0], None, clusters[i])
+            continue
+        for j in sorted((j for j in kept if j in shared[i]), key=lambda j: (-shared[i][j], place[j])):
+            a, b = grams(texts[i].text, c.ngram), grams(texts[j].text, c.ngram)
+            similarity = len(a & b) / len(a | b)
+            if similarity >= c.verify:
+                removed[i] = ("minhash", j, similarity, clusters[i])
+                break
+    return removed, clusters

@@ -1,0 +1,106 @@
+"""Runs a deduplication fragment on documents at hand: parts on disk, waves in this process, slices read back."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.engine.attempt import run_attempt
+from pipeline.engine.task import Cursor, TaskSpec, content_key, merge_counters
+from pipeline.store.fs import Store
+from stages.barrier import Barrier, PartRef, TaskResult
+from stages.catalog import load
+from stages.document import Document, document_id
+
+
+@dataclass(frozen=True)
+class Doc:
+    text: str
+    dataset: str = "web"
+    id: str = ""
+    url: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.id or document_id(self.dataset, "f", "", int.from_bytes(self.text.encode()[:64], "big"))
+
+
+@dataclass
+class Outcome:
+    removed: dict[str, tuple[str, str, float | None, str]]     # id → reason, kept, similarity, cluster
+    clusters: dict[str, str]                                   # id → cluster, of every document a slice speaks of
+    counters: dict[str, Any]
+    results: dict[str, list[TaskResult]]
+    slices: list[Any]
+    content: list[str | None]
+
+
+def write_parts(barrier: Barrier, docs: list[Doc], store: Store, *, part_rows: int = 10,
+                ranks: dict[str, int] | None = None, row_group: int = 4) -> list[PartRef]:
+    """Documents, in order, as parts of one dataset each, with the side tables of the barrier's prepare stage."""
+    target, config = barrier.prepare()
+    stage = load(target)(config)
+    parts: list[PartRef] = []
+    for dataset in dict.fromkeys(d.dataset for d in docs):
+        mine = [d for d in docs if d.dataset == dataset]
+        for start in range(0, len(mine), part_rows):
+            rows = mine[start:start + part_rows]
+            sides = []
+            for row, d in enumerate(rows):
+                document = Document(d.name, d.text, source=dataset, url=d.url)
+                assert stage.process(document) is None
+                sides.append({"row": row, "id": d.name, **document.side[stage.name]})
+            text = pa.table({"id": [d.name for d in rows], "text": pa.array([d.text for d in rows], pa.large_string())})
+            side = pa.Table.from_pylist(sides, pa.schema([("row", pa.uint32()), ("id", pa.string()), *stage.side]))
+            refs = []
+            for name, table in (("kept", text), ("side", side)):
+                path = Path(store.at(f"in/{dataset}-{start}.{name}.parquet"))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                pq.write_table(table, path, row_group_size=row_group)
+                refs.append({"$ref": f"in/{path.name}", "bytes": path.stat().st_size, "rows": len(rows),
+                             "content": hashlib.sha256(path.read_bytes()).hexdigest()})
+            key = content_key("part", 1, [d.name for d in rows])
+            parts.append(PartRef(key, dataset, (ranks or {}).get(dataset, 0), len(rows), refs[0]["bytes"], *refs))
+    return parts
+
+
+def run_fragment(barrier: Barrier, parts: list[PartRef], store: Store, *, shuffle: int | None = None) -> Outcome:
+    """The waves of the barrier over the parts; with `shuffle` the tasks of a wave finish in a random order."""
+    done: dict[str, list[TaskResult]] = {}
+    counters: dict[str, Any] = {}
+    for wave in barrier.waves(parts):
+        drafts = wave.tasks(done)
+        order = list(range(len(drafts)))
+        if shuffle is not None:
+            random.Random(f"{shuffle}/{wave.name}").shuffle(order)
+        results: dict[int, TaskResult] = {}
+        for i in order:
+            d = drafts[i]
+            key = content_key(d.task, load(d.task).version, d.args)
+            record = run_attempt(TaskSpec(key, d.task, wave.name, d.args), store, "a0", Cursor())
+            results[i] = TaskResult({n: f.ref() for n, f in record.files.items()}, record.counters)
+            merge_counters(counters.setdefault(wave.name, {}), record.counters)
+        done[wave.name] = [results[i] for i in range(len(drafts))]
+    slices = barrier.slices(parts, done)
+    removed, clusters = {}, {}
+    for part, ref in zip(parts, slices, strict=True):
+        if ref is None:
+            continue
+        ids = pq.read_table(store.at(part.text["$ref"]), columns=["id"])["id"].to_pylist()
+        rows = pq.read_table(store.at(ref["$ref"])).to_pylist()
+        assert [r["row"] for r in rows] == sorted({r["row"] for r in rows})
+        assert ref["rows"] == len(rows)
+        for r in rows:
+            clusters[ids[r["row"]]] = r["cluster"]
+            if r["reason"]:
+                removed[ids[r["row"]]] = (r["reason"], r["kept"], r["similarity"], r["cluster"])
+            else:
+                assert r["kept"] is None
+                assert r["similarity"] is None
+    return Outcome(removed, clusters, counters, done, slices, [s and s["content"] for s in slices])

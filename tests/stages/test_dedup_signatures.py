@@ -1,0 +1,192 @@
+"""Shingles, signatures and band keys: equal to datatrove's where promised, unbiased where ours."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+import numpy as np
+import pytest
+
+from stages.dedup.hashing import Permutations, band_keys, jaccard, word_shingles
+from stages.dedup.minhash import MinHashSignature
+from stages.document import Document
+from stages.text.normalize import simplify
+from tests.conftest import shared_data
+from tests.stages.dedup_corpus import edited, vocabulary
+
+AWKWARD = ["", "one two three", "It's a test, isn't it? U.S.A. 3.14 and 1,000,000 e.g. don't",
+           "naïve Café №5 ½ \x85 \x1c x",
+           "wörter, die — mit “Zitaten” und … Punkten; (a) [b] {c} «d» enden! " * 3, "a " * 30, "الكتاب الجديد " * 9,
+           "मैं हिन्दी में लिखता हूँ और यह एक परीक्षण है " * 2, "http://x.org/a?b=c d@e.org #tag @me 12:30 7th " * 3,
+           "Ⅷ ① ﬁ İstanbul ǅ ẞ ῼ combining e\u0301 \u200b zero \u00ad width " * 3]
+
+
+def texts() -> list[str]:
+    rng = random.Random(4)
+    names = vocabulary(rng)
+    return [*AWKWARD, *(" ".join(rng.choices(names, k=rng.randint(5, 300))) for _ in range(20))]
+
+
+def real_texts(n: int) -> list[str]:
+    with gzip.open(shared_data("dedup", "scancode_rules_dev.jsonl.gz"), "rt", encoding="utf-8") as f:
+        return [json.loads(line)["text"] for _, line in zip(range(n), f)]
+
+
+def same_as_datatrove(function: str, sample: list[str], bands: int = 14, rows: int = 8, seed: int = 1) -> int:
+    """Compare every signature with the installed datatrove's, bit by bit; the number of texts that have one."""
+    from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
+    from datatrove.utils.hashing import HashConfig, create_hash_func
+    from datatrove.utils.word_tokenizers import load_word_tokenizer
+
+    config = MinhashConfig(num_buckets=bands, hashes_per_bucket=rows, seed=seed,
+                           hash_config=HashConfig(hash_fc=function, precision=64))
+    theirs = MinhashDedupSignature.__new__(MinhashDedupSignature)      # no output folder
+    theirs.config, theirs.num_hashes, theirs._parameters = config, bands * rows, None
+    function_of_bytes = create_hash_func(config.hash_config, bytes)     # xxhash 4 no longer takes the str it passes
+    theirs._hash_func = lambda text: function_of_bytes(text.encode())
+    theirs.word_tokenizer = load_word_tokenizer("eng")
+    ours = MinHashSignature(dialect="datatrove", hash=function, bands=bands, rows=rows, seed=seed)
+    signed = 0
+    for text in sample:
+        shingles = theirs.get_shingles(text)
+        mine = ours.signature(text)
+        if not shingles.size:
+            assert mine is None, text
+            continue
+        signed += 1
+        with np.errstate(over="ignore"):
+            assert np.concatenate(theirs.get_signature(shingles)).tolist() == mine.tolist(), text
+    return signed
+
+
+@pytest.mark.parametrize("function", ["sha1", "xxhash"])
+def test_datatrove_dialect_is_bit_equal(function):
+    assert same_as_datatrove(function, texts()) > 20
+    assert same_as_datatrove(function, texts()[:12], bands=5, rows=3, seed=77) > 5
+
+
+def test_datatrove_dialect_is_bit_equal_on_real_texts():
+    assert same_as_datatrove("sha1", real_texts(150)) > 140
+
+
+def test_datatrove_wraps():
+    """The product wraps modulo 2**64 before the Mersenne prime is taken: exact arithmetic gives other numbers."""
+    permute = Permutations(112, 1, "datatrove")
+    x = 0x0123456789ABCDEF
+    wrapped = [((x * int(a) + int(b)) % 2**64) % (2**61 - 1) for a, b in zip(permute.a, permute.b)]
+    exact = [(x * int(a) + int(b)) % (2**61 - 1) for a, b in zip(permute.a, permute.b)]
+    assert permute(np.array([x], np.uint64)).tolist() == wrapped != exact
+
+
+def test_signature_is_the_least_value_of_each_function():
+    permute = Permutations(24, 9, "tokenmill")
+    assert all(int(a) % 2 for a in permute.a)
+    assert len(set(permute.a.tolist()) | set(permute.b.tolist())) == 48
+    shingles = word_shingles(" ".join(vocabulary(random.Random(1), 50)), 5)[0]
+    brute = [min((int(x) * int(a) + int(b)) % 2**64 for x in shingles) for a, b in zip(permute.a, permute.b)]
+    assert permute(shingles).tolist() == brute
+
+
+@pytest.mark.parametrize("text", [simplify(t) for t in AWKWARD])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_equal_words_have_equal_shingles_and_others_not(text, n):
+    words = text.split(" ") if text else []
+    hashes, count = word_shingles(text, n)
+    runs = [tuple(words[i:i + n]) for i in range(len(words) - n + 1)]
+    assert count == len(words)
+    assert len(hashes) == len(runs)
+    assert len(set(zip(hashes.tolist(), runs))) == len(set(hashes.tolist())) == len(set(runs))
+
+
+def test_scripts_without_spaces_are_shingled_by_character():
+    hashes, count = word_shingles(simplify("我们今天去学校。ภาษาไทย かな abc def"), 3)
+    assert count == len("我们今天去学校") + len(simplify("ภาษาไทย")) + 2 + 2
+    assert len(hashes) == count - 2
+    one, two = (set(word_shingles(t, 5)[0].tolist()) for t in ("今天天气很好我们去公园", "昨天天气很好我们去公园"))
+    assert 0 < len(one & two) < len(one)
+
+
+def test_band_keys_tell_bands_and_rows_apart():
+    signature = np.arange(1, 113, dtype=np.uint64)
+    keys = band_keys(signature, 14, 8)
+    assert len(set(keys.tolist())) == 14
+    assert len(set(band_keys(np.zeros(112, np.uint64), 14, 8).tolist())) == 14
+    for at in range(112):
+        other = signature.copy()
+        other[at] ^= np.uint64(1 << (at % 64))
+        assert [i for i, same in enumerate(band_keys(other, 14, 8) == keys) if not same] == [at // 8]
+    swapped = signature.copy()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    assert band_keys(swapped, 14, 8)[0] != keys[0]
+
+
+@pytest.mark.parametrize("dialect", ["tokenmill", "datatrove"])
+def test_estimate_is_as_good_as_datasketch(dialect):
+    """The share of equal values estimates the Jaccard similarity without bias, as closely as datasketch's does."""
+    from datasketch import MinHash as Reference
+
+    rng = random.Random(21)
+    names = vocabulary(rng)
+    k = 512
+    permute = Permutations(k, 3, dialect)
+    ours, reference = [], []
+    for n in range(80):
+        base = rng.choices(names, k=200)
+        a, b = (word_shingles(" ".join(w), 2)[0] for w in (base, edited(rng, base, n / 200, names)))
+        true = jaccard(np.unique(a), np.unique(b))
+        ours.append(float((permute(a) == permute(b)).mean()) - true)
+        pair = []
+        for shingles in (a, b):
+            sketch = Reference(num_perm=k, seed=3)
+            sketch.update_batch([int(x).to_bytes(8, "little") for x in shingles])
+            pair.append(sketch)
+        reference.append(pair[0].jaccard(pair[1]) - true)
+    spread = 0.5 / k**0.5                              # largest possible standard deviation
+    assert abs(np.mean(ours)) < 3 * spread / 80**0.5
+    assert np.std(ours) < 1.3 * spread
+    assert np.std(ours) < 1.5 * np.std(reference)
+
+
+def test_bands_meet_as_often_as_they_should():
+    """1 - (1 - s^rows)^bands for pairs of known similarity s."""
+    rng = np.random.default_rng(5)
+    permute = Permutations(112, 1, "tokenmill")
+    for s, share in ((0.6, 0.211), (0.75, 0.772), (0.85, 0.988)):
+        met, trials = 0, 400
+        for _ in range(trials):
+            both, each = round(400 * s), round(200 * (1 - s))
+            values = rng.integers(0, 2**64, both + 2 * each, dtype=np.uint64)
+            a, b = values[:both + each], np.r_[values[:both], values[both + each:]]
+            met += bool((band_keys(permute(a), 14, 8) == band_keys(permute(b), 14, 8)).any())
+        assert abs(met / trials - share) < 4 * (share * (1 - share) / trials) ** 0.5 + 0.003
+
+
+def test_side_row():
+    stage = MinHashSignature(max_chars=42)
+    doc = Document("0" * 32, "one two three four five six seven eight nine ten")
+    assert stage.process(doc) is None
+    row = doc.side["minhash_signature"]
+    assert (row["chars"], row["words"]) == (48, 9)           # the last word looked at is cut short
+    assert len(row["bands"]) == 14 * 8
+    longer = Document("1" * 32, doc.text[:42] + " and something else")
+    stage.process(longer)
+    assert longer.side["minhash_signature"]["bands"] == row["bands"]
+    short = Document("2" * 32, "too short")
+    stage.process(short)
+    assert short.side["minhash_signature"] == {"bands": b"", "chars": 9, "words": 2}
+
+
+def test_signatures_never_change():
+    """Golden values: a change of words, hashes or permutations needs a new version of the stage."""
+    stage = MinHashSignature()
+    text = "The quick brown fox jumps over the lazy dog; Ünïcode, 3.14 and 今天天气很好."
+    assert [f"{x:016x}" for x in stage.signature(text)[:3].tolist()] == GOLDEN_SIGNATURE
+    doc = Document("0" * 32, text)
+    stage.process(doc)
+    assert [f"{x:016x}" for x in np.frombuffer(doc.side[stage.name]["bands"], "<u8")[:2].tolist()] == GOLDEN_BANDS
+
+
+GOLDEN_SIGNATURE = ["070fef138ba984ff", "0c50df7637e41c20", "0fa9e640e29bb35b"]
+GOLDEN_BANDS = ["96fe3442f024cf34", "419135526f6f2e76"]
