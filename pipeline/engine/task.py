@@ -223,14 +223,15 @@ class Out:
 
     @contextlib.contextmanager
     def segments(self, name: str, dtype: Any, buckets: int, *,
-                 key: Sequence[str] | None = ()) -> Iterator[SegmentWriter]:
+                 key: Sequence[str] | None = (), memory: int = 64 << 20) -> Iterator[SegmentWriter]:
         """Write the exchange file `name`: `with out.segments(…) as to: to.write(bucket of each record, records)`.
 
         Inside a bucket records are sorted by the fields `key` (None: by all), or stay in the order of writing.
+        `memory`: bytes of records held before they are spilled to scratch.
         """
         from pipeline.engine.exchange import SegmentWriter
 
-        with SegmentWriter(self.path(name), dtype, buckets, key=key, covers=self.covers) as to:
+        with SegmentWriter(self.path(name), dtype, buckets, key=key, covers=self.covers, memory=memory) as to:
             yield to
         self.note(name, rows=to.rows, content=to.content, meta={"buckets": buckets, "largest": to.largest})
 

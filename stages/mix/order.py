@@ -289,16 +289,17 @@ class Order:
                     out.window[at] = self._windows(extent.piece, js - extent.start + extent.offset)
         return out
 
-    def samples_of(self, stream: int, first: int, stop: int) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Everything that will be read of super-windows [first, stop) of a stream: the inverse of `locate`.
+    def samples_of(self, stream: int, first: int, stop: int,
+                   phase: int | None = None) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Everything read of super-windows [first, stop) of a stream (in one phase or all): the inverse of `locate`.
 
         Returns {phase: (sample numbers, windows, epochs)}, int64, sorted by window then epoch; a window appears once
         for each epoch in which it is drawn. This is what lets `materialize` scatter a shard read once, in file order.
         """
         seed, name = self.curriculum.seed, self.names[stream]
         pieces: dict[Piece, list[Extent]] = {}
-        for row in self.extents:
-            for extent in row[stream]:
+        for p, row in enumerate(self.extents):
+            for extent in row[stream] if phase in (None, p) else ():
                 pieces.setdefault(extent.piece, []).append(extent)
         found: dict[int, list[np.ndarray]] = {}
         supers = np.arange(first, stop, dtype=np.int64)
