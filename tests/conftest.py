@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,18 @@ def shared_data(*parts: str) -> Path:
 @pytest.fixture(scope="session")
 def data():
     return shared_data
+
+
+@pytest.fixture(scope="session")
+def ray_session():
+    """The session's one Ray: 2 CPUs on this machine. Whoever uses it marks the test `ray`."""
+    ray = pytest.importorskip("ray")
+    if ray.is_initialized():
+        yield ray
+        return
+    temp = tempfile.mkdtemp(prefix="tmr", dir="/tmp")      # short: socket paths may have 107 characters
+    ray.init(address="local", num_cpus=2, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False,
+             logging_level="ERROR", _node_ip_address="127.0.0.1", _temp_dir=temp)
+    yield ray
+    ray.shutdown()
+    shutil.rmtree(temp, ignore_errors=True)

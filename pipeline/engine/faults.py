@@ -69,11 +69,13 @@ class Inquest:
     skip: dict[int, tuple[int, str]] = field(default_factory=dict)   # condemned rows: (stage, reason)
     max_condemned: int = 100       # more than this in one partition is bad code, not bad data
     max_environment: int = 3
+    max_stalls: int = 1            # each takes the whole wall limit
     max_unproven: int = 3          # crashes that the suspect alone does not repeat
     mode: str = "run"
     rows: tuple[int, int] | None = None     # first and last row to look at, in replay and probe
     batch_rows: int | None = None
     environment: int = 0
+    stalls: int = 0
     unproven: int = 0
     _range: tuple[int, int] | None = None   # rows still to replay once the probe has spoken
     _explained: bool = False                # that batch has lost a document: it may pass now
@@ -98,12 +100,17 @@ class Inquest:
         """A child died with its cursor at (first row, last row, stage). Returns (row, stage, reason) when that condemns
         a document. Raises GaveUp when there is nothing left to try."""
         first, last, stage = cursor
+        if fault is STALLED:
+            self.stalls += 1
+            if self.stalls > self.max_stalls:
+                raise GaveUp("exception", f"child stood still {self.stalls} times, {_place(cursor)}: it waits for "
+                                          f"something that does not come (a lock, storage, another process)")
+            return None
         if not fault.charged or first < 0:
             self.environment += 1
             if self.environment > self.max_environment:
-                where = f"at row {first}, stage {stage}" if first >= 0 else "outside any document"
                 raise GaveUp("exception" if fault.charged else "environment",
-                             f"child died {self.environment} times ({fault.reason} {where})")
+                             f"child died {self.environment} times ({fault.reason}, {_place(cursor)})")
             return None
         if all(row in self.skip for row in range(first, last + 1)):
             raise GaveUp("exception", f"the task works on row {first}, which it was told to skip; "
@@ -132,3 +139,7 @@ class Inquest:
             raise GaveUp("exception", f"{what}, {self.unproven} times: something outlives the documents (a leak, or "
                                       f"too little memory declared); declare more memory_mb or make smaller partitions")
         self.mode, self.rows, self._range, self.batch_rows = "run", None, None, 1
+
+
+def _place(cursor: tuple[int, int, int]) -> str:
+    return f"at row {cursor[0]}, stage {cursor[2]}" if cursor[0] >= 0 else "outside any document"

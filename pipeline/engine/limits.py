@@ -22,7 +22,7 @@ class Limits:
     """Limits of one supervisor's children."""
 
     cpu_s: float = 60.0            # CPU seconds a document may take in one stage (a batch: times its rows)
-    wall_s: float = 900.0          # seconds without cursor movement and without a second of CPU time: run again
+    wall_s: float = 600.0          # seconds without cursor movement and without a second of CPU time: run again
     memory_share: float = 0.85     # of the cgroup (or machine): above it the largest child is killed
     recycle: int = 64              # tasks after which a child is replaced: libraries leak
     max_condemned: int = 100       # documents of one partition

@@ -1,8 +1,8 @@
 """The supervisor: runs tasks in children it may kill, and finds out which document a child died of. No Ray here.
 
-One call does everything, `poll(commands, timeout) -> events`, from one thread, always the same: a child dies with the
-*thread* that spawned it (PR_SET_PDEATHSIG), and between two calls nothing happens except that children work. Commands
-are assignments and {"cancel": [ids]}; events are those of `scheduler`, and first of all {"event": "fingerprint", …}.
+One call does everything, `poll(assignments, timeout) -> events`, from one thread, always the same: a child dies with
+the *thread* that spawned it (PR_SET_PDEATHSIG), and between two calls nothing happens except that children work.
+Assignments and events are those of `scheduler`; the first event of all is {"event": "fingerprint", …}.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pipeline.engine.limits import Limits
 from pipeline.engine.process import ChildProcess
 from pipeline.engine.scratch import Scratch, user_folder
 from pipeline.engine.task import TaskSpec
+from pipeline.store.fs import Store
 
 TICK_S = 0.1             # how often limits are looked at
 PROGRESS_S = 1.0
@@ -40,10 +41,10 @@ class _Job:
 
 class Supervisor:
     """Owns up to `slots` children. `memory_mb` bounds the declared memory of what runs at the same time (default: what
-    the cgroup leaves)."""
+    the cgroup leaves), `libraries` and `witness` (a path in the store) say what the fingerprint is to tell."""
 
     def __init__(self, store: str, slots: int, limits: Limits | None = None, *, memory_mb: int | None = None,
-                 scratch: str | None = None, libraries: list[str] | None = None) -> None:
+                 scratch: str | None = None, libraries: list[str] | None = None, witness: str | None = None) -> None:
         if sys.platform != "linux":
             raise OSError("child processes need Linux (parent-death signal, /proc); use the inline backend here")
         self.store, self.slots, self.limits = store, slots, limits or Limits()
@@ -51,6 +52,8 @@ class Supervisor:
         self.memory_mb = memory_mb or max(0, int((self.limits.memory_share * total - used) / 2**20) - OWN_MB)
         self.scratch = Scratch(scratch)
         own_print = fingerprint(libraries or [])
+        if witness is not None:                  # a file the driver wrote into the store
+            own_print["sees_store"] = Store(store).exists(witness)
         self._env = {"NUMBA_CACHE_DIR": str(user_folder(scratch) / f"numba-{own_print['code'][:16]}"), **os.environ}
         self._allowed = slots                    # fewer once memory got short
         self._queue: deque[_Job] = deque()
@@ -60,14 +63,11 @@ class Supervisor:
         self._said = self._squeezed = self._short = time.monotonic()
 
     # -- the one call --------------------------------------------------------------------------------------------
-    def poll(self, commands: list[dict[str, Any]], timeout: float) -> list[dict[str, Any]]:
-        """Take `commands`, work, and return as soon as there is an event, after `timeout` seconds at the latest (at
+    def poll(self, assignments: list[dict[str, Any]], timeout: float) -> list[dict[str, Any]]:
+        """Take `assignments`, work, and return as soon as there is an event, after `timeout` seconds at the latest (at
         once when there is nothing to do)."""
-        for command in commands:
-            if "cancel" in command:
-                self._cancel(set(command["cancel"]))
-            else:
-                self._queue.append(self._job(command))
+        for assignment in assignments:
+            self._queue.append(self._job(assignment))
         deadline = time.monotonic() + timeout
         while True:
             self._start()
@@ -84,6 +84,13 @@ class Supervisor:
                 {"id": c.job.assignment["id"], "row": c.cursor.read()[0],
                  "seconds": round(self._said - c.job.started, 1)} for c in self._children if c.job]})
         return events
+
+    def cancel(self, ids: list[int]) -> None:
+        """Forget these assignments and kill the children that work on them. They give no more events."""
+        self._queue = deque(j for j in self._queue if j.assignment["id"] not in ids)
+        for child in list(self._children):
+            if child.job and child.job.assignment["id"] in ids:
+                self._bury(child)
 
     def close(self) -> None:
         """Kill all children and remove all scratch."""
@@ -246,12 +253,6 @@ class Supervisor:
             said = child.said()
             self._event(job, "failed", kind=e.kind, message=str(e),
                         traceback=f"last words of the child:\n{said}" if said else "")
-
-    def _cancel(self, ids: set[int]) -> None:
-        self._queue = deque(j for j in self._queue if j.assignment["id"] not in ids)
-        for child in list(self._children):
-            if child.job and child.job.assignment["id"] in ids:
-                self._bury(child)
 
     def _bury(self, child: ChildProcess) -> None:
         child.end(self._selector)

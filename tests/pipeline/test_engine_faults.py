@@ -66,7 +66,16 @@ def test_a_batch_that_dies_only_together_goes_on_one_by_one():
     assert (q.mode, q.batch_rows, q.skip) == ("run", 1, {})
 
 
-@pytest.mark.parametrize("fault", [OUTSIDE, STALLED, PRESSURE])
+def test_standing_still_condemns_nobody_and_is_repeated_once():
+    q = Inquest()
+    assert q.died(STALLED, (3, 3, 0)) is None
+    assert (q.mode, q.skip) == ("run", {})
+    with pytest.raises(GaveUp, match="stood still 2 times, at row 3, stage 0"):
+        q.died(STALLED, (3, 3, 0))
+    assert q.skip == {}
+
+
+@pytest.mark.parametrize("fault", [OUTSIDE, PRESSURE])
 @pytest.mark.parametrize("mode", ["run", "probe"])
 def test_the_environment_is_never_charged_to_a_document(fault, mode):
     q = Inquest()

@@ -161,7 +161,7 @@ def test_a_stopped_child_is_not_a_hung_document(processes, store, tmp_path):
 def test_a_child_that_stands_still_is_run_again_but_its_document_is_not_condemned(processes):
     specs = t.row_specs(parts=1, poison={0: {3: "sleep"}})
     log = t.MemoryLog()
-    with pytest.raises(TaskFailed, match="stalled at row 0, stage 2"):      # a batch of 8 starts at row 0
+    with pytest.raises(TaskFailed, match="stood still 2 times, at row 0"):      # a batch of 8 starts at row 0
         Scheduler(processes(1, wall_s=0.3), log, max_attempts=1).run(specs)
     assert log.appended == []
 

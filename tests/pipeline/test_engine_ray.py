@@ -1,0 +1,206 @@
+"""The Ray backend: equal results, dead supervisors, refused nodes, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine.inline import InlineBackend
+from pipeline.engine.limits import Limits
+from pipeline.engine.scheduler import Scheduler
+from pipeline.store.fs import Store
+from tests.pipeline import engine_tasks as t
+from tests.pipeline.test_engine_processes import alive, check_poison, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def on_ray(ray_session, store, tmp_path):
+    from pipeline.engine.ray_backend import RayBackend
+
+    made = []
+
+    def make(workers=2, **limits):
+        made.append(RayBackend(store, workers, limits=Limits(**{"cpu_s": 0.5, **limits}), child_memory_mb=300,
+                               scratch=str(tmp_path)))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close()
+    assert ray_session.is_initialized()         # it was not ours to shut down
+    assert not list(tmp_path.glob("tokenmill-*/scratch-*"))
+    assert not list(store.list("runs"))
+
+
+def inline(store, specs, tmp_path):
+    return t.outcome(Scheduler(InlineBackend(store, scratch=str(tmp_path)), t.MemoryLog()).run(specs))
+
+
+@pytest.mark.parametrize(("workers", "seed"), [(1, None), (2, 5)])
+def test_results_equal_the_inline_backends(on_ray, store, tmp_path, workers, seed):
+    specs = t.row_specs()
+    records = Scheduler(on_ray(workers), t.MemoryLog(), dispatch_seed=seed).run(specs)
+    assert t.outcome(records) == inline(store, specs, tmp_path)
+
+
+def test_four_kinds_of_poison_cost_exactly_their_rows(on_ray, store, tmp_path):
+    poison = {0: {5: "segfault"}, 1: {0: "spin"}, 2: {39: "exit"}, 3: {8: "memory"}}
+    specs = t.row_specs(parts=5, poison=poison, memory_mb=100, batch=2)
+    records = Scheduler(on_ray(2), t.MemoryLog()).run(specs)
+    check_poison(records, specs, inline(store, t.row_specs(parts=5, memory_mb=100, batch=2), tmp_path))
+
+
+@pytest.mark.parametrize("how", ["ray.kill", "SIGKILL"])
+def test_a_supervisor_that_dies_is_replaced_and_its_children_go_with_it(on_ray, ray_session, store, tmp_path, how):
+    specs = t.row_specs(parts=4, ms=20)
+    backend = on_ray(2)
+    seen = {}
+
+    def chaos():
+        node = until(lambda: next((n for n in list(backend._nodes.values()) if n.open and n.ready), None))
+        time.sleep(0.6)
+        pid = next(iter(supervisors(tmp_path)))
+        seen["children"] = until(lambda: children_of(pid))
+        seen["supervisor"] = pid
+        if how == "ray.kill":
+            ray_session.kill(node.actor)
+        else:
+            os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=chaos)
+    thread.start()
+    records = Scheduler(backend, t.MemoryLog(), max_attempts=1).run(specs)      # nobody is charged
+    thread.join()
+    assert len(seen["children"]) == 2
+    until(lambda: not any(alive(p) for p in [*seen["children"], seen["supervisor"]]), 5)
+    assert t.outcome(records) == inline(store, specs, tmp_path)
+
+
+def supervisors(scratch: Path) -> set[int]:
+    """Process ids of the supervisors whose children work below `scratch`."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if str(scratch).encode() in stat.read_bytes():
+                found.add(int(Path(stat.parent, "stat").read_text().rpartition(")")[2].split()[1]))
+        except OSError:
+            continue
+    return found - {os.getpid()}
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def test_a_node_that_runs_other_code_is_refused_by_name(on_ray, monkeypatch):
+    from pipeline.engine import ray_backend
+
+    real = ray_backend.fingerprint
+    monkeypatch.setattr(ray_backend, "fingerprint", lambda names: {**real(names), "code": "0" * 64})
+    with pytest.raises(ray_backend.NoNodes, match=f"{os.uname().nodename} .*other code"):
+        Scheduler(on_ray(1), t.MemoryLog()).run(t.row_specs(parts=1))
+
+
+def test_a_store_the_nodes_do_not_see_is_refused(on_ray, store, monkeypatch):
+    from pipeline.engine import ray_backend
+
+    backend = on_ray(1)
+    backend.start()
+    store.remove(backend._witness)
+    with pytest.raises(ray_backend.NoNodes, match="does not see the store"):
+        Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=1))
+
+
+def test_supervisors_that_cannot_start_end_the_run(on_ray, tmp_path):
+    from pipeline.engine import ray_backend
+
+    backend = on_ray(1)
+    (tmp_path / "file").touch()
+    backend.scratch = str(tmp_path / "file")      # no folder can be made below a file
+    with pytest.raises(ray_backend.NoNodes, match="die before they are ready"):
+        Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=1))
+
+
+DRIVER = """
+import sys
+from pipeline.engine.ray_backend import RayBackend
+from pipeline.engine.scheduler import Interrupted, Scheduler
+from pipeline.store.fs import Store
+from tests.pipeline import engine_tasks as t
+backend = RayBackend(Store(sys.argv[1]), 3, child_memory_mb=300, scratch=sys.argv[2])
+try:
+    records = Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=6, ms=int(sys.argv[3])))
+    print(t.outcome(records), flush=True)
+except Interrupted as e:
+    print(e, flush=True)
+    sys.exit(1)
+finally:
+    backend.close()
+"""
+
+
+def drive(tmp_path: Path, ms: int) -> subprocess.Popen:
+    """A driver in a session of its own with its own embedded Ray, 3 workers."""
+    env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    return subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path / "store"), str(tmp_path), str(ms)], cwd=REPO,
+                            env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def family(tmp_path: Path, driver: int) -> set[int]:
+    """Processes of a driver: below it, or with its scratch in their environment or command line."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = Path(folder, "stat").read_text().rpartition(")")[2].split()
+            if fields[0] in "ZX":
+                continue
+            said = Path(folder, "cmdline").read_bytes() + Path(folder, "environ").read_bytes()
+            if int(fields[1]) in {driver, *found} or str(tmp_path).encode() in said:
+                found.add(int(folder.name))
+        except OSError:
+            continue
+    return found - {os.getpid()}
+
+
+def test_embedded_with_three_workers(store, tmp_path):
+    driver = drive(tmp_path, 0)
+    out, _ = driver.communicate(timeout=90)
+    assert driver.returncode == 0
+    assert out.strip() == str(inline(store, t.row_specs(ms=0), tmp_path))
+    assert family(tmp_path, driver.pid) == set()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_an_embedded_driver_that_is_stopped_leaves_no_process(tmp_path, signum):
+    driver = drive(tmp_path, 200)
+    until(lambda: list(tmp_path.glob("tokenmill-*/scratch-*/*/attempt-*")), 60)
+    processes = family(tmp_path, driver.pid)
+    assert len(processes) > 5                   # gcs, raylet, a supervisor, three children, …
+    if signum == signal.SIGINT:
+        os.killpg(driver.pid, signum)           # as a terminal does it
+    else:
+        driver.send_signal(signum)
+    out, _ = driver.communicate(timeout=30)
+    if signum == signal.SIGINT:
+        assert driver.returncode == 1
+        assert "run again to go on" in out
+        assert not list(tmp_path.glob("tokenmill-*/scratch-*"))
+    until(lambda: not any(alive(p) for p in processes), 20)
