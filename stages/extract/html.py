@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import logging
 import re
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 from stages.document import Document
 from stages.extract.encoding import decode
@@ -11,36 +13,147 @@ from stages.stage import Stage, StageConfig, signal
 
 #: first bytes of what is certainly no page, whatever the server called it
 _BINARY = (b"%PDF-", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"PK\x03\x04", b"\x1f\x8b", b"RIFF", b"\x00\x00\x01\x00",
-           b"ID3", b"OggS", b"\x7fELF", b"MZ", b"Rar!", b"7z\xbc\xaf", b"BZh", b"\xfd7zXZ", b"wOFF", b"wOF2")
+           b"ID3", b"OggS", b"\x7fELF", b"MZ\x90", b"Rar!", b"7z\xbc\xaf", b"BZh", b"\xfd7zXZ", b"wOFF", b"wOF2")
+_DECLARED = ("text/html", "application/xhtml+xml", "application/vnd.wap.xhtml+xml")
 #: tags that make an undeclared text a page (WHATWG MIME sniffing §7.1, and what pages without <html> begin with)
-_PAGE = re.compile(rb"<(?:!doctype\s+html|html|head|body|script|iframe|h1|div|font|table|style|title|p|br|b|a|meta)"
-                   rb"[\s>/]", re.IGNORECASE)
+_PAGE = re.compile(r"<(?:!doctype\s+html|html|head|body|script|iframe|h1|div|font|table|style|title|p|br|b|a|meta)"
+                   r"[\s>/]", re.IGNORECASE)
 _START_TAG = re.compile(r"<[a-zA-Z]")
+#: where title, language and canonical link are looked for, characters
+_HEAD = 256 << 10
+_TITLE = re.compile(r"<title[^<>]{0,500}>([^<]{1,2000})", re.IGNORECASE)
+_LANG = re.compile(r"<html\b[^<>]{0,2000}?\slang\s*=\s*[\"']?([a-zA-Z]{2,3}(?:[-_][a-zA-Z0-9]{1,8})*)", re.IGNORECASE)
+_LINK = re.compile(r"<link\b[^<>]{1,4000}>", re.IGNORECASE)
+_HREF = re.compile(r"\shref\s*=\s*[\"']?\s*(https?://[^\s\"'<>]{1,2000})", re.IGNORECASE)
+#: libxml2 stops building the tree at this depth
+DEEPEST = 255
+#: pages of fewer start tags cannot nest deep enough to hurt resiliparse (its cost grows with the square of the depth)
+_HARMLESS = 5_000
 
 
 class Html(Stage):
+    """Takes `raw` (or `text`, when there is no `raw`: then it is kept as it is) and makes `text`, the main content.
+
+    Reasons: `not_html`, `html_too_large`, `html_too_many_nodes`, `html_too_deep`, `no_text`. All caps are counts, so
+    the verdict is the same on any machine; there is no timeout, and nothing is remembered from page to page
+    (trafilatura's `deduplicate` is a cache over pages: it would make the text of one depend on those before it).
+    Same bytes → same text, for one set of library versions.
+
+    Into `meta`, when the page says it: `title`, `lang` (a hint, often wrong), `canonical` (when not the URL itself);
+    `encoding` when it is not UTF-8.
+    """
+
     name = "html"
     version = 1
-    libraries = ("trafilatura", "justext", "lxml", "resiliparse", "htmldate", "courlan")
+    libraries = ("trafilatura", "justext", "lxml", "resiliparse")
     extracts = True
     memory_mb = 600
-    signals: ClassVar[tuple[str, ...]] = ()
 
     class Config(StageConfig):
         engine: Literal["trafilatura", "resiliparse"] = signal("trafilatura", "what finds the main text")
         favor: Literal["balanced", "precision", "recall"] = signal("balanced", "trafilatura: what to prefer in doubt")
-        fast: bool = signal(True, "trafilatura: no comparison with readability and justext")
+        fast: bool = signal(False, "trafilatura: no second opinion of readability and justext")
+        tables: bool = signal(True, "trafilatura: keep the text of tables")
+        comments: bool = signal(False, "keep readers' comments")
+        max_bytes: int = signal(20_000_000, "largest page, bytes", gt=0)
+        max_nodes: int = signal(100_000, "most start tags", gt=0)
+        max_depth: int = signal(DEEPEST, "deepest nesting of elements", gt=0, le=DEEPEST)
+
+    def __init__(self, config: Any = None, **kw: Any) -> None:
+        super().__init__(config, **kw)
+        self._extract: Any = None           # the engine as `page → text` (None: too deep); made in `setup`
+
+    def setup(self) -> None:
+        if self.config.engine == "resiliparse":
+            from resiliparse.extract.html2text import extract_plain_text
+            from resiliparse.parse.html import HTMLTree
+
+            def extract(page: str) -> str | None:
+                tree = HTMLTree.parse(page)
+                if page.count("<") > _HARMLESS and _deeper(tree.document, self.config.max_depth + 1):
+                    return None
+                return extract_plain_text(tree, main_content=True, list_bullets=False, links=False, alt_texts=False,
+                                          comments=self.config.comments)
+        else:
+            # it logs an error for every odd page; the reasons of dropped documents say the same, countably
+            logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
+            from stages.extract.trafilatura import Engine
+
+            extract = Engine(favor=self.config.favor, fast=self.config.fast, tables=self.config.tables,
+                             comments=self.config.comments, max_depth=self.config.max_depth).text
+        self._extract = extract
 
     def process(self, doc: Document) -> str | None:
-        if doc.raw is None:
+        data = doc.raw
+        if data is None:
             return None if doc.text else "no_text"
-        page, _ = decode(doc.raw, doc.charset)
-        if self.config.engine == "trafilatura":
-            from trafilatura import extract
-            text = extract(page, fast=self.config.fast, favor_precision=self.config.favor == "precision",
-                           favor_recall=self.config.favor == "recall", include_comments=False)
-        else:
-            from resiliparse.extract.html2text import extract_plain_text
-            text = extract_plain_text(page, main_content=True, list_bullets=False, links=False, alt_texts=False)
-        doc.text = text or ""
+        if len(data) > self.config.max_bytes:
+            return "html_too_large"
+        if data.startswith(_BINARY):
+            return "not_html"
+        page, encoding = decode(data, doc.charset)
+        if not is_page(page, doc.mime):
+            return "not_html"
+        if page.count("<") > (most := self.config.max_nodes) and sum(1 for _ in _START_TAG.finditer(page)) > most:
+            return "html_too_many_nodes"
+        if self._extract is None:
+            self.setup()
+        text = self._extract(page)
+        if text is None:
+            return "html_too_deep"
+        describe(doc, page, encoding)
+        doc.text = text.strip()
         return None if doc.text else "no_text"
+
+
+def is_page(page: str, mime: str) -> bool:
+    """Whether a text is HTML: declared so and with a tag in it, or it begins like a page.
+
+    A declaration of plain text is believed; any other is not (feeds as `text/html`, pages as `application/xml`).
+    """
+    start = page[:1024].lstrip("\ufeff \t\r\n\f\x00")
+    if mime in _DECLARED:
+        return "<" in page and not start.startswith(("<?xml-stylesheet", "<rss", "<feed", "{", "["))
+    if mime == "text/plain":
+        return False
+    if start.startswith("<?xml") and "<html" not in start.lower():
+        return False
+    return start.startswith("<") and _PAGE.search(start) is not None
+
+
+def describe(doc: Document, page: str, encoding: str) -> None:
+    """Note what the head of a page says about itself."""
+    head = page[:_HEAD]
+    if encoding != "utf-8":
+        doc.meta["encoding"] = encoding
+    if found := _TITLE.search(head):
+        title = " ".join(html.unescape(found[1]).split())
+        if title:
+            doc.meta["title"] = title[:500]
+    if found := _LANG.search(head, 0, 8192):
+        doc.meta["lang"] = found[1].lower()
+    for link in _LINK.finditer(head):
+        if "canonical" in link[0] and (href := _HREF.search(link[0])):
+            canonical = html.unescape(href[1])
+            if not doc.url:
+                doc.url = canonical
+            elif canonical != doc.url:
+                doc.meta["canonical"] = canonical
+            break
+
+
+def _deeper(root: Any, limit: int) -> bool:
+    """Whether a resiliparse tree is deeper than `limit` nodes below `root`."""
+    node, depth = root.first_child, 1
+    while node is not None:
+        if (child := node.first_child) is not None:
+            node, depth = child, depth + 1
+            if depth > limit:
+                return True
+            continue
+        while node is not None and (following := node.next) is None:
+            node, depth = node.parent, depth - 1
+            if depth <= 0:
+                return False
+        node = following if node is not None else None
+    return False
