@@ -153,16 +153,12 @@ class Vocabulary:
         return np.fromiter(itertools.chain.from_iterable(map(self.chunks.__getitem__, chunks)), np.int32)
 
     def count_sentences(self, line: str) -> int:
-        """Sentences of a line as spaCy's sentencizer cuts it, those of white space alone left out."""
-        line = line.strip()
-        if not line:
-            return 0
+        """Sentences of a line as spaCy's sentencizer cuts it; an empty line is one, and so is white space at an end."""
         chunks = line.split(" ")
         words = line.split()
         if chunks != words:
             # white space other than single spaces makes tokens of its own, which can begin a sentence
-            chunks = [run[1:] if run[0] == " " else run for run in _SPACE_RUN.split(line) if run != " "]
-            chunks = [chunk for chunk in chunks if chunk]
+            chunks = [run[1:] if run[0] == " " else run for run in _SPACE_RUN.split(line) if run not in ("", " ")]
         different = set(words)
         missing = different.difference(self.sentences)
         if missing:

@@ -1,0 +1,66 @@
+"""FineWeb's own rules, on lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from stages.filter.gopher_repetition import duplicates
+from stages.stage import Stage, StageConfig, decision, signal
+from stages.text.characters import TERMINAL_PUNCTUATION
+
+if TYPE_CHECKING:
+    from stages.document import Document
+
+
+class FineWeb(Stage):
+    """Drop documents that look like lists, menus or boilerplate by their lines (FineWeb, arXiv 2406.17557, 3.6).
+
+    Dialect: datatrove 0.10.1. Lines are split at "\\n" alone, blank ones do not count; terminal punctuation of all
+    scripts counts; words are spaCy's.
+    """
+
+    name = "fineweb"
+    version = 1
+    libraries = ("spacy",)
+    signals = ("fineweb_line_punct_ratio", "fineweb_short_line_ratio", "fineweb_char_dup_ratio", "fineweb_list_ratio")
+
+    class Config(StageConfig):
+        line_punct_thr: float = decision(0.12, "smallest share of lines that end with terminal punctuation")
+        line_punct_exclude_zero: bool = decision(False, "let documents pass of which no line does")
+        short_line_thr: float = decision(0.67, "largest share of short lines")
+        short_line_length: int = signal(30, "longest short line, characters")
+        char_duplicates_ratio: float = decision(0.01, "largest share of characters in copied lines")
+        new_line_ratio: float = decision(0.3, "most line breaks per word")
+
+    def process(self, doc: Document) -> str | None:
+        measured = self.measure(doc)
+        if not measured:
+            return "empty"
+        doc.signals.update(measured)
+        return self.verdict(doc.signals)
+
+    def measure(self, doc: Document) -> dict[str, float]:
+        text = doc.text
+        lines = [line for line in text.split("\n") if line.strip()]
+        if not lines:
+            return {}
+        short, breaks = self.config.short_line_length, text.count("\n")
+        return {"fineweb_line_punct_ratio": sum(line[-1] in TERMINAL_PUNCTUATION for line in lines) / len(lines),
+                "fineweb_short_line_ratio": sum(len(line) <= short for line in lines) / len(lines),
+                "fineweb_char_dup_ratio": duplicates(lines)[1] / (len(text) - breaks),
+                "fineweb_list_ratio": breaks / len(doc.words)}
+
+    def verdict(self, signals: Mapping[str, float]) -> str | None:
+        """The decision alone, from stored signals."""
+        limits = self.config
+        ended = signals["fineweb_line_punct_ratio"]
+        if ended < limits.line_punct_thr and not (ended == 0 and limits.line_punct_exclude_zero):
+            return "line_punct_ratio"
+        if signals["fineweb_short_line_ratio"] > limits.short_line_thr:
+            return "short_line_ratio"
+        if signals["fineweb_char_dup_ratio"] > limits.char_duplicates_ratio:
+            return "char_dup_ratio"
+        if signals["fineweb_list_ratio"] > limits.new_line_ratio:
+            return "list_ratio"
+        return None

@@ -1,0 +1,88 @@
+"""Gopher's quality rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from stages.stage import Stage, StageConfig, decision, signal
+
+if TYPE_CHECKING:
+    from stages.document import Document
+
+
+class GopherQuality(Stage):
+    """Drop documents that do not read like prose (Gopher, arXiv 2112.11446, section A1.1).
+
+    Dialect: datatrove 0.10.1. Words are spaCy's, those of symbols alone do not count towards number and length; `#` and
+    ellipses are tested apart; bullets are `•` and `-` after leading space; stop words count once each and in their own
+    case. A text without any word is `gopher_short_doc` even without a lower limit (datatrove divides by zero there).
+    """
+
+    name = "gopher_quality"
+    version = 1
+    libraries = ("spacy",)
+    signals = ("gopher_words", "gopher_mean_word_length", "gopher_hash_ratio", "gopher_ellipsis_ratio",
+               "gopher_bullet_lines_ratio", "gopher_ellipsis_lines_ratio", "gopher_alpha_words_ratio",
+               "gopher_stop_words")
+
+    class Config(StageConfig):
+        min_doc_words: int | None = decision(50, "fewest words; null: no such rule")
+        max_doc_words: int | None = decision(100_000, "most words")
+        min_avg_word_length: float | None = decision(3, "shortest mean word, characters")
+        max_avg_word_length: float | None = decision(10, "longest mean word, characters")
+        max_symbol_word_ratio: float | None = decision(0.1, "most `#` per word, and most ellipses per word")
+        max_bullet_lines_ratio: float | None = decision(0.9, "largest share of lines that begin with a bullet")
+        max_ellipsis_lines_ratio: float | None = decision(0.3, "largest share of lines that end with an ellipsis")
+        max_non_alpha_words_ratio: float | None = decision(
+            0.8, "smallest share of words that hold a letter (datatrove's name, which says the opposite)")
+        min_stop_words: int | None = decision(2, "fewest different stop words")
+        stop_words: tuple[str, ...] = signal(("the", "be", "to", "of", "and", "that", "have", "with"),
+                                             "words every text of the language has")
+
+    def process(self, doc: Document) -> str | None:
+        doc.signals.update(self.measure(doc))
+        return self.verdict(doc.signals)
+
+    def measure(self, doc: Document) -> dict[str, float]:
+        text, words = doc.text, doc.words
+        out: dict[str, float] = {"gopher_words": words.plain}
+        if not words:
+            return out
+        if words.plain:
+            out["gopher_mean_word_length"] = words.mean_length
+        three, one = text.count("..."), text.count("…")
+        out["gopher_hash_ratio"] = text.count("#") / len(words)
+        out["gopher_ellipsis_ratio"] = (three + one) / len(words)
+        lines = doc.lines
+        bullets = ellipses = 0
+        if "•" in text or "-" in text:
+            bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
+        if three or one:
+            ellipses = sum(line.rstrip().endswith(("...", "…")) for line in lines)
+        out["gopher_bullet_lines_ratio"] = bullets / len(lines)
+        out["gopher_ellipsis_lines_ratio"] = ellipses / len(lines)
+        out["gopher_alpha_words_ratio"] = words.with_letter / len(words)
+        out["gopher_stop_words"] = words.distinct(dict.fromkeys(self.config.stop_words))
+        return out
+
+    def verdict(self, signals: Mapping[str, float]) -> str | None:
+        """The decision alone, from stored signals."""
+        limits = self.config
+        if "gopher_hash_ratio" not in signals:  # no word at all
+            return "gopher_short_doc"
+        for reason, name, low, high in (
+                ("gopher_short_doc", "gopher_words", limits.min_doc_words, None),
+                ("gopher_long_doc", "gopher_words", None, limits.max_doc_words),
+                ("gopher_below_avg_threshold", "gopher_mean_word_length", limits.min_avg_word_length, None),
+                ("gopher_above_avg_threshold", "gopher_mean_word_length", None, limits.max_avg_word_length),
+                ("gopher_too_many_hashes", "gopher_hash_ratio", None, limits.max_symbol_word_ratio),
+                ("gopher_too_many_ellipsis", "gopher_ellipsis_ratio", None, limits.max_symbol_word_ratio),
+                ("gopher_too_many_bullets", "gopher_bullet_lines_ratio", None, limits.max_bullet_lines_ratio),
+                ("gopher_too_many_end_ellipsis", "gopher_ellipsis_lines_ratio", None, limits.max_ellipsis_lines_ratio),
+                ("gopher_below_alpha_threshold", "gopher_alpha_words_ratio", limits.max_non_alpha_words_ratio, None),
+                ("gopher_enough_stop_words", "gopher_stop_words", limits.min_stop_words, None)):
+            value = signals.get(name)
+            if value is not None and ((low and value < low) or (high and value > high)):
+                return reason
+        return None

