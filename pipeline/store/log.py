@@ -15,9 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
-import socket
 import threading
 import time
 import uuid
@@ -27,13 +25,14 @@ from typing import Any
 
 from pipeline.engine.task import PartRecord
 from pipeline.store.fs import Store, StoreError
+from pipeline.store.holder import alive, identity
 
 FORMAT = 1
 SEGMENT_RECORDS = 1000       # contracts §1
 SEGMENT_S = 1.0              # age of the oldest waiting record at which a segment is written
 HEARTBEAT_S = 5.0
 PATIENCE_S = 20.0            # four heartbeats: a counter that stood still that long belongs to a dead or cut-off driver
-RETRIES = 5                  # of a put whose outcome is unknown (time-outs of an object store)
+RETRIES = 8                  # of a put whose outcome is unknown (time-outs of an object store)
 
 _SEGMENT = re.compile(r"log/(\d{8})\.json")
 _HEAD = b'{"sha256":"%s","body":'
@@ -55,42 +54,6 @@ def attempt_name(epoch: int, serial: int) -> str:
     """Name of an attempt: unique because an epoch has one driver, which counts `serial` up. The epoch in front tells
     the garbage collector whose it was."""
     return f"{epoch:08d}-{serial:08d}"
-
-
-def identity(run: str) -> dict[str, Any]:
-    """Who we are, so that another driver on this machine can see whether we live. A pid means something only within
-    one boot and one pid namespace (containers share the host's boot id) and may be used again: hence the start time."""
-    return {"host": socket.gethostname(), "boot": _read("/proc/sys/kernel/random/boot_id"), "space": _pid_space(),
-            "pid": os.getpid(), "started": _started(os.getpid()), "run": run}
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as f:
-            return f.read().strip()
-    except OSError:
-        return ""
-
-
-def _pid_space() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def _started(pid: int) -> str:
-    """Start time of a process in clock ticks since boot; "" when there is none, or it is a zombie."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
-
-
-def alive(holder: dict[str, Any]) -> bool | None:
-    """Whether the holder's process lives; None when that cannot be seen from here."""
-    here = identity("")
-    if not here["boot"] or any(holder.get(k) != here[k] for k in ("host", "boot", "space")):
-        return None
-    return _started(holder["pid"]) == holder["started"] != ""
 
 
 def _name(number: int) -> str:
@@ -125,8 +88,7 @@ def decode_segment(data: bytes, where: str) -> dict[str, Any]:
 
 
 class LogView:
-    """What the log says, for reading. Records are kept as JSON and decoded when asked for: a store of 400,000 parts
-    fits in well under 1 GB."""
+    """What the log says, for reading. Records are kept as JSON and decoded when asked for: memory is their size."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -286,10 +248,10 @@ class Log(LogView):
                 if (self._waiting or self._condemned) and time.monotonic() - self._oldest >= SEGMENT_S:
                     try:
                         self.flush()
-                    except (StoreError, OSError):
+                    except Exception:
                         return                                # `_failed` tells the driver at its next call
                 if time.monotonic() - self._beaten >= HEARTBEAT_S:
-                    with contextlib.suppress(StoreError, OSError):   # the next heartbeat may get through
+                    with contextlib.suppress(Exception):      # the next heartbeat may get through
                         self._beat()
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -331,7 +293,7 @@ class Log(LogView):
                 other = self._put(self.segments + 1, body)
                 if other is not None:
                     raise self._fenced(other)
-            except (StoreError, OSError) as e:
+            except Exception as e:
                 # final even where it could be tried again: a put of unknown outcome may still arrive at the store
                 self._failed = e
                 raise
@@ -365,7 +327,9 @@ class Log(LogView):
             try:
                 if self.store.put_absent(name, data):
                     return None
-            except OSError as e:
+            except StoreError:
+                raise
+            except Exception as e:                            # object stores raise their client libraries' own kinds
                 if attempt == RETRIES:
                     raise StoreError(f"cannot commit to {self.store.at(name)} after {RETRIES} repetitions: {e}; see "
                                      f"that the store can be reached and run again, what was committed is kept") from e
@@ -374,7 +338,9 @@ class Log(LogView):
             except FileNotFoundError:                         # the put failed without effect
                 time.sleep(min(8.0, 0.1 * 2 ** attempt))
                 continue
-            except OSError:
+            except CorruptLog:
+                raise
+            except Exception:
                 if attempt == RETRIES:
                     raise
                 time.sleep(min(8.0, 0.1 * 2 ** attempt))

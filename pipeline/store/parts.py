@@ -28,9 +28,9 @@ import pyarrow.parquet as pq
 
 from stages.document import Document
 
-#: bytes of a row group, uncompressed; one more document than fits starts the next. Half of what contracts §4 allows,
-#: because a child holds one for kept and one for dropped documents.
-ROW_GROUP_BYTES = 32 << 20
+#: bytes of a row group, uncompressed; the document that does not fit starts the next. A quarter of what contracts §4
+#: allows: a child holds one for kept and one for dropped documents, and resident memory is about three times as much.
+ROW_GROUP_BYTES = 16 << 20
 #: rows, or characters of text, turned into Arrow columns at a time; a longer text is a batch of its own
 BATCH_ROWS, BATCH_CHARS = 512, 2 << 20
 

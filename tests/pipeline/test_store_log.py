@@ -253,6 +253,54 @@ def test_random_interleavings_of_drivers(tmp_path, seed):
     assert len(keys) == len(set(keys))
 
 
+def test_processes_that_open_one_store_at_once(tmp_path):
+    """Without takeover exactly one gets it, the others are told who has it. With it they fence each other, and every
+    acknowledged record is there."""
+    code = """
+        import sys
+        from pipeline.store.fs import Store, StoreError
+        from pipeline.store.log import Fenced, Held, Log, attempt_name
+        from tests.pipeline.test_store_log import record
+        name, root, takeover = sys.argv[1], sys.argv[2], sys.argv[3] == "takeover"
+        print("ready", flush=True)
+        sys.stdin.readline()
+        try:
+            log = Log.open(Store(root), run=name, takeover=takeover)
+            for i in range(20):
+                log.append(record(f"{name}-{i}", attempt_name(log.epoch, i)))
+                log.flush()
+                print(f"{name}-{i}", flush=True)
+            sys.stdin.readline()
+            log.close()
+            print("closed", flush=True)
+        except (Held, Fenced) as e:
+            print(type(e).__name__, flush=True)
+    """
+    for mode in ("wait", "takeover"):
+        root = tmp_path / mode
+        children = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(i), str(root), mode], text=True,
+                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+                    for i in range(4)]
+        for child in children:
+            assert child.stdout.readline() == "ready\n"
+        for child in children:
+            child.stdin.write("\n")
+            child.stdin.flush()
+        first = [child.stdout.readline().strip() for child in children]
+        time.sleep(0.3)                                  # the others meet it while it lives
+        lines = [[f, *child.communicate("\n")[0].split()] for f, child in zip(first, children)]
+        ends = [found[-1] for found in lines]
+        view = Log.read(Store(root))
+        assert view.epoch == (1 if mode == "wait" else 4)
+        assert all(key in view for found in lines for key in found[:-1])
+        if mode == "wait":
+            assert sorted(ends) == ["Held", "Held", "Held", "closed"]
+        else:
+            last = int(view.holder["run"])
+            assert ends[last] == "closed"
+            assert lines[last][:-1] == [f"{last}-{i}" for i in range(20)]
+
+
 def test_kill_9_while_appending_loses_nothing_acknowledged(tmp_path):
     """A process appends and prints a key once it is committed; it is killed at random moments and started again."""
     code = f"""

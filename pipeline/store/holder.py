@@ -1,0 +1,43 @@
+"""Who holds a store: a driver's identity, and whether the driver of an identity lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+
+def identity(run: str) -> dict[str, Any]:
+    """Who we are, so that another driver on this machine can see whether we live. A pid means something only within
+    one boot and one pid namespace (containers share the host's boot id) and may be used again: hence the start time."""
+    return {"host": socket.gethostname(), "boot": _read("/proc/sys/kernel/random/boot_id"), "space": _pid_space(),
+            "pid": os.getpid(), "started": _started(os.getpid()), "run": run}
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as f:
+            return f.read().strip()
+    except OSError:
+        return ""
+
+
+def _pid_space() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """Start time of a process in clock ticks since boot; "" when there is none, or it is a zombie."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
+
+
+def alive(holder: dict[str, Any]) -> bool | None:
+    """Whether the holder's process lives; None when that cannot be seen from here."""
+    here = identity("")
+    if not here["boot"] or any(holder.get(k) != here[k] for k in ("host", "boot", "space")):
+        return None
+    return _started(holder["pid"]) == holder["started"] != ""
