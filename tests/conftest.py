@@ -8,7 +8,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("fuzz", max_examples=3000, deadline=None)      # make fuzz
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -41,3 +43,10 @@ def ray_session():
     yield ray
     ray.shutdown()
     shutil.rmtree(temp, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items):
+    """All tests that share the session's Ray run in one worker of pytest-xdist (`--dist loadgroup`)."""
+    for item in items:
+        if item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray"))

@@ -1,0 +1,44 @@
+# Needs Python 3.11 or newer, make, and the package registries on the first call. Everything else lands in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: demo test slow chaos fuzz bench lint clean
+
+# torch first and alone: its wheel is chosen by the machine, the constraints then hold for all that depends on it
+.venv/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --progress-bar off torch==2.13.0 -c constraints.txt
+	$(BIN)/pip install --quiet --progress-bar off -c constraints.txt -e '.[pipeline,trainer,s3,dev]'
+	touch $@
+
+# the language model, which the language filter and its tests want
+.venv/.models: .venv/.installed pipeline/fetch.py
+	$(BIN)/python -c "from pipeline.fetch import fetch; print(fetch('lid176'))"
+	touch $@
+
+demo: .venv/.models     ## the whole way on real input, in under ten minutes on two cores
+	$(BIN)/python -m demo
+
+test: .venv/.models     ## all tests but the slow ones
+	$(PYTEST) -m "not slow and not gpu"
+
+slow: .venv/.models     ## the slow ones: whole recipes, kills, real corpora
+	$(PYTEST) -m "slow and not gpu"
+
+chaos: .venv/.models    ## kills at seeded points, poisoned documents, fenced drivers
+	$(PYTEST) -m "not gpu" tests/e2e tests/pipeline/test_engine_faults.py
+
+fuzz: .venv/.models     ## the property tests with many more examples
+	$(PYTEST) --hypothesis-profile fuzz -m "hypothesis and not gpu"
+
+bench: .venv/.models    ## against datatrove, in an environment of its own
+	$(BIN)/python benchmarks/fineweb_vs_datatrove.py
+
+lint: .venv/.installed
+	$(BIN)/ruff check .
+
+clean:                  ## what the demo and the tests leave behind, not .venv and not the downloads
+	rm -rf demo-store .pytest_cache .ruff_cache .hypothesis .cache/demo/data

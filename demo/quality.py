@@ -1,0 +1,41 @@
+"""The demo's quality classifier: an encyclopaedia and documentation against web pages of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from stages.document import Document
+from stages.extract.html import Html
+from stages.filter.quality import train_quality
+from stages.read.files import TextFiles
+from stages.read.reader import Reader, Slice
+from stages.read.warc import Warc
+from stages.read.wiki import Wiki
+
+#: texts are cut into passages of this many characters, so that one long article does not outweigh a hundred pages
+PASSAGE = 2_000
+#: passages of either side
+MOST = 2_500
+
+
+def train(data: Path) -> str:
+    """Train `models/quality.bin` on what was fetched into `data`; returns one line about it."""
+    good = [*_texts(Wiki(), data / "wiki", "*.bz2"), *_texts(TextFiles(), data / "docs", "**/*.txt")]
+    bad = list(_texts(Warc(), data / "web", "pages.warc.gz", Html(engine="resiliparse")))
+    made = train_quality(_passages(good), _passages(bad), data / "models" / "quality.bin", seed=1)
+    return f"{made['positives']:,} good and {made['negatives']:,} other passages, {made['accuracy']:.0%} judged right"
+
+
+def _texts(reader: Reader, folder: Path, pattern: str, extract: Html | None = None) -> Iterator[str]:
+    """Texts of the files that match, in path order; records that are no document, and pages without text, give none."""
+    for path in sorted(folder.glob(pattern)):
+        for doc in reader.read(str(path), Slice("demo", path.relative_to(folder).as_posix())):
+            if isinstance(doc, Document) and (extract is None or extract.process(doc) is None):
+                yield doc.text
+
+
+def _passages(texts: list[str]) -> list[str]:
+    cut = [text[i: i + PASSAGE] for text in texts for i in range(0, len(text), PASSAGE)]
+    step = max(1, len(cut) // MOST)
+    return [passage for passage in cut[::step] if passage.strip()]
