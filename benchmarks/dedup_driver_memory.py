@@ -103,18 +103,28 @@ def main() -> int:
     args.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
     args.add_argument("--scratch", default=None, help="folder for about 500 bytes a document (default: the system's)")
     given = args.parse_args()
-    with tempfile.TemporaryDirectory(prefix="dedup-", dir=given.scratch) as root, ProcessPoolExecutor(
-            given.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return measure(pool, root, given.documents)
+    with tempfile.TemporaryDirectory(prefix="dedup-", dir=given.scratch) as root:
+        sizes = [min(PART, given.documents - start) for start in range(0, given.documents, PART)]
+        began = time.monotonic()
+        with processes(given.workers) as pool:
+            refs = list(pool.map(make_part, [root] * len(sizes), range(len(sizes)), sizes))
+        parts = [PartRef(f"{n:032x}", "synthetic", 0, rows, ref["kept"]["bytes"], ref["kept"], ref["side"])
+                 for n, (rows, ref) in enumerate(zip(sizes, refs))]
+        say(f"{given.documents:,} documents in {len(parts)} parts made in {time.monotonic() - began:.0f} s")
+        with processes(given.workers) as pool:
+            return measure(pool, root, parts)
 
 
-def measure(pool: ProcessPoolExecutor, root: str, documents: int) -> int:
-    sizes = [min(PART, documents - start) for start in range(0, documents, PART)]
-    began = time.monotonic()
-    refs = list(pool.map(make_part, [root] * len(sizes), range(len(sizes)), sizes))
-    parts = [PartRef(f"{n:032x}", "synthetic", 0, rows, ref["kept"]["bytes"], ref["kept"], ref["side"])
-             for n, (rows, ref) in enumerate(zip(sizes, refs))]
-    print(f"{documents:,} documents in {len(parts)} parts made in {time.monotonic() - began:.0f} s")
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def processes(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+def measure(pool: ProcessPoolExecutor, root: str, parts: list[PartRef]) -> int:
+    documents = sum(p.rows for p in parts)
     barrier = MinHash()
     Path("/proc/self/clear_refs").write_text("5")                # a new peak from here on
     before = memory_mb("VmRSS")
@@ -129,12 +139,12 @@ def measure(pool: ProcessPoolExecutor, root: str, documents: int) -> int:
         done[wave.name] = [TaskResult({n: f.ref() for n, f in r.files.items()}, r.counters) for r in records]
         for r in records:
             merge_counters(counters.setdefault(wave.name, {}), r.counters)
-        print(f"  {wave.name:9s} {len(records):3d} tasks {time.monotonic() - started:6.1f} s, "
-              f"{sum(r.cpu_s for r in records):6.1f} s of CPU, largest {max(r.rss_mb for r in records):5.0f} MB")
+        say(f"  {wave.name:9s} {len(records):3d} tasks {time.monotonic() - started:6.1f} s, "
+            f"{sum(r.cpu_s for r in records):6.1f} s of CPU, largest {max(r.rss_mb for r in records):5.0f} MB")
     slices = barrier.slices(parts, done)
     took, grown = time.monotonic() - began, memory_mb("VmHWM") - before
     removed = counters["slices"]["removed"]["synthetic"]["minhash"]
-    planted = sum(rows // 10 for rows in sizes[1:])
+    planted = sum(p.rows // 10 for p in parts[1:])
     print(json.dumps({
         "documents": documents, "band_records": documents * BANDS, "seconds": round(took, 1),
         "documents_per_s": round(documents / took), "records_per_s": round(documents * BANDS / took),

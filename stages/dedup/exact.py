@@ -92,7 +92,7 @@ class ExactHash(Stage):
         if self.config.by != "url":
             plain = same_text(doc.text) if self.config.normalise else doc.text
             text = xxhash.xxh3_128_digest(plain.encode("utf-8", "surrogatepass"))
-        if self.config.by != "text" and doc.url.strip():
+        if self.config.by != "text" and (doc.url or "").strip():
             url = xxhash.xxh3_128_digest(same_url(doc.url).encode("utf-8", "surrogatepass"))
         doc.side[self.name] = {"text": text, "url": url, "chars": len(doc.text)}
         return None

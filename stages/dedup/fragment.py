@@ -23,10 +23,10 @@ from stages.barrier import SLICE_SCHEMA, FileRef, PartRef, TaskResult
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: bounds of a group of parts: bytes of text, and documents (bounds the memory of a map task: ~0.5 GB at 14 bands)
+#: bounds of a group of parts: bytes of text, and documents (bounds the memory of a map task: ~1 GB at 14 bands)
 GROUP_BYTES, GROUP_ROWS = 4 << 30, 1_000_000
 #: bytes of exchange records a reduce task should read
-BUCKET_BYTES = 192 << 20
+BUCKET_BYTES = 128 << 20
 
 ID = [("id_hi", "<u8"), ("id_lo", "<u8")]
 #: what a deciding task says about a document: its place within its group (part, row), and why

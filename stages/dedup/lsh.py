@@ -45,8 +45,7 @@ class BandMap:
                 bands = raw.view("<u8")
                 keys.append(bands.ravel())
                 spots.append(np.repeat(places(part, table["row"].to_numpy()[there]), bands.shape[1]))
-        key, place = _joined(keys), _joined(spots)
-        records, links = stars(key, place, np.ones(len(key), np.uint32))
+        records, links = stars(_joined(keys), _joined(spots))
         buckets = inputs.args["buckets"]
         write_segments(out, "bands.seg", records, bucket_of(records["key"], buckets), buckets)
         write_segments(out, "links.seg", links)
@@ -68,8 +67,7 @@ class BandReduce:
         found = read_segments(inputs, args["maps"], args["bucket"], BAND)
         for records, first in zip(found, args["firsts"]):
             records["place"] += np.uint64(first << 32)
-        every = np.concatenate(found) if found else np.zeros(0, BAND)
-        records, links = stars(every["key"], every["place"], every["n"])
+        records, links = stars(*(_joined([f[field] for f in found]) for field in ("key", "place", "n")))
         write_segments(out, "links.seg", links)
         shared = records["n"][records["n"] > 1]
         bins = np.bincount(np.frexp(shared.astype(np.float64))[1] - 1) if len(shared) else np.zeros(0, int)
@@ -78,8 +76,9 @@ class BandReduce:
                 "bucket_sizes": {str(b): int(n) for b, n in enumerate(bins) if n}}
 
 
-def stars(key: U64, place: U64, n: NDArray[np.uint32]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(BAND: for each key, ascending, its smallest place and the sum of `n`; EDGE: a spanning forest of all stars)."""
+def stars(key: U64, place: U64, n: NDArray[np.uint32] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(BAND: for each key, ascending, its smallest place and the sum of `n`, default 1 each; EDGE: a spanning forest of
+    all stars)."""
     if not len(key):
         return np.zeros(0, BAND), np.zeros(0, EDGE)
     order = np.argsort(key)
@@ -88,12 +87,13 @@ def stars(key: U64, place: U64, n: NDArray[np.uint32]) -> tuple[NDArray[Any], ND
     starts = np.flatnonzero(new)
     records = np.empty(len(starts), BAND)
     records["key"] = key[starts]
+    del key
+    sizes = np.diff(np.r_[starts, len(place)])
     records["place"] = np.minimum.reduceat(place, starts)
-    records["n"] = np.add.reduceat(n[order], starts)
-    alone = np.diff(np.r_[starts, len(key)]) == 1
-    leaf = ~np.repeat(alone, np.diff(np.r_[starts, len(key)]))
-    centre = records["place"][np.cumsum(new) - 1][leaf]
-    return records, forest(centre, place[leaf])
+    records["n"] = sizes if n is None else np.add.reduceat(n[order], starts)
+    shared = sizes > 1
+    members = place[np.repeat(shared, sizes)]
+    return records, forest(np.repeat(records["place"][shared], sizes[shared]), members)
 
 
 # -- union-find ------------------------------------------------------------------------------------------------------
@@ -134,5 +134,8 @@ def forest(a: U64, b: U64) -> NDArray[Any]:
     return edges
 
 
-def _joined(blocks: list[U64]) -> U64:
-    return np.concatenate(blocks) if blocks else np.zeros(0, np.uint64)
+def _joined(blocks: list[NDArray[Any]]) -> NDArray[Any]:
+    """The blocks as one array; the list is emptied, so that only the array stays."""
+    every = np.concatenate(blocks) if blocks else np.zeros(0, np.uint64)
+    blocks.clear()
+    return every

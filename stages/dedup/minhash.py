@@ -73,6 +73,7 @@ class MinHashSignature(Stage):
     def __init__(self, config: Any = None, **kw: Any) -> None:
         super().__init__(config, **kw)
         c = self.config
+        self.libraries = ("spacy",) if c.dialect == "datatrove" else ()
         self._permute = Permutations(c.bands * c.rows, c.seed, c.dialect)
 
     def shingles(self, text: str) -> tuple[NDArray[np.uint64], int]:
@@ -105,6 +106,10 @@ class MinHash(Barrier):
     only when its word n-gram Jaccard similarity with a kept document that shares a band with it is at least `verify`
     (see `stages.dedup.verify`). `verify: 0` or null removes all others unseen, as datatrove does for FineWeb; there the
     survivor of a cluster is arbitrary, the number removed is the same.
+
+    Counters for the report, by wave: bands {documents, signed}; links {collisions, max_bucket, bucket_sizes}; clusters
+    {candidates, clusters, max_cluster, cluster_sizes}; verify {comparisons, removed, kept, capped}; slices {removed:
+    {dataset: {reason: documents}}, clustered: {dataset: documents}}. Keys of histograms are log2 bins.
     """
 
     name = "minhash"
@@ -126,6 +131,7 @@ class MinHash(Barrier):
         plan = groups(parts)
         c = self.config
         verify = float(c.verify or 0.0)
+        stage_key = MinHashSignature(self._signature()).key()
         records = sum(g.rows for g in plan) * c.bands
         ranges = buckets_for(records * 20)
         firsts = [g.first for g in plan]
@@ -134,13 +140,13 @@ class MinHash(Barrier):
         def bands(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
             return [TaskDraft("stages.dedup.lsh:BandMap", {"sides": side, "buckets": ranges},
                               sum(s["bytes"] for s in side), f"{g.dataset}: band keys of {len(side)} parts",
-                              500 + g.rows * c.bands * 60 // 2**20) for g, side in zip(plan, sides)]
+                              500 + g.rows * c.bands * 75 // 2**20) for g, side in zip(plan, sides)]
 
         def links(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
             maps = [r.files["bands.seg"] for r in done["bands"]]
             return [TaskDraft("stages.dedup.lsh:BandReduce", {"maps": maps, "firsts": firsts, "bucket": b},
                               records * 20 // ranges, f"documents that share a band, range {b + 1}/{ranges}",
-                              500 + records * 80 // ranges // 2**20) for b in range(ranges if plan else 0)]
+                              500 + records * 85 // ranges // 2**20) for b in range(ranges if plan else 0)]
 
         def clusters(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
             files = [r.files["links.seg"] for r in [*done["bands"], *done["links"]]]
@@ -155,7 +161,7 @@ class MinHash(Barrier):
                 group = plan[number]
                 args = {"members": done["clusters"][0].files["members.seg"], "group": number, "texts": verify > 0,
                         "parts": [{"side": s, "text": p.text} for s, p in zip(sides[number], group.parts)],
-                        "signature": self._signature(), "buckets": judges(done)}
+                        "signature": self._signature(), "signature_key": stage_key, "buckets": judges(done)}
                 label = f"{group.dataset}: shingles of the candidates of {len(group.parts)} parts"
                 drafts.append(TaskDraft("stages.dedup.verify:Shingles", args, group.bytes, label, 1200))
             return drafts

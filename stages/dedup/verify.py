@@ -57,7 +57,8 @@ def candidate(bands: int) -> np.dtype[Any]:
 
 
 class Shingles:
-    """args: members $ref, group (its bucket), parts [{side, text} $refs], signature (config), buckets, texts (bool).
+    """args: members $ref, group (its bucket), parts [{side, text} $refs], signature (config), signature_key, buckets,
+    texts (bool).
 
     Writes segments `candidates` (by cluster) and, when `texts`, `shingles.bin`: sorted unique uint64, little-endian.
     """

@@ -39,6 +39,7 @@ class Outcome:
     results: dict[str, list[TaskResult]]
     slices: list[Any]
     content: list[str | None]
+    keys: dict[str, list[str]]                                 # content keys of the tasks of each wave
 
 
 def write_parts(barrier: Barrier, docs: list[Doc], store: Store, *, part_rows: int = 10,
@@ -74,16 +75,17 @@ def run_fragment(barrier: Barrier, parts: list[PartRef], store: Store, *, shuffl
     """The waves of the barrier over the parts; with `shuffle` the tasks of a wave finish in a random order."""
     done: dict[str, list[TaskResult]] = {}
     counters: dict[str, Any] = {}
+    keys: dict[str, list[str]] = {}
     for wave in barrier.waves(parts):
         drafts = wave.tasks(done)
         order = list(range(len(drafts)))
         if shuffle is not None:
             random.Random(f"{shuffle}/{wave.name}").shuffle(order)
         results: dict[int, TaskResult] = {}
+        mine = keys[wave.name] = [content_key(d.task, load(d.task).version, d.args) for d in drafts]
         for i in order:
             d = drafts[i]
-            key = content_key(d.task, load(d.task).version, d.args)
-            record = run_attempt(TaskSpec(key, d.task, wave.name, d.args), store, "a0", Cursor())
+            record = run_attempt(TaskSpec(mine[i], d.task, wave.name, d.args), store, "a0", Cursor())
             results[i] = TaskResult({n: f.ref() for n, f in record.files.items()}, record.counters)
             merge_counters(counters.setdefault(wave.name, {}), record.counters)
         done[wave.name] = [results[i] for i in range(len(drafts))]
@@ -103,4 +105,4 @@ def run_fragment(barrier: Barrier, parts: list[PartRef], store: Store, *, shuffl
             else:
                 assert r["kept"] is None
                 assert r["similarity"] is None
-    return Outcome(removed, clusters, counters, done, slices, [s and s["content"] for s in slices])
+    return Outcome(removed, clusters, counters, done, slices, [s and s["content"] for s in slices], keys)

@@ -81,6 +81,23 @@ def test_new_part_disturbs_only_slices_that_change(tmp_path):
     assert len(changed) < len(before.content) / 2
 
 
+def test_what_becomes_stale(tmp_path, monkeypatch):
+    """Another threshold reruns only the verdicts; a new part leaves the band keys of other groups as they were."""
+    monkeypatch.setattr(fragment, "GROUP_ROWS", 20)
+    docs = corpus(15, 40)
+    store = Store(tmp_path)
+    parts = write_parts(MinHash(), docs, store, part_rows=10, ranks=RANKS)
+    before = run_fragment(MinHash(verify=0.75), parts, store)
+    after = run_fragment(MinHash(verify=0.9, max_comparisons=9), parts, store)
+    assert [w for w in before.keys if before.keys[w] != after.keys[w]] == ["verify", "slices"]
+    assert set(after.removed) < set(before.removed)
+    other = run_fragment(MinHash(ngram=4), parts, store)
+    assert other.keys["shingles"] != before.keys["shingles"]
+    extra = write_parts(MinHash(), corpus(16, 8, ("more",)), store, part_rows=100)
+    more = run_fragment(MinHash(), [*parts, *extra], store)
+    assert set(before.keys["bands"]) < set(more.keys["bands"])
+
+
 def test_priority_then_length_then_id(tmp_path):
     names = vocabulary(random.Random(2))
     words = random.Random(3).choices(names, k=200)

@@ -179,7 +179,7 @@ def test_side_row():
 
 
 def test_signatures_never_change():
-    """Golden values: a change of words, hashes or permutations needs a new version of the stage."""
+    """Golden values: a change of words, hashes or permutations needs a new version of the stage and of `Shingles`."""
     stage = MinHashSignature()
     text = "The quick brown fox jumps over the lazy dog; Ünïcode, 3.14 and 今天天气很好."
     assert [f"{x:016x}" for x in stage.signature(text)[:3].tolist()] == GOLDEN_SIGNATURE
