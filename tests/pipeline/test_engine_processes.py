@@ -36,7 +36,7 @@ def processes(store, tmp_path):
     made = []
 
     def make(workers=2, **limits):
-        backend = ProcessBackend(store, workers, limits=Limits(**{"cpu_s": 0.5, **limits}), scratch=str(tmp_path))
+        backend = ProcessBackend(store, workers, limits=Limits(**{"cpu_s": 0.3, **limits}), scratch=str(tmp_path))
         made.append(backend)
         return backend
 
@@ -101,7 +101,7 @@ def test_four_kinds_of_poison_cost_exactly_their_rows(processes, store, tmp_path
     poison = {0: {5: "segfault"}, 1: {0: "spin"}, 2: {39: "exit"}, 3: {8: "memory"}, 4: {2: "segfault", 3: "exit"}}
     specs = t.row_specs(poison=poison, memory_mb=100, batch=batch)
     log = t.MemoryLog()
-    records = Scheduler(processes(2), log).run(specs)
+    records = Scheduler(processes(2, cpu_s=0.25), log).run(specs)
     assert len(list(store.list("objects"))) == 6          # dead attempts and inquiries left nothing behind
     check_poison(records, specs, inline(store, t.row_specs(memory_mb=100, batch=batch), tmp_path))
     lines = store.read(records[4].files["rows.txt"].path).decode().split()
@@ -109,13 +109,13 @@ def test_four_kinds_of_poison_cost_exactly_their_rows(processes, store, tmp_path
 
 
 def test_killed_children_condemn_nobody(processes, store, tmp_path):
-    specs = t.row_specs(parts=5, ms=15)
+    specs = t.row_specs(parts=4, ms=15)
     backend = processes(2)
     killed = []
 
     def chaos():
         rng = random.Random(7)
-        for _ in range(4):
+        for _ in range(3):
             pids = until(lambda: backend.supervisor and backend.supervisor.pids)
             time.sleep(0.3)
             victim = rng.choice(pids)
@@ -141,7 +141,7 @@ def test_an_innocent_document_that_was_hit_once_is_not_condemned(processes, tmp_
 
 
 def test_a_stopped_child_is_not_a_hung_document(processes, store, tmp_path):
-    specs = t.row_specs(parts=2, ms=20)
+    specs = t.row_specs(parts=1, ms=20)
     backend = processes(1, cpu_s=0.2)
 
     def stall():
@@ -226,8 +226,8 @@ def test_memory_pressure_kills_the_largest_child_and_condemns_nobody(processes, 
     from pipeline.engine import limits, supervisor
 
     monkeypatch.setattr(supervisor, "PRESSURE_S", 0.2)
-    until_then = time.monotonic() + 1.5
-    specs = t.row_specs(parts=4, ms=20)
+    until_then = time.monotonic() + 1.2
+    specs = t.row_specs(parts=3, ms=10)
     backend = processes(3)
     backend.memory_mb = 2000
     monkeypatch.setattr(limits, "memory_use", lambda: (90 if time.monotonic() < until_then else 10, 100))
@@ -282,7 +282,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def test_stopped_and_run_again_gives_the_same(processes, store, tmp_path):
-    specs = t.row_specs(parts=6, ms=15)
+    specs = t.row_specs(parts=6, ms=10)
     log, backend = t.MemoryLog(), processes(2)
     scheduler = Scheduler(backend, log)
     timer = threading.Timer(1.2, scheduler.stop)

