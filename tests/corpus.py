@@ -1,7 +1,7 @@
 """A corpus made at test time: real English (Python's own documentation topics) as pages, with planted duplicates.
 
-Everything is derived from a seed, nothing is committed. Pages of every kind a pipeline meets: articles, near-duplicates,
-exact copies under another URL, too short ones, boilerplate, other languages, personal data.
+Everything is derived from a seed, nothing is committed. Pages of every kind a pipeline meets: articles,
+near-duplicates, exact copies under another URL, too short ones, boilerplate, other languages, personal data.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Page:
     kind: str          # article | near | copy | short | braces | german | pii
 
 
-GERMAN = ("Die Verarbeitung großer Textmengen ist eine Aufgabe, die man sorgfältig planen muss. Jede Seite wird gelesen, "
-          "geprüft und nur dann behalten, wenn sie genügend Inhalt hat. Dabei hilft es, die Regeln offen zu legen. ")
+GERMAN = ("Die Verarbeitung großer Textmengen ist eine Aufgabe, die man sorgfältig planen muss. Jede Seite wird "
+          "gelesen, geprüft und nur dann behalten, wenn sie genügend Inhalt hat. Dabei hilft es, die Regeln offen zu legen. ")
 
 
 def sentences() -> list[str]:
@@ -76,7 +76,8 @@ def pages(n: int, seed: int = 0) -> list[Page]:
         elif draw < 0.93:
             out.append(Page(url, _html("Short", ["Too short to be of any use."]), "short"))
         elif draw < 0.95:
-            out.append(Page(url, _html("Code", ["int main() { return 0; } " + s for s in rng.sample(prose, 9)]), "braces"))
+            code = ["int main() { return 0; } " + s for s in rng.sample(prose, 9)]
+            out.append(Page(url, _html("Code", code), "braces"))
         elif draw < 0.97:
             out.append(Page(url, _html("Seite", [GERMAN * 3, GERMAN * 2]), "german"))
         else:
@@ -101,8 +102,8 @@ def warc(found: list[Page]) -> bytes:
     record("warcinfo", "", b"software: tests\r\n", "application/warc-fields")
     for page in found:
         body = page.html.encode()
-        http = (f"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: {len(body)}\r\n\r\n").encode()
-        record("response", page.url, http + body, "application/http; msgtype=response")
+        http = f"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: {len(body)}\r\n\r\n"
+        record("response", page.url, http.encode() + body, "application/http; msgtype=response")
     return out.getvalue()
 
 

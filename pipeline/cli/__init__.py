@@ -17,23 +17,19 @@ def fail(message: str, code: int = 1) -> None:
 
 
 def _commands() -> None:
-    from pipeline.cli import runs, tokens, training
+    from pipeline.cli import data, runs, tokens, training
 
-    for module in (runs, tokens, training):
+    for module in (runs, data, tokens, training):
         module.register(app)
 
 
 def main() -> None:
     """Entry point: known errors become one clear line, anything else keeps its traceback."""
     _commands()
-    from pipeline.cli.errors import USAGE_ERRORS, known_errors
+    from pipeline.cli.errors import known_errors, usage_errors
 
     try:
         app(standalone_mode=True)
     except known_errors() as e:
         typer.echo(f"error: {e}", err=True)
-        sys.exit(2 if isinstance(e, USAGE_ERRORS()) else 1)
-
-
-if __name__ == "__main__":
-    main()
+        sys.exit(2 if isinstance(e, usage_errors()) else 1)

@@ -19,11 +19,13 @@ def known_errors() -> tuple[type[BaseException], ...]:
             TokenizerError, ShardError, UserError)
 
 
-def USAGE_ERRORS() -> tuple[type[BaseException], ...]:
+def usage_errors() -> tuple[type[BaseException], ...]:
+    """Those of them that mean bad usage or a bad recipe: exit code 2, nothing has been run."""
+    from pipeline.plan.inputs import InputError
     from pipeline.recipe.errors import RecipeError
     from stages.catalog import UnknownName
 
-    return (RecipeError, UnknownName, BadUsage)
+    return (RecipeError, InputError, UnknownName, BadUsage)
 
 
 class UserError(Exception):

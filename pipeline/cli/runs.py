@@ -37,6 +37,7 @@ def run(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, se
         dispatch_seed: Annotated[int | None, typer.Option(hidden=True)] = None,
         allow_custom_stages: CodeOpt = False, quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
     """Run a recipe. Rerunning does only what is not done yet."""
+    from pipeline.engine.scheduler import Interrupted
     from pipeline.recipe import load_recipe
     from pipeline.run import default_workers, make_backend, run_recipe
 
@@ -45,8 +46,11 @@ def run(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, se
         fail(f"--backend {backend}: choose ray, process or inline", 2)
     show = "json" if json_lines else "quiet" if quiet else "rich"
     count = workers or default_workers()
-    summary = run_recipe(loaded, store, make_backend=make_backend(backend, count, address), show=show, run=name,
-                         dispatch_seed=dispatch_seed, takeover=takeover, verify_inputs=verify_inputs)
+    try:
+        summary = run_recipe(loaded, store, make_backend=make_backend(backend, count, address), show=show, run=name,
+                             dispatch_seed=dispatch_seed, takeover=takeover, verify_inputs=verify_inputs)
+    except Interrupted as e:
+        fail(str(e))
     if json_lines:
         typer.echo(json.dumps({"event": "done", **summary.__dict__}))
     elif not quiet:
@@ -126,15 +130,14 @@ def inspect(dataset: Annotated[str, typer.Argument(help="A dataset of the store.
             chars: Annotated[int, typer.Option(help="Characters of text shown; 0 shows everything.")] = 400,
             json_lines: JsonOpt = False) -> None:
     """Show documents of a dataset: kept, dropped with their reasons, or quarantined."""
-    from stages.scrub.pii import scrub_text
-
-    from pipeline.store.dataset import iter_rows
+    from pipeline.report.collect import rows_of
     from pipeline.store.fs import Store
+    from stages.scrub.pii import scrub_text
 
     folder = "quarantine" if quarantined else "dropped" if dropped or reason or stage else "datasets"
     wanted = {k: v for k, v in {"reason": reason, "stage": stage, "source": source}.items() if v}
     shown = 0
-    for row in iter_rows(Store(store), f"{folder}/{dataset}"):
+    for row in rows_of(Store(store), f"{folder}/{dataset}"):
         if any(row.get(k) != v for k, v in wanted.items()) or (id and not row["id"].startswith(id)):
             continue
         if "text" in row:

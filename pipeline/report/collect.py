@@ -60,7 +60,8 @@ def collect(store: Store, run: str, get: Get) -> dict[str, Any]:
 
 
 class Node:
-    """A node of plan.json with the records of its tasks and their counters, added up."""
+    """A node of plan.json with the records of its tasks and their counters, added up: of a pass as they are, of other
+    nodes by wave, since waves count different things."""
 
     def __init__(self, doc: dict[str, Any], records: list[PartRecord]) -> None:
         self.name, self.kind, self.dataset = doc["name"], doc["kind"], doc["dataset"]
@@ -68,7 +69,10 @@ class Node:
         self.records = records
         self.counters: Counters = {}
         for record in records:
-            merge_counters(self.counters, record.counters)
+            into = self.counters
+            if self.kind != "pass":
+                into = into.setdefault(record.node.removeprefix(self.name).strip("/") or "task", {})
+            merge_counters(into, record.counters)
 
     def lineage(self) -> dict[str, Any]:
         files = [f for r in self.records for f in r.files.values()]
@@ -141,7 +145,7 @@ def dataset_section(store: Store, dataset: str, passes: list[Node]) -> dict[str,
     }
 
 
-def rows_of(store: Store, folder: str, columns: list[str], parts: int | None = None) -> Iterator[dict[str, Any]]:
+def rows_of(store: Store, folder: str, columns: list[str] | None = None, parts: int | None = None) -> Iterator[dict[str, Any]]:
     """Rows of the published parts below `folder`, in the order of the part names."""
     names = [p for p in store.list(folder) if p.rpartition("/")[2].startswith("part-")]
     for name in names[:parts]:
@@ -236,7 +240,7 @@ def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
                 doc = json.loads(store.read(path))
                 found[f"{prefix}docs"] += doc["documents"]
                 found[f"{prefix}tokens"] += doc["tokens"]
-        found["sources"] = sorted(node.counters.get("sources", {name: 0}))
+        found["sources"] = sorted(node.counters.get("encode", {}).get("sources", {}))
         out[name] = found
     return out
 

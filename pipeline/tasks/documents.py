@@ -84,6 +84,7 @@ class _Run:
         self.steps = load_chain(self.args["chain"])
         self.until_drop = self.args["signals_mode"] == "until-drop"
         names = tuple(self.args["signals"])
+        self.kept_rows = 0                     # the writer counts when it flushes; side tables need the row at once
         self.kept = PartWriter(out.path("kept.parquet"), document_schema(names))
         self.dropped = PartWriter(out.path("dropped.parquet"), document_schema(names, dropped=True))
         self.quarantine: list[dict[str, Any]] = []
@@ -248,11 +249,11 @@ class _Run:
 
     # -- writing -------------------------------------------------------------------------------------------------
     def _keep(self, doc: Document) -> None:
-        row = self.kept.rows
         self.kept.write(doc)
         for name, side in self.sides.items():
             if name in doc.side:
-                side.write(row, doc.id, doc.side[name])
+                side.write(self.kept_rows, doc.id, doc.side[name])
+        self.kept_rows += 1
         into = self.counters["kept"].setdefault(doc.source, {"docs": 0, "bytes": 0})
         into["docs"] += 1
         into["bytes"] += _utf8(doc.text)

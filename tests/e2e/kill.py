@@ -1,0 +1,61 @@
+"""Runs `tokenmill` and kills it with SIGKILL at a chosen point: `python -m tests.e2e.kill POINT N ARGS…`
+
+Points: `partition` (N-th document written), `commit` (N-th result is in the store, its record not yet in the log),
+`map` and `reduce` (N-th exchange file is about to be written or read), `publish` (a dataset's folder is built, not
+yet exchanged).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+
+def die_at(owner: Any, name: str, nth: int) -> None:
+    """Kill this process when `owner.name` is called for the `nth` time."""
+    original, calls = getattr(owner, name), 0
+
+    def patched(*args: Any, **kw: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kw)
+
+    setattr(owner, name, patched)
+
+
+def main() -> None:
+    point, nth = sys.argv[1], int(sys.argv[2])
+    if point == "partition":
+        from pipeline.store.parts import PartWriter
+
+        die_at(PartWriter, "write", nth)
+    elif point == "commit":
+        from pipeline.store.log import Log
+
+        die_at(Log, "append", nth)
+    elif point == "map":
+        import stages.dedup.lsh as lsh
+
+        die_at(lsh, "write_segments", nth)
+    elif point == "reduce":
+        import stages.dedup.lsh as lsh
+
+        die_at(lsh, "read_segments", nth)
+    elif point == "publish":
+        import pipeline.store.dataset as dataset
+
+        die_at(dataset, "swap_folders", nth)
+    else:
+        raise SystemExit(f"unknown point {point}")
+    sys.argv = ["tokenmill", *sys.argv[3:]]
+    from pipeline.cli import main as cli
+
+    cli()
+
+
+if __name__ == "__main__":
+    main()

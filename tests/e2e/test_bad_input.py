@@ -1,0 +1,108 @@
+"""Hostile and broken input through the command: a clear message, or a counted quarantine, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.corpus import sentences, warc, write_warcs
+from tests.e2e.test_same_bytes import command
+
+WEB = """
+version: 1
+sources: {web: {read: warc, path: crawl/*.warc.gz}}
+datasets: {extracted: {from: web, steps: [{html: {engine: resiliparse}}]}}
+"""
+
+
+def run(site: Path, recipe: str, *extra: str):
+    (site / "recipe.yaml").write_text(recipe)
+    done = command("-m", "pipeline.cli", "run", str(site / "recipe.yaml"), "--store", str(site / "store"),
+                   "--backend", "process", "--workers", "1", "--json", *extra)
+    return done
+
+
+def report(site: Path) -> dict:
+    return json.loads((site / "store" / "report.json").read_text())
+
+
+def test_corrupt_gzip_keeps_what_came_before_and_counts_the_rest(tmp_path):
+    pages = write_warcs(tmp_path / "crawl", 30, 1)
+    file = tmp_path / "crawl" / "crawl-00.warc.gz"
+    data = bytearray(file.read_bytes())
+    middle = len(warc(pages[:15]))
+    data[middle + 30:middle + 60] = b"\xff" * 30
+    file.write_bytes(data)
+    done = run(tmp_path, WEB)
+    assert done.returncode == 0, done.stderr
+    said = report(tmp_path)
+    kept, bad = said["funnel"]["web"][0]["docs"], said["sources"]["web"]["bad"]
+    assert kept >= 14 and sum(bad.values()) >= 1
+    assert sum(said["datasets"]["extracted"]["quarantined"].values()) == sum(bad.values())
+
+
+@pytest.mark.parametrize("cut", [0, 10, 3001])
+def test_truncated_and_empty_files(tmp_path, cut):
+    pages = write_warcs(tmp_path / "crawl", 20, 2)
+    file = tmp_path / "crawl" / "crawl-01.warc.gz"
+    file.write_bytes(file.read_bytes()[:cut])
+    done = run(tmp_path, WEB)
+    assert done.returncode == 0, done.stderr
+    said = report(tmp_path)
+    assert 10 <= said["funnel"]["web"][0]["docs"] < len(pages)
+    assert sum(said["sources"]["web"]["bad"].values()) == 1, "what was lost must be counted"
+
+
+def test_a_huge_single_line_page_is_dropped_by_a_byte_rule(tmp_path):
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "huge.html").write_text("<html><body><p>" + "word " * 10_000_000 + "</p></body></html>")
+    (tmp_path / "pages" / "fine.html").write_text(
+        "<html><body><article><p>" + " ".join(sentences()[:12]) + "</p></article></body></html>")
+    done = run(tmp_path, WEB.replace("read: warc, path: crawl/*.warc.gz", "read: html, path: pages"))
+    assert done.returncode == 0, done.stderr
+    said = report(tmp_path)["datasets"]["extracted"]
+    lost = {r["reason"]: r["docs"] for r in said["reasons"]} | said["quarantined"]
+    assert said["docs"] == 1 and sum(lost.values()) == 1 and any("large" in r for r in lost)
+
+
+def test_invalid_utf8_text_is_counted_or_kept_but_never_fatal(tmp_path):
+    (tmp_path / "docs").mkdir()
+    rng = random.Random(1)
+    (tmp_path / "docs" / "a.txt").write_bytes(bytes(rng.randrange(256) for _ in range(4000)))
+    (tmp_path / "docs" / "b.txt").write_text(" ".join(sentences()[:12]))
+    done = run(tmp_path, """
+version: 1
+sources: {docs: {read: text, path: docs}}
+datasets: {all: {from: docs, steps: []}}
+""")
+    assert done.returncode == 0, done.stderr
+    said = report(tmp_path)
+    source = said["sources"]["docs"]
+    assert said["datasets"]["all"]["docs"] + sum(source["bad"].values()) + sum(source["skipped"].values()) == 2
+
+
+@pytest.mark.parametrize(("change", "said", "code"), [
+    (("crawl/*.warc.gz", "crawl/nothing-*.warc.gz"), "no file matches 'crawl/nothing-*.warc.gz'", 2),
+    (("engine: resiliparse", "engin: resiliparse"), "did you mean 'engine'?", 2),
+    (("html", "htlm"), "did you mean 'html'?", 2),
+    (("datasets", "dataset"), "did you mean 'datasets'?", 2),
+])
+def test_a_recipe_with_a_typo_names_place_and_remedy(tmp_path, change, said, code):
+    write_warcs(tmp_path / "crawl", 2, 1)
+    done = run(tmp_path, WEB.replace(*change))
+    assert done.returncode == code
+    assert said in done.stderr and "Traceback" not in done.stderr
+    if "nothing" not in change[1]:
+        assert "recipe.yaml:" in done.stderr
+    assert not (tmp_path / "store" / "datasets").exists()
+
+
+def test_a_store_that_cannot_be_written(tmp_path):
+    write_warcs(tmp_path / "crawl", 2, 1)
+    (tmp_path / "store").write_text("a file stands where the store should be")
+    done = run(tmp_path, WEB)
+    assert done.returncode == 1
+    assert str(tmp_path / "store") in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,150 @@
+"""Same input and recipe give the same documents, tokens and order: whatever runs it, cuts it, orders it or kills it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from pipeline.recipe import load_recipe
+from pipeline.run import make_backend, run_recipe
+from pipeline.store.dataset import dataset_hash
+from pipeline.store.fs import Store
+from tests.corpus import sentences, write_warcs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RECIPE = """
+version: 1
+sources:
+  web: {read: warc, path: crawl/*.warc.gz}
+  docs: {read: text, path: docs}
+datasets:
+  extracted: {from: web, steps: [{html: {engine: resiliparse}}]}
+  clean: {from: extracted, steps: [gopher_repetition, gopher_quality, pii]}
+  deduped: {from: [clean, docs], steps: [{exact: {}}, {minhash: {verify: 0.75}}], priority: [docs, clean]}
+tokenizer: {train: {kind: bpe, vocab: 800, from: deduped, sample: 200KB}}
+shards:
+  web: {from: deduped, where: {source: web}, longest: 512, val: 5%}
+  docs: {from: deduped, where: {source: docs}, longest: 512, val: 5%}
+curriculum:
+  seed: 3
+  total: 60k
+  phases:
+    - {name: stable, until: 70%, sequence: 128, batch: 1024, mix: {web: 80, docs: 20}, on_exhausted: repeat}
+    - {name: anneal, until: 100%, sequence: 256, mix: {web: 50, docs: 50}, lr: decay}
+run: {partition: 150KB}
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """A crawl of 300 pages in 3 WARC files, 40 text files some of which are near-duplicates of each other, a recipe."""
+    top = tmp_path_factory.mktemp("site")
+    write_warcs(top / "crawl", 300, 3)
+    rng, prose = random.Random(5), sentences()
+    (top / "docs").mkdir()
+    texts: list[str] = []
+    for i in range(40):
+        near = texts and rng.random() < 0.3
+        text = rng.choice(texts) + " One more sentence." if near else " ".join(rng.sample(prose, 25))
+        texts.append(text)
+        (top / "docs" / f"d{i:02d}.txt").write_text(text)
+    (top / "recipe.yaml").write_text(RECIPE)
+    return top
+
+
+def result(store: Path | str) -> dict[str, str]:
+    """Everything a run promises to be equal: hashes of the datasets, of the shards, of the order."""
+    at = Store(str(store))
+    [run] = {p.split("/")[1] for p in at.list("runs")}
+    curriculum = json.loads(at.read(f"runs/{run}/curriculum.json"))
+    return {**{d: dataset_hash(at, d) for d in ("extracted", "clean", "deduped")},
+            **{s["name"]: f"{s['sha256']}/{s['val_sha256']}" for s in curriculum["streams"]},
+            "order": curriculum["order"], "tokenizer": curriculum["tokenizer"]["sha256"]}
+
+
+def in_process(site: Path, store: Path, *, backend: str = "inline", workers: int = 1, seed: int | None = None,
+               overrides: tuple[str, ...] = ()) -> dict[str, str]:
+    recipe = load_recipe(site / "recipe.yaml", list(overrides))
+    run_recipe(recipe, str(store), make_backend=make_backend(backend, workers, None), dispatch_seed=seed)
+    return result(store)
+
+
+@pytest.fixture(scope="module")
+def expected(site, tmp_path_factory) -> dict[str, str]:
+    found = in_process(site, tmp_path_factory.mktemp("expected"))
+    assert len(set(found.values())) == len(found)
+    return found
+
+
+@pytest.mark.parametrize(("workers", "seed"), [(1, None), (2, 1), (3, 2)])
+def test_any_number_of_workers_in_any_order(site, expected, tmp_path, workers, seed):
+    assert in_process(site, tmp_path, backend="process", workers=workers, seed=seed) == expected
+
+
+@pytest.mark.parametrize("size", ["40KB", "10MB"])
+def test_another_partition_size(site, expected, tmp_path, size):
+    assert in_process(site, tmp_path, overrides=(f"run.partition={size}",)) == expected
+
+
+def command(*args: str, **env: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *args], cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True,
+                          timeout=300)
+
+
+@pytest.mark.parametrize("env", [{"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "2"}, {"PYTHONHASHSEED": "0"}])
+def test_any_hash_seed_and_thread_count(site, expected, tmp_path, env):
+    done = command("-m", "pipeline.cli", "run", str(site / "recipe.yaml"), "--store", str(tmp_path),
+                   "--backend", "inline", "--quiet", **env)
+    assert done.returncode == 0, done.stderr
+    assert result(tmp_path) == expected
+
+
+def commits(store: Path) -> Counter:
+    """How often each key stands in the log."""
+    found: Counter = Counter()
+    for path in sorted((store / "log").glob("0*.json")):
+        found.update(r["key"] for r in json.loads(path.read_text())["body"].get("records", ()))
+    return found
+
+
+@pytest.mark.parametrize(("point", "nth"), [("partition", 130), ("commit", 3), ("commit", 9), ("map", 1), ("reduce", 2),
+                                            ("publish", 2)])
+def test_killed_at_any_point_and_run_again(site, expected, tmp_path, point, nth):
+    args = ["run", str(site / "recipe.yaml"), "--store", str(tmp_path), "--backend", "inline", "--quiet"]
+    died = command("-m", "tests.e2e.kill", point, str(nth), *args)
+    assert died.returncode == -signal.SIGKILL, f"was not killed: {died.stdout}{died.stderr}"
+    before = commits(tmp_path)
+    again = command("-m", "pipeline.cli", *args)
+    assert again.returncode == 0, again.stderr
+    assert result(tmp_path) == expected
+    after = commits(tmp_path)
+    assert set(after.values()) == {1}, "a key was committed twice"
+    assert before.keys() <= after.keys(), "something committed was lost"
+    for dataset in ("extracted", "clean", "deduped"):
+        for folder in ("datasets", "dropped"):
+            at = tmp_path / folder / dataset
+            [rows] = duckdb.sql(f"select count(*) from '{at}/part-*.parquet'").fetchall()[0]
+            [said] = duckdb.sql(f"select sum(rows) from '{at}/_manifest.parquet'").fetchall()[0]
+            assert rows == said
+    referenced = {i["path"] for p in (tmp_path / "log").glob("0*.json")
+                  for r in json.loads(p.read_text())["body"].get("records", ()) for i in r["files"].values()}
+    left = {p.relative_to(tmp_path).as_posix() for p in (tmp_path / "objects").rglob("*") if p.is_file()}
+    assert left == referenced, "files of dead attempts were not collected"
+
+
+def test_nothing_is_done_twice(site, expected, tmp_path):
+    in_process(site, tmp_path)
+    recipe = load_recipe(site / "recipe.yaml", [])
+    summary = run_recipe(recipe, str(tmp_path), make_backend=make_backend("inline", 1, None))
+    assert summary.executed == 0 and summary.reused > 10
+    assert result(tmp_path) == expected
