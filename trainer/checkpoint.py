@@ -24,6 +24,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from trainer.parallel import World
@@ -137,7 +138,10 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, meta:
     step = folder / f"step_{meta['step']:08d}"
     attempt = step / world.broadcast(secrets.token_bytes(6)).hex()
     attempt.mkdir(parents=True, exist_ok=True)
-    dcp.save(tensors(model, optimizer), storage_writer=FileSystemWriter(attempt))
+    try:
+        dcp.save(tensors(model, optimizer), storage_writer=FileSystemWriter(attempt))
+    except CheckpointException as error:         # not an Exception, hence easily missed: a full disk, a lost mount
+        raise CheckpointError(f"{attempt}: could not be written: {error}. The checkpoint before it is sound") from None
     won = True
     if world.first:
         with open(attempt / "meta.json", "w") as f:
@@ -177,8 +181,17 @@ def load(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimi
     if checkpoint.meta.get("version") != VERSION:
         raise CheckpointError(f"{checkpoint.folder}: version {checkpoint.meta.get('version')!r}; this trainer reads "
                               f"{VERSION}")
+    reader = Reader(checkpoint.folder)
+    try:
+        reader.read_metadata()                   # here its errors are plain
+    except (pickle.UnpicklingError, EOFError, AttributeError) as error:
+        raise CheckpointError(f"{checkpoint.folder / '.metadata'}: {error}; delete {checkpoint.folder.parent} to go on "
+                              f"from the checkpoint before it") from None
     materialise_state(optimizer)
-    dcp.load(tensors(model, optimizer), storage_reader=Reader(checkpoint.folder))
+    try:
+        dcp.load(tensors(model, optimizer), storage_reader=reader)
+    except CheckpointException as error:
+        raise CheckpointError(f"{checkpoint.folder}: could not be read: {error}") from None
     dist.barrier()
 
 

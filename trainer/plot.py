@@ -105,8 +105,8 @@ def span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers in [low, high], at most `most`."""
-    raw = (high - low) / max(1, most - 1)
+    """Round numbers in [low, high], about `most` or fewer."""
+    raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw)
     first = math.ceil(low / step)

@@ -295,7 +295,7 @@ def sample(run: Run, model: nn.Module, world: World, dtype: torch.dtype) -> tupl
     if not there:
         return None, why
     out = generate(model, ids[:n], config, run.curriculum.tokenizer.eos, run.config.seed, dtype, world)
-    return (config.prompt + tokenizer.decode(out) if tokenizer else None), ""
+    return (tokenizer.decode([*ids[:n], *out]) if tokenizer else None), ""
 
 
 def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict[str, Any], text: str | None, why: str,

@@ -1,0 +1,215 @@
+"""Checkpoints: resume is exact, a kill at any point leaves a loadable latest, hostile or foreign ones are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from stages.mix.curriculum import Curriculum, edit
+from tests.trainer.synthetic import make_run
+from trainer import checkpoint as ckpt
+from trainer.metrics import read
+from trainer.run import Run, open_run
+from trainer.train import train
+
+ROOT = Path(__file__).resolve().parents[2]
+FAST = ["evaluate.every=1000", "log_every=1000", "checkpoint.every=6"]
+
+
+def quiet(_text: str) -> None:
+    pass
+
+
+def losses(out: Path) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in read(out / "metrics.jsonl") if line["event"] == "step"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("store"), documents=200)
+
+
+def opened(folder: Path, out: Path, *overrides: str) -> Run:
+    return open_run(str(folder), None, str(out), [*FAST, *overrides])
+
+
+@pytest.fixture(scope="module")
+def whole(folder, tmp_path_factory):
+    """Losses of the uninterrupted run."""
+    from trainer.parallel import world
+
+    out = tmp_path_factory.mktemp("whole")
+    with world("cpu") as here:
+        train(opened(folder, out), here, None, quiet)
+    return losses(out)
+
+
+def test_stop_and_resume_at_any_step_is_exact(folder, whole, tmp_path, alone):
+    for stop in (1, 13, 24, 31, 44):
+        train(opened(folder, tmp_path), alone, stop, quiet)
+        assert ckpt.latest(tmp_path / "checkpoints").step == stop
+    assert losses(tmp_path) == pytest.approx(whole, abs=1e-6)
+    assert train(opened(folder, tmp_path), alone, None, quiet)["steps"] == 44           # nothing left to do
+    assert losses(tmp_path) == pytest.approx(whole, abs=1e-6)
+
+
+def test_accumulation_and_micro_batches_change_nothing(folder, whole, tmp_path, alone):
+    train(opened(folder, tmp_path, "micro_batch=64"), alone, 30, quiet)                 # two rows of 32, or one of 64
+    got = losses(tmp_path)
+    assert got == pytest.approx({step: whole[step] for step in got}, abs=1e-4)
+    assert len(got) == 30
+
+
+KILL = """
+import os, signal, sys
+from trainer import checkpoint as ckpt
+from trainer.__main__ import main
+
+def die(*a, **k):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Dying(ckpt.FileSystemWriter):
+    def write_data(self, plan, planner):
+        super().write_data(plan, planner).wait()
+        for name in os.listdir(self.path):                    # half a file
+            path = os.path.join(self.path, name)
+            os.truncate(path, os.path.getsize(path) // 2)
+        die()
+
+real, writer, calls = ckpt.put_absent, ckpt.FileSystemWriter, []
+def second(real, last):
+    def call(*a, **k):
+        calls.append(a)
+        return (last if len(calls) == 2 else real)(*a, **k)
+    return call
+if sys.argv[1] == "data":
+    ckpt.FileSystemWriter = second(writer, Dying)
+elif sys.argv[1] == "commit":
+    ckpt.put_absent = second(real, die)
+else:
+    ckpt.retain = second(ckpt.retain, die)
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize(("where", "left"), [("data", 6), ("commit", 6), ("committed", 12)])
+def test_kill_in_a_checkpoint_leaves_a_loadable_latest(folder, whole, tmp_path, alone, where, left):
+    arguments = ["run", str(folder), "--out", str(tmp_path), *(x for key in FAST for x in ("--set", key))]
+    killed = subprocess.run([sys.executable, "-c", KILL, where, *arguments], cwd=ROOT, capture_output=True, text=True,
+                            timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert (tmp_path / "checkpoints" / "step_00000012").is_dir()
+    assert ckpt.latest(tmp_path / "checkpoints").step == left
+    train(opened(folder, tmp_path), alone, 20, quiet)
+    resumed = next(line for line in read(tmp_path / "metrics.jsonl") if line["event"] == "resume")
+    assert resumed["step"] == left
+    assert losses(tmp_path) == pytest.approx({step: whole[step] for step in range(1, 21)}, abs=1e-6)
+    attempts = [p for p in (tmp_path / "checkpoints").glob("step_*/*") if p.is_dir()]
+    assert len(attempts) == 2                                                           # what was torn has been removed
+
+
+def test_only_the_latest_and_the_ends_of_phases_are_kept(folder, tmp_path, alone):
+    train(opened(folder, tmp_path, "checkpoint.keep=2"), alone, 40, quiet)
+    assert [c.step for c in ckpt.complete(tmp_path / "checkpoints")] == [24, 34, 36, 40]
+    assert [c.meta["pinned"] for c in ckpt.complete(tmp_path / "checkpoints")] == [True, True, False, False]
+
+
+def test_another_training_is_refused_with_what_differs(folder, tmp_path, alone):
+    train(opened(folder, tmp_path), alone, 2, quiet)
+    with pytest.raises(ckpt.CheckpointError, match=r"train\.optimizer\.lr: checkpoint 0\.01, now 0\.02(.|\n)*--out"):
+        train(opened(folder, tmp_path, "optimizer.lr=0.02"), alone, 4, quiet)
+    train(opened(folder, tmp_path, "micro_batch=32", "log_every=7"), alone, 4, quiet)   # these may change
+
+
+def test_a_mixture_can_be_edited_ahead_but_not_behind(folder, whole, tmp_path, alone):
+    run = opened(folder, tmp_path / "out")
+    train(run, alone, 12, quiet)
+    old = run.curriculum
+    phase = old.phases[0]
+    ahead = type(phase)(**{**vars(phase), "name": "new", "samples": 60, "reserved": 60, "weights": {"web": 1}})
+    edited = edit(old, 12 * phase.batch, [ahead])
+    summary = train(Run(run.folder, run.store, run.out, edited, run.config), alone, None, quiet)
+    assert summary["steps"] == 24
+    got = losses(tmp_path / "out")
+    assert {s: got[s] for s in range(1, 13)} == pytest.approx({s: whole[s] for s in range(1, 13)}, abs=1e-6)
+    streams = [set(line["streams"]) for line in read(tmp_path / "out" / "metrics.jsonl") if line["event"] == "step"]
+    assert all(s == {"web"} for s in streams[12:])
+
+    train(opened(folder, tmp_path / "late"), alone, 12, quiet)
+    behind = edit(old, 6 * phase.batch, [ahead])
+    with pytest.raises(ckpt.CheckpointError, match="cut at sample 30, but 60 samples have been read"):
+        train(Run(run.folder, run.store, tmp_path / "late", behind, run.config), alone, None, quiet)
+
+
+def test_damage_is_named(folder, tmp_path, alone):
+    train(opened(folder, tmp_path), alone, 8, quiet)
+    found = ckpt.latest(tmp_path / "checkpoints")
+    body = next(found.folder.glob("*.distcp"))
+    content = body.read_bytes()
+    body.write_bytes(content[:-1])
+    with pytest.raises(ckpt.CheckpointError, match=r"distcp: missing or not \d+ bytes.*delete .*step_00000008"):
+        train(opened(folder, tmp_path), alone, 10, quiet)
+    body.write_bytes(content)
+    meta = json.loads((found.folder / "meta.json").read_text())
+    meta["probe"]["loss"] += 0.01
+    (found.folder / "meta.json").write_text(json.dumps(meta, indent=1, sort_keys=True))
+    marker = found.folder.parent / "COMPLETE"
+    commit = json.loads(marker.read_text())
+    commit["files"]["meta.json"] = (found.folder / "meta.json").stat().st_size
+    marker.write_text(json.dumps(commit))
+    with pytest.raises(ckpt.CheckpointError, match="model or data have changed"):
+        train(opened(folder, tmp_path), alone, 10, quiet)
+
+
+def test_two_trainers_in_one_folder(folder, tmp_path, alone):
+    """The second to complete a step is refused: put-if-absent, not the last one wins."""
+    train(opened(folder, tmp_path), alone, 5, quiet)
+    marker = tmp_path / "checkpoints" / "step_00000006"
+    marker.mkdir()
+    (marker / "COMPLETE").write_text("{}")
+    with mock.patch.object(ckpt, "latest", return_value=None), \
+            pytest.raises(ckpt.CheckpointError, match="another trainer has completed this step"):
+        train(opened(folder, tmp_path), alone, 7, quiet)
+    assert (marker / "COMPLETE").read_text() == "{}"
+
+
+def test_put_absent(tmp_path):
+    assert ckpt.put_absent(tmp_path / "x", b"one")
+    assert not ckpt.put_absent(tmp_path / "x", b"two")
+    assert (tmp_path / "x").read_bytes() == b"one"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_metadata_of_a_hostile_checkpoint_runs_no_code(folder, tmp_path, alone):
+    train(opened(folder, tmp_path), alone, 2, quiet)
+    found = ckpt.latest(tmp_path / "checkpoints")
+    touched = tmp_path / "touched"
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {touched}",)
+
+    evil = pickle.dumps(Evil())
+    (found.folder / ".metadata").write_bytes(evil)
+    marker = found.folder.parent / "COMPLETE"
+    commit = json.loads(marker.read_text())
+    commit["files"][".metadata"] = len(evil)
+    marker.write_text(json.dumps(commit))
+    with pytest.raises(ckpt.CheckpointError, match=r"posix\.system, which none of this trainer's does"):
+        train(opened(folder, tmp_path), alone, 4, quiet)
+    assert not touched.exists()
+
+
+def test_curricula_survive_the_checkpoint(folder, tmp_path, alone):
+    run = opened(folder, tmp_path)
+    train(run, alone, 2, quiet)
+    meta = ckpt.latest(tmp_path / "checkpoints").meta
+    assert Curriculum.from_json(meta["curriculum"]) == run.curriculum

@@ -1,0 +1,101 @@
+"""Configuration errors say which file and key, and what was probably meant."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from tests.trainer.synthetic import make_run
+from trainer.__main__ import main
+from trainer.config import ConfigError, build, count, override
+from trainer.run import TrainConfig, open_run
+
+MODEL = {"preset": "tiny"}
+
+
+@pytest.mark.parametrize(("text", "value"), [("16k", 16000), ("0.5M", 500_000), ("20B", 20 * 10**9), (7, 7),
+                                             ("4096", 4096), ("1e3", 1000), ("1.5T", 1_500_000_000_000)])
+def test_counts(text, value):
+    assert count(text) == value
+
+
+@pytest.mark.parametrize("text", ["16q", "", "1.5", True, "-3", 0.5])
+def test_what_is_no_count(text):
+    with pytest.raises(ValueError, match=r"count|number"):
+        count(text)
+
+
+@pytest.mark.parametrize(("train", "message"), [
+    ({"modle": MODEL}, r"train\.modle: unknown key; did you mean 'model'\?"),
+    ({"model": MODEL, "optimizer": {"learning_rate": 1}},
+     r"train\.optimizer\.learning_rate: unknown key.*known keys: kind, lr"),
+    ({"model": {"preset": "135M"}}, r"train\.model\.preset: unknown preset '135M'; did you mean '135m'\?"),
+    ({"model": {"preset": "tiny", "layers": "two"}}, r"train\.model\.layers: expected int, got 'two'"),
+    ({"model": {"preset": "tiny", "layers": 2.5}}, r"train\.model\.layers: expected int"),
+    ({"model": {"preset": "tiny", "tie": "yes"}}, r"train\.model\.tie: expected bool"),
+    ({"model": {"preset": "tiny", "heads": 3}}, r"train\.model: heads \(3\) must be a multiple of kv_heads"),
+    ({"model": {"layers": 2}}, r"train\.model: width, heads, kv_heads, ffn must be given"),
+    ({"model": MODEL, "optimizer": {"kind": "adam"}},
+     r"optimizer\.kind: 'adam' is not one of 'adamw'; did you mean 'adamw'\?"),
+    ({"model": MODEL, "optimizer": {"betas": [0.9]}}, r"optimizer\.betas: expected 2 values, got 1"),
+    ({"model": MODEL, "optimizer": {"lr": 0}}, r"train\.optimizer: lr"),
+    ({"model": MODEL, "schedule": {"warmup": "fast"}}, r"train\.schedule: 'fast' is not a count"),
+    ({"model": MODEL, "schedule": {"shape": "sqrt"}}, r"shape: 'sqrt' is not one of.*did you mean '1-sqrt'\?"),
+    ({"model": MODEL, "micro_batch": "16q"}, r"train\.micro_batch: '16q' is not a count"),
+    ({"model": MODEL, "precision": "fp16"}, r"train\.precision: 'fp16' is not one of 'auto', 'fp32', 'bf16'"),
+    ({"model": 3}, r"train\.model: expected a mapping"),
+    ({}, r"train: model must be given"),
+])
+def test_errors(train, message):
+    with pytest.raises(ConfigError, match=message):
+        build(TrainConfig, train, "recipe.yaml: train")
+
+
+def test_presets_yield_to_other_keys_and_numbers_may_be_strings():
+    text = "{model: {preset: tiny, layers: 5}, optimizer: {lr: 1e-3}, micro_batch: 8k}"
+    config = build(TrainConfig, yaml.safe_load(text), "r")
+    assert (config.model.layers, config.model.width) == (5, 64)
+    assert config.optimizer.lr == 1e-3          # YAML 1.1 gives '1e-3' as text
+    assert config.micro_batch == 8000
+
+
+def test_overrides():
+    train: dict = {"model": {"preset": "tiny"}}
+    override(train, "model.layers=7")
+    override(train, "train.optimizer.lr=0.5")
+    assert train == {"model": {"preset": "tiny", "layers": 7}, "optimizer": {"lr": 0.5}}
+    for bad in ("nonsense", "=3", "model.preset.x=1", "a=[1"):
+        with pytest.raises(ConfigError, match="--set"):
+            override(train, bad)
+
+
+def test_command_line_says_what_is_wrong(tmp_path, capsys):
+    run = make_run(tmp_path, documents=60, total=960)
+    cases = [
+        (["run", str(tmp_path / "nowhere")], "curriculum.json: no such file"),
+        (["run", str(run), "--set", "model.layerz=3"], "train.model.layerz: unknown key; did you mean 'layers'?"),
+        (["run", str(run), "--gpus", "2"], "need --address"),
+        (["run", str(run), "--device", "cuda"], "torch sees no CUDA device"),
+        (["plan", str(run), "--set", "schedule.kind=cosine"], "use kind: wsd"),
+    ]
+    for arguments, message in cases:
+        assert main(arguments) == 2
+        assert message in capsys.readouterr().err
+    assert main(["fly"]) == 2
+    recipe = run / "recipe.yaml"
+    recipe.write_text("sources: {}")
+    assert main(["plan", str(run)]) == 2
+    assert "recipe.yaml: no `train:` section" in capsys.readouterr().err
+    (run / "curriculum.json").write_text('{"version": 9}')
+    assert main(["plan", str(run)]) == 2
+    assert "curriculum.json" in capsys.readouterr().err
+
+
+def test_run_by_name_in_a_store_and_plan(tmp_path, capsys):
+    make_run(tmp_path, documents=60, total=960)
+    assert open_run("toy", str(tmp_path), None, []).out == tmp_path / "runs" / "toy" / "train"
+    assert main(["plan", "toy", "--store", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "anneal" in text
+    assert "21,648 parameters" in text
+    assert not (tmp_path / "runs" / "toy" / "train").exists()        # a plan writes nothing

@@ -1,0 +1,200 @@
+"""Batches: what a sample holds, whatever the number of ranks; memory that does not grow with the data."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from stages.mix.curriculum import Curriculum, resolve
+from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, make_run
+from tokenizer.shards.layout import MANIFEST, Manifest, Shard, ShardError
+from trainer.config import ConfigError
+from trainer.data import Data, Prefetch, collate, padding, runs
+from trainer.loss import IGNORE
+from trainer.run import open_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return open_run(str(make_run(tmp_path_factory.mktemp("store"), documents=200)), None, None, [])
+
+
+@pytest.fixture(scope="module")
+def data(run):
+    return Data(run.curriculum, run.store)
+
+
+def row_key(batch, i: int) -> tuple:
+    return (*batch.tokens[i].tolist(), *batch.targets[i].tolist(), *batch.positions[i].tolist(), int(batch.stream[i]))
+
+
+def test_targets_and_positions_follow_the_document_table(data):
+    """Against the plainest reading of the text: token by token, EOS ends a document (it occurs nowhere else here)."""
+    batch = data.step(0, 5, 0, 1)
+    assert batch.tokens.shape == (5, 32)
+    attended = 0
+    for i in range(5):
+        tokens, position, length = batch.tokens[i].tolist(), 0, 0
+        for t, token in enumerate(tokens):
+            assert batch.positions[i, t] == position
+            if t + 1 < 32:
+                assert batch.targets[i, t] == (IGNORE if token == EOS else tokens[t + 1])
+            elif token == EOS:
+                assert batch.targets[i, t] == IGNORE
+            else:
+                assert 0 <= batch.targets[i, t] < VOCAB
+            length += 1
+            position = 0 if token == EOS else position + 1
+            if token == EOS or t == 31:
+                attended, length = attended + length ** 2, 0
+    assert batch.attended == attended
+    assert batch.valid() == int((batch.targets != IGNORE).sum()) < batch.targets.numel()
+
+
+def test_boundaries_come_from_the_table_and_not_from_eos():
+    window = np.array([5, EOS, 6, 7, 8])                  # an EOS inside a document: text that spells it, or a chat
+    inside = collate([(window, np.array([], np.int64), 0)], 4)
+    assert inside.positions.tolist() == [[0, 1, 2, 3]]
+    assert inside.targets.tolist() == [[EOS, 6, 7, 8]]
+    ended = collate([(window, np.array([2, 4]), 1)], 4)
+    assert ended.positions.tolist() == [[0, 1, 0, 1]]
+    assert ended.targets.tolist() == [[EOS, IGNORE, 7, IGNORE]]
+    assert ended.attended == 8
+
+
+def test_a_short_window_is_filled_with_what_does_not_count():
+    batch = collate([(np.array([5, 6, 7]), np.array([1]), 0)], 4)
+    assert batch.tokens.tolist() == [[5, 6, 0, 0]]
+    assert batch.targets.tolist() == [[IGNORE, 7, IGNORE, IGNORE]]
+    assert batch.positions[0, :2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 7])
+@pytest.mark.parametrize("first", [0, 5, 120])
+def test_ranks_share_a_step_without_loss_or_repetition(run, data, world, first):
+    batch = run.curriculum.phases[run.curriculum.phase_at(first)].batch
+    whole = data.step(first, batch, 0, 1)
+    parts = [data.step(first, batch, rank, world) for rank in range(world)]
+    assert {p.rows for p in parts} == {-(-batch // world)}           # all ranks do the same number of micro-batches
+    rows = [row_key(p, i) for rank, p in enumerate(parts) for i in range(len(range(rank, batch, world)))]
+    assert sorted(rows) == sorted(row_key(whole, i) for i in range(batch))
+    assert sum(p.valid() for p in parts) == whole.valid()
+    assert sum(p.attended for p in parts) == whole.attended
+
+
+def test_a_step_is_its_samples(run, data):
+    first = run.curriculum.phases[1].start
+    whole, single = data.step(first, 3, 0, 1), [data.samples([n]) for n in (first, first + 1, first + 2)]
+    assert [row_key(whole, i) for i in range(3)] == [row_key(s, 0) for s in single]
+    scattered = data.samples([first, first + 2])
+    assert [row_key(scattered, i) for i in range(2)] == [row_key(single[0], 0), row_key(single[2], 0)]
+    assert list(runs([3, 4, 5, 9])) == [(3, 6), (9, 10)]
+
+
+def test_micro_batches_are_the_batch(data):
+    batch = data.step(0, 5, 0, 1)
+    for rows in (1, 2, 3, 5):
+        parts = list(batch.micro(rows, torch.device("cpu")))
+        assert {p.rows for p in parts} == {rows}
+        assert torch.equal(torch.cat([p.tokens for p in parts])[:5], batch.tokens)
+        assert sum(p.valid() for p in parts) == batch.valid()
+    assert padding(2, 8).valid() == 0
+
+
+def test_every_token_is_a_target_at_most_once_an_epoch(tmp_path):
+    """Over one epoch of a stream, windows overlap in one token and no target repeats."""
+    opened = open_run(str(make_run(tmp_path, documents=60, total=1280, phases=[
+        {"name": "a", "until": "50%", "sequence": 32, "batch": 64, "mix": {"web": 1}},
+        {"name": "b", "until": "100%", "sequence": 64, "batch": 64}])), None, None, [])
+    made = Data(opened.curriculum, opened.store)
+    web = made.streams.index("web")
+    seen = np.zeros(made.train[web].tokens, int)
+    for step in opened.steps():
+        at = made.order.locate(step.first, step.stop)
+        for window, length in zip(at.window.tolist(), at.sequence.tolist()):
+            seen[window * length + 1:window * length + length + 1] += 1
+    assert seen.sum() == opened.curriculum.tokens
+    assert seen.max() == 1
+
+
+def test_prefetch_gives_every_step_in_order(run, data):
+    got = [(step.number, row_key(batch, 0)) for step, batch in Prefetch(data, run.steps(), 1, 2)]
+    want = [(step.number, row_key(data.step(step.first, step.batch, 1, 2), 0)) for step in run.steps()]
+    assert got == want
+    assert [number for number, _ in got] == list(range(run.curriculum.steps))
+
+
+def test_steps_can_start_anywhere(run):
+    everything = list(run.steps())
+    assert [s.number for s in everything] == list(range(44))
+    assert everything[-1].stop == run.curriculum.samples
+    assert everything[30].tokens == 24 * 160 + 6 * 192
+    for k in (0, 1, 24, 30, 43):
+        assert list(run.steps(everything[k].first)) == everything[k:]
+    assert list(run.steps(run.curriculum.samples)) == []
+    with pytest.raises(ConfigError, match="inside a step"):
+        next(run.steps(3))
+
+
+def test_held_out_rows_cover_the_split(data):
+    for s, shards in enumerate(data.heldout):
+        rows = data.heldout_rows(s, 32, 10_000)
+        targets = np.concatenate([tokens[1:] for tokens, _, _ in rows])
+        assert np.array_equal(targets, shards.read(1, shards.tokens))
+        counted = collate(rows, 32).valid()
+        assert counted == shards.tokens - shards.documents_count       # all but the first token of each document
+        few = data.heldout_rows(s, 32, 5)
+        assert len(few) == 5
+        assert np.array_equal(few[0][0], rows[0][0])
+
+
+def test_other_data_than_the_pinned_is_refused(run):
+    stream = replace(run.curriculum.streams[0], sha256="0" * 64)
+    with pytest.raises(ShardError, match="pinned"):
+        Data(replace(run.curriculum, streams=(stream, run.curriculum.streams[1])), run.store)
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        Data(replace(run.curriculum, tokenizer=replace(run.curriculum.tokenizer, sha256="d" * 64)), run.store)
+
+
+def sparse_curriculum(store: Path, tokens: int) -> Curriculum:
+    """A stream of `tokens` zeros in a sparse file, and a curriculum that reads nearly all of it."""
+    folder = store / "shards" / "big" / "split=train"
+    folder.mkdir(parents=True)
+    per_shard = 1 << 28
+    made = []
+    for i, start in enumerate(range(0, tokens, per_shard)):
+        n = min(per_shard, tokens - start)
+        with open(folder / f"{i}.tokens", "wb") as f:
+            f.truncate(2 * n)
+        np.arange(n // 8, n + 1, n // 8, dtype="<u8").tofile(folder / f"{i}.ends")
+        made.append(Shard(i, n, 8, n, f"{i}.tokens", f"{i}.ends", f"{i}.parquet", "b", "e", "i", "t"))
+    found = Manifest("big", "train", "uint16", TOKENIZER["sha256"], VOCAB, EOS, tokens, 8 * len(made), tokens,
+                     tuple(made))
+    found = replace(found, sha256=found.identity())
+    (folder / MANIFEST).write_text(found.dumps())
+    info = {"path": "shards/big/split=train", "sha256": found.sha256, "tokens": tokens}
+    sets = {"big": {"tokenizer": TOKENIZER["sha256"], "dtype": "uint16", "train": info, "val": None}}
+    phases = [{"name": "only", "until": "100%", "sequence": 256, "batch": 2048, "mix": {"big": 1}}]
+    recipe = {"curriculum": {"seed": 1, "total": int(0.9 * tokens), "phases": phases}}
+    return resolve(recipe, sets, TOKENIZER)[0]
+
+
+def test_memory_is_constant_in_total_tokens(tmp_path):
+    """SmolLM3's second mystery: an index proportional to the run. Here a run 2,000 times as long costs the same."""
+    peaks = {}
+    for tokens in (1 << 20, 1 << 31):
+        curriculum = sparse_curriculum(tmp_path / str(tokens), tokens)
+        middle = curriculum.samples // 2 // 8 * 8
+        tracemalloc.start()
+        made = Data(curriculum, tmp_path / str(tokens))
+        for first in (0, middle, curriculum.samples - 8):
+            made.step(first, 8, 0, 2)
+        peaks[tokens] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    small, big = peaks[1 << 20], peaks[1 << 31]
+    assert big < small + 100_000, peaks

@@ -1,0 +1,78 @@
+"""Chunked cross entropy against the plain formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from trainer.loss import IGNORE, ChunkedCE
+
+
+def case(dtype: torch.dtype):
+    g = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1000, 64, generator=g).to(dtype).requires_grad_()
+    weight = (torch.randn(3001, 64, generator=g) / 8).to(dtype).requires_grad_()
+    target = torch.randint(0, 3001, (1000,), generator=g)
+    target[::7] = IGNORE
+    return hidden, weight, target
+
+
+def reference(hidden, weight, target, scale, z):
+    h, w = hidden.detach().float().requires_grad_(), weight.detach().float().requires_grad_()
+    logits = h @ w.t()
+    ok = target != IGNORE
+    nll = F.cross_entropy(logits, target, reduction="none", ignore_index=IGNORE)
+    z_sum = logits.logsumexp(-1)[ok].square().sum()
+    objective = scale * (nll.sum() + z * z_sum)
+    return objective, nll.detach(), z_sum.detach(), *torch.autograd.grad(objective, (h, w))
+
+
+def off(got: torch.Tensor, want: torch.Tensor) -> float:
+    return ((got.float() - want).norm() / want.norm()).item()
+
+
+@pytest.mark.parametrize(("dtype", "loss_tol", "grad_tol"), [(torch.float32, 1e-6, 1e-6), (torch.bfloat16, 1e-3, 6e-3)])
+@pytest.mark.parametrize("chunk", [64, 300, 5000])
+@pytest.mark.parametrize("z", [0.0, 1e-2])
+def test_equals_the_plain_formula(dtype, loss_tol, grad_tol, chunk, z):
+    hidden, weight, target = case(dtype)
+    scale = torch.tensor(1 / 857.0)
+    objective, nll, z_sum = ChunkedCE.apply(hidden, weight, target, scale, z, chunk)
+    d_hidden, d_weight = torch.autograd.grad(objective, (hidden, weight))
+    want = reference(hidden, weight, target, scale, z)
+    assert objective.dtype == nll.dtype == torch.float32
+    assert d_hidden.dtype == dtype
+    assert objective.item() == pytest.approx(want[0].item(), rel=loss_tol)
+    assert off(nll, want[1]) < loss_tol
+    assert z_sum.item() == pytest.approx(want[2].item(), rel=loss_tol)
+    assert off(d_hidden, want[3]) < grad_tol
+    assert off(d_weight, want[4]) < grad_tol
+
+
+def test_ignored_targets_count_nothing():
+    hidden, weight, target = case(torch.float32)
+    objective, nll, z_sum = ChunkedCE.apply(hidden, weight, torch.full_like(target, IGNORE), torch.ones(()), 1e-2, 128)
+    d_hidden, d_weight = torch.autograd.grad(objective, (hidden, weight))
+    assert objective.item() == 0
+    assert z_sum.item() == 0
+    assert not nll.any()
+    assert not d_hidden.any()
+    assert not d_weight.any()
+    _, nll, _ = ChunkedCE.apply(hidden, weight, target, torch.ones(()), 0.0, 128)
+    assert torch.equal(nll == 0, target == IGNORE)
+
+
+def test_gradient_follows_what_is_done_with_the_objective():
+    hidden, weight, target = case(torch.float32)
+    one = torch.autograd.grad(ChunkedCE.apply(hidden, weight, target, torch.ones(()), 1e-4, 256)[0], hidden)[0]
+    three = torch.autograd.grad(3 * ChunkedCE.apply(hidden, weight, target, torch.ones(()), 1e-4, 256)[0], hidden)[0]
+    assert torch.allclose(three, 3 * one)
+
+
+def test_without_gradients_nothing_is_computed_for_them():
+    hidden, weight, target = case(torch.float32)
+    with torch.no_grad():
+        objective, _, _ = ChunkedCE.apply(hidden, weight, target, torch.ones(()), 1e-4, 256)
+    assert not objective.requires_grad
+    assert objective.item() == pytest.approx(reference(hidden, weight, target, 1.0, 1e-4)[0].item(), rel=1e-6)

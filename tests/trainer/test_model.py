@@ -1,0 +1,173 @@
+"""The decoder: documents do not see each other, positions restart, sizes add up, FLOPs are what is counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainer.attention import attend, cumulative_lengths, document_mask
+from trainer.init import full_value, initialise, parameter_seed
+from trainer.loss import IGNORE
+from trainer.mfu import peak, step_flops
+from trainer.model import ModelConfig, Transformer, rotate, rotation
+
+SMALL = ModelConfig(layers=3, width=48, heads=6, kv_heads=2, ffn=80, qk_norm=True, nope_every=3)
+
+
+def made(config: ModelConfig, vocab: int = 101, seed: int = 0) -> Transformer:
+    model = Transformer(config, vocab)
+    initialise(model, config, seed)
+    return model
+
+
+def positions_of(*lengths: int) -> torch.Tensor:
+    return torch.cat([torch.arange(n) for n in lengths])[None]
+
+
+@pytest.mark.parametrize("config", [SMALL, ModelConfig(layers=2, width=32, heads=4, kv_heads=4, ffn=64, tie=False)])
+def test_a_token_of_one_document_changes_nothing_in_another(config):
+    model, g = made(config), torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 101, (1, 40), generator=g)
+    mask = document_mask(positions_of(13, 20, 7), torch.float32)
+    before = model(tokens, mask)
+    changed = tokens.clone()
+    changed[0, 5] = (tokens[0, 5] + 1) % 101                         # in the first document
+    changed[0, 20] = (tokens[0, 20] + 1) % 101                       # in the second, its eighth token
+    after = model(changed, mask)
+    same = (before == after).all(-1)[0]
+    assert same[:5].all()                                            # causal
+    assert not same[5:13].any()                                      # what follows in the first document
+    assert same[13:20].all()                                         # the second, up to the change
+    assert not same[20:33].any()
+    assert same[33:].all()                                           # the third never
+
+
+def test_a_document_reads_the_same_wherever_it_stands():
+    model, g = made(SMALL), torch.Generator().manual_seed(2)
+    document, other = torch.randint(0, 101, (1, 17), generator=g), torch.randint(0, 101, (1, 23), generator=g)
+    alone = model(document, document_mask(positions_of(17), torch.float32))
+    packed = model(torch.cat((other, document), 1), document_mask(positions_of(23, 17), torch.float32))
+    assert torch.allclose(alone, packed[:, 23:], atol=1e-5)
+
+
+def test_dense_mask_equals_attention_of_each_document_alone():
+    g = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, 30, n, 8, generator=g) for n in (6, 2, 2))
+    whole = attend(q, k, v, document_mask(positions_of(11, 1, 18), torch.float32))
+    parts = [attend(q[:, a:b], k[:, a:b], v[:, a:b], document_mask(positions_of(b - a), torch.float32))
+             for a, b in ((0, 11), (11, 12), (12, 30))]
+    assert torch.allclose(whole, torch.cat(parts, 1), atol=1e-6)
+
+
+def test_cumulative_lengths_are_padded_with_empty_documents():
+    starts = cumulative_lengths(torch.cat((positions_of(3, 5), positions_of(8)), 0))
+    assert starts.dtype == torch.int32
+    assert starts[:4].tolist() == [0, 3, 8, 16]
+    assert len(starts) == 64
+    assert set(starts[3:].tolist()) == {16}
+    many = cumulative_lengths(torch.zeros(2, 100, dtype=torch.int64))
+    assert many[:201].tolist() == list(range(201))
+    assert len(many) == 256
+
+
+def test_rotation_depends_on_distance_alone():
+    g = torch.Generator().manual_seed(4)
+    q, k = torch.randn(1, 1, 1, 16, generator=g), torch.randn(1, 1, 1, 16, generator=g)
+
+    def score(i: int, j: int) -> float:
+        a = rotate(q, *rotation(torch.tensor([[i]]), 16, 10_000.0))
+        b = rotate(k, *rotation(torch.tensor([[j]]), 16, 10_000.0))
+        return float((a * b).sum())
+
+    assert score(7, 3) == pytest.approx(score(104, 100), abs=1e-4)
+    assert score(7, 3) != pytest.approx(score(7, 4), abs=1e-3)
+
+
+def test_nope_layers_do_not_rotate():
+    model = made(SMALL)
+    assert [block.attention.rope for block in model.blocks] == [True, True, False]
+
+
+@pytest.mark.parametrize("config", [SMALL, ModelConfig(layers=2, width=32, heads=4, kv_heads=1, ffn=60, tie=False)])
+def test_parameters_are_counted(config):
+    assert sum(p.numel() for p in Transformer(config, 101).parameters()) == config.parameters(101)
+
+
+@pytest.mark.parametrize(("preset", "vocab", "millions"), [("135m", 49152, 134.5), ("360m", 49152, 361.8),
+                                                          ("1b", 128256, 1235.8), ("3b", 128256, 3075.1),
+                                                          ("8b", 128256, 8030.3)])
+def test_presets_have_the_published_sizes(preset, vocab, millions):
+    config = ModelConfig(**ModelConfig.PRESETS[preset])
+    assert config.parameters(vocab) / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+def test_flops_formula_agrees_with_torch_counter():
+    config = ModelConfig(layers=4, width=128, heads=4, kv_heads=2, ffn=352)
+    vocab, rows, length = 1000, 4, 256
+    model = made(config, vocab)
+    tokens = torch.randint(0, vocab, (rows, length))
+    mask = document_mask(torch.arange(length).repeat(rows, 1), torch.float32)
+    def product(_sum, a, b, **_kw):
+        return 2 * a[0] * a[1] * b[1]
+
+    # torch does not count the in-place product by which ChunkedCE adds up the gradient of the output matrix
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: product}) as counter:
+        # math attention: matrix products the counter can see in forward and backward
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            objective, _, _ = model(tokens, mask, tokens)
+        objective.backward()
+    ours = step_flops(config, vocab, rows * length, rows * length ** 2)
+    assert ours == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+def test_peak_is_unknown_where_it_is_not_known():
+    assert peak(torch.device("cpu")) is None
+
+
+def test_peaks_go_by_the_full_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: name)
+    found = {}
+    for name in ("NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA A100-SXM4-80GB",
+                 "NVIDIA H20", "NVIDIA A10", "Tesla T4"):
+        found[name] = peak(torch.device("cuda", 0))
+    assert found == {"NVIDIA H200": 989e12, "NVIDIA H200 NVL": 835e12, "NVIDIA H100 80GB HBM3": 989e12,
+                     "NVIDIA H100 PCIe": 756e12, "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA H20": None,
+                     "NVIDIA A10": None, "Tesla T4": None}
+
+
+def test_init_is_a_function_of_seed_and_name():
+    a, b, c = made(SMALL, seed=1), made(SMALL, seed=1), made(SMALL, seed=2)
+    for (name, x), y, z in zip(a.named_parameters(), b.parameters(), c.parameters()):
+        assert torch.equal(x, y)
+        if x.ndim > 1:
+            assert not torch.equal(x, z), name
+    drawn = [p.flatten()[:8].tolist() for p in a.parameters() if p.ndim > 1]
+    assert len({tuple(d) for d in drawn}) == len(drawn)              # no two parameters share their numbers
+    # golden: the numbers of a checkpoint's start must not move between versions
+    assert parameter_seed(1, "embed.weight") == 4974181350342645801
+    value = full_value("embed.weight", torch.Size((2, 2)), SMALL, 1)
+    assert value.flatten().tolist() == pytest.approx(GOLDEN, abs=1e-7)
+
+
+GOLDEN = [0.0024139443, 0.0004001399, -0.0181488153, -0.0045165578]
+
+
+def test_scale_of_the_initial_values():
+    config = ModelConfig(layers=8, width=256, heads=4, kv_heads=4, ffn=512)
+    model = made(config, 500)
+    assert model.blocks[3].mlp.up.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert model.blocks[3].mlp.down.weight.std().item() == pytest.approx(0.02 / 4, rel=0.02)
+    loss, nll, _ = model(torch.zeros(1, 8, dtype=torch.int64), document_mask(positions_of(8), torch.float32),
+                         torch.full((1, 8), 7))
+    assert nll.mean().item() == pytest.approx(6.2, abs=0.3)          # about ln 500: it knows nothing yet
+    assert loss.item() == pytest.approx(nll.sum().item(), rel=1e-6)
+
+
+def test_ignored_targets_give_no_gradient():
+    model = made(SMALL)
+    tokens = torch.randint(0, 101, (2, 16))
+    objective, _, _ = model(tokens, document_mask(torch.arange(16).repeat(2, 1), torch.float32),
+                            torch.full_like(tokens, IGNORE), z=1e-2)
+    objective.backward()
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
