@@ -8,6 +8,8 @@ from trafilatura.settings import Extractor
 from trafilatura.utils import load_html, normalize_unicode
 from trafilatura.xml import xmltotxt
 
+from stages.extract import shortcuts
+
 
 class Engine:
     """`trafilatura.extract(page, …)` without its detours.
@@ -18,6 +20,7 @@ class Engine:
 
     def __init__(self, *, favor: str = "balanced", fast: bool = False, tables: bool = True, comments: bool = False,
                  max_depth: int = 255) -> None:
+        shortcuts.install()
         self.options = Extractor(output_format="txt", fast=fast, precision=favor == "precision",
                                  recall=favor == "recall", comments=comments, formatting=False, links=False,
                                  images=False, tables=tables, dedup=False)
