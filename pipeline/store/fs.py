@@ -198,16 +198,22 @@ class Store:
         first commit itself shows whether there are hard links."""
         if self.local is not None:
             return
+        if self.root.startswith("hf://"):
+            raise StoreError(f"{self.root}: the Hugging Face hub can be a source or where results are published, but not "
+                             f"a store: it has no conditional writes; use a local disk or an object store")
         probe = f"log/probe/{uuid.uuid4().hex}"
         try:
             if not self.put_absent(probe, b"1") or self.put_absent(probe, b"2"):
                 raise StoreError(f"{self.root} ignores conditional writes (put only if absent), so commits would not "
                                  f"be safe; use a local disk, NFS, S3 or another object store that has If-None-Match")
-        except (OSError, ValueError, TypeError, NotImplementedError) as e:
+        except StoreError:
+            raise
+        except Exception as e:                                # object stores raise their client libraries' own kinds
             raise StoreError(f"cannot write to {self.root}: {type(e).__name__}: {e}; see that the bucket exists and "
                              f"the credentials may write there") from e
         finally:
-            self.remove(probe)
+            with contextlib.suppress(Exception):              # a probe left behind harms nobody
+                self.remove(probe)
 
 
 # -- local files ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -288,7 +289,12 @@ def test_processes_that_open_one_store_at_once(tmp_path):
             child.stdin.flush()
         first = [child.stdout.readline().strip() for child in children]
         time.sleep(0.3)                                  # the others meet it while it lives
-        lines = [[f, *child.communicate("\n")[0].split()] for f, child in zip(first, children)]
+        for child in children:
+            with contextlib.suppress(BrokenPipeError):   # it has ended
+                child.stdin.write("\n")
+                child.stdin.flush()
+        lines = [[f, *child.stdout.read().split()] for f, child in zip(first, children)]
+        assert [child.wait() for child in children] == [0] * 4
         ends = [found[-1] for found in lines]
         view = Log.read(Store(root))
         assert view.epoch == (1 if mode == "wait" else 4)
@@ -459,6 +465,26 @@ def test_object_store_without_conditional_put_is_refused(moody, monkeypatch):
     with pytest.raises(StoreError, match="ignores conditional writes"):
         Log.open(moody)
     assert not list(moody.list(""))
+
+
+def test_unreachable_and_read_only_object_stores_are_refused(moody, monkeypatch):
+    class ClientError(Exception):
+        pass
+
+    def fail(*_a, **_k):
+        raise ClientError("AccessDenied")
+    for name in ("pipe_file", "exists"):
+        monkeypatch.setattr(Moody, name, fail)
+    with pytest.raises(StoreError, match=r"cannot write to moody://bucket/store: ClientError: AccessDenied.*credentials"):
+        Log.open(moody)
+
+
+def test_a_hub_is_no_store():
+    class Hub(Store):
+        def __init__(self):
+            self.root, self.local = "hf://datasets/a/b", None
+    with pytest.raises(StoreError, match="not a store"):
+        Log.open(Hub())
 
 
 def test_garbage_of_older_epochs_alone_is_collected(store, tmp_path):
