@@ -108,9 +108,8 @@ def _overall() -> Rule:
                 "hidden" in first_of(e, "id", "style"):
             return True
         if id_ is not None or class_ is not None:
-            if (id_ or "").startswith("reply-") or (class_ or "").startswith("reply-"):
-                if first_of(e, "id", "class").startswith("reply-"):
-                    return True
+            if first_of(e, "id", "class").startswith("reply-"):
+                return True
             if e.tag not in blocks:
                 return False
             if (id_ is not None and block_id[id_]) or (class_ is not None and block_class[class_]):
