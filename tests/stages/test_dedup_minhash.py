@@ -63,7 +63,7 @@ def test_slices_do_not_depend_on_tasks(tmp_path, monkeypatch):
     barrier = MinHash()
     before = outcome(barrier, docs, tmp_path / "a", part_rows=6)
     monkeypatch.setattr(fragment, "GROUP_ROWS", 7)
-    monkeypatch.setattr(fragment, "BUCKET_BYTES", 1000)
+    monkeypatch.setattr(fragment, "BUCKET_BYTES", 5000)
     after = outcome(barrier, docs, tmp_path / "b", part_rows=6, shuffle=3)
     assert after.content == before.content
     assert any(before.content)
@@ -155,7 +155,7 @@ def test_cap_does_not_depend_on_layout(tmp_path, monkeypatch):
                 f"{rng.getrandbits(128):032x}") for _ in range(120)]
     before = outcome(MinHash(max_comparisons=3), docs, tmp_path / "a")
     monkeypatch.setattr(fragment, "GROUP_ROWS", 9)
-    monkeypatch.setattr(fragment, "BUCKET_BYTES", 2000)
+    monkeypatch.setattr(fragment, "BUCKET_BYTES", 8000)
     after = outcome(MinHash(max_comparisons=3), docs[::-1], tmp_path / "b", part_rows=4, shuffle=1)
     assert before.removed == after.removed
     assert before.counters["verify"]["capped"] > 0
