@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -209,3 +210,51 @@ def test_an_embedded_driver_that_is_stopped_leaves_no_process(tmp_path, signum):
         assert "run again to go on" in out
         assert not list(tmp_path.glob("tokenmill-*/scratch-*"))
     until(lambda: not any(alive(p) for p in processes), 20)
+
+
+CLUSTER = """
+import os, sys, threading, time
+from ray.cluster_utils import Cluster
+from pipeline.engine.ray_backend import RayBackend
+from pipeline.engine.scheduler import Scheduler
+from pipeline.store.fs import Store
+from tests.pipeline import engine_tasks as t
+
+node = {"object_store_memory": 80 << 20, "include_dashboard": False}
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **node})
+doomed, other = (cluster.add_node(num_cpus=1, **node) for _ in range(2))
+backend = RayBackend(Store(sys.argv[1]), address=cluster.address, child_memory_mb=300, scratch=sys.argv[2])
+found, places = [], set()
+
+def work():
+    found.append(Scheduler(backend, t.MemoryLog(), max_attempts=1).run(t.row_specs(parts=10, rows=40, ms=20)))
+
+thread = threading.Thread(target=work)
+thread.start()
+def until_busy(n):
+    while sum(bool(x.open) and x.ready for x in list(backend._nodes.values())) < n:
+        time.sleep(0.05)
+    places.update(backend._nodes)
+until_busy(2)
+cluster.remove_node(doomed, allow_graceful=False)       # SIGKILL of the raylet
+cluster.add_node(num_cpus=1, **node)
+while len(places) < 3 and thread.is_alive():
+    places.update(backend._nodes)
+    time.sleep(0.05)
+thread.join()
+backend.close()
+cluster.shutdown()
+print(len(places), t.outcome(found[0]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_node_dies_and_another_one_joins(store, tmp_path):
+    with tempfile.TemporaryDirectory(prefix="tmr", dir="/tmp") as short:      # for Ray's sockets
+        env = {**{k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}, "RAY_TMPDIR": short}
+        done = subprocess.run([sys.executable, "-c", CLUSTER, str(tmp_path / "store"), str(tmp_path)], cwd=REPO,
+                              env=env, stdout=subprocess.PIPE, text=True, timeout=180)
+    assert done.returncode == 0
+    expected = inline(store, t.row_specs(parts=10, rows=40, ms=20), tmp_path)
+    assert done.stdout.splitlines()[-1] == f"3 {expected}"
+    assert not list(store.list("runs"))
