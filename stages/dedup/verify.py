@@ -95,16 +95,16 @@ class Shingles:
 
 def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
     """Texts of the given rows (ascending) of a part; a row group without any of them is not read."""
-    file = pq.ParquetFile(path)
     first = done = 0
-    for number in range(file.num_row_groups):
-        stop = first + file.metadata.row_group(number).num_rows
-        upto = int(np.searchsorted(rows, stop))
-        if upto > done:
-            column = file.read_row_group(number, columns=["text"])["text"]
-            for row in rows[done:upto].tolist():
-                yield column[row - first].as_py()
-        first, done = stop, upto
+    with pq.ParquetFile(path) as file:
+        for number in range(file.num_row_groups):
+            stop = first + file.metadata.row_group(number).num_rows
+            upto = int(np.searchsorted(rows, stop))
+            if upto > done:
+                column = file.read_row_group(number, columns=["text"])["text"]
+                for row in rows[done:upto].tolist():
+                    yield column[row - first].as_py()
+            first, done = stop, upto
     if done < len(rows):
         raise ValueError(f"a part has {first} rows, but its side table speaks of row {int(rows[done])}")
 

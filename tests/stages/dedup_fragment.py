@@ -94,8 +94,9 @@ def run_fragment(barrier: Barrier, parts: list[PartRef], store: Store, *, shuffl
     for part, ref in zip(parts, slices, strict=True):
         if ref is None:
             continue
-        ids = pq.read_table(store.at(part.text["$ref"]), columns=["id"])["id"].to_pylist()
-        rows = pq.read_table(store.at(ref["$ref"])).to_pylist()
+        with store.open(part.text["$ref"]) as text, store.open(ref["$ref"]) as said:
+            ids = pq.read_table(text, columns=["id"])["id"].to_pylist()
+            rows = pq.read_table(said).to_pylist()
         assert [r["row"] for r in rows] == sorted({r["row"] for r in rows})
         assert ref["rows"] == len(rows)
         for r in rows:

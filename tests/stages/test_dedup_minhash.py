@@ -98,6 +98,19 @@ def test_what_becomes_stale(tmp_path, monkeypatch):
     assert set(before.keys["bands"]) < set(more.keys["bands"])
 
 
+def test_object_storage_gives_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(fragment, "GROUP_ROWS", 20)
+    monkeypatch.setattr(fragment, "BUCKET_BYTES", 5000)
+    local, remote = Store(tmp_path), Store(f"memory://{tmp_path.name}")
+    parts = write_parts(MinHash(), corpus(17, 25), local, ranks=RANKS)
+    for path in local.list("in"):
+        assert remote.put_absent(path, local.read(path))
+    before, after = run_fragment(MinHash(), parts, local), run_fragment(MinHash(), parts, remote)
+    assert after.removed == before.removed
+    assert after.content == before.content
+    assert len(after.removed) > 5
+
+
 def test_priority_then_length_then_id(tmp_path):
     names = vocabulary(random.Random(2))
     words = random.Random(3).choices(names, k=200)
