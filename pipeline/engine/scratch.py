@@ -1,0 +1,69 @@
+"""Scratch folders on local disk that vanish with their owner, however it ends.
+
+Every owner (a supervisor) holds a lock on its folder for as long as it lives; whoever comes next removes the folders
+whose lock nobody holds. That works across containers that share a disk, where process ids mean nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+
+def user_folder(base: str | None = None) -> Path:
+    """`BASE/tokenmill-UID` (base: the system's folder for temporary files), ours and closed to others.
+
+    Raises PermissionError when somebody else put it there: what lies in it (compiled code) must be trusted.
+    """
+    folder = Path(base or tempfile.gettempdir(), f"tokenmill-{os.getuid()}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not private to this user; remove it or set TMPDIR to another place")
+    return folder
+
+
+class Scratch:
+    """A folder of our own below the user's."""
+
+    def __init__(self, base: str | None = None) -> None:
+        top = user_folder(base)
+        with open(top / ".lock", "w") as f:     # so that nobody sweeps a folder between its making and its locking
+            fcntl.flock(f, fcntl.LOCK_EX)
+            self._sweep(top)
+            self.path = tempfile.mkdtemp(prefix="scratch-", dir=top)
+            self._lock = os.open(Path(self.path, ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    @staticmethod
+    def _sweep(top: Path) -> None:
+        for folder in top.glob("scratch-*"):
+            try:
+                fd = os.open(folder / ".lock", os.O_RDWR)
+            except OSError:
+                continue                        # it has gone
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            except OSError:
+                pass                            # its owner lives
+            finally:
+                os.close(fd)
+        for folder in top.glob("numba-*"):      # compiled kernels of code that nobody has run for a month
+            with contextlib.suppress(OSError):
+                if time.time() - folder.stat().st_mtime > 30 * 86400:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def folder(self) -> str:
+        """A new folder in it."""
+        return tempfile.mkdtemp(dir=self.path)
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)

@@ -1,0 +1,150 @@
+"""Measures, protocol, scratch and fingerprint: what supervisor and child rest on."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine import limits
+from pipeline.engine.child import MAX_MESSAGE, pack, unpack
+from pipeline.engine.fingerprint import code_hash, declared_libraries, differences, fingerprint
+from pipeline.engine.process import _environment
+from pipeline.engine.scratch import Scratch, user_folder
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+
+def test_messages_come_whole_whatever_the_pipe_does():
+    sent = [{"n": i, "text": "ü" * i} for i in range(5)]
+    wire = b"".join(map(pack, sent))
+    for step in (1, 3, 7, len(wire)):
+        buffer, found = bytearray(), []
+        for i in range(0, len(wire), step):
+            buffer += wire[i:i + step]
+            while (message := unpack(buffer)) is not None:
+                found.append(message)
+        assert found == sent
+        assert not buffer
+
+
+def test_a_length_beyond_reason_is_refused():
+    with pytest.raises(ValueError, match="not the engine's protocol"):
+        unpack(bytearray(struct.pack(">I", MAX_MESSAGE + 1)))
+    with pytest.raises(json.JSONDecodeError):
+        unpack(bytearray(struct.pack(">I", 3) + b"{{{"))
+
+
+@linux
+def test_cpu_time_and_memory_of_a_process_are_seen():
+    code = "x = bytearray(b'x' * (50 << 20))\nn = 0\nwhile n < 3_000_000: n += 1\nprint('ok', flush=True)\ninput()"
+    p = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        p.stdout.readline()
+        assert limits.cpu_seconds(p.pid) >= 0.05
+        assert 50 < limits.anonymous_mb(p.pid) < 120
+        assert limits.data_bytes(p.pid) > 50 << 20
+    finally:
+        p.kill()
+        p.communicate()
+    with pytest.raises(OSError):
+        limits.cpu_seconds(p.pid)
+
+
+@linux
+def test_the_data_limit_bites_and_is_lifted_again():
+    code = ("from pipeline.engine import limits\n"
+            "limits.limit_data(limits.data_bytes() + (50 << 20))\n"
+            "try:\n    bytearray(200 << 20)\nexcept MemoryError:\n    print('refused')\n"
+            "limits.limit_data(None)\nbytearray(200 << 20)\nprint('lifted')\n")
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["refused", "lifted"]
+
+
+@linux
+def test_memory_use_is_of_the_tightest_group_without_its_cache(tmp_path):
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    for folder, total, used in ((inner, "max", 70), (tmp_path / "a", 100, 90), (tmp_path, 1000, 95)):
+        (folder / "memory.max").write_text(f"{total}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text("anon 50\ninactive_file 30\nactive_file 5\n")
+    found = limits._groups(str(tmp_path), "/a/b", "memory.max", "memory.current", "inactive_file")
+    assert found == [(60, 100), (65, 1000)]
+    used, total = limits.memory_use()
+    assert 0 < used < total
+
+
+@linux
+def test_children_get_one_thread_our_path_and_their_own_temporary_folder(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = _environment({"OMP_NUM_THREADS": "8", "HOME": "/h"}, "/scratch")
+    assert (env["OMP_NUM_THREADS"], env["NUMBA_NUM_THREADS"]) == ("1", "1")
+    assert (env["TMPDIR"], env["HOME"]) == ("/scratch", "/h")
+    paths = env["PYTHONPATH"].split(os.pathsep)
+    assert paths[0] == str(tmp_path)
+    assert os.path.dirname(json.__file__.removesuffix("/__init__.py")) not in paths      # never before the stdlib
+
+
+@linux
+def test_scratch_of_the_dead_is_swept_and_of_the_living_is_not(tmp_path):
+    living = Scratch(str(tmp_path))
+    Path(living.folder(), "x").touch()
+    code = "import os, sys; from pipeline.engine.scratch import Scratch; Scratch(sys.argv[1]); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    top = user_folder(str(tmp_path))
+    assert len(list(top.glob("scratch-*"))) == 2
+    other = Scratch(str(tmp_path))
+    assert sorted(map(str, top.glob("scratch-*"))) == sorted([living.path, other.path])
+    living.close()
+    other.close()
+    assert list(top.glob("scratch-*")) == []
+
+
+@linux
+def test_old_kernels_are_swept(tmp_path):
+    top = user_folder(str(tmp_path))
+    for name, days in (("numba-old", 40), ("numba-new", 1)):
+        (top / name).mkdir()
+        then = time.time() - days * 86400
+        os.utime(top / name, (then, then))
+    Scratch(str(tmp_path)).close()
+    assert [p.name for p in top.glob("numba-*")] == ["numba-new"]
+
+
+@linux
+def test_a_folder_that_others_may_write_is_refused(tmp_path):
+    (tmp_path / f"tokenmill-{os.getuid()}").mkdir()
+    (tmp_path / f"tokenmill-{os.getuid()}").chmod(0o777)
+    with pytest.raises(PermissionError, match="not private"):
+        Scratch(str(tmp_path))
+
+
+def test_fingerprints_tell_code_libraries_and_cpu_apart(tmp_path):
+    ours = fingerprint(declared_libraries())
+    assert differences(ours, ours) == []
+    assert ours["libraries"]["pyarrow"]
+    assert differences(ours, {**ours, "roots": {"pipeline": "/elsewhere"}, "node": "n2"}) == []
+    theirs = {**ours, "code": "0", "python": "3.10.1", "cpu": "arm-base",
+              "libraries": {**ours["libraries"], "pyarrow": "1.0", "numpy": ""}}
+    said = "; ".join(differences(ours, theirs))
+    for words in ("other code", "Python 3.10.1 instead of", "pyarrow 1.0 instead of", "numpy missing", "CPU arm-base"):
+        assert words in said
+
+
+def test_the_code_hash_sees_contents_and_names_but_not_places(tmp_path):
+    for root in ("a", "b"):
+        (tmp_path / root / "sub").mkdir(parents=True)
+        (tmp_path / root / "sub" / "m.py").write_text("x = 1\n")
+    first = code_hash({"stages": str(tmp_path / "a"), "trainer": ""})
+    assert first == code_hash({"stages": str(tmp_path / "b"), "trainer": ""})
+    (tmp_path / "b" / "sub" / "m.py").write_text("x = 2\n")
+    assert first != code_hash({"stages": str(tmp_path / "b"), "trainer": ""})
+    (tmp_path / "a" / "sub" / "m.py").rename(tmp_path / "a" / "sub" / "n.py")
+    assert first != code_hash({"stages": str(tmp_path / "a"), "trainer": ""})
