@@ -1,0 +1,168 @@
+"""JSONL reader: keys, caps, damage, and splits that change nothing."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import itertools
+import json
+import lzma
+import random
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from stages.document import BadRecord, Document, document_id
+from stages.read.jsonl import Jsonl
+from stages.read.reader import Skipped, Slice
+from stages.read.streams import Stream, read_lines
+from tests.conftest import shared_data
+
+
+def read(local: object, slice: Slice | None = None, **config: object) -> list[Document | BadRecord]:
+    return list(Jsonl(**config).read(str(local), slice or Slice("s", "a.jsonl")))
+
+
+def facts(item: Document | BadRecord) -> tuple:
+    if isinstance(item, BadRecord):
+        return item.reason, item.id, str(item.locator), item.fatal
+    meta = json.dumps(item.meta, sort_keys=True)
+    return item.id, item.text, item.url, item.date, item.language, str(item.locator), meta
+
+
+def reasons(items: list[Document | BadRecord]) -> Counter[str]:
+    return Counter(i.reason if isinstance(i, BadRecord) else "document" for i in items)
+
+
+def put(path: Path, *lines: object, end: str = "\n") -> Path:
+    path.write_bytes("\n".join(x if isinstance(x, str) else json.dumps(x, ensure_ascii=False) for x in lines).encode()
+                     + end.encode())
+    return path
+
+
+def test_keys_ids_and_places(tmp_path):
+    local = put(tmp_path / "a", {"text": "one", "id": 7, "url": "http://x/", "date": "2020"},
+                {"text": "zwei ü", "metadata": {"url": "http://y/", "lang": "de", "n": [1, {"a": None}]}})
+    one, two = read(local, url="metadata.url", language="metadata.lang", keep=("metadata.n",))
+    assert one.id == document_id("s", "a.jsonl", "", 0)
+    assert (one.meta, one.date, one.url) == ({"id": 7}, "2020", "")
+    assert (two.text, two.url, two.language) == ("zwei ü", "http://y/", "de")
+    assert two.meta == {"metadata.n": [1, {"a": None}]}
+    assert two.locator == {"file": "a.jsonl", "offset": local.read_bytes().index(b"\n") + 1, "record": 1, "sub": ""}
+
+
+def test_every_bad_line_is_counted_and_the_rest_is_read(tmp_path):
+    path = tmp_path / "a"
+    deep = b'{"text": ' + b"[" * 200_000
+    path.write_bytes(b"\n".join([
+        b'{"text": "good"}', b"{broken", b'{"text": "\xff\xfe"}', b'{"no": "text"}', b'{"text": 5}', b'["text"]', b"",
+        b'{"text": "   "}', deep, b'{"text": "' + b"x" * 5000 + b'"}', b'{"text": "last"}']))
+    items = read(path, max_line=300_000)
+    assert reasons(items) == {"document": 3, "bad_json": 2, "invalid_utf8": 1, "missing_text": 3, "empty": 2}
+    assert [i.locator["record"] for i in items] == list(range(11))
+    assert {i.reason for i in items if isinstance(i, Skipped)} == {"empty"}
+    assert reasons(read(path, max_line=4000))["line_too_long"] == 2
+    assert read(path, max_line=4000)[-1].text == "last"
+
+
+def test_lone_surrogates_become_replacement_characters(tmp_path):
+    local = put(tmp_path / "a", r'{"text": "a\ud800b \ud83d\ude00", "url": "u\udfff", "id": "i\ud800"}')
+    (doc,) = read(local)
+    assert doc.text == "a\ufffdb 😀" and doc.url == "u\ufffd" and doc.meta["id"] == "i\ufffd"
+    doc.text.encode()
+
+
+def test_byte_order_mark_and_windows_line_ends(tmp_path):
+    (tmp_path / "a").write_bytes(b'\xef\xbb\xbf{"text": "x"}\r\n{"text": "y"}\r\n')
+    assert [d.text for d in read(tmp_path / "a")] == ["x", "y"]
+
+
+PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress,
+        ".zst": lambda data: pa.Codec("zstd").compress(data, asbytes=True)}
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_compressed_whole_cut_and_corrupt(tmp_path, suffix):
+    rng = random.Random(1)
+    plain = "".join(json.dumps({"text": "".join(rng.choices("abcdefgh ", k=900))}) + "\n" for _ in range(3000)).encode()
+    packed = PACK[suffix](plain)
+    local = tmp_path / f"a.jsonl{suffix}"
+    local.write_bytes(packed)
+    whole = [facts(i) for i in read(local)]
+    assert len(whole) == 3000 and all(len(f) == 7 for f in whole)
+    if not suffix:
+        return
+    local.write_bytes(packed[:len(packed) * 2 // 3])
+    cut = read(local)
+    assert cut[-1].fatal and cut[-1].reason == "truncated"
+    assert [facts(i) for i in cut[:-1]] == whole[:len(cut) - 1], "what came before the cut is there"
+    assert len(cut) > 1000 or suffix in (".bz2", ".xz"), "whose blocks are larger than this file"
+    broken = bytearray(packed)
+    broken[len(packed) // 2] ^= 0xFF
+    local.write_bytes(broken)
+    assert sum(isinstance(i, BadRecord) for i in read(local)) >= 1
+
+
+def test_a_line_of_50_mb_is_one_bad_record_in_bounded_memory(tmp_path):
+    path = tmp_path / "a"
+    with open(path, "wb") as f:
+        f.write(b'{"text": "first"}\n{"text": "')
+        for _ in range(50):
+            f.write(b"x" * 1_000_000)
+        f.write(b'"}\n{"text": "last"}\n')
+    items = read(path, max_line=1 << 20)
+    assert reasons(items) == {"document": 2, "line_too_long": 1}
+    assert items[2].locator["offset"] == path.stat().st_size - len(b'{"text": "last"}\n')
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_splits_change_nothing(tmp_path, seed):
+    rng = random.Random(seed)
+    lines = [json.dumps({"text": "ü" * rng.randrange(0, 3000)}) if rng.random() < 0.9 else rng.choice(["", "{bad"])
+             for _ in range(rng.randrange(1, 400))]
+    local = put(tmp_path / "a", *lines, end=rng.choice(["\n", ""]))
+    whole = [facts(i) for i in read(local)]
+    for target in (1, 10_000, 200_000):
+        pieces = Jsonl().splits(str(local), "a.jsonl", target)
+        assert pieces[-1].stop == local.stat().st_size
+        for a, b in itertools.pairwise(pieces):
+            assert (a.stop, a.ordinal + a.records) == (b.start, b.ordinal)
+        assert sum(p.records for p in pieces) == len(whole)
+        assert [facts(i) for p in pieces for i in read(local, p.of("s", "a.jsonl"))] == whole
+
+
+def test_a_compressed_file_is_read_in_one_piece(tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"{}\n" * 100))
+    reader = Jsonl()
+    assert reader.splits(str(tmp_path / "a.gz"), "a.gz", 10) is None and "a.gz" in reader.warnings[0]
+
+
+def test_empty_missing_and_folder(tmp_path):
+    (tmp_path / "a").write_bytes(b"")
+    assert read(tmp_path / "a") == [] and Jsonl().splits(str(tmp_path / "a"), "a", 10) is None
+    with pytest.raises(FileNotFoundError, match=r"a\.jsonl"):
+        read(tmp_path / "gone")
+    with pytest.raises(IsADirectoryError):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("cap", [5, 1 << 20])
+def test_read_lines_against_split(tmp_path, cap):
+    rng = random.Random(cap)
+    data = b"\n".join(b"y" * rng.randrange(0, 12) for _ in range(200_000))
+    (tmp_path / "a").write_bytes(data)
+    with Stream(str(tmp_path / "a")) as stream:
+        found = list(read_lines(stream, cap))
+    expected, at = [], 0
+    for line in data.split(b"\n"):
+        expected.append((at, line if len(line) <= cap else None))
+        at += len(line) + 1
+    assert found == (expected if data.split(b"\n")[-1] else expected[:-1])
+
+
+def test_real_files():
+    for path in sorted(shared_data("text").rglob("*.jsonl.gz")):
+        items = read(path)
+        assert len(items) >= 10 and reasons(items) == {"document": len(items)}
