@@ -45,15 +45,18 @@ class Backend(Protocol):
 
     def token_id(self, token: str) -> int | None: ...
 
+    def token(self, id: int) -> str | None: ...
+
 
 class Tokenizer:
     """A tokenizer as the pipeline uses it. `backend` says which implementation encodes."""
 
-    def __init__(self, backend: Backend, kind: str, sha256: str, eos: str, path: str) -> None:
-        found = backend.token_id(eos)
-        if found is None:
+    def __init__(self, backend: Backend, kind: str, sha256: str, eos: str | int, path: str) -> None:
+        found = backend.token_id(eos) if isinstance(eos, str) else eos
+        token = None if found is None else backend.token(found)
+        if found is None or token is None:
             raise TokenizerError(f"{path}: has no token '{eos}' to end documents with: set tokenizer.eos to one it has")
-        self._backend, self.kind, self.sha256, self.eos_token, self.path = backend, kind, sha256, eos, path
+        self._backend, self.kind, self.sha256, self.eos_token, self.path = backend, kind, sha256, token, path
         self.eos = int(found)
         self.vocab_size = backend.vocab_size
 
@@ -77,10 +80,10 @@ class Tokenizer:
         return self._backend.decode([int(i) for i in ids])
 
 
-def load_tokenizer(path: str | os.PathLike[str], eos: str | None = None) -> Tokenizer:
+def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None) -> Tokenizer:
     """The tokenizer in a file, or in a folder that holds `tokenizer.json` or one `.model`.
 
-    `eos` is the token that ends documents (default: what the files say, else a well-known name).
+    `eos` is the token that ends documents, or its id (default: what the files say, else a well-known name).
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; processes are the parallelism
     path = Path(path)
@@ -88,7 +91,7 @@ def load_tokenizer(path: str | os.PathLike[str], eos: str | None = None) -> Toke
         found = [p for p in (path / "tokenizer.json", *sorted(path.glob("*.model"))) if p.is_file()]
         if not found:
             raise TokenizerError(f"{path}: holds neither tokenizer.json nor a SentencePiece .model")
-        eos = eos or _declared_eos(path / "tokenizer_config.json")
+        eos = _declared_eos(path / "tokenizer_config.json") if eos is None else eos
         path = found[0]
     try:
         data = path.read_bytes()
@@ -135,6 +138,9 @@ class HuggingFace:
     def token_id(self, token: str) -> int | None:
         return self._native.token_to_id(token)
 
+    def token(self, id: int) -> str | None:
+        return self._native.id_to_token(id)
+
 
 class Fast(HuggingFace):
     """fastokens for encoding (20 times faster), `tokenizers` for the rest."""
@@ -154,7 +160,7 @@ class Fast(HuggingFace):
         return np.frombuffer(ids, "<u4"), np.diff(np.frombuffer(offsets, "<u8").astype(np.int64))
 
 
-def _huggingface(data: bytes, path: Path, eos: str | None) -> tuple[HuggingFace, str]:
+def _huggingface(data: bytes, path: Path, eos: str | int | None) -> tuple[HuggingFace, str | int]:
     try:
         doc = json.loads(data)
         special = [t["content"] for t in doc.get("added_tokens") or [] if t.get("special")]
@@ -203,8 +209,11 @@ class SentencePiece:
         found = self.native.piece_to_id(token)
         return None if found == self.native.unk_id() and token != self.native.id_to_piece(found) else found
 
+    def token(self, id: int) -> str | None:
+        return self.native.id_to_piece(id) if 0 <= id < self.vocab_size else None
 
-def _sentencepiece(data: bytes, path: Path, eos: str | None, sha256: str) -> Tokenizer:
+
+def _sentencepiece(data: bytes, path: Path, eos: str | int | None, sha256: str) -> Tokenizer:
     try:
         backend = SentencePiece(data)
     except Exception as e:                                       # sentencepiece raises RuntimeError

@@ -37,7 +37,7 @@ TABLE_BATCH = 4096
 
 PART_TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("row", pa.uint32()), ("n_bytes", pa.uint32())])
 
-_loaded: dict[tuple[str, str | None], Tokenizer] = {}
+_loaded: dict[tuple[str, int], Tokenizer] = {}
 
 
 # -- reading documents -------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def rows_of(path: str, where: Where, columns: Sequence[str], batch: int = BATCH)
 
 # -- one part ----------------------------------------------------------------------------------------------------
 class EncodePart:
-    """args: part ($ref of kept.parquet), tokenizer ($ref), eos (token or null), where, val {share, seed}.
+    """args: part ($ref of kept.parquet), tokenizer ($ref), eos (id), where, val {share, seed}.
 
     Writes for each split SPLIT.tokens (documents back to back, each ended by EOS, u16 or u32) and SPLIT.parquet
     (PART_TABLE: ends in this file, row in the part). A document is held out by PRF(seed, cluster of its duplicates, or
@@ -118,7 +118,7 @@ class EncodePart:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        tokenizer = _tokenizer(inputs, args["tokenizer"], args.get("eos"))
+        tokenizer = _tokenizer(inputs, args["tokenizer"], args["eos"])
         splits = {name: _PartWriter(out, name) for name in SPLITS}
         counters: Counters = {name: {"docs": 0, "tokens": 0, "bytes": 0} for name in SPLITS}
         counters.update(skipped=0, sources={})
@@ -167,7 +167,7 @@ def _held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
     return below(val["seed"], "val", cluster or id, val["share"])
 
 
-def _tokenizer(inputs: Inputs, ref: FileRef, eos: str | None) -> Tokenizer:
+def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:
     """A warm child keeps the tokenizers it has loaded."""
     key = (ref["content"], eos)
     if key not in _loaded:
@@ -248,7 +248,7 @@ class AssembleShard:
 def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> list[TaskDraft]:
     """One task a part, in plan order. `tokenizer`: `fit_tokenizer.tokenizer_info`. `config`: the recipe's entry under
     `shards:` (`where`, `val`: share held out) and `seed`."""
-    common = {"tokenizer": tokenizer["ref"], "eos": tokenizer.get("eos_token"),
+    common = {"tokenizer": tokenizer["ref"], "eos": tokenizer["eos"],
               "where": dict(config.get("where") or {}),
               "val": {"share": float(config.get("val", 0.005)), "seed": int(config.get("seed", 0))}}
     return [TaskDraft(ENCODE, {"part": part.text, **common}, part.bytes, f"encode part {part.key[:8]}", memory_mb=700)

@@ -115,7 +115,7 @@ def load_draft(path: str, eos: str | None = None) -> TaskDraft:
 
 def tokenizer_info(result: TaskResult, eos: str | None = None) -> dict[str, Any]:
     """What others need of a finished tokenizer: sha256, vocab_size, eos (id), path (published, relative to the store),
-    ref (for task arguments), eos_token (None: what the file says)."""
+    ref (for task arguments), eos_token (as the recipe names it, or None)."""
     [(name, ref)] = [(n, r) for n, r in result.files.items() if n.startswith("tokenizer.")]
     return {"sha256": ref["content"], "vocab_size": result.counters["vocab_size"], "eos": result.counters["eos"],
             "path": f"shards/tokenizer-{ref['content'][:12]}.{name.partition('.')[2]}", "ref": ref, "eos_token": eos}

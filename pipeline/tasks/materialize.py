@@ -177,7 +177,7 @@ def _write_parquet(path: str, args: Mapping[str, Any], tokens: np.ndarray, bound
                    origin: np.ndarray) -> None:
     rows, width = tokens.shape
     schema = parquet_schema(tokens.dtype)
-    names = pa.array(args["streams"], pa.string())
+    names = args["streams"]
     step = max(1, BLOCK_BYTES // (width * tokens.itemsize))
     with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=["stream"],
                           write_statistics=["sample"]) as to:
@@ -190,8 +190,8 @@ def _write_parquet(path: str, args: Mapping[str, Any], tokens: np.ndarray, bound
                                               pa.array(np.concatenate(ends).astype(np.uint32)))]
             to.write_batch(pa.record_batch([
                 pa.array(np.arange(args["first"] + a, args["first"] + b, dtype=np.uint64)),
-                names.take(pa.array(origin["stream"][a:b].astype(np.int32))), pa.array(origin["epoch"][a:b]),
-                pa.array(origin["window"][a:b]), *lists], schema=schema))
+                pa.array([names[s] for s in origin["stream"][a:b].tolist()], pa.string()),
+                pa.array(origin["epoch"][a:b]), pa.array(origin["window"][a:b]), *lists], schema=schema))
 
 
 # -- what a planner calls ----------------------------------------------------------------------------------------

@@ -177,7 +177,13 @@ def test_errors_of_settings(folder, tmp_path):
 def test_a_folder_says_its_eos(folder, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes((folder / "bpe.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "!"}}))
-    assert load_tokenizer(tmp_path).eos_token == "!"
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.eos_token == "!"
+    assert load_tokenizer(tmp_path / "tokenizer.json", tokenizer.eos).eos_token == "!"     # what a task is given
+    assert load_tokenizer(folder / "bpe.model", 5).eos == 5
+    for name in ("bpe.json", "bpe.model"):
+        with pytest.raises(TokenizerError, match="has no token '9999'"):
+            load_tokenizer(folder / name, 9999)
 
 
 def test_very_long_lines_train(tmp_path):
