@@ -52,7 +52,7 @@ def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] =
     assert isinstance(recipe, Recipe)
     recipe._name, recipe._base = file.stem, base
     if allow_custom:
-        recipe.code[:] = [os.path.join(base, path) for path in recipe.code]
+        recipe.code[:] = [os.path.normpath(os.path.join(base, path)) for path in recipe.code]
         try:
             import_code(recipe.code)
         except (OSError, ImportError, SyntaxError) as e:
@@ -69,10 +69,10 @@ def import_code(files: Sequence[str]) -> None:
         known = sys.modules.get(name)
         if known is not None and os.path.realpath(known.__file__ or "") == os.path.realpath(path):
             continue
-        if known is not None or importlib.util.find_spec(name) is not None:
-            raise ImportError(f"{path}: a module called '{name}' exists already; rename the file")
         if not os.path.isfile(path):
             raise FileNotFoundError(f"{path}: no such file")
+        if known is not None or importlib.util.find_spec(name) is not None:
+            raise ImportError(f"{path}: a module called '{name}' exists already; rename the file")
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise ImportError(f"{path}: is not a Python file")
@@ -117,14 +117,15 @@ def _set(data: dict[str, Any], marks: Marks, override: str) -> None:
         where: str | int = step
         if isinstance(here, list):
             where = _item(here, step, label, tuple(path))
-            if where < len(here) and here[where] == step:           # a bare step name becomes a mapping to set keys in
-                here[where] = {step: {}}
+            name = here[where]
+            if isinstance(name, str) and i + 1 < len(steps) and name in (step, steps[i + 1]):
+                here[where] = {name: {}}                            # a bare step name becomes a mapping to set keys in
                 marks.put((*path, where), Mark(label))
             if isinstance(here[where], dict) and list(here[where]) == [step]:
                 path.append(where)
                 here, where = here[where], step
         elif not isinstance(here, dict):
-            raise _error(label, "there is a single value here, no keys below it", tuple(path))
+            raise _error(label, "there is a single value here, without keys", tuple(path))
         path.append(where)
         if i == len(steps) - 1:
             here[where] = value
@@ -151,10 +152,9 @@ def _item(items: list[Any], step: str, label: str, path: KeyPath) -> int:
 
 def _feed(data: dict[str, Any], marks: Marks, inputs: list[str]) -> None:
     """Put `--input` into the source the recipe names under `input:` (or its only source)."""
-    sources = data.get("sources")
-    name = data.get("input")
-    if not isinstance(sources, dict):
-        return
+    sources, name = data.get("sources"), data.get("input")
+    if not isinstance(sources, dict) or not isinstance(name, str | None):
+        return                                                      # the models say what is wrong
     if inputs:
         if name is None and len(sources) == 1:
             [name] = sources

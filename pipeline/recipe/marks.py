@@ -138,7 +138,10 @@ def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
             marks.places.update(saved)
         return found
 
-    return (build(root, ()) if root is not None else None), marks
+    try:
+        return (build(root, ()) if root is not None else None), marks
+    except RecursionError:                                          # a mapping merged into itself
+        raise fail(None, (), f"nested deeper than {MAX_DEPTH} levels") from None
 
 
 def _scalar(kind: str, node: yaml.ScalarNode, fail: Any, path: KeyPath) -> Any:

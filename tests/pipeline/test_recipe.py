@@ -1,0 +1,445 @@
+"""Recipes: what they mean, and that every mistake is named with its line, its key and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.plan.lint import lint
+from pipeline.recipe import RecipeError, load_recipe, ready_recipes
+from pipeline.recipe.marks import dump_yaml, parse_yaml
+from pipeline.recipe.quantities import parse_bytes, parse_count, parse_share, parse_weight, percent
+from stages.catalog import READERS
+
+#: contracts §8, word for word
+CONTRACT = """\
+version: 1
+sources:   {web: {read: warc, path: data/*.warc.gz}, wiki: {read: wiki, path: enwiki.xml.bz2}}
+datasets:
+  extracted: {from: web, steps: [{html: {engine: trafilatura}}]}
+  clean:     {from: extracted, steps: [url, {language: {keep: [en], min: 0.65}}, gopher_repetition, gopher_quality, c4, fineweb, {pii: {}}]}
+  deduped:   {from: [clean, wiki], steps: [{minhash: {verify: 0.75}}], priority: [wiki, clean]}
+tokenizer: {train: {kind: bpe, vocab: 32000, from: deduped}}          # or {load: path}
+shards:    {web: {from: deduped, where: {source: web}, longest: 16384}, wiki: {from: deduped, where: {source: wiki}, longest: 16384}}
+curriculum:
+  seed: 1
+  total: 20B
+  phases:
+    - {name: stable, until: 70%, sequence: 2048, batch: 0.5M, mix: {web: 85, wiki: 15}}
+    - {name: anneal, until: 100%, mix: {web: 60, wiki: 40}, max_epochs: {wiki: 4}, lr: decay}
+train: {model: {preset: 135m}, optimizer: {kind: adamw}}
+"""  # noqa: E501
+SMALL = """\
+version: 1
+sources:
+  web: {read: warc, path: a.warc.gz}
+datasets:
+  clean:
+    from: web
+    steps:
+      - html
+      - language:
+          keep: [en]
+          min: 0.65
+      - c4
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    """A recipe from its text."""
+    def load(text: str, *args, **kw):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(text)
+        return load_recipe(path, *args, **kw)
+
+    return load
+
+
+def problems(load, text: str, *args, **kw) -> list[str]:
+    """What is wrong with a recipe, each as 'LINE KEY: MESSAGE'."""
+    with pytest.raises(RecipeError) as caught:
+        load(text, *args, **kw)
+    return [f"{p.mark.line} {str(p).split(': ', 1)[1]}" for p in caught.value.problems]
+
+
+# -- what a recipe means --------------------------------------------------------------------------------------------
+def test_the_contracts_recipe_loads(load):
+    recipe = load(CONTRACT)
+    assert recipe.dataset_order() == ["extracted", "clean", "deduped"]
+    assert recipe.datasets["deduped"].inputs == ["clean", "wiki"]
+    assert recipe.sources_of("deduped") == ["web", "wiki"]
+    assert [s.name for s in recipe.datasets["clean"].steps][:2] == ["url", "language"]
+    assert recipe.datasets["clean"].steps[1].config["keep"] == ["en"]
+    assert recipe.curriculum.total == 20_000_000_000
+    assert recipe.curriculum.phases[0].batch == 500_000
+    assert recipe.shards["web"].val == 0.005
+    assert (recipe.run.partition, recipe.run.max_error_rate, recipe.run.signals) == (32_000_000, 0.01, "until-drop")
+    assert recipe.warnings == []
+    assert recipe.name == "recipe"
+
+
+def test_steps_are_completed_with_their_stages_defaults(load):
+    recipe = load(SMALL)
+    html, language, c4 = recipe.datasets["clean"].steps
+    assert html.config["engine"] == "trafilatura"
+    assert language.config == {"keep": ["en"], "min": 0.65, "model": None}
+    assert c4.config                                              # whatever it has, written out
+
+
+def test_all_spellings_of_a_step_mean_the_same(load):
+    spellings = ["steps: [html, pii]", "steps: [{html: }, {pii: {}}]", "steps: [html: {}, pii: null]",
+                 "steps:\n    - html:\n    - pii"]
+    base = "version: 1\nsources: {web: {read: warc, path: x}}\ndatasets:\n  a:\n    from: web\n    "
+    assert len({load(base + s).digest() for s in spellings}) == 1
+
+
+def test_digest_ignores_places_and_spelling_but_not_settings(load, tmp_path):
+    digest = load(CONTRACT).digest()
+    (tmp_path / "elsewhere").mkdir()
+    other = tmp_path / "elsewhere" / "recipe.yaml"
+    other.write_text(CONTRACT.replace("data/*.warc.gz", "/mnt/x.warc.gz").replace("20B", "20_000_000_000"))
+    assert load_recipe(other).digest() == digest
+    assert load(CONTRACT, ["datasets.clean.steps.language.min=0.65"]).digest() == digest
+    assert load(CONTRACT, ["datasets.clean.steps.language.min=0.66"]).digest() != digest
+
+
+def test_canonical_yaml_runs_from_anywhere(load, tmp_path):
+    recipe = load(CONTRACT)
+    kept = tmp_path / "far" / "away.yaml"
+    kept.parent.mkdir()
+    kept.write_text(recipe.canonical_yaml())
+    again = load_recipe(kept)
+    assert again.digest() == recipe.digest()
+    assert again.sources["web"].path == [str(tmp_path / "data/*.warc.gz")]
+    assert yaml.safe_load(recipe.canonical_yaml())["curriculum"]["phases"][0]["until"] == "70%"
+
+
+def test_scalars_follow_yaml_1_2(load):
+    recipe = load(SMALL.replace("[en]", "[no, on, 'true']") + "train: {lr: 1e-3, x: yes, t: 2026-01-01, z: 0x10, n: ~}")
+    assert recipe.datasets["clean"].steps[1].config["keep"] == ["no", "on", "true"]
+    assert recipe.train == {"lr": 0.001, "x": "yes", "t": "2026-01-01", "z": 16, "n": None}
+
+
+def test_anchors_and_merge_keys(load):
+    recipe = load(SMALL.replace("  web:", "  old: &old {read: warc, path: old.gz}\n  web:")
+                  .replace("{read: warc, path: a.warc.gz}", "{<<: *old, path: new.gz}"))
+    assert (recipe.sources["web"].read, recipe.sources["web"].path) == ("warc", ["new.gz"])
+    assert recipe.sources["old"].path == ["old.gz"]
+
+
+def test_reader_settings_stand_beside_read_and_path(load):
+    recipe = load("version: 1\nsources: {a: {read: jsonl, path: x.jsonl, text: body}}\ndatasets: {b: {from: a}}\n")
+    assert recipe.sources["a"].config["text"] == "body"
+
+
+# -- --set, --input, names -------------------------------------------------------------------------------------------
+def test_set_overrides_by_key_step_name_and_number(load):
+    recipe = load(CONTRACT, ["datasets.clean.steps.language.min=0.8", "datasets.clean.steps.5.fineweb={}",
+                             "datasets.clean.steps.gopher_quality.min_doc_words=10", "curriculum.total=2M",
+                             "curriculum.phases.anneal.mix={web: 1, wiki: 1}", "run.partition=4MB", "run.signals=all"])
+    steps = {s.name: s.config for s in recipe.datasets["clean"].steps}
+    assert steps["language"]["min"] == 0.8
+    assert steps["gopher_quality"]["min_doc_words"] == 10
+    assert recipe.curriculum.total == 2_000_000
+    assert recipe.curriculum.phases[1].mix == {"web": 1, "wiki": 1}
+    assert (recipe.run.partition, recipe.run.signals) == (4_000_000, "all")
+    assert recipe.warnings == ["curriculum.phases[1].mix: weights sum to 2, not to 100; they were normalised"]
+
+
+@pytest.mark.parametrize(("override", "said"), [
+    ("datasets.clean.steps.langage.min=1", "there is no 'langage' here: did you mean 'language'?"),
+    ("curriculum.totl=1", "unknown key 'totl': did you mean 'total'?"),
+    ("curriculum.total", "write --set KEY=VALUE"),
+    ("version.x=1", "a single value here, without keys"),
+    ("run.partition=[", "not YAML"),
+    ("run.partition=!!python/object:os.system x", "tag"),
+])
+def test_a_wrong_override_names_itself(load, override, said):
+    with pytest.raises(RecipeError, match=re.escape(said)) as caught:
+        load(CONTRACT, [override])
+    assert str(caught.value).startswith(f"--set {override}")
+
+
+def test_ready_recipes_take_their_input_from_the_command(tmp_path, monkeypatch):
+    assert "fineweb" in ready_recipes()
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe("fineweb", inputs=["crawl/*.warc.gz", "s3://bucket/x.warc.gz"])
+    assert recipe.sources["web"].path == [str(tmp_path / "crawl/*.warc.gz"), "s3://bucket/x.warc.gz"]
+    assert recipe.dataset_order() == ["extracted", "clean", "deduped"]
+    with pytest.raises(RecipeError, match=r"sources.web: this recipe wants its input from you: add --input"):
+        load_recipe("fineweb")
+    with pytest.raises(RecipeError, match="did you mean 'fineweb'"):
+        load_recipe("finweb")
+
+
+@pytest.mark.parametrize("name", ready_recipes())
+def test_ready_recipes_are_clean(name):
+    recipe = load_recipe(name, inputs=["x.warc.gz"])
+    assert recipe.warnings == []
+    assert lint(recipe) == []
+
+
+def test_input_needs_to_know_its_source(load):
+    two = SMALL.replace("  web:", "  other: {read: text, path: x}\n  web:")
+    assert load(SMALL, inputs=["y.gz"]).sources["web"].path == [os.path.abspath("y.gz")]
+    assert "which of the sources other, web is meant" in problems(load, two, inputs=["y.gz"])[0]
+    assert load("input: web\n" + two, inputs=["y.gz"]).sources["web"].path == [os.path.abspath("y.gz")]
+
+
+# -- what is wrong with it --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("old", "new", "expected"), [
+    ("version: 1", "version: 2", "1 version: version 2 is not 1, the version of recipes this Tokenmill reads"),
+    ("version: 1\n", "", "1 version: missing key 'version'; add `version: …`"),
+    ("  clean:\n    from", "  clean:\n    form", "6 datasets.clean.form: unknown key 'form': did you mean 'from'?"),
+    ("min: 0.65", "mim: 0.65", "11 datasets.clean.steps[1].language.mim: unknown key 'mim': did you mean 'min'?"),
+    ("min: 0.65", "min: high", "11 datasets.clean.steps[1].language.min: must be a valid number"),
+    ("- c4", "- c44", "12 datasets.clean.steps[2]: unknown step 'c44': did you mean 'c4'?"),
+    ("read: warc", "read: wrac", "3 sources.web.read: unknown reader 'wrac': did you mean 'warc'?"),
+    ("path: a.warc.gz", "path: a.warc.gz, max_byte: 1", "3 sources.web.max_byte: unknown key 'max_byte': did you mean"),
+    ("path: a.warc.gz", "path: []", "3 sources.web.path: must not be empty"),
+    (", path: a.warc.gz", "", "3 sources.web.path: missing key 'path'; add `path: …`"),
+    ("from: web", "from: wbe", "6 datasets.clean.from: unknown source or dataset 'wbe': did you mean 'web'?"),
+    ("- html", "- html: {engine: trafilatur}",
+     "8 datasets.clean.steps[0].html.engine: 'trafilatur' is not one of trafilatura, resiliparse; did you mean"),
+    ("- html", "- html: [1]", "8 datasets.clean.steps[0]: the settings of 'html' must be a mapping"),
+    ("- html", "- 7", "8 datasets.clean.steps[0]: a step is a name, or a name with settings"),
+    ("- html", "- html: {}\n        pii: {}", "8 datasets.clean.steps[0]: a step has one name, this has 2 (html, pii)"),
+    ("steps:\n", "steps: {}\n    priority:\n", "7 datasets.clean.steps: must be a list"),
+    ("  web:", "  web/..:", "3 sources.web/..: 'web/..' is not a name; names become folders"),
+    ("  clean:", "  web:", "5 datasets.web: 'web' is a source as well; give the dataset another name"),
+    ("- c4", "- mine:Filter", "12 datasets.clean.steps[2]: 'mine:Filter' is a stage of your own; such code is"),
+    ("- c4", "- quality: {model: none.bin}", "12 datasets.clean.steps[2].quality.model: no such file"),
+    ("- c4", "- quality", "12 datasets.clean.steps[2].quality.model: missing key 'model'; add `model: …` ("),
+])
+def test_each_mistake_is_named(load, old, new, expected):
+    assert old in SMALL
+    found = problems(load, SMALL.replace(old, new, 1))
+    assert any(line.startswith(expected) for line in found), "\n".join(found)
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), [
+    ("vocab: 32000", "vocab: 100", "7 tokenizer.train.vocab: a vocabulary of 100 is outside 257"),
+    ("kind: bpe", "kind: bp", "7 tokenizer.train.kind: 'bp' is not one of bpe, sentencepiece; did you mean 'bpe'?"),
+    ("{train: {kind: bpe, vocab: 32000, from: deduped}}", "{}", "7 tokenizer: give either `train:`"),
+    ("{train: {kind: bpe, vocab: 32000, from: deduped}}", "{load: x.json}", "7 tokenizer.load: no such file"),
+    ("shards:    {web: {from: deduped", "shards:    {web: {from: web", "8 shards.web.from: 'web' is a source; name a"),
+    ("where: {source: web}", "where: {source: wob}", "8 shards.web.where.source: unknown source 'wob': did you mean"),
+    ("where: {source: web}", "where: {sorce: web}", "8 shards.web.where.sorce: 'sorce' is not one of source, language"),
+    ("from: deduped, where: {source: wiki}", "from: clean, where: {source: wiki}",
+     "8 shards.wiki.where.source: no document of 'wiki' gets into clean, which is made from web"),
+    ("longest: 16384}}", "longest: 8192}}", "8 shards.wiki.longest: 8,192 differs from 16,384 of 'web'"),
+    ("longest: 16384}}", "longest: 16384, val: 0.5}}", "8 shards.wiki.val: 0.5 is not a share; write it"),
+    ("sequence: 2048", "sequence: 2000", "13 curriculum.phases[0].sequence: 2,000 does not divide 16,384"),
+    ("sequence: 2048, ", "", "13 curriculum.phases[0]: missing key 'sequence': the first phase has none to inherit"),
+    ("batch: 0.5M", "batch: 1k", "13 curriculum.phases[0].batch: a batch of 1,000 tokens holds no sequence of 2,048"),
+    ("batch: 0.5M", "batch: 1.5", "13 curriculum.phases[0].batch: 1.5 is not a whole number"),
+    ("mix: {web: 85,", "mix: {wbe: 85,", "13 curriculum.phases[0].mix.wbe: unknown shards 'wbe': did you mean 'web'?"),
+    ("mix: {web: 85, wiki: 15}", "mix: {web: 0}", "13 curriculum.phases[0].mix: all weights are 0"),
+    ("web: 85", "web: lots", "13 curriculum.phases[0].mix.web: 'lots' is not a weight"),
+    ("until: 70%", "until: 0%", "13 curriculum.phases[0].until: a phase that ends at 0% is empty"),
+    ("until: 100%", "until: 70%", "14 curriculum.phases[1].until: '70%' is not after the phase before it"),
+    ("until: 100%", "until: 15B", "14 curriculum.phases[1].until: the last phase ends at 15,000,000,000 of"),
+    ("name: anneal", "name: stable", "14 curriculum.phases[1].name: two phases are called 'stable'"),
+    ("max_epochs: {wiki: 4}", "max_epochs: {wikki: 4}", "14 curriculum.phases[1].max_epochs.wikki: unknown shards"),
+    ("priority: [wiki, clean]", "priority: [wiki, web]", "6 datasets.deduped.priority[1]: unknown input of"),
+    ("from: web, steps", "from: deduped, steps",
+     "5 datasets.clean.from: a dataset cannot be made from itself: extracted ← deduped ← clean ← extracted"),
+])
+def test_each_mistake_beyond_the_documents_is_named(load, old, new, expected):
+    assert old in CONTRACT
+    found = problems(load, CONTRACT.replace(old, new, 1))
+    if "itself" in expected:                                     # any node of the ring may be the one that is blamed
+        assert "a dataset cannot be made from itself: extracted ← deduped ← clean ← extracted" in found[0]
+    else:
+        assert any(line.startswith(expected) for line in found), "\n".join(found)
+
+
+def test_all_mistakes_come_at_once_in_file_order(load):
+    text = SMALL.replace("version: 1", "version: 3").replace("path", "pth").replace("from:", "form:")
+    lines = [int(p.split()[0]) for p in problems(load, text)]
+    assert lines == sorted(lines)
+    assert {1, 3, 6} <= set(lines)
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("version: 1\nversion: 1\n", "2 version: the key 'version' stands here twice (first on line 1); remove one"),
+    ("a: !!python/object/apply:os.system [echo]\n", "1 a: the tag 'tag:yaml.org,2002:python/object/apply:os"),
+    ("a: !!binary aGk=\n", "1 a: the tag 'tag:yaml.org,2002:binary' is refused"),
+    ("a: b: c\n", "1 not YAML: mapping values are not allowed here; quote a value"),
+    ("a: [1, 2\nb: 3\n", "2 not YAML"),
+    ("\ta: 1\n", "1 not YAML"),
+    ("- 1\n", "0 a recipe is a mapping that begins with `version: 1`"),
+    ("", "0 a recipe is a mapping that begins with `version: 1`"),
+    ("? [a, b]\n: 1\n", "1 a key must be a single word"),
+    ("a: " + "[" * 60 + "]" * 60 + "\n", "1 a[0][0]"),
+    ("a: " + "[" * 5000 + "\n", "0 nested deeper than 50 levels"),
+    ("a: &a {x: *a}\n", "1 a.x"),
+    ("a: &a {<<: *a}\n", "0 nested deeper than 50 levels"),
+    ("x: &a [1,2,3,4,5,6,7,8,9]\n" + "".join(
+        f"{c}: &{c}{c} [{', '.join(['*' + p] * 9)}]\n" for c, p in zip("bcdefgh", ["a", *[x + x for x in "bcdefg"]])),
+     "more than 100,000 values once aliases are expanded"),
+])
+def test_hostile_and_broken_yaml(load, text, expected):
+    assert expected in problems(load, text)[0]
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    for path, said in ((tmp_path / "no.yaml", "no such recipe file"), (tmp_path, "is a folder; name the file in it")):
+        with pytest.raises(RecipeError, match=said):
+            load_recipe(path)
+    (tmp_path / "latin.yaml").write_bytes(b"version: 1 # caf\xe9\n")
+    with pytest.raises(RecipeError, match=r"not UTF-8 text \(byte 16\)"):
+        load_recipe(tmp_path / "latin.yaml")
+    (tmp_path / "huge.yaml").write_text("# " + "x" * (1 << 20))
+    with pytest.raises(RecipeError, match="a recipe has at most"):
+        load_recipe(tmp_path / "huge.yaml")
+
+
+def test_errors_name_the_file(load, tmp_path):
+    with pytest.raises(RecipeError) as caught:
+        load("version: 2\n")
+    assert str(caught.value).startswith(f"{tmp_path / 'recipe.yaml'}:1:1: ")
+
+
+# -- code of the user's own -------------------------------------------------------------------------------------------
+def test_custom_stages_only_when_allowed(load, tmp_path):
+    module = f"stages_of_{os.path.basename(tmp_path).replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text(textwrap.dedent("""
+        from stages.stage import Stage, StageConfig, decision
+
+        class Short(Stage):
+            name = "short"
+
+            class Config(StageConfig):
+                most: int = decision(10, "longest text kept, characters")
+
+            def process(self, doc):
+                return "long" if len(doc.text) > self.config.most else None
+        """))
+    text = SMALL.replace("- c4", f"- {module}:Short: {{most: 3}}".replace(f"{module}:Short", f"'{module}:Short'")) + \
+        f"code: [./{module}.py]\n"
+    recipe = load(text, allow_custom=True)
+    assert recipe.datasets["clean"].steps[2].config == {"most": 3}
+    assert recipe.code == [str(tmp_path / f"{module}.py")]
+    refused = problems(load, text)
+    assert any("code of your own is run only with --allow-custom-stages" in line for line in refused)
+    wrong = problems(load, text.replace("most: 3", "mast: 3"), allow_custom=True)
+    assert "unknown key 'mast': did you mean 'most'?" in wrong[0]
+    assert "names no stage" in problems(load, text.replace(":Short", ":Long"), allow_custom=True)[0]
+    assert "no such file" in problems(load, text.replace("./", "./no/"), allow_custom=True)[0]
+    (tmp_path / "json.py").write_text("")
+    shadow = problems(load, text.replace(f"./{module}.py", "json.py"), allow_custom=True)
+    assert "a module called 'json' exists already; rename the file" in shadow[0]
+
+
+# -- quantities -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("text", "value"), [
+    ("20B", 20 * 10**9), ("0.5M", 500_000), ("2048", 2048), (2048, 2048), ("64k", 64_000), ("1_000", 1000),
+    (2e6, 2 * 10**6), ("1.5T", 15 * 10**11), (" 3 M ", 3 * 10**6), ("0.1k", 100)])
+def test_counts(text, value):
+    assert parse_count(text) == value
+
+
+@pytest.mark.parametrize("text", [
+    "", "B", "-1", "0", "1.5", "1e30", "1.2.3k", "nan", True, None, [1], "1MB", "٣k", "9" * 50])
+def test_counts_refused(text):
+    with pytest.raises(ValueError, match=r"write e\.g\."):
+        parse_count(text)
+
+
+def test_bytes_shares_and_weights():
+    assert [parse_bytes(t) for t in ("32MB", "1GiB", "500", "0.5kB")] == [32 * 10**6, 1 << 30, 500, 500]
+    assert [parse_share(t) for t in ("0.5%", "1%", "100%", 0)] == [0.005, 0.01, 1.0, 0.0]
+    for wrong in (0.5, "0.5", "101%", "-1%", "x%", None, True):
+        with pytest.raises(ValueError):
+            parse_share(wrong)
+    assert [parse_weight(w) for w in (85, 0.5, "85%", "12.5")] == [85, 0.5, 85, 12.5]
+
+
+@given(st.decimals(min_value=0, max_value=100, places=4))
+def test_shares_come_back_as_written(share):
+    assert parse_share(percent(parse_share(f"{share:f}%"))) == parse_share(f"{share:f}%")
+
+
+@given(st.integers(1, 2**63 - 1))
+def test_every_whole_number_is_a_count(n):
+    assert parse_count(n) == parse_count(str(n)) == n
+
+
+# -- hostile text -----------------------------------------------------------------------------------------------------
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-10**6, 10**6) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs"), exclude_characters="\ufeff\u2028\u2029"),
+              max_size=12),
+    lambda inner: (st.lists(inner, max_size=4)
+                   | st.dictionaries(st.text("abcxyz_", min_size=1, max_size=6), inner, max_size=4)),
+    max_leaves=12)
+
+
+@given(PLAIN)
+def test_dumped_data_comes_back(data):
+    assert parse_yaml(dump_yaml({"data": data}), "x")[0] == {"data": data}
+
+
+@given(st.text(max_size=200) | st.lists(st.sampled_from(
+    ["version: 1\n", "sources:", " {", "}", "[", "]", "- ", "&a", "*a", "<<: ", "!!str ", "a: ", "\n", "  ", ": ", "|",
+     "%"]), max_size=30).map("".join))
+def test_any_text_gives_plain_data_or_a_recipe_error(text):
+    try:
+        data, _ = parse_yaml(text, "x")
+    except RecipeError:
+        return
+    assert data is None or isinstance(data, dict | list | str | int | float | bool)
+
+
+@given(st.dictionaries(st.sampled_from(
+    ["version", "sources", "datasets", "tokenizer", "shards", "curriculum", "train", "run", "code", "input", "extra"]),
+    PLAIN, max_size=6))
+def test_any_data_gives_a_recipe_error(tmp_path_factory, data):
+    path = Path(tmp_path_factory.getbasetemp()) / "any.yaml"
+    path.write_text(dump_yaml({"version": 1, **data}), encoding="utf-8")
+    with pytest.raises(RecipeError) as caught:                   # none of these has both a source and a dataset
+        load_recipe(path)
+    assert caught.value.problems
+
+
+# -- lint -------------------------------------------------------------------------------------------------------------
+def test_lint_is_silent_about_the_contracts_recipe(load):
+    assert lint(load(CONTRACT)) == []
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), [
+    ("steps: [url, ", "steps: [minhash, url, ", "'url' is cheaper than 'minhash' before it; put it first"),
+    ("steps: [{html: {engine: trafilatura}}]", "steps: [html, url]", "'url' needs no text; put it before 'html'"),
+    ("steps: [{html: {engine: trafilatura}}]", "steps: []", "source 'web' gives raw pages (warc) and no step makes"),
+    ("{language: {keep: [en], min: 0.65}}, ", "", "'gopher_quality' is made for English, but documents of other"),
+    ("keep: [en]", "keep: [en, de]", "'gopher_quality' is made for English, but documents of other"),
+    ("from: [clean, wiki], steps", "from: [clean], steps", "sources.wiki: no dataset is made from it"),
+    ("where: {source: wiki}, ", "", "shards.wiki: documents of deduped are in shards 'web' too"),
+])
+def test_lint_warns(load, old, new, expected):
+    assert old in CONTRACT
+    text = CONTRACT.replace(old, new, 1)
+    if "no dataset is made from it" in expected:
+        text = text.replace(", priority: [wiki, clean]", "").replace("where: {source: wiki}", "where: {language: de}")
+    found = lint(load(text))
+    assert any(expected in line for line in found), found
+
+
+def test_lint_names_shards_nobody_mixes(load):
+    text = CONTRACT.replace("wiki: 15}", "wiki: 15}").replace(", wiki: 15}", "}").replace(", wiki: 40}", "}")
+    assert any("shards.wiki: no phase" in line for line in lint(load(text.replace("max_epochs: {wiki: 4}, ", ""))))
+
+
+def test_every_reader_may_be_named(load):
+    for name in READERS:
+        if name != "datatrove":                                  # needs the block it wraps
+            load(SMALL.replace("read: warc", f"read: {name}"))

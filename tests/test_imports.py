@@ -1,0 +1,152 @@
+"""The import rules of docs/architecture.md, read from the syntax trees: nothing has to be importable for this."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
+#: who may import whom: a package, and the prefixes of the project's own modules it may import
+ALLOWED = {
+    "stages": ("stages",),
+    "tokenizer": ("tokenizer",),
+    "pipeline": ("pipeline", "stages", "tokenizer"),
+    "trainer": ("trainer", "tokenizer.shards", "stages.mix"),
+}
+#: imports that cross a seam on purpose, each with its reason
+EXCEPTIONS = {
+    # `python -m trainer` may print a sample in words where the tokenizers package is there; without it it says so
+    ("trainer/generate.py", "tokenizer.load"),
+    # `tokenmill train …` is `python -m trainer …`: one command hands over to the other, and no more
+    ("pipeline/cli/training.py", "trainer.__main__"),
+    # DCP keeps its metadata as a pickle; it is read by an unpickler that admits a list of classes and nothing else
+    ("trainer/checkpoint.py", "pickle"),
+}
+RAY = {"pipeline/engine/ray_backend.py", "pipeline/engine/jobs.py", "trainer/launch/ray.py"}
+#: what a GPU node has: beyond it these two may import nothing
+LEAN = {"stages/mix": {"numpy", "pyarrow", "stages"}, "tokenizer/shards": {"numpy", "pyarrow", "tokenizer", "stages"}}
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """(module, line) of every import, wherever in the file it stands; relative ones resolved."""
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            yield module, node.lineno
+            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def inside(module: str, prefixes: tuple[str, ...]) -> bool:
+    return any(module == p or module.startswith(p + ".") for p in prefixes)
+
+
+def broken_rules(path: Path) -> list[str]:
+    """Import rules a file breaks, one line each."""
+    rel = path.relative_to(ROOT).as_posix()
+    package = rel.split("/", 1)[0]
+    found = []
+    for module, line in imports(path):
+        top = module.split(".")[0]
+        exact = {m for r, m in EXCEPTIONS if r == rel}
+        # `from tokenizer import shards` is read as `tokenizer` and `tokenizer.shards`: the second decides
+        parent = any(p.startswith(module + ".") for p in ALLOWED[package])
+        if top in PACKAGES and not parent and not inside(module, (*ALLOWED[package], *exact)):
+            found.append(f"{rel}:{line}: {package} must not import {module}")
+        if top == "ray" and rel not in RAY:
+            found.append(f"{rel}:{line}: ray is imported by {', '.join(sorted(RAY))} alone")
+        for folder, allowed in LEAN.items():
+            if rel.startswith(folder + "/") and top not in allowed | set(sys.stdlib_module_names):
+                found.append(f"{rel}:{line}: {folder} uses the standard library, numpy and pyarrow alone, not {module}")
+        if top in ("tests", "demo", "benchmarks"):
+            found.append(f"{rel}:{line}: {top} is not part of the wheel")
+        if top in ("pickle", "dill", "cloudpickle", "marshal") and top not in exact:
+            found.append(f"{rel}:{line}: {top} runs whatever a file holds; use JSON, Parquet or safetensors")
+    return found
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_run_one_way(package):
+    found = [line for path in modules(package) for line in broken_rules(path)]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_lean_packages_import_only_lean_ones():
+    """What stages.mix and tokenizer.shards import of the project must be as lean as they are."""
+    for folder in LEAN:
+        own = folder.replace("/", ".")
+        for path in modules(folder):
+            for module, line in imports(path):
+                if module.split(".")[0] in PACKAGES:
+                    assert inside(module, (own, *(f.replace("/", ".") for f in LEAN))), f"{path}:{line}: {module}"
+
+
+@pytest.mark.parametrize("package", ["stages", "tokenizer"])
+def test_empty_packages_stay_empty(package):
+    assert (ROOT / package / "__init__.py").read_text() == ""
+
+
+def test_deploy_holds_no_python():
+    assert not list((ROOT / "deploy").rglob("*.py"))
+
+
+@pytest.mark.parametrize(("source", "rule"), [
+    ("import ray\n", "ray is imported by"),
+    ("def f():\n    from ray import data\n", "ray is imported by"),
+    ("from pipeline.store import fs\n", "stages must not import pipeline"),
+    ("from trainer import model\n", "stages must not import trainer"),
+    ("import pickle\n", "runs whatever a file holds"),
+    ("from ...pipeline import run\n", "stages must not import pipeline"),
+])
+def test_the_rules_catch_offenders(tmp_path, monkeypatch, source, rule):
+    """The check itself: each kind of offence, in a file that claims to be a filter."""
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    path = tmp_path / "stages" / "filter" / "offender.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    assert any(rule in line for line in broken_rules(path))
+
+
+def test_trainer_may_import_the_shards_but_not_the_tokenizer(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    path = tmp_path / "trainer" / "data.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("from tokenizer import shards\nfrom tokenizer.shards.reader import A\nimport stages.mix.order\n")
+    assert broken_rules(path) == []
+    path.write_text("from tokenizer import train\nimport stages.filter.c4\n")
+    assert [line.split()[-1] for line in broken_rules(path)] == ["tokenizer.train", "stages.filter.c4"]
+
+
+def test_mix_and_shards_import_without_the_extras():
+    """In a fresh interpreter that refuses everything but the standard library, numpy and pyarrow."""
+    names = [".".join(p.relative_to(ROOT).with_suffix("").parts) for folder in LEAN for p in modules(folder)
+             if p.name != "__init__.py"]
+    program = f"""
+import sys, importlib
+allowed = set(sys.stdlib_module_names) | {{"numpy", "pyarrow", "stages", "tokenizer"}}
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] not in allowed:
+            raise ImportError("refused: " + name)
+        return None
+sys.meta_path.insert(0, Refuse())
+for name in {names!r}:
+    importlib.import_module(name)
+print("imported", len({names!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["imported", str(len(names))]
