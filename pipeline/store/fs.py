@@ -199,8 +199,8 @@ class Store:
         if self.local is not None:
             return
         if self.root.startswith("hf://"):
-            raise StoreError(f"{self.root}: the Hugging Face hub can be a source or where results are published, but not "
-                             f"a store: it has no conditional writes; use a local disk or an object store")
+            raise StoreError(f"{self.root}: the Hugging Face hub can be a source or where results are published, but "
+                             f"not a store: it has no conditional writes; use a local disk or an object store")
         probe = f"log/probe/{uuid.uuid4().hex}"
         try:
             if not self.put_absent(probe, b"1") or self.put_absent(probe, b"2"):
