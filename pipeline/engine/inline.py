@@ -25,7 +25,7 @@ class InlineBackend:
         self.interruptible = False
         self._queue: deque[dict[str, Any]] = deque()
 
-    def start(self) -> None:
+    def start(self, memory_mb: int = 0) -> None:
         if self.scratch is None:
             self._own = tempfile.TemporaryDirectory(prefix="tokenmill-", ignore_cleanup_errors=True)
             self.scratch = self._own.name

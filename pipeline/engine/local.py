@@ -23,7 +23,7 @@ class ProcessBackend:
         self._waiting: list[dict[str, Any]] = []     # assignments for the next poll
         self._open: set[int] = set()
 
-    def start(self) -> None:
+    def start(self, memory_mb: int = 0) -> None:
         if self.supervisor is None:
             self.supervisor = Supervisor(self.store.root, self.slots, self.limits, memory_mb=self.memory_mb,
                                          scratch=self._scratch)

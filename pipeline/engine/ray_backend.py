@@ -77,9 +77,9 @@ class _Node:
 class RayBackend:
     """Runs tasks on Ray: on its own on this machine (`address` None), or on the cluster at `address`.
 
-    `workers` bounds the children (default: every CPU). `child_memory_mb` is the most memory a task of the plan
-    declares; on a cluster Ray reserves that for each child, plus 300 MB for their supervisor. A Ray this process is
-    connected to already is used as it is, and left as it was.
+    `workers` bounds the children (default: every CPU). `child_memory_mb` is what a child needs at least; on
+    a cluster Ray reserves that, or what the first tasks declare, for each child, plus 300 MB for their supervisor.
+    A Ray this process is connected to already is used as it is, and left as it was.
     """
 
     interruptible = False
@@ -100,9 +100,10 @@ class RayBackend:
         self._deaths, self._last_death = 0, ""
 
     # -- start and end -------------------------------------------------------------------------------------------
-    def start(self) -> None:
+    def start(self, memory_mb: int = 0) -> None:
         if self._started:
             return
+        self.child_memory_mb = max(self.child_memory_mb, memory_mb)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if not ray.is_initialized():
             quiet = {"log_to_driver": False, "logging_level": logging.ERROR}

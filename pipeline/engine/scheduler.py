@@ -41,8 +41,8 @@ class Backend(Protocol):
 
     interruptible: bool
 
-    def start(self) -> None:
-        """Get ready to take work; a second call does nothing."""
+    def start(self, memory_mb: int = 0) -> None:
+        """Get ready to take tasks that declare up to `memory_mb`; a second call does nothing."""
 
     @property
     def slots(self) -> int:
@@ -143,7 +143,8 @@ class Scheduler:
             self.progress.planned(specs, fresh)
         todo = [s for key, s in by_key.items() if key not in fresh]
         if todo:
-            self.backend.start()      # before the signal handlers: ray.init installs its own
+            # before the signal handlers: ray.init installs its own
+            self.backend.start(max(s.memory_mb for s in todo))
             with self._signals():
                 fresh.update(self._run(todo))
         return [fresh[s.key] for s in specs]

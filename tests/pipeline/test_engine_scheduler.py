@@ -83,7 +83,7 @@ def test_a_fresh_run_never_starts_its_backend(store):
     Scheduler(InlineBackend(store), log).run(specs)
 
     class Sealed(InlineBackend):
-        def start(self):
+        def start(self, memory_mb=0):
             raise AssertionError("started without work")
 
     Scheduler(Sealed(store), log).run(specs)
@@ -141,7 +141,7 @@ class Scripted:
     def __init__(self, script=None):
         self.script, self.queue, self.taken = script or {}, [], []
 
-    def start(self): ...
+    def start(self, memory_mb=0): ...
     def close(self): ...
 
     def cancel(self, ids):
