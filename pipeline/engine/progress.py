@@ -40,11 +40,18 @@ class _Node:
     quarantined: int = 0
     failed: int = 0             # attempts
     cpu_s: float = 0.0
-    started: float | None = None
-    ended: float | None = None
+    started: float | None = None    # while tasks run; waiting for workers is not running
+    spent: float = 0.0              # seconds it ran before that
 
     def seconds(self, now: float) -> float:
-        return 0.0 if self.started is None else (self.ended or now) - self.started
+        return self.spent + (now - self.started if self.started is not None else 0.0)
+
+    def start(self, when: float) -> None:
+        if self.started is None and self.done < self.parts:
+            self.started = when
+
+    def stop(self, now: float) -> None:
+        self.spent, self.started = self.seconds(now), None
 
     def snapshot(self, now: float) -> dict[str, Any]:
         s = max(self.seconds(now), 1e-3)
@@ -95,8 +102,6 @@ class Progress:
                 node.fresh += 1
                 node.weight_done += spec.weight
                 self._count(node, fresh[spec.key])
-            elif node.started is None or node.ended is not None:
-                node.started, node.ended = self._clock() - node.seconds(self._clock()), None
         for name in names:
             node = self.nodes[name]
             self._event("planned", node=name, parts=node.parts, reused=node.fresh, bytes=node.weight)
@@ -104,6 +109,7 @@ class Progress:
 
     def done(self, spec: TaskSpec, record: PartRecord) -> None:
         node = self.nodes[spec.node]
+        node.start(self._clock() - record.wall_s)
         node.done += 1
         node.weight_done += spec.weight
         node.weight_run += spec.weight
@@ -111,7 +117,7 @@ class Progress:
         node.cpu_s += record.cpu_s
         self._count(node, record)
         if node.done == node.parts:
-            node.ended = self._clock()
+            node.stop(self._clock())
         self._event("done", node=spec.node, key=spec.key, label=spec.label, parts=node.parts, done=node.done,
                     docs=docs_in(record), bytes=spec.weight, cpu_s=record.cpu_s, wall_s=record.wall_s,
                     rss_mb=record.rss_mb, quarantined=len(record.quarantine))
@@ -132,6 +138,8 @@ class Progress:
         self.slots = slots
         self.tasks = [{"node": s.node, "label": s.label or s.key, "seconds": round(seconds, 1), "row": row}
                       for s, seconds, row in tasks]
+        for spec, seconds, _ in tasks:
+            self.nodes[spec.node].start(self._clock() - seconds)
         for name in {s.node for s, _, _ in tasks}:
             self._draw(name)
         self._tick()
@@ -142,8 +150,7 @@ class Progress:
         now = self._clock()
         nodes = {name: node.snapshot(now) for name, node in self.nodes.items()}
         left = sum(n.weight - n.weight_done for n in self.nodes.values())
-        run = sum(n.weight_run for n in self.nodes.values())
-        rate = run / max(now - self._begun, 1e-3)
+        rate = sum(n.weight_run for n in self.nodes.values()) / max(now - self._begun, 1e-3)
         return {"state": self.state, "seconds": round(now - self._begun, 1), "slots": self.slots,
                 "parts": sum(n.parts for n in self.nodes.values()), "done": sum(n.done for n in self.nodes.values()),
                 "bytes_left": left, "eta_s": 0 if left == 0 else round(left / rate) if rate else None,

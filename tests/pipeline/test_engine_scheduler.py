@@ -265,12 +265,18 @@ def test_eta_comes_from_bytes():
     p = Progress("quiet", clock=lambda: now[0])
     specs = [TaskSpec(str(i), "x", "n", {}, weight=w) for i, w in enumerate([900, 50, 50])]
     p.planned(specs, {})
+    p.running(1, [(specs[0], 0.0, -1)])
     now[0] = 9.0
     record = run_record(specs[0])
     p.done(specs[0], record)
     s = p.snapshot()
     assert s["eta_s"] == 1
     assert s["nodes"]["n"]["bytes_per_s"] == 100
+    now[0] = 10.0
+    for spec in specs[1:]:
+        p.done(spec, run_record(spec))
+    now[0] = 60.0
+    assert p.snapshot()["nodes"]["n"]["seconds"] == 10        # waiting is not running
     p.close("failed")
     assert p.snapshot()["state"] == "failed"
 
