@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
     for name, command in (("verify", verify), ("head", head), ("stats", stats), ("find", find)):
         shards.command(name)(command)
     app.add_typer(shards, name="shards")
+    app.command("materialize")(materialize)
 
 
 def texts(paths: list[Path], column: str = "text") -> Iterator[str]:
@@ -137,3 +138,30 @@ def find(shards: ShardsArg, id: Annotated[str, typer.Argument(help="Document id,
         base += info.tokens
     if not hits:
         fail(f"{shards}: no document {id}")
+
+
+def materialize(run: Annotated[str, typer.Argument(help="Name of a run in the store, or its folder.")],
+                store: Annotated[str, typer.Option("--store", envvar="TOKENMILL_STORE")] = "store",
+                format: Annotated[str, typer.Option(help="bytes (raw tokens) or parquet (input_ids).")] = "bytes",
+                workers: Annotated[int | None, typer.Option(help="Child processes (default: all cores).")] = None,
+                address: Annotated[str | None, typer.Option(help="Attach to this Ray cluster.")] = None,
+                backend: Annotated[str, typer.Option(help="ray, process (no Ray) or inline (to debug).")] = "ray",
+                takeover: Annotated[bool, typer.Option(help="Fence another driver that seems to hold it.")] = False,
+                quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+                json_lines: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Write the samples of a run in the order they are trained on, for sequential reading."""
+    from pipeline.cli.runs import resolve_run
+    from pipeline.materialize import materialize as write
+    from pipeline.run import default_workers, make_backend
+
+    if format not in ("bytes", "parquet"):
+        fail(f"--format {format}: choose bytes or parquet", 2)
+    if backend not in ("ray", "process", "inline"):
+        fail(f"--backend {backend}: choose ray, process or inline", 2)
+    root, name = resolve_run(run, store)
+    made, folder = write(root, name, format, make_backend=make_backend(backend, workers or default_workers(), address),
+                         show="json" if json_lines else "quiet" if quiet else "rich", takeover=takeover)
+    if json_lines:
+        typer.echo(json.dumps({"event": "done", "folder": folder, "rows": made.rows, "files": len(made.files)}))
+    elif not quiet:
+        typer.echo(f"{made.rows:,} samples in {len(made.files)} files: {folder}")

@@ -148,6 +148,33 @@ def test_what_does_not_fit_together_is_refused(setup):
         reduce_drafts(c, [], "csv")
 
 
+def test_the_command_writes_a_run_and_the_second_format_reuses_the_exchange(setup):
+    run, c = setup
+    store = run.store.local
+    (store / "runs" / "r").mkdir(parents=True)
+    c.save(store / "runs" / "r" / "curriculum.json")
+    command = [sys.executable, "-m", "pipeline.cli", "materialize", "r", "--store", str(store), "--backend", "inline"]
+    for format, tasks in (("bytes", ["scatter", "write"]), ("parquet", ["write"])):
+        before = {p.name for p in (store / "objects").glob("*")}
+        done = subprocess.run([*command, "--format", format, "--json"], capture_output=True, text=True, timeout=120,
+                              check=False)
+        assert done.returncode == 0, done.stderr
+        said = json.loads(done.stdout.splitlines()[-1])
+        assert (said["rows"], said["folder"]) == (c.samples, f"runs/r/rows-{format}")
+        rows = RowSet(store / said["folder"])
+        for n, (stream, _, window, _, tokens, bounds) in enumerate(virtual(run, c)):
+            row = rows.row(n)
+            assert (row.stream, row.window, row.bounds.tolist()) == (stream, window, bounds.tolist())
+            assert np.array_equal(row.tokens, tokens)
+        fresh = {p.name for p in (store / "objects").glob("*")} - before
+        files = {f.name.split(".", 1)[1].split(".")[0] for k in fresh for f in (store / "objects" / k).glob("*")}
+        assert any(f.startswith("phase") for f in files) == ("scatter" in tasks)
+    failed = subprocess.run([*command[:4], "nosuch", *command[5:]], capture_output=True, text=True, timeout=60,
+                            check=False)
+    assert failed.returncode == 2
+    assert "no run 'nosuch'" in failed.stderr
+
+
 def test_boundary_bits():
     rng = np.random.default_rng(0)
     for length in (1, 7, 8, 9, 33):

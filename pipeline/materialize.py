@@ -1,0 +1,61 @@
+"""`tokenmill materialize RUN`: the samples of a run, written out in their order (see `pipeline.tasks.materialize`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from pipeline.driver import drive
+from pipeline.engine.progress import Progress
+from pipeline.engine.scheduler import Backend, Scheduler
+from pipeline.engine.task import TaskSpec, content_key
+from pipeline.plan.passes import Node, Work, result
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
+from pipeline.tasks.materialize import FILE_BYTES, MAP_BYTES, map_drafts, publish_rows, reduce_drafts
+from stages.barrier import TaskDraft
+from stages.catalog import load
+from stages.mix.curriculum import Curriculum, CurriculumError
+from tokenizer.shards.rows import RowManifest
+
+
+def materialize(store_root: str, run: str, format: str, *, make_backend: Callable[[Store], Backend],
+                show: str = "quiet", takeover: bool = False, map_bytes: int = MAP_BYTES,
+                file_bytes: int = FILE_BYTES) -> tuple[RowManifest, str]:
+    """Write all samples of `run` to runs/RUN/rows-FORMAT; returns the manifest and that folder, relative to the store.
+
+    `format`: bytes | parquet. Tasks are committed like those of a run, so an interrupted one goes on where it stopped,
+    and the other format reuses the exchange.
+    """
+    store = Store(store_root)
+    path, folder = f"runs/{run}/curriculum.json", f"runs/{run}/rows-{format}"
+    if not store.exists(path):
+        raise CurriculumError(f"{path}: no curriculum there; add `curriculum:` to the recipe and run it first")
+    curriculum = Curriculum.from_json(json.loads(store.read(path)), path)
+
+    def work(_: object) -> Work:
+        drafts = map_drafts(store, curriculum, map_bytes, file_bytes)
+        mapped = yield _specs("materialize/scatter", drafts)
+        drafts = reduce_drafts(curriculum, [result(r) for r in mapped], format, file_bytes)
+        written = yield _specs("materialize/write", drafts)
+        return publish_rows(store, folder, curriculum, drafts, [result(r) for r in written])
+
+    log = Log.open(store, run=run, takeover=takeover)
+    backend = make_backend(store)
+    progress = Progress(show, lambda doc: None)
+    state = "failed"
+    try:
+        scheduler = Scheduler(backend, log, progress)
+        results = drive([Node("materialize", "materialize", (), work)], scheduler.run, lambda node, found: None)
+        log.flush()
+        state = "done"
+        return results["materialize"], folder
+    finally:
+        backend.close()
+        progress.close(state)
+        log.close()
+
+
+def _specs(node: str, drafts: list[TaskDraft]) -> list[TaskSpec]:
+    return [TaskSpec(content_key(d.task, load(d.task).version, d.args), d.task, node, d.args, d.weight, d.label,
+                     d.memory_mb, order=i) for i, d in enumerate(drafts)]
