@@ -82,8 +82,8 @@ class Inquest:
 
     @property
     def fresh(self) -> bool:
-        """Whether the next child must be a new one."""
-        return self.mode != "run"
+        """Whether the next child must be a new one: what killed the last one may have come from earlier tasks."""
+        return self.mode != "run" or self.unproven > 0
 
     def passed(self) -> bool:
         """A child came back alive. True when that was the run itself; otherwise the inquiry goes on."""

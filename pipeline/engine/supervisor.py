@@ -122,8 +122,8 @@ class Supervisor:
             self._queue.popleft()
             idle = [c for c in self._children if not c.job]
             if idle and job.inquest.fresh:
-                self._bury(idle.pop())
-            child = idle[0] if idle else self._spawn()
+                self._bury(idle[0])              # it makes room for one that has seen nothing yet
+            child = idle[0] if idle and not job.inquest.fresh else self._spawn()
             job.started = job.started or time.monotonic()
             rows, skip = job.inquest.rows, job.inquest.skip
             child.give(job, {

@@ -33,6 +33,9 @@ class MemoryLog:
         self.flushed = len(self.appended)
 
 
+RAN: list[str] = []      # tasks this process has run: what outlives a task in a warm child
+
+
 class Rows:
     """A row-wise pass in small: squares `rows` numbers in batches, honours skip, only, batch_rows and the cursor.
 
@@ -44,6 +47,7 @@ class Rows:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         a = inputs.args
+        RAN.append(inputs.key)
         size = inputs.batch_rows or a.get("batch", 1)
         poison = {int(k): v for k, v in a.get("poison", {}).items()}
         lines, batch, bad = [], [], {}
@@ -98,8 +102,14 @@ def once(a: dict[str, Any]) -> None:
         ctypes.string_at(0)
 
 
+def warm(a: dict[str, Any]) -> None:
+    """Crashes only in a process that has run other tasks before."""
+    if len(RAN) > 1:
+        ctypes.string_at(0)
+
+
 POISON = {"segfault": lambda a: ctypes.string_at(0), "spin": spin, "exit": lambda a: os._exit(3), "memory": hog,
-          "once": once, "sleep": lambda a: time.sleep(3600),
+          "warm": warm, "once": once, "sleep": lambda a: time.sleep(3600),
           "killed": lambda a: os.kill(os.getpid(), signal.SIGKILL)}
 
 

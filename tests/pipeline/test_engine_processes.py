@@ -140,6 +140,17 @@ def test_an_innocent_document_that_was_hit_once_is_not_condemned(processes, tmp_
     assert record.counters["kept"] == 40
 
 
+def test_the_suspect_is_probed_in_a_child_that_has_seen_nothing_else(processes):
+    backend = processes(3)
+    scheduler = Scheduler(backend, t.MemoryLog())
+    scheduler.run(t.row_specs(parts=6, ms=1))
+    assert len(backend.supervisor.pids) == 3        # warm and idle
+    [record] = scheduler.run(t.row_specs(parts=1, poison={0: {9: "warm"}}))
+    assert record.quarantine == []
+    assert record.counters["kept"] == 40
+    assert len(backend.supervisor.pids) <= 3
+
+
 def test_a_stopped_child_is_not_a_hung_document(processes, store, tmp_path):
     specs = t.row_specs(parts=1, ms=20)
     backend = processes(1, cpu_s=0.2)
@@ -162,7 +173,18 @@ def test_a_child_that_stands_still_is_run_again_but_its_document_is_not_condemne
     specs = t.row_specs(parts=1, poison={0: {3: "sleep"}})
     log = t.MemoryLog()
     with pytest.raises(TaskFailed, match="stood still 2 times, at row 0"):      # a batch of 8 starts at row 0
-        Scheduler(processes(1, wall_s=0.3), log, max_attempts=1).run(specs)
+        Scheduler(processes(1, wall_s=2.5), log, max_attempts=1).run(specs)
+    assert log.appended == []
+
+
+def test_a_row_at_which_children_get_killed_from_outside_is_not_condemned_either(processes, monkeypatch):
+    from pipeline.engine import scheduler
+
+    monkeypatch.setattr(scheduler, "MAX_LOST", 2)
+    log = t.MemoryLog()
+    with pytest.raises(TaskFailed, match=r"killed:SIGKILL, at row 3, stage 2") as caught:
+        Scheduler(processes(1), log, max_attempts=1).run(t.row_specs(parts=1, batch=1, poison={0: {3: "killed"}}))
+    assert len(caught.value.reasons) == 2
     assert log.appended == []
 
 
