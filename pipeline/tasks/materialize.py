@@ -271,12 +271,12 @@ def publish_rows(store: Store, folder: str, curriculum: Curriculum, drafts: Sequ
         number += 1
         if a["first"] in index:
             phase, number = index[a["first"]], 0
-        names = {}
-        for kind, ref in sorted(result.files.items()):
-            kind = "parquet" if kind == "rows.parquet" else kind
-            names[kind] = f"p{phase}-{number:05d}.{kind}"
+        names, sums = {}, {}
+        for file, ref in sorted(result.files.items()):
+            kind = file.removeprefix("rows.")
+            sums[kind] = ref["content"]
+            names[kind] = f"p{phase}-{number:05d}.{sums[kind][:12]}.{kind}"
             store.link(ref["$ref"], f"{folder}/{names[kind]}")
-        sums = {("parquet" if k == "rows.parquet" else k): r["content"] for k, r in sorted(result.files.items())}
         files.append(RowFile(phase, a["first"], a["rows"], a["sequence"], names, sums))
     made = RowManifest(drafts[0].args["format"], _dtype(curriculum).name, curriculum.order,
                        tuple(s.name for s in curriculum.streams), curriculum.samples, tuple(files))

@@ -184,6 +184,23 @@ def test_the_sample_and_the_tokenizer_do_not_follow_the_parts(run):
     assert other["sha256"] not in shas
 
 
+def test_a_sentencepiece_stream(run):
+    docs = documents(120)
+    parts = run.parts(docs, 40)
+    train = {"kind": "sentencepiece", "model": "unigram", "vocab": 320, "sample": 50_000}
+    [fitted] = run([tokenizer_draft(train, parts)])
+    tokenizer = tokenizer_info(fitted)
+    publish_tokenizer(run.store, tokenizer)
+    assert tokenizer["path"].endswith(".model")
+    encoded = run(encode_drafts(parts, tokenizer, {"val": 0.0}))
+    info = publish_shards(run.store, "sp", run(assemble_drafts(encoded, tokenizer, 4000)), parts, tokenizer)
+    folder = run.store.local / info["train"]["path"]
+    assert verify(folder) == []
+    shards, coder = ShardSet(folder), load_tokenizer(run.store.at(tokenizer["path"]))
+    for doc, span in zip(docs, shards.documents(0, shards.tokens), strict=True):
+        assert coder.decode(shards.read(span.start, span.stop - 1)) == doc.text
+
+
 def test_a_given_tokenizer_comes_into_the_store(run, tmp_path):
     docs = documents(60)
     parts = run.parts(docs, 60)

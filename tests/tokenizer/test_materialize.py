@@ -129,6 +129,17 @@ def test_parquet_is_for_everybody(setup):
         assert row["ends"] == bounds.tolist()
 
 
+def test_another_order_published_into_the_same_folder_replaces_the_rows(setup):
+    run, c = setup
+    for seed in (7, 8):
+        c = replace(c, seed=seed)
+        c = replace(c, order=Order(c).hash())
+        _, folder = materialise(run, c, "bytes", 600, 700)
+        rows = RowSet(folder)
+        for n, (*_, tokens, _) in enumerate(virtual(run, c)):
+            assert np.array_equal(rows.row(n).tokens, tokens)
+
+
 def test_a_lost_or_doubled_segment_is_noticed(setup):
     run, c = setup
     mapped = run(map_drafts(run.store, c, 600, 700))

@@ -3,10 +3,12 @@
 Row n of a set is sample n of its curriculum. A set is a folder with `rows.json` and files of consecutive rows of one
 phase; a row has the L + 1 tokens of its window. Format `bytes`, three plain files a run of rows::
 
-    p0-00000.tokens   (rows, L + 1) u16 or u32, little-endian
-    p0-00000.bounds   (rows, ceil(L / 8)) u8: bit p - 1 is set where a document ends at position p in [1, L], LSB first
-    p0-00000.origin   (rows,) ORIGIN: which stream, epoch and window the row is
+    p0-00000.SHA.tokens   (rows, L + 1) u16 or u32, little-endian
+    p0-00000.SHA.bounds   (rows, ceil(L / 8)) u8: bit p - 1 is set where a document ends at position p in [1, L], LSB
+                          first
+    p0-00000.SHA.origin   (rows,) ORIGIN: which stream, epoch and window the row is
 
+SHA are the first 12 hex characters of the file's sha256, so that an older set's files are never taken for new ones.
 Format `parquet`, one file: `sample u64, stream string, epoch u32, window u64, input_ids list<u16|u32>, ends list<u32>`.
 """
 
