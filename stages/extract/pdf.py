@@ -171,8 +171,8 @@ def paragraphs(pages: list[str]) -> str:
     furniture = _furniture(cleaned)
     out: list[str] = []
     for lines in cleaned:
-        kept = [line for i, line in enumerate(lines)
-                if not (min(i, len(lines) - 1 - i) < 2 and _DIGITS.sub("#", line) in furniture)]
+        edge = _edge(lines)
+        kept = [line for i, line in enumerate(lines) if i not in edge or _DIGITS.sub("#", line) not in furniture]
         if not kept:
             continue
         lengths = sorted(map(len, kept))
@@ -199,15 +199,19 @@ def _lines(page: str) -> list[str]:
 
 
 def _furniture(pages: list[list[str]]) -> set[str]:
-    """Running heads, feet and page numbers: the first or last two lines of at least half of four or more pages, digits
-    aside."""
+    """Running heads, feet and page numbers: lines at the edge of at least half of four or more pages, digits aside."""
     if len(pages) < 4:
         return set()
     seen: Counter[str] = Counter()
     for lines in pages:
-        edge = {i for i in (0, 1, len(lines) - 2, len(lines) - 1) if 0 <= i < len(lines)}
-        seen.update({_DIGITS.sub("#", lines[i]) for i in edge})
+        seen.update({_DIGITS.sub("#", lines[i]) for i in _edge(lines)})
     return {line for line, n in seen.items() if 2 * n >= len(pages)}
+
+
+def _edge(lines: list[str]) -> set[int]:
+    """Where a page's running head and foot may stand: its first and last line, the next ones too on a full page."""
+    n = len(lines)
+    return {0, 1, n - 2, n - 1} if n >= 8 else {0, n - 1} if n >= 3 else set()
 
 
 def _wide(char: str) -> bool:

@@ -359,7 +359,7 @@ def _replaced() -> Iterator[etree.XPath]:
 
 
 def fingerprint() -> str:
-    return hashlib.blake2b("\n".join(x.path for x in _replaced()).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b("\n".join(getattr(x, "path", "") for x in _replaced()).encode(), digest_size=16).hexdigest()
 
 
 def install() -> bool:

@@ -1,0 +1,265 @@
+"""HTML extraction: text or a counted reason for every page, the same for the same bytes, whatever came before."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import itertools
+import json
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from stages.document import BadRecord, Document
+from stages.extract.encoding import canonical, decode
+from stages.extract.html import Html, is_page
+from stages.read.reader import Slice
+from stages.read.warc import Warc
+from tests.conftest import shared_data
+
+ENGINES = ["trafilatura", "resiliparse"]
+SENTENCE = "The quick brown fox jumps over the lazy dog, and nobody in the village ever asked it why it did so. "
+ARTICLE = f"<article><h1>A heading</h1>{''.join(f'<p>Number {i}: {SENTENCE * 3}</p>' for i in range(6))}</article>"
+
+
+def page(body: str = ARTICLE, head: str = "<title>A title</title>", html: str = "<html lang='en'>") -> bytes:
+    return f"<!DOCTYPE html>{html}<head>{head}</head><body>{body}</body></html>".encode()
+
+
+def run(raw: bytes, mime: str = "text/html", charset: str = "", **config: object) -> tuple[str | None, Document]:
+    stage = Html(**config)
+    stage.setup()
+    doc = Document("id", raw=raw, mime=mime, charset=charset)
+    return stage.process(doc), doc
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("engine", ENGINES)
+def test_article_without_its_surroundings(engine):
+    chrome = "<nav><ul>" + "".join(f"<li><a href='/{i}'>Menu {i}</a></li>" for i in range(30)) + "</ul></nav>"
+    reason, doc = run(page(f"{chrome}{ARTICLE}<footer>Imprint of the site</footer>"), engine=engine)
+    assert reason is None and doc.text.count(SENTENCE.strip()) == 18
+    assert "Menu 7" not in doc.text and "Imprint" not in doc.text
+    assert doc.meta == {"title": "A title", "lang": "en"} and doc.text == doc.text.strip()
+
+
+def test_what_the_page_says_about_itself():
+    head = ('<title>\n Tom &amp; Jerry </title><link rel=stylesheet href="https://x/c.css">'
+            '<link href="https://example.org/a?x=1&amp;y=2" rel="canonical">')
+    _, doc = run(page(head=head, html='<html class=x xml:lang="de" lang="de-AT">'))
+    assert doc.meta == {"title": "Tom & Jerry", "lang": "de-at"} and doc.url == "https://example.org/a?x=1&y=2"
+    doc = Document("id", raw=page(head=head), mime="text/html", url="https://example.org/b")
+    assert Html().process(doc) is None
+    assert doc.url == "https://example.org/b" and doc.meta["canonical"] == "https://example.org/a?x=1&y=2"
+
+
+def test_a_document_that_has_text_is_kept_as_it_is():
+    doc = Document("id", "text of a WET record")
+    assert Html().process(doc) is None and doc.text == "text of a WET record"
+    assert Html().process(Document("id")) == "no_text"
+
+
+# -- reasons ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("reason", "raw", "config"), [
+    ("html_too_large", page(), {"max_bytes": 1000}),
+    ("html_too_many_nodes", page("<p>x</p>" * 200), {"max_nodes": 150}),
+    ("html_too_deep", page("<div>" * 8000 + SENTENCE), {}),
+    ("no_text", page("<div></div>"), {}), ("no_text", b"<html></html>", {}), ("no_text", b"<html>", {}),
+    ("not_html", b"", {}), ("not_html", b"%PDF-1.4 <html>", {}), ("not_html", b"\x89PNG\r\n\x1a\n<html>", {}),
+    ("not_html", b'{"html": "<p>"}', {}), ("not_html", b"plain words", {}),
+    ("not_html", b"\x1f\x8b\x08 broken gzip", {}), ("not_html", b"<rss version='2'><p>x</p></rss>", {}),
+])
+def test_reasons(engine, reason, raw, config):
+    assert run(raw, engine=engine, **config)[0] == reason
+
+
+def test_depth_is_counted_exactly():
+    assert run(page("<div>" * 100 + ARTICLE), max_depth=110)[0] is None
+    assert run(page("<div>" * 100 + ARTICLE), max_depth=100)[0] == "html_too_deep"
+    assert run(page("<div>" * 240 + ARTICLE))[0] is None and run(page("<div>" * 260 + ARTICLE))[0] == "html_too_deep"
+
+
+@pytest.mark.parametrize(("start", "mime", "expected"), [
+    ("<!DOCTYPE HTML><html>", "", True), (" \n<p>text</p>", "", True),
+    ("<?xml version='1.0'?><html xmlns='x'>", "", True),
+    ("<?xml version='1.0'?><rss><p>", "", False), ("<svg><p>", "image/svg+xml", True), ("words <b>bold</b>", "", False),
+    ("words <b>bold</b>", "text/html", True), ("<html>", "text/plain", False), ("<feed>", "text/html", False),
+    ("<html><p>x", "application/octet-stream", True), ("", "", False), ("\ufeff<html>", "", True)])
+def test_sniffing(start, mime, expected):
+    assert is_page(start, mime) is expected
+
+
+# -- hostile pages ---------------------------------------------------------------------------------------------------
+BOMBS = {
+    "50 MB on one line": b"<html><body><p>" + b"x" * 50_000_000,
+    "data URI": page(f"<img src='data:image/png;base64,{base64.b64encode(bytes(4_000_000)).decode()}'>{ARTICLE}"),
+    "script": page(f"<script>var a = '{'x' * 5_000_000}';</script>{ARTICLE}"),
+    "svg": page("<svg>" + "<path d='M0 0 L1 1'/>" * 20_000 + f"</svg>{ARTICLE}"),
+    "attributes": page("<p " + " ".join(f"a{i}='{i}'" for i in range(20_000)) + f">{ARTICLE}"),
+    "unclosed tags": page("<b><i><a href=x>" * 5_000 + ARTICLE),
+    "open brackets": b"<html>" + b"<" * 300_000, "entities": page("&amp;" * 300_000 + ARTICLE),
+    "comments": page("<!--" * 50_000 + ARTICLE), "nul": page("\x00" * 1000 + ARTICLE),
+    "links": page("".join(f"<li><a href='/{i}'>item {i}</a>" for i in range(30_000))),
+    "tables": page("<table><tr><td>" * 90 + ARTICLE), "cdata": b"<html><![CDATA[" * 10_000,
+    "title": page(head="<title>" * 50_000), "link": page(head="<link rel=canonical " * 20_000),
+    "html lang": b"<html " * 50_000, "surrogates": page("&#xD800;&#x110000;&#0;" * 100 + ARTICLE),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_bombs_end_as_text_or_reason(engine, bomb):
+    reason, doc = run(BOMBS[bomb], engine=engine, max_nodes=50_000)
+    assert reason in (None, "html_too_large", "html_too_many_nodes", "html_too_deep", "no_text", "not_html")
+    assert (reason == "html_too_large") == (bomb == "50 MB on one line")
+    assert bool(doc.text) == (reason is None)
+    doc.text.encode()
+    if bomb in ("data URI", "script", "svg", "nul"):
+        assert SENTENCE.strip() in doc.text
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("seed", range(5))
+def test_random_and_cut_pages(engine, seed):
+    rng = random.Random(seed)
+    stage = Html(engine=engine)
+    whole = page(ARTICLE + "<table><tr><td>a<td>b</table><ul><li>x<li>y</ul><pre>code</pre>")
+    for _ in range(40):
+        raw = bytearray(whole[:rng.randrange(len(whole))])
+        for _ in range(rng.randrange(0, 30)):
+            if raw:
+                raw[rng.randrange(len(raw))] = rng.randrange(256)
+        doc = Document("id", raw=bytes(raw), mime="text/html")
+        reason = stage.process(doc)
+        assert bool(doc.text) == (reason is None)
+        doc.text.encode()
+
+
+# -- encodings -------------------------------------------------------------------------------------------------------
+RUSSIAN = "Съешь же ещё этих мягких французских булок, да выпей чаю. " * 20
+GERMAN = "Größere Übungen für Männer heißen süß und öde. " * 20
+JAPANESE = "日本語の文章はこのように書かれています。" * 20
+
+
+@pytest.mark.parametrize(("text", "encoding", "declared"), [
+    (RUSSIAN, "utf-8", "utf-8"), (RUSSIAN, "utf-8", "windows-1251"), (RUSSIAN, "utf-8", ""),
+    (RUSSIAN, "cp1251", "windows-1251"), (RUSSIAN, "cp1251", ""), (RUSSIAN, "cp1251", "utf-8"),
+    (RUSSIAN, "koi8-r", "koi8-r"), (RUSSIAN, "koi8-r", "nonsense"),
+    (GERMAN, "cp1252", "iso-8859-1"), (GERMAN, "cp1252", ""), (GERMAN, "cp1252", "utf-8"), (GERMAN, "utf-16", ""),
+    (GERMAN, "utf-8-sig", "windows-1252"), (JAPANESE, "shift_jis", ""), (JAPANESE, "shift_jis", "x-sjis"),
+    (JAPANESE, "euc_jp", ""), (JAPANESE, "iso2022_jp", "iso-2022-jp"), (JAPANESE, "euc_jp", "utf-8"),
+    (JAPANESE, "utf-8", "shift_jis"), ("中文网页的内容" * 60, "gb18030", "gb2312"),
+    ("한국어 문장입니다. " * 50, "cp949", "euc-kr"),
+])
+def test_decoding(text, encoding, declared):
+    assert decode(text.encode(encoding), declared)[0] == text
+
+
+def test_meta_charset_and_a_wrong_one():
+    raw = f"<html><head><meta charset=koi8-r></head><body>{RUSSIAN}</body></html>".encode("koi8-r")
+    assert RUSSIAN in decode(raw)[0] and decode(raw) == decode(raw, "utf-8")
+    raw = f"<html><meta charset=shift_jis><p>{GERMAN}".encode()
+    assert GERMAN in decode(raw, "big5")[0], "valid UTF-8 wins over every declaration"
+
+
+def test_broken_utf8_loses_only_the_broken_places():
+    raw = bytearray((RUSSIAN * 3).encode())
+    raw[100] = 0xFF
+    text, encoding = decode(bytes(raw))
+    assert encoding == "utf-8" and 1 <= text.count("\ufffd") <= 3 and len(text) > len(RUSSIAN) * 3 - 5
+    reason, doc = run(page(f"<p>{GERMAN}</p>" * 3)[:-3] + b"\xff\xfe\xe2")
+    assert reason is None and GERMAN.strip() in doc.text
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_decode_never_fails(seed):
+    rng = random.Random(seed)
+    raw = rng.choice([b"", b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf", b"\x1b$B"]) + rng.randbytes(rng.randrange(3000))
+    labels = ["", "utf-16", "utf-7", "hz", "idna", "rot13", "base64", "iso-2022-jp", "x" * 99]
+    text, name = decode(raw, rng.choice(labels))
+    text.encode()
+    assert decode(raw, "") == decode(raw, "") and name
+
+
+def test_labels_mean_what_browsers_take_them_for():
+    assert [canonical(x) for x in ("ISO-8859-1", "gb2312", "Shift_JIS", "utf8", "ks_c_5601-1987", "rot13", "")] == [
+        "cp1252", "gb18030", "cp932", "utf-8", "cp949", "", ""]
+
+
+# -- reproducible ----------------------------------------------------------------------------------------------------
+def bench_pages(every: int) -> list[Document]:
+    items = Warc().read(str(shared_data("bench", "realweb.warc.gz")), Slice("web", "a"))
+    return [i for n, i in enumerate(items) if isinstance(i, Document) and n % every == 1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_same_text_in_any_order(engine):
+    docs = bench_pages(40)
+    texts = []
+    for order in (docs, docs[::-1], random.Random(3).sample(docs, len(docs))):
+        stage, found = Html(engine=engine), {}
+        for doc in order:
+            doc.text = ""
+            found[doc.id] = (stage.process(doc), doc.text)
+        texts.append(found)
+    assert texts[0] == texts[1] == texts[2] and sum(bool(t) for _, t in texts[0].values()) > 30
+
+
+def test_same_text_with_another_hash_seed(tmp_path):
+    docs = bench_pages(120)
+    for n, doc in enumerate(docs):
+        (tmp_path / f"{n:03}.html").write_bytes(doc.raw)
+    script = ("import sys, glob, hashlib\nfrom stages.extract.html import Html\nfrom stages.document import Document\n"
+              "h = hashlib.sha256()\nstage = Html()\n"
+              "for f in sorted(glob.glob(sys.argv[1] + '/*')):\n"
+              "    d = Document('x', raw=open(f, 'rb').read(), mime='text/html')\n"
+              "    stage.process(d); h.update(d.text.encode())\n"
+              "print(h.hexdigest())\n")
+    digests = {subprocess.run([sys.executable, "-c", script, str(tmp_path)], env={"PYTHONHASHSEED": seed, "PATH": ""},
+                              capture_output=True, text=True, check=True).stdout for seed in ("0", "1")}
+    assert len(digests) == 1
+
+
+def test_key_carries_engine_versions_and_settings():
+    assert Html().key() == Html(engine="trafilatura").key() != Html(engine="resiliparse").key()
+    assert {"trafilatura", "justext", "lxml", "resiliparse"} <= set(Html.libraries) and Html.extracts
+
+
+# -- real data -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_document_of_the_archives_is_text_or_reason(engine):
+    stage, seen = Html(engine=engine), Counter()
+    for path in sorted(shared_data("warc").rglob("*warc*")):
+        for doc in itertools.islice(Warc().read(str(path), Slice("web", path.name)), 60) if path.is_file() else ():
+            if isinstance(doc, BadRecord):
+                continue
+            reason = stage.process(doc)
+            seen[reason or "text"] += 1
+            assert bool(doc.text) == (reason is None)
+    assert set(seen) <= {"text", "not_html", "no_text"} and seen["text"] > 90, seen
+
+
+WORD = re.compile(r"\w+")
+
+
+def word_f1(found: str, gold: str) -> float:
+    a, b = (Counter(WORD.findall(t.lower())) for t in (found, gold))
+    common = (a & b).total()
+    return 2 * common / (a.total() + b.total()) if common else 0.0
+
+
+@pytest.mark.parametrize(("engine", "least"), [("trafilatura", 0.84), ("resiliparse", 0.77)])
+def test_quality_against_gold(engine, least):
+    stage, scores, pages = Html(engine=engine), [], shared_data("html", "wcxb-dev", "html")
+    for path in sorted(shared_data("html", "wcxb-dev", "gold").glob("*.json.gz"))[::4]:
+        truth = json.loads(gzip.decompress(path.read_bytes()))["ground_truth"]["main_content"]
+        raw = gzip.decompress((pages / path.name.replace(".json", ".html")).read_bytes())
+        doc = Document("id", raw=raw, mime="text/html")
+        stage.process(doc)
+        scores.append(word_f1(doc.text, truth))
+    assert sum(scores) / len(scores) >= least

@@ -1,0 +1,125 @@
+"""The shortcuts give exactly the text of an untouched trafilatura, which runs in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+import trafilatura
+from lxml import etree
+from lxml.html import document_fromstring
+from trafilatura import settings, xpaths
+
+from stages.document import Document
+from stages.extract import shortcuts
+from stages.extract.encoding import decode
+from stages.extract.trafilatura import Engine
+from stages.read.reader import Slice
+from stages.read.warc import Warc
+from tests.conftest import shared_data
+
+PLAIN = """
+import json, logging, sys
+logging.disable(logging.CRITICAL)
+from trafilatura import extract
+pages, modes = json.load(open(sys.argv[1]))
+for favor, fast, comments in modes:
+    for page in pages:
+        text = extract(page, fast=fast, favor_precision=favor == "precision", favor_recall=favor == "recall",
+                       include_comments=comments)
+        print(json.dumps(text or ""))
+"""
+MODES = [("balanced", False, False), ("balanced", True, False), ("precision", False, False), ("recall", True, True)]
+
+
+def compare(pages: list[str], tmp_path, modes=MODES) -> int:
+    (tmp_path / "pages.json").write_text(json.dumps([pages, modes]))
+    plain = subprocess.run([sys.executable, "-c", PLAIN, str(tmp_path / "pages.json")], capture_output=True, text=True,
+                           check=True).stdout.splitlines()
+    ours = []
+    for favor, fast, comments in modes:
+        engine = Engine(favor=favor, fast=fast, comments=comments)
+        ours += [engine.text(page) for page in pages]
+    assert len(plain) == len(ours)
+    for n, (expected, found) in enumerate(zip(plain, ours)):
+        assert found == json.loads(expected), f"page {n % len(pages)} in mode {modes[n // len(pages)]}"
+    return sum(map(bool, ours))
+
+
+def bench_pages(every: int, offset: int) -> list[str]:
+    items = Warc().read(str(shared_data("bench", "realweb.warc.gz")), Slice("web", "a"))
+    return [decode(i.raw, i.charset)[0] for n, i in enumerate(items) if isinstance(i, Document) and n % every == offset]
+
+
+def test_shortcuts_are_in_place():
+    assert shortcuts.install(), "trafilatura has changed: derive the rules anew or the pages cost twice the time"
+    assert shortcuts.install(), "installing twice is harmless"
+
+
+def test_equal_output_on_a_sample_of_real_pages(tmp_path):
+    assert compare(bench_pages(50, 7), tmp_path) > 100
+
+
+@pytest.mark.slow
+def test_equal_output_on_all_real_pages(tmp_path):
+    assert compare(bench_pages(1, 0), tmp_path, MODES[:2]) > 3000
+
+
+VOCABULARY = """article post-content entry-content story main-content Content content sidebar comment-list Comments
+cookie-banner reply-3 hidden hide-print teaser Teaser caption share-bar nav mvp-post-add-box infinite-scroll menu
+elementor-share-buttons footer author fulltext page-content main post text cell primary ad- commentary related"""
+WORDS = VOCABULARY.split()
+TAGS = ["div", "section", "article", "main", "p", "span", "ul", "aside", "details", "ol", "footer"]
+EXTRAS = ["", "<h1>Head</h1>", "<a href=/x>link</a>", "<br><br>text", "<select><option>o</select>"]
+
+
+def made_up_page(rng: random.Random) -> str:
+    """Ids, classes, roles and styles from the vocabulary of the rules, in either order."""
+    parts = []
+    for _ in range(rng.randrange(3, 25)):
+        word = (rng.choice((*WORDS, " ad ", "")) for _ in range(9)).__next__
+        attributes = [f'{rng.choice(["id", "class"])}="{word()} {word()}"', f'class="{word()}"', f'id="{word()}"',
+                      f'role="{word()}"', f'style="{rng.choice(["display:none", "color:red", "x-hidden"])}"',
+                      'aria-hidden="true"', 'itemprop="articleBody"', 'data-component="MostPopularStories"',
+                      "data-lp-replacement-content"]
+        chosen = " ".join(rng.sample(attributes, rng.choice((0, 1, 1, 2, 3))))
+        text = "".join(f"<p>Sentence {rng.randrange(99)} of a page, with a comma. </p>" * rng.randrange(4)
+                       + rng.choice(EXTRAS) for _ in range(rng.randrange(4)))
+        tag = rng.choice(TAGS)
+        parts.append(f"<{tag} {chosen}>{text}" + (f"</{tag}>tail" if rng.random() < 0.7 else ""))
+    return f"<html><head><title>t</title></head><body>{''.join(parts)}</body></html>"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_output_on_made_up_pages(seed, tmp_path):
+    rng = random.Random(seed)
+    assert compare([made_up_page(rng) for _ in range(60)], tmp_path) > 100
+
+
+def test_rules_against_the_expressions_they_stand_for():
+    """The cleaning rule against its XPath, evaluated by lxml: same elements in the same order."""
+    rule = shortcuts._basic()
+    assert isinstance(settings.BASIC_CLEAN_XPATH, etree.XPath)
+    for page in bench_pages(100, 3):
+        tree = document_fromstring(page.encode())
+        assert rule(tree) == settings.BASIC_CLEAN_XPATH(tree)
+
+
+@pytest.mark.parametrize("change", ["version", "expressions"])
+def test_another_trafilatura_is_left_alone(monkeypatch, change):
+    monkeypatch.setattr(xpaths, "BODY_XPATH", [etree.XPath(".//p")])
+    if change == "version":
+        monkeypatch.setattr(trafilatura, "__version__", "9.9.9")
+        monkeypatch.setattr(shortcuts, "FINGERPRINT", shortcuts.fingerprint())
+    assert shortcuts.install() is False
+    assert isinstance(xpaths.BODY_XPATH[0], etree.XPath)
+
+
+def test_memory_of_a_rule_is_bounded():
+    memo = shortcuts.Memo(len)
+    for n in range(shortcuts.MEMO + 5):
+        assert memo[str(n)] == len(str(n))
+    assert len(memo) == 5
