@@ -88,8 +88,8 @@ def test_a_damaged_cache_is_fetched_again(offline, tmp_path):
 
 
 def test_a_missing_package_names_the_remedy(offline, tmp_path):
-    with pytest.raises(FetchError, match=r"pip could not download gone==9: .*; check the network and pip's configuration"
-                                         r", or put gone-9-py3-none-any.whl into"):
+    with pytest.raises(FetchError, match=r"pip could not download gone==9: .*; check the network and pip's config"
+                                         r"uration, or put gone-9-py3-none-any.whl into"):
         download(Package("gone", "9", "gone-9-py3-none-any.whl", "0" * 64, 1), tmp_path / "cache")
 
 
@@ -192,7 +192,7 @@ def test_our_own_reader_reads_it(tmp_path):
     assert [(d.url, d.raw, d.mime) for d in docs] == [(p.url, p.body, "text/html") for p in PAGES[:2]]
 
 
-# -- the sources, from small packages of the same shape ------------------------------------------------------------------
+# -- the sources, from small packages of the same shape -------------------------------------------------------------
 def test_web_pages_come_with_their_addresses(tmp_path, monkeypatch):
     shelf = tmp_path / "packages"
     index = {"html/0.html": {"url": "http://x.example/"}, "html/1.html": {"url": "http://y.example/"}}

@@ -95,8 +95,7 @@ def _reader(checker: Checker, source: Any, path: KeyPath) -> None:
         checker.fail((*path, "read"), f"unknown reader '{source.read}': {nearest(source.read, READERS)}")
         return
     except ImportError as e:
-        if not _being_written(e):
-            checker.fail((*path, "read"), _not_installed(f"the reader '{source.read}'", e))
+        checker.fail((*path, "read"), _not_installed(f"the reader '{source.read}'", e))
         return
     _settings(checker, config, source.config, path)
 
@@ -111,17 +110,12 @@ def _step(checker: Checker, step: Any, path: KeyPath) -> None:
         checker.fail(path, f"unknown step '{step.name}': {nearest(step.name, STAGES)}")
         return
     except ImportError as e:
-        if not _being_written(e):
-            checker.fail(path, _not_installed(f"the step '{step.name}'", e))
+        checker.fail(path, _not_installed(f"the step '{step.name}'", e))
         return
     except AttributeError:
         checker.fail(path, f"'{step.name}' names no stage; write 'module:Class', where Class derives from Stage")
         return
     _settings(checker, config, step.config, (*path, step.name))
-
-
-def _being_written(e: ImportError) -> bool:
-    return (e.name or "").startswith("stages.")
 
 
 def _not_installed(what: str, e: ImportError) -> str:

@@ -443,3 +443,16 @@ def test_every_reader_may_be_named(load):
     for name in READERS:
         if name != "datatrove":                                  # needs the block it wraps
             load(SMALL.replace("read: warc", f"read: {name}"))
+
+
+def test_a_missing_package_names_the_extra(load, monkeypatch):
+    """As on a machine without the extras: the stage's own module cannot be imported."""
+    from pipeline.recipe import check
+
+    def missing(name):
+        raise ModuleNotFoundError("No module named 'trafilatura'", name="trafilatura")
+
+    monkeypatch.setattr(check, "stage_class", missing)
+    found = problems(load, SMALL)
+    assert found[0].startswith("8 datasets.clean.steps[0]: the step 'html' needs the package 'trafilatura', which is not "
+                               "installed; pip install 'tokenmill[pipeline]'")
