@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.engine.fingerprint import declared_libraries, differences, fingerprint
+from pipeline.engine.fingerprint import declared_libraries, differences, fingerprint, roots
 from pipeline.engine.limits import Limits
 from pipeline.engine.scratch import Scratch
 from pipeline.engine.supervisor import OWN_MB, Supervisor
@@ -66,6 +66,7 @@ class _Node:
     actor: Any
     poll: Any                        # ObjectRef of the poll in flight, None when it is idle
     ready: bool = False
+    fingerprint: dict[str, Any] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
     waiting: list[dict[str, Any]] = field(default_factory=list)
 
@@ -80,13 +81,17 @@ class RayBackend:
     `workers` bounds the children (default: every CPU). `child_memory_mb` is what a child needs at least; on
     a cluster Ray reserves that, or what the first tasks declare, for each child, plus 300 MB for their supervisor.
     A Ray this process is connected to already is used as it is, and left as it was.
+
+    `ship_code` sends the four packages to the nodes of an attached cluster (Ray's `py_modules`); by default every node
+    has them installed.
     """
 
     interruptible = False
 
     def __init__(self, store: Store, workers: int | None = None, address: str | None = None, *,
                  object_store_mb: int = 200, child_memory_mb: int = 500, limits: Limits | None = None,
-                 scratch: str | None = None) -> None:
+                 scratch: str | None = None, ship_code: bool = False) -> None:
+        self.ship_code = ship_code
         self.store, self.workers, self.address = store, workers, address
         self.object_store_mb, self.child_memory_mb = object_store_mb, child_memory_mb
         self.limits, self.scratch = limits or Limits(), scratch
@@ -108,7 +113,8 @@ class RayBackend:
         if not ray.is_initialized():
             quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
             if self.address is not None:
-                ray.init(address=self.address, **quiet)
+                code = {"py_modules": [r for r in roots().values() if r]} if self.ship_code else None
+                ray.init(address=self.address, runtime_env=code, **quiet)
             else:
                 base = tempfile.gettempdir()          # Ray's sockets lie below; their path may have 107 characters
                 self._temp = Scratch(base if len(base) <= 8 else "/tmp")
@@ -228,6 +234,7 @@ class RayBackend:
 
     def _greet(self, node: _Node, theirs: dict[str, Any]) -> None:
         """The first answer of a supervisor: may it work?"""
+        node.fingerprint = theirs
         wrong = differences(fingerprint(self._libraries), theirs)
         if theirs.get("sees_store") is False:
             wrong.append(f"it does not see the store {self.store.root}; put the store on a file system that all nodes "

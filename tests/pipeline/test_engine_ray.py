@@ -248,13 +248,43 @@ print(len(places), t.outcome(found[0]), flush=True)
 """
 
 
-@pytest.mark.slow
-def test_a_node_dies_and_another_one_joins(store, tmp_path):
+def on_cluster(script: str, tmp_path: Path, cwd: Path) -> str:
+    """Run a script that makes a cluster of its own; the last line it prints."""
     with tempfile.TemporaryDirectory(prefix="tmr", dir="/tmp") as short:      # for Ray's sockets
         env = {**{k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}, "RAY_TMPDIR": short}
-        done = subprocess.run([sys.executable, "-c", CLUSTER, str(tmp_path / "store"), str(tmp_path)], cwd=REPO,
-                              env=env, stdout=subprocess.PIPE, text=True, timeout=180)
+        done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "store"), str(tmp_path)], cwd=cwd, env=env,
+                              stdout=subprocess.PIPE, text=True, timeout=180)
     assert done.returncode == 0
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_node_dies_and_another_one_joins(store, tmp_path):
+    said = on_cluster(CLUSTER, tmp_path, REPO)
     expected = inline(store, t.row_specs(parts=10, rows=40, ms=20), tmp_path)
-    assert done.stdout.splitlines()[-1] == f"3 {expected}"
+    assert said == f"3 {expected}"
     assert not list(store.list("runs"))
+
+
+SHIP = """
+import sys
+from ray.cluster_utils import Cluster
+from pipeline.engine.ray_backend import RayBackend
+from pipeline.store.fs import Store
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80 << 20,
+                                                        "include_dashboard": False})
+backend = RayBackend(Store(sys.argv[1]), address=cluster.address, scratch=sys.argv[2], ship_code=True)
+backend.start()
+while not backend.slots:
+    backend.wait(0.5)
+[node] = backend._nodes.values()
+backend.close()
+cluster.shutdown()
+print(sorted("py_modules" in place for place in node.fingerprint["roots"].values()))
+"""
+
+
+@pytest.mark.slow
+def test_shipped_code_is_what_the_nodes_run_and_it_is_ours(tmp_path):
+    assert on_cluster(SHIP, tmp_path, tmp_path) == "[True, True, True, True]"
