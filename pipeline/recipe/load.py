@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.recipe.check import Checker, check_recipe
+from pipeline.recipe.code import import_code
 from pipeline.recipe.errors import KeyPath, Mark, Problem, RecipeError, nearest
 from pipeline.recipe.marks import Marks, parse_yaml
 from pipeline.recipe.model import Recipe, Source
@@ -60,29 +59,6 @@ def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] =
     check_recipe(recipe, checker)
     recipe._warnings.extend(checker.warnings)
     return recipe
-
-
-def import_code(files: Sequence[str]) -> None:
-    """Import files of custom stages under their stems, so that 'my_stages:Class' finds them. Workers call it too."""
-    for path in files:
-        name = Path(path).stem
-        known = sys.modules.get(name)
-        if known is not None and os.path.realpath(known.__file__ or "") == os.path.realpath(path):
-            continue
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"{path}: no such file")
-        if known is not None or importlib.util.find_spec(name) is not None:
-            raise ImportError(f"{path}: a module called '{name}' exists already; rename the file")
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{path}: is not a Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
 
 
 def _error(file: str, message: str, path: KeyPath = ()) -> RecipeError:

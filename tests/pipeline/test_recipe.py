@@ -454,5 +454,5 @@ def test_a_missing_package_names_the_extra(load, monkeypatch):
 
     monkeypatch.setattr(check, "stage_class", missing)
     found = problems(load, SMALL)
-    assert found[0].startswith("8 datasets.clean.steps[0]: the step 'html' needs the package 'trafilatura', which is not "
-                               "installed; pip install 'tokenmill[pipeline]'")
+    assert found[0].startswith("8 datasets.clean.steps[0]: the step 'html' needs the package 'trafilatura', which is "
+                               "not installed; pip install 'tokenmill[pipeline]'")

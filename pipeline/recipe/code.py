@@ -1,0 +1,32 @@
+"""Files of the user's own stages (`code:` of a recipe), imported only with --allow-custom-stages."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def import_code(files: Sequence[str]) -> None:
+    """Import files of custom stages under their stems, so that 'my_stages:Class' finds them. Workers call it too."""
+    for path in files:
+        name = Path(path).stem
+        known = sys.modules.get(name)
+        if known is not None and os.path.realpath(known.__file__ or "") == os.path.realpath(path):
+            continue
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"{path}: no such file")
+        if known is not None or importlib.util.find_spec(name) is not None:
+            raise ImportError(f"{path}: a module called '{name}' exists already; rename the file")
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path}: is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
