@@ -76,7 +76,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
             if node.kind == "pass":
                 check_error_rate(node, result.records, float(recipe.run.max_error_rate))
             if node.publishes:
-                _publish(store, planner, node, done)
+                _publish(store, log, planner, node, done)
 
         results = drive(nodes, execute, finished)
         log.flush()
@@ -115,8 +115,10 @@ def make_backend(kind: str, workers: int, address: str | None) -> Callable[[Stor
     return make
 
 
-def _publish(store: Store, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
+def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
     """Link the finished dataset: kept rows of its last pass, dropped and quarantined ones of all its passes."""
+    log.flush()
+    log.verify()                      # publishing is no commit: a fenced driver must not replace what its successor made
     passes = [results[p.name].records for p in planner.passes[node.dataset]]
     publish(store, node.dataset, passes[-1], dropped=[r for p in passes for r in p],
             quarantine=[r for p in passes for r in p])

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.engine.task import Cursor, FileInfo, Inputs, Out, PartRecord, TaskSpec
+from pipeline.engine.task import Cursor, FileInfo, Inputs, Out, PartRecord, TaskSpec, ref_contents
 from pipeline.store.fs import Store
 from stages.catalog import load
 
@@ -39,7 +39,7 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
     folder = tempfile.mkdtemp(prefix="attempt-", dir=scratch)
     try:
         inputs = Inputs(spec, store, folder, skip=skip, only=only, batch_rows=batch_rows)
-        out = Out(folder)
+        out = Out(folder, ref_contents(spec.args))
         counters = load(spec.task).run(inputs, cursor, out)
         cursor.clear()
         attempt = f"{name}-{uuid.uuid4().hex[:8]}"

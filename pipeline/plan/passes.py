@@ -183,7 +183,7 @@ class Planner:
             nxt.inputs = [("previous", "")]
         nxt.barrier = f"{current.dataset}/{made.name}.{len(plans)}"
         ranks = list(priority) + [i for i in inputs if i not in priority]
-        self.barriers[nxt.barrier] = (prepare.name, barrier, ranks, inputs)
+        self.barriers[nxt.barrier] = (f"{prepare.name}-{prepare.key[:8]}", barrier, ranks, inputs)
         return nxt
 
     def _signals(self, plan: _PassPlan) -> tuple[str, ...]:

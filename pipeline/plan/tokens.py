@@ -30,14 +30,15 @@ def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
     return nodes
 
 
-def parts_of(results: Mapping[str, Any], datasets: list[str]) -> list[PartRef]:
-    """The kept parts of finished datasets, in plan order."""
+def parts_of(results: Mapping[str, Any], datasets: list[str], sources: list[str] | None = None) -> list[PartRef]:
+    """The kept parts of finished datasets, in plan order; with `sources` only those that hold documents of one."""
     parts = []
     for dataset in datasets:
         before: PassResult = results[dataset]
         for record, source in zip(before.records, before.source_of):
             text = record.files["kept.parquet"]
-            if text.rows:
+            held = record.counters["kept"]
+            if text.rows and (sources is None or any(s in held for s in sources)):
                 parts.append(PartRef(record.key, source, 0, text.rows, text.bytes, text.ref(), None))
     return parts
 
@@ -56,7 +57,7 @@ def _tokenizer(recipe: Recipe, planner: Planner, results: Mapping[str, Any]) -> 
 
 def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], results: Mapping[str, Any]) -> Work:
     config = recipe.plain()["shards"][name]
-    tokenizer, parts = results["tokenizer"], parts_of(results, inputs)
+    tokenizer, parts = results["tokenizer"], parts_of(results, inputs, config.get("where", {}).get("source"))
     drafts = encode_drafts(parts, tokenizer, {**config, "val": float(recipe.shards[name].val)})
     encoded = yield [planner.draft_spec(f"shards:{name}/encode", i, d) for i, d in enumerate(drafts)]
     drafts = assemble_drafts([result(r) for r in encoded], tokenizer)

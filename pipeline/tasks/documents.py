@@ -5,7 +5,7 @@ Reads source slices, or one upstream part together with the removal slice of a b
     kept.parquet          documents that every stage kept
     dropped.parquet       documents a stage dropped, with `stage` and `reason`, text passed through the scrubber
     quarantine.parquet    records that could not be read, crashed, hung or failed a stage, with the error
-    side.STAGE.parquet    rows of a barrier's `prepare` stage for the kept documents: `row`, `id`, its columns
+    side.STAGE-KEY.parquet  rows of a barrier's `prepare` stage for the kept documents: `row`, `id`, its columns
 
 Memory is the largest batch plus one row group plus the models, never the partition. Every document is announced on the
 crash cursor before a stage sees it, so its death costs that document and nothing else.
@@ -46,6 +46,11 @@ class Step:
     key: str
     label: str          # "0:html": its place and name, the name of its counters
     stage: Stage
+
+    @property
+    def side(self) -> str:
+        """Name of its side table: two dedups of one pass may want signatures of different kinds."""
+        return f"{self.name}-{self.key[:8]}"
 
 
 _loaded: dict[str, Step] = {}
@@ -88,7 +93,7 @@ class _Run:
         self.kept = PartWriter(out.path("kept.parquet"), document_schema(names))
         self.dropped = PartWriter(out.path("dropped.parquet"), document_schema(names, dropped=True))
         self.quarantine: list[dict[str, Any]] = []
-        self.sides = {s.name: _SideWriter(out.path(f"side.{s.name}.parquet"), s.stage.side)
+        self.sides = {s.side: _SideWriter(out.path(f"side.{s.side}.parquet"), s.stage.side)
                       for s in self.steps if s.stage.side is not None}
         hidden = self.args.get("$volatile", {}).get("quarantined", {})
         keys = {s.key for s in self.steps}
@@ -200,6 +205,10 @@ class _Run:
             stats["bytes_in"] += sum(_payload(d) for _, d in alive)
             began = time.thread_time()
             alive = self._apply(place, step, alive, verdicts)
+            if step.side in self.sides:
+                for _, doc in alive:
+                    if step.stage.name in doc.side:
+                        doc.side[step.side] = doc.side.pop(step.stage.name)
             stats["cpu_s"] += time.thread_time() - began
             stats["bytes_out"] += sum(_utf8(d.text) for _, d in alive)
         self.cursor.clear()

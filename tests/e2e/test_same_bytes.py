@@ -117,7 +117,7 @@ def commits(store: Path) -> Counter:
     return found
 
 
-@pytest.mark.parametrize(("point", "nth"), [("partition", 130), ("commit", 3), ("commit", 9), ("map", 1), ("reduce", 2),
+@pytest.mark.parametrize(("point", "nth"), [("partition", 130), ("commit", 3), ("commit", 9), ("map", 1), ("reduce", 1),
                                             ("publish", 2)])
 def test_killed_at_any_point_and_run_again(site, expected, tmp_path, point, nth):
     args = ["run", str(site / "recipe.yaml"), "--store", str(tmp_path), "--backend", "inline", "--quiet"]

@@ -1,0 +1,73 @@
+"""The whole way on real input: `make demo`. Fetches pages, runs the recipe, trains a toy model, says what came out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from demo.fetch import FOLDER
+from demo.fetch import main as fetch_main
+from pipeline.cli.errors import known_errors
+from pipeline.recipe import load_recipe
+from pipeline.run import default_workers, make_backend, run_recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE = Path(__file__).with_name("recipe.yaml")
+
+
+def main(store: str | None = None) -> int:
+    """Run everything into `store` (default demo-store in the repository). A second call goes on where the first ended."""
+    began = time.monotonic()
+    print("1. input", flush=True)
+    if fetch_main():
+        return 1
+    fetched = time.monotonic()
+    print("\n2. from raw bytes to tokens", flush=True)
+    recipe = load_recipe(RECIPE, [])
+    at = Path(store or ROOT / "demo-store")
+    try:
+        made = run_recipe(recipe, str(at), make_backend=make_backend("ray", min(2, default_workers()), None), show="rich",
+                          run="demo")
+    except known_errors() as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    for warning in made.warnings:
+        print(f"warning: {warning}")
+    milled = time.monotonic()
+    folder = at / "runs" / made.run
+    print("\n3. training", flush=True)
+    # a process of its own: the trainer needs nothing of the pipeline, and sets its own threads
+    code = subprocess.run([sys.executable, "-m", "trainer", "run", str(folder)], cwd=ROOT, env=os.environ).returncode
+    if code:
+        return code
+    trained = time.monotonic()
+    print(closing(folder, made.datasets, made.shards))
+    print(f"\ninput {fetched - began:.0f} s, tokens {milled - fetched:.0f} s, training {trained - milled:.0f} s")
+    return 0
+
+
+def closing(folder: Path, datasets: dict[str, int], shards: dict[str, int]) -> str:
+    """What one wants to see at the end: the report, the loss before and after, a sample."""
+    import json
+
+    summary = json.loads((folder / "train" / "summary.json").read_text())
+    lines = [
+        "",
+        f"report   {folder / 'report.html'}",
+        f"loss     {summary['first_loss']:.2f} before, {summary['heldout_loss']:.2f} after, on held-out text "
+        f"({summary['ratio']:.2f} of its unigram entropy); curve: {folder / 'train' / 'loss.svg'}",
+        "tokens   " + ", ".join(f"{name} {n:,}" for name, n in shards.items()),
+        "documents " + ", ".join(f"{name} {n:,}" for name, n in datasets.items()),
+    ]
+    if summary.get("sample"):
+        lines.append(f"sample   {' '.join(summary['sample'].split())}")
+    else:
+        lines.append(f"sample   skipped: {summary.get('sample_skipped')}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:2]))
