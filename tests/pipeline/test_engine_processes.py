@@ -154,9 +154,11 @@ def test_the_suspect_is_probed_in_a_child_that_has_seen_nothing_else(processes):
 def test_a_stopped_child_is_not_a_hung_document(processes, store, tmp_path):
     specs = t.row_specs(parts=1, ms=20)
     backend = processes(1, cpu_s=0.2)
+    stopped = []
 
     def stall():
         [pid] = until(lambda: backend.supervisor and backend.supervisor.pids)
+        stopped.append(pid)
         time.sleep(0.5)
         os.kill(pid, signal.SIGSTOP)
         time.sleep(2.0)
@@ -167,6 +169,7 @@ def test_a_stopped_child_is_not_a_hung_document(processes, store, tmp_path):
     records = Scheduler(backend, t.MemoryLog()).run(specs)
     thread.join()
     assert t.outcome(records) == inline(store, specs, tmp_path)
+    assert backend.supervisor.pids == stopped           # it was waited for, not replaced
 
 
 def test_a_child_that_stands_still_is_run_again_but_its_document_is_not_condemned(processes):
@@ -266,7 +269,7 @@ from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 backend = ProcessBackend(Store(sys.argv[1]), 2, scratch=sys.argv[2])
 try:
-    Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=4, ms=100))
+    Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=4, ms=1000))
 except Interrupted as e:
     print(e, flush=True)
     sys.exit(1)
