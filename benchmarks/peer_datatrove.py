@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 import datatrove.utils.lid
+import trafilatura  # noqa: F401  datatrove imports it page by page and passes over every page when that fails
 from datatrove.data import Document
 from datatrove.executor import LocalPipelineExecutor
 from datatrove.pipeline.extractors import Trafilatura

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stages.stage import Stage, StageConfig, decision, signal
-from stages.text.words import count_sentences
+from stages.text.words import count_sentences, warm
 
 if TYPE_CHECKING:
     from stages.document import Document
@@ -30,6 +30,7 @@ class C4(Stage):
     name = "c4"
     version = 1
     libraries = ("spacy",)
+    memory_mb = 150
     signals = ("c4_sentences", "c4_lines_kept")
 
     class Config(StageConfig):
@@ -42,6 +43,9 @@ class C4(Stage):
         filter_javascript: bool = signal(True, "cut lines that mention javascript")
         filter_curly_bracket: bool = signal(True, "drop documents that hold {")
         filter_policy: bool = signal(True, "cut lines with phrases about cookies and terms of use")
+
+    def setup(self) -> None:
+        warm()
 
     def process(self, doc: Document) -> str | None:
         config = self.config

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from stages.filter.gopher_repetition import duplicates
 from stages.stage import Stage, StageConfig, decision, signal
 from stages.text.characters import TERMINAL_PUNCTUATION
+from stages.text.words import warm
 
 if TYPE_CHECKING:
     from stages.document import Document
@@ -23,6 +24,7 @@ class FineWeb(Stage):
     name = "fineweb"
     version = 1
     libraries = ("spacy",)
+    memory_mb = 150
     signals = ("fineweb_line_punct_ratio", "fineweb_short_line_ratio", "fineweb_char_dup_ratio", "fineweb_list_ratio")
 
     class Config(StageConfig):
@@ -32,6 +34,9 @@ class FineWeb(Stage):
         short_line_length: int = signal(30, "longest short line, characters")
         char_duplicates_ratio: float = decision(0.01, "largest share of characters in copied lines")
         new_line_ratio: float = decision(0.3, "most line breaks per word")
+
+    def setup(self) -> None:
+        warm()
 
     def process(self, doc: Document) -> str | None:
         measured = self.measure(doc)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stages.stage import Stage, StageConfig, decision, signal
+from stages.text.words import warm
 
 if TYPE_CHECKING:
     from stages.document import Document
@@ -22,6 +23,7 @@ class GopherQuality(Stage):
     name = "gopher_quality"
     version = 1
     libraries = ("spacy",)
+    memory_mb = 150
     signals = ("gopher_words", "gopher_mean_word_length", "gopher_hash_ratio", "gopher_ellipsis_ratio",
                "gopher_bullet_lines_ratio", "gopher_ellipsis_lines_ratio", "gopher_alpha_words_ratio",
                "gopher_stop_words")
@@ -39,6 +41,9 @@ class GopherQuality(Stage):
         min_stop_words: int | None = decision(2, "fewest different stop words")
         stop_words: tuple[str, ...] = signal(("the", "be", "to", "of", "and", "that", "have", "with"),
                                              "words every text of the language has")
+
+    def setup(self) -> None:
+        warm()
 
     def process(self, doc: Document) -> str | None:
         doc.signals.update(self.measure(doc))

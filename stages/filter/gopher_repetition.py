@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stages.document import Document
 from stages.stage import Stage, StageConfig, decision
 from stages.text.ngrams import duplicate_ngrams, top_ngram
-
-if TYPE_CHECKING:
-    from stages.document import Document
+from stages.text.words import warm
 
 _PARAGRAPHS = re.compile(r"\n{2,}")
 _LINES = re.compile(r"\n+")
@@ -32,6 +30,7 @@ class GopherRepetition(Stage):
     name = "gopher_repetition"
     version = 1
     libraries = ("spacy",)
+    memory_mb = 400  # of it about 200 for the vocabulary, which all stages that look at words share
     signals = ("gopher_rep_dup_para_frac", "gopher_rep_dup_para_char_frac", "gopher_rep_dup_line_frac",
                "gopher_rep_dup_line_char_frac", *(f"gopher_rep_top_{n}_gram" for n in _TOP),
                *(f"gopher_rep_dup_{n}_gram" for n in _DUPLICATED))
@@ -50,6 +49,10 @@ class GopherRepetition(Stage):
         dup_8_gram: float | None = decision(0.12, "the same of 8 words")
         dup_9_gram: float | None = decision(0.11, "the same of 9 words")
         dup_10_gram: float | None = decision(0.1, "the same of 10 words")
+
+    def setup(self) -> None:
+        warm()
+        self.measure(Document("", "a b c d e f g h i j k l"))
 
     def process(self, doc: Document) -> str | None:
         if not doc.text:

@@ -29,7 +29,7 @@ class Language(Stage):
     grid = 1e-4
     libraries = ("fasttext-numpy2",)
     signals = ("language_score",)
-    memory_mb = 330
+    memory_mb = 120
 
     class Config(StageConfig):
         keep: tuple[str, ...] | None = decision(

@@ -32,7 +32,7 @@ class Quality(Stage):
     grid = 1e-4
     libraries = ("fasttext-numpy2",)
     signals = ("quality_score",)
-    memory_mb = 400
+    memory_mb = 250
 
     class Config(StageConfig):
         model: str = resource(..., "fastText classifier, e.g. one made by `tokenmill classifier train`")

@@ -36,6 +36,7 @@ class Url(Stage):
     version = 1
     libraries = ("datatrove", "tldextract")
     signals = ("url_soft_words",)
+    memory_mb = 120
 
     class Config(StageConfig):
         integrated: bool = signal(True, "use the lists that ship with datatrove")

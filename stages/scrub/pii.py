@@ -49,6 +49,7 @@ class Pii(Stage):
     name = "pii"
     version = 1
     scrubs = True
+    memory_mb = 20
     signals = ("pii_emails", "pii_ips")
 
     class Config(StageConfig):
