@@ -12,16 +12,19 @@ a fingerprint of their text is compared. `tests/stages/test_extract_shortcuts.py
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any
 
 import trafilatura
 from justext.core import PARAGRAPH_TAGS, revise_paragraph_classification
 from lxml import etree
 from lxml.html import HtmlComment, HtmlElement, HtmlEntity, HtmlProcessingInstruction
-from trafilatura import baseline, external, settings, utils, xpaths
+from trafilatura import core, external, settings, utils, xpaths
 
+baseline = importlib.import_module("trafilatura.baseline")     # the package has a function of that name
 VERSION = "2.3.1"
 #: blake2b of the expressions replaced here, in the order of `_replaced`
 FINGERPRINT = "22a358864caaeadb08ba50561f961d36"
@@ -347,6 +350,88 @@ def try_justext(tree: Any, url: str | None, target_language: str | None) -> etre
 _try_justext = external.try_justext
 
 
+# -- readability -----------------------------------------------------------------------------------------------------
+#: elements that, left empty, swallow the markup after them as text when readability's XML is parsed as HTML again
+_RAW_TEXT = ("title", "textarea", "iframe", "xmp", "noembed", "noframes", "plaintext", "noscript")
+
+
+def longest_summary(tree: Any) -> int | None:
+    """Upper bound for the length of what readability can find in a tree, None when there is none.
+
+    Its summary is made of pieces of the page in their order, scripts and styles apart, each used once; leaving pieces
+    out never makes trimmed text longer. The exception are elements whose empty form `<title/>` HTML reads as an opening
+    tag. "VIDEO" is what it writes into a frame with one.
+    """
+    extra = 0
+    for element in tree.iter(*_RAW_TEXT):
+        if element.tag == "iframe":
+            extra += len("VIDEO")
+        elif element.tag != "noscript" and element.tag != "textarea" and not element.text:
+            return None
+    hidden = sum(len(utils.trim(e.text_content())) for e in tree.iter("script", "style", "fencedframe"))
+    return len(" ".join(tree.text_content().split())) - hidden + extra
+
+
+def cannot_win(tree: Any, body: Any, text: str, options: Any) -> bool:
+    """Whether `_prefer_readability` says no to any summary of this tree (its conditions, for the longest possible)."""
+    if options.focus != "balanced" or not text:
+        return False
+    longest = longest_summary(tree)
+    return longest is not None and longest <= 2 * len(text) and (
+        longest <= 2 * options.min_extracted_size
+        or (bool(body.xpath(".//p//text()")) and len(body.findall(".//table")) <= len(body.findall(".//p"))))
+
+
+def extract_and_compare(cleaned: Any, backup: Any, tree: Any, options: Any) -> tuple[Any, str]:
+    """trafilatura.core._extract_and_compare that asks readability only where its answer can matter."""
+    body, text = core.extract_content(cleaned, options)
+    if options.fast:
+        return body, text
+    if cannot_win(tree, body, text, options):
+        return _compare_without_readability(backup, tree, body, text, options)
+    return external.compare_extraction(backup, copy(tree), body, text, options)
+
+
+def _compare_without_readability(backup: Any, tree: Any, body: Any, text: str, options: Any) -> tuple[Any, str]:
+    """compare_extraction with readability having found nothing: what is left is the look for uncleaned elements."""
+    _summary.skip = True
+    try:
+        return external.compare_extraction(backup, tree, body, text, options)
+    finally:
+        _summary.skip = False
+
+
+class _Summary:
+    """trafilatura.external.try_readability with a switch."""
+
+    def __init__(self) -> None:
+        self.skip, self.ask = False, external.try_readability
+
+    def __call__(self, tree: Any) -> Any:
+        return HtmlElement() if self.skip else self.ask(tree)
+
+
+_summary = _Summary()
+
+
+# -- parsing ---------------------------------------------------------------------------------------------------------
+class _InvalidChars:
+    """trafilatura.utils.INVALID_XML_CHARS.sub for pages that hold none of them, which is nearly all: one look at the
+    bytes instead of a regular expression over every character."""
+
+    _CONTROLS = bytes({*range(0x20)} - {9, 10, 13})
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self.pattern = pattern
+
+    def sub(self, new: str, text: str) -> str:
+        data = text.encode("utf-8", "surrogatepass")
+        if len(data.translate(None, self._CONTROLS)) == len(data) and b"\xef\xbf\xbe" not in data \
+                and b"\xef\xbf\xbf" not in data:
+            return text
+        return self.pattern.sub(new, text)
+
+
 # -- installation ----------------------------------------------------------------------------------------------------
 def _replaced() -> Iterator[etree.XPath]:
     yield from xpaths.OVERALL_DISCARD_XPATH
@@ -387,6 +472,9 @@ def install() -> bool:
         target[:] = rule                                  # lists are shared by all importers: change them in place
     baseline.BASIC_CLEAN_XPATH = basic
     external.try_justext = try_justext
+    external.try_readability = _summary
+    core._extract_and_compare = extract_and_compare
+    utils.INVALID_XML_CHARS = _InvalidChars(utils.INVALID_XML_CHARS)
     # lxml.html asks a Python function for the class of every element it touches; here all of them are HtmlElement,
     # whose special classes (forms, inputs, labels) trafilatura never uses
     utils.HTML_PARSER.set_element_class_lookup(etree.ElementDefaultClassLookup(
