@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-from demo.fetch import FOLDER
 from demo.fetch import main as fetch_main
 from pipeline.cli.errors import known_errors
 from pipeline.recipe import load_recipe
@@ -19,7 +18,7 @@ RECIPE = Path(__file__).with_name("recipe.yaml")
 
 
 def main(store: str | None = None) -> int:
-    """Run everything into `store` (default demo-store in the repository). A second call goes on where the first ended."""
+    """Run everything into `store` (default: demo-store in the repository). A second call goes on where one ended."""
     began = time.monotonic()
     print("1. input", flush=True)
     if fetch_main():
@@ -29,8 +28,8 @@ def main(store: str | None = None) -> int:
     recipe = load_recipe(RECIPE, [])
     at = Path(store or ROOT / "demo-store")
     try:
-        made = run_recipe(recipe, str(at), make_backend=make_backend("ray", min(2, default_workers()), None), show="rich",
-                          run="demo")
+        workers = make_backend("ray", min(2, default_workers()), None)
+        made = run_recipe(recipe, str(at), make_backend=workers, show="rich", run="demo")
     except known_errors() as e:
         print(f"error: {e}", file=sys.stderr)
         return 1

@@ -118,7 +118,7 @@ def make_backend(kind: str, workers: int, address: str | None) -> Callable[[Stor
 def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
     """Link the finished dataset: kept rows of its last pass, dropped and quarantined ones of all its passes."""
     log.flush()
-    log.verify()                      # publishing is no commit: a fenced driver must not replace what its successor made
+    log.verify()          # publishing is no commit: a fenced driver must not replace what its successor made
     passes = [results[p.name].records for p in planner.passes[node.dataset]]
     publish(store, node.dataset, passes[-1], dropped=[r for p in passes for r in p],
             quarantine=[r for p in passes for r in p])

@@ -14,8 +14,8 @@ from stages.mix.curriculum import resolve
 
 
 def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
-    """The tokenizer (node 'tokenizer', result: `tokenizer_info`) and a node 'shards:NAME' for each stream, whose result is
-    (assembled results, parts): what `publish_shards` needs."""
+    """The tokenizer (node 'tokenizer', result: `tokenizer_info`) and a node 'shards:NAME' for each stream, whose result
+    is (assembled results, parts): what `publish_shards` needs."""
     if recipe.tokenizer is None:
         return []
     trained = recipe.tokenizer.train
@@ -26,7 +26,8 @@ def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
         def work(results: Mapping[str, Any], name: str = name, inputs: list[str] = shards.inputs) -> Work:
             return _shards(recipe, planner, name, inputs, results)
 
-        nodes.append(Node(f"shards:{name}", "shards", ("tokenizer", *shards.inputs), work, steps=("encode", "assemble")))
+        nodes.append(Node(f"shards:{name}", "shards", ("tokenizer", *shards.inputs), work,
+                          steps=("encode", "assemble")))
     return nodes
 
 

@@ -21,13 +21,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from stages.scrub.pii import scrub_text
 
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
 from pipeline.store.parts import PartWriter, document_schema, read_documents
 from stages.catalog import load, reader_class
 from stages.document import BadRecord, Document
 from stages.read.reader import Skipped, Slice
+from stages.scrub.pii import scrub_text
 from stages.stage import Stage
 
 #: documents (or bytes of raw input) held between two looks at the clock and the writers; decides nothing about text
@@ -73,7 +73,7 @@ def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
 class DocumentPass:
     """args: either source, reader {name, key, config} and slices [$file…], or part {text: $ref, removed: $ref | null,
     barrier}; where {source | language: [values]} of the documents taken; chain [{name, key, $volatile: {target,
-    config}}], signals [names], signals_mode until-drop | all, $volatile {quarantined: {id: {stage_key, stage, reason}}}.
+    config}}], signals [names], signals_mode until-drop | all, $volatile {quarantined: {id: entry of the log}}.
     """
 
     version = 1
