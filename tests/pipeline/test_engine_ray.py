@@ -20,7 +20,8 @@ from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 from tests.pipeline.test_engine_processes import alive, check_poison, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"),
+              pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
 REPO = Path(__file__).resolve().parents[2]
 
 
