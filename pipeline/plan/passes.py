@@ -261,7 +261,8 @@ class Planner:
         memory = 300 + sum(s.stage.memory_mb for s in plan.chain)
         common = {"chain": chain, "where": plan.where, "signals": list(plan.signals),
                   "signals_mode": self.recipe.run.signals,
-                  "$volatile": {"quarantined": self.quarantined([s.key for s in plan.chain])}}
+                  "$volatile": {"quarantined": self.quarantined([s.key for s in plan.chain]),
+                                "code": list(self.recipe.code)}}
 
         def add(args: dict[str, Any], weight: int, label: str, came_from: str) -> None:
             specs.append(self._spec(DOCUMENTS, plan.name, len(specs), weight, label, {**common, **args}, memory))

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
+from pipeline.recipe.code import import_code
 from pipeline.store.parts import PartWriter, document_schema, read_documents
 from stages.catalog import load, reader_class
 from stages.document import BadRecord, Document
@@ -86,6 +87,7 @@ class DocumentPass:
 class _Run:
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out) -> None:
         self.inputs, self.cursor, self.out, self.args = inputs, cursor, out, inputs.args
+        import_code(self.args.get("$volatile", {}).get("code", ()))      # files of the user's own stages
         self.steps = load_chain(self.args["chain"])
         self.until_drop = self.args["signals_mode"] == "until-drop"
         names = tuple(self.args["signals"])
