@@ -50,7 +50,8 @@ def test_a_stage_of_ones_own(tmp_path):
     assert not (tmp_path / "store").exists()
     done = run(tmp_path, "--allow-custom-stages")
     assert done.returncode == 0, done.stderr
-    dropped = duckdb.sql(f"select reason, stage, signals.characters from '{tmp_path}/store/dropped/kept/part-*.parquet'")
+    parts = tmp_path / "store" / "dropped" / "kept" / "part-*.parquet"
+    dropped = duckdb.sql(f"select reason, stage, signals.characters from '{parts}'")
     assert sorted(dropped.fetchall()) and {row[:2] for row in dropped.fetchall()} == {("too_short", "Short")}
     before = commits(tmp_path / "store")
     run(tmp_path, "--allow-custom-stages")
