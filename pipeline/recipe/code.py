@@ -18,7 +18,9 @@ def import_code(files: Sequence[str]) -> None:
             continue
         if not os.path.isfile(path):
             raise FileNotFoundError(f"{path}: no such file")
-        if known is not None or importlib.util.find_spec(name) is not None:
+        found = None if known is not None else importlib.util.find_spec(name)
+        # a worker may have the folder of the recipe on its path already (Ray adds the driver's working directory)
+        if known is not None or (found is not None and os.path.realpath(found.origin or "") != os.path.realpath(path)):
             raise ImportError(f"{path}: a module called '{name}' exists already; rename the file")
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import textwrap
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.plan.lint import lint
 from pipeline.recipe import RecipeError, load_recipe, ready_recipes
+from pipeline.recipe.code import import_code
 from pipeline.recipe.marks import dump_yaml, parse_yaml
 from pipeline.recipe.quantities import parse_bytes, parse_count, parse_share, parse_weight, percent
 from stages.catalog import READERS
@@ -338,6 +340,13 @@ def test_custom_stages_only_when_allowed(load, tmp_path):
     (tmp_path / "json.py").write_text("")
     shadow = problems(load, text.replace(f"./{module}.py", "json.py"), allow_custom=True)
     assert "a module called 'json' exists already; rename the file" in shadow[0]
+
+
+def test_code_that_is_on_the_path_already_is_the_same_code(tmp_path, monkeypatch):
+    (tmp_path / "my_stages_on_path.py").write_text("X = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import_code([str(tmp_path / "my_stages_on_path.py")])
+    assert sys.modules.pop("my_stages_on_path").X == 1
 
 
 # -- quantities -------------------------------------------------------------------------------------------------------
