@@ -64,6 +64,7 @@ def test_hash_list(tmp_path):
     assert "x" not in HashList(tmp_path / "empty.npy")
 
 
+@pytest.mark.slow
 def test_integrated_lists_equal_datatrove():
     pytest.importorskip("ahocorasick", reason="datatrove's URL filter needs pyahocorasick")
     from datatrove.data import Document as Theirs
