@@ -1,0 +1,128 @@
+"""Every stage's output on fixed documents, against a stored hash: changes need a version bump (contracts §3).
+
+After a deliberate change of output, bump the stage's `version` and run `python -m tests.stages.test_conformance --write`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages.barrier import Barrier
+from stages.catalog import STAGES, load, stage_class
+from stages.document import Document
+from stages.stage import Stage, library_versions
+
+GOLDEN = Path(__file__).with_name("conformance.json")
+#: stages that cannot run without a model or a block of somebody else's: tested on their own
+WITHOUT = {"quality", "datatrove"}
+WORDS = """
+the of and a to in is was he for it with as his on be at by had not are but from or have an they which one you
+were her all she there would their we him been has when who will more no if out so said what up its about into
+than them can only other new some could time these two may then do first any my now such like our over man me
+even most made after also did many before must through back years where much your way well down should because
+each just those people how too little state good very make world still own see men work long get here between
+both life being under never day same another know while last might us great old year off come since against go
+came right used take three)
+""".split()  # noqa: SIM905
+
+
+def pick(seed: str, n: int) -> list[int]:
+    """`n` numbers below 2**32 that depend on nothing but `seed`: no random module, no Python version."""
+    data = hashlib.shake_128(seed.encode()).digest(4 * n)
+    return [int.from_bytes(data[4 * i:4 * i + 4], "little") for i in range(n)]
+
+
+def prose(seed: str, sentences: int) -> str:
+    out = []
+    for s in range(sentences):
+        draws = pick(f"{seed}/{s}", 9 + s % 9)
+        words = [WORDS[d % len(WORDS)] for d in draws]
+        out.append(words[0].capitalize() + " " + " ".join(words[1:]) + ".!?."[draws[0] % 4])
+    return "\n".join(" ".join(out[i:i + 4]) for i in range(0, len(out), 4))
+
+
+def documents() -> list[Document]:
+    """Texts that every rule has something to say about, each as text and as a page."""
+    texts = [prose(str(i), 4 + 5 * (i % 6)) for i in range(24)]
+    texts += [
+        texts[5] + "\n" + texts[5], "\n".join(["Same line again and again."] * 30), "word " * 80, "# # # ... … " * 40,
+        "\n".join("• " + w for w in WORDS), "\n".join(f"Menu {w}" for w in WORDS[:60]), texts[7] + " { lorem ipsum }",
+        "Cookie policy. Terms of use.\n" + texts[9],
+        texts[11] + " Write to someone.else@mail.example.org or 8.8.4.4 now.",
+        "Das ist ein deutscher Text über Größe und Maß, der nicht englisch ist. " * 8,
+        "日本語の文章です。これは英語ではありません。" * 9, texts[3].upper(), "1234567890 " * 60,
+        "javascript must be enabled.\n" + texts[13], "Read more...\n" * 12 + texts[2],
+        "", "a", "e\u0301" * 200, texts[1].replace(" ", "  "), "word," * 400,
+    ]
+    urls = ["https://example.org/a", "http://casino-poker-bet.example/x", "https://sub.example.co.uk/q?x=1", "",
+            "not a url"]
+    out = []
+    for i, text in enumerate(texts):
+        body = "".join(f"<p>{p}</p>" for p in text.replace("<", "&lt;").split("\n"))
+        page = (f"<!doctype html><html><head><title>T {i}</title></head><body><nav>Home</nav><main>{body}</main>"
+                f"</body></html>")
+        out.append(Document(f"{i:032x}", text, url=urls[i % len(urls)], raw=page.encode(), mime="text/html",
+                            charset="utf-8"))
+    return out
+
+
+def output(stage: Stage) -> str:
+    """Hash of verdict, text, language, signals, side table and new facts for each document."""
+    stage.setup()
+    h = hashlib.sha256()
+    for doc in documents():
+        if stage.extracts:
+            doc.text = ""
+        reason = stage.process_batch([doc])[0] if stage.batched else stage.process(doc)
+        said = [doc.id, reason, doc.text, doc.language, sorted((k, v) for k, v in doc.signals.items()),
+                sorted((k, str(v)) for k, v in doc.meta.items()),
+                sorted((k, sorted((c, str(v)) for c, v in row.items())) for k, row in doc.side.items())]
+        h.update(json.dumps(said, ensure_ascii=True).encode())
+    return h.hexdigest()
+
+
+def stages() -> dict[str, Stage]:
+    found: dict[str, Stage] = {}
+    for name in sorted(STAGES):
+        if name in WITHOUT:
+            continue
+        stage = stage_class(name)()
+        if isinstance(stage, Barrier):
+            target, config = stage.prepare()
+            found[f"{name}:prepare"] = load(target)(config)
+        else:
+            found[name] = stage
+    return found
+
+
+def entry(stage: Stage) -> dict[str, object]:
+    return {"version": stage.version, "libraries": library_versions(stage.libraries)}
+
+
+@pytest.mark.parametrize("name", sorted(stages()))
+def test_output_changes_only_with_the_version(name):
+    stage = stages()[name]
+    known = json.loads(GOLDEN.read_text())
+    assert name in known, f"'{name}' has no golden hash: run python -m tests.stages.test_conformance --write"
+    golden = known[name]
+    if golden["libraries"] != library_versions(stage.libraries):
+        pytest.skip(f"golden hashes are of {golden['libraries']}")
+    try:
+        found = output(stage)
+    except FileNotFoundError as e:
+        pytest.skip(str(e))
+    if golden["version"] == stage.version:
+        assert found == golden["output"], f"the output of '{name}' changed: bump its version, write the golden hash"
+    else:
+        pytest.fail(f"'{name}' has version {stage.version}: write its golden hash")
+
+
+if __name__ == "__main__" and "--write" in sys.argv:
+    made = {name: {**entry(stage), "output": output(stage)} for name, stage in stages().items()}
+    GOLDEN.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
+    print(f"{GOLDEN.name}: {len(made)} stages")
