@@ -29,7 +29,7 @@ slow: .venv/.models     ## the slow ones: whole recipes, kills, real corpora
 	$(PYTEST) -m "slow and not gpu"
 
 chaos: .venv/.models    ## kills at seeded points, poisoned documents, fenced drivers
-	$(PYTEST) -m "not gpu" tests/e2e tests/pipeline/test_engine_faults.py
+	$(PYTEST) -m "not gpu" tests/e2e tests/pipeline/test_engine_faults.py tests/pipeline/test_engine_processes.py tests/pipeline/test_engine_ray.py
 
 fuzz: .venv/.models     ## the property tests with many more examples
 	$(PYTEST) --hypothesis-profile fuzz -m "hypothesis and not gpu"

@@ -97,8 +97,9 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
         log.close()
 
 
-def make_backend(kind: str, workers: int, address: str | None) -> Callable[[Store], Backend]:
-    """How the workers are made: 'ray' (embedded, or attached to `address`), 'process', 'inline'."""
+def make_backend(kind: str, workers: int, address: str | None, ship_code: bool = False) -> Callable[[Store], Backend]:
+    """How the workers are made: 'ray' (embedded, or attached to `address`), 'process', 'inline'. `ship_code` sends this
+    machine's packages to the nodes of an attached cluster (contracts §6)."""
     def make(store: Store) -> Backend:
         if kind == "inline":
             from pipeline.engine.inline import InlineBackend
@@ -110,7 +111,7 @@ def make_backend(kind: str, workers: int, address: str | None) -> Callable[[Stor
             return ProcessBackend(store, workers)
         from pipeline.engine.ray_backend import RayBackend
 
-        return RayBackend(store, workers=workers, address=address)
+        return RayBackend(store, workers=workers, address=address, ship_code=ship_code)
 
     return make
 
