@@ -251,7 +251,8 @@ def pss(pid: int) -> float:
 def datatrove_stages(folder: Path, pages: int) -> dict[str, float]:
     """Milliseconds a page of each block, from datatrove's own statistics (wall time inside the block)."""
     stats = json.loads((folder / "logs" / "stats.json").read_text())
-    return {block["name"].split(": ")[-1].strip(): 1e3 * block["time_stats"]["total"] / pages for block in stats}
+    return {re.sub(r"[^ -~]+", "", block["name"]).strip(" -"): 1e3 * block["time_stats"]["total"] / pages
+            for block in stats}
 
 
 def our_stages(folder: Path, pages: int) -> dict[str, float]:
