@@ -27,8 +27,6 @@ _LINK = re.compile(r"<link\b[^<>]{1,4000}>", re.IGNORECASE)
 _HREF = re.compile(r"\shref\s*=\s*[\"']?\s*(https?://[^\s\"'<>]{1,2000})", re.IGNORECASE)
 #: libxml2 stops building the tree at this depth
 DEEPEST = 255
-#: pages of fewer start tags cannot nest deep enough to hurt resiliparse (its cost grows with the square of the depth)
-_HARMLESS = 5_000
 
 
 class Html(Stage):
@@ -38,6 +36,14 @@ class Html(Stage):
     the verdict is the same on any machine; there is no timeout, and nothing is remembered from page to page
     (trafilatura's `deduplicate` is a cache over pages: it would make the text of one depend on those before it).
     Same bytes → same text, for one set of library versions.
+
+    Measured on 1,864 pages of seven kinds, 1,182 of them with gold text (benchmarks/html_engines.py; CPU milliseconds a
+    page on a busy machine, to be read as ratios; mean word F1):
+
+        trafilatura 2.3.1 balanced (default)  17.2  0.889      trafilatura.extract without our shortcuts  29.6  0.889
+        … fast                                10.8  0.858      trafilatura 1.11 precision (datatrove's)   33.8  0.847
+        … recall                              10.6  0.875      resiliparse                                 1.9  0.844
+        … precision                           15.2  0.841
 
     Into `meta`, when the page says it: `title`, `lang` (a hint, often wrong), `canonical` (when not the URL itself);
     `encoding` when it is not UTF-8.
@@ -68,9 +74,13 @@ class Html(Stage):
             from resiliparse.extract.html2text import extract_plain_text
             from resiliparse.parse.html import HTMLTree
 
+            # an element this many levels down: a selector, so that the search stays in C. The engine's cost grows with
+            # the square of the depth (9 s at 20,000)
+            too_deep = " > ".join(["*"] * (self.config.max_depth + 1))
+
             def extract(page: str) -> str | None:
                 tree = HTMLTree.parse(page)
-                if page.count("<") > _HARMLESS and _deeper(tree.document, self.config.max_depth + 1):
+                if tree.document.query_selector(too_deep) is not None:
                     return None
                 return extract_plain_text(tree, main_content=True, list_bullets=False, links=False, alt_texts=False,
                                           comments=self.config.comments)
@@ -140,20 +150,3 @@ def describe(doc: Document, page: str, encoding: str) -> None:
             elif canonical != doc.url:
                 doc.meta["canonical"] = canonical
             break
-
-
-def _deeper(root: Any, limit: int) -> bool:
-    """Whether a resiliparse tree is deeper than `limit` nodes below `root`."""
-    node, depth = root.first_child, 1
-    while node is not None:
-        if (child := node.first_child) is not None:
-            node, depth = child, depth + 1
-            if depth > limit:
-                return True
-            continue
-        while node is not None and (following := node.next) is None:
-            node, depth = node.parent, depth - 1
-            if depth <= 0:
-                return False
-        node = following if node is not None else None
-    return False
