@@ -68,7 +68,7 @@ def test_a_document_that_has_text_is_kept_as_it_is():
 @pytest.mark.parametrize(("reason", "raw", "config"), [
     ("html_too_large", page(), {"max_bytes": 1000}),
     ("html_too_many_nodes", page("<p>x</p>" * 200), {"max_nodes": 150}),
-    ("html_too_deep", page("<div>" * 8000 + SENTENCE), {}),
+    ("html_too_deep", page("<div>" * 21_000 + SENTENCE), {}),
     ("no_text", page("<div></div>"), {}), ("no_text", b"<html></html>", {}), ("no_text", b"<html>", {}),
     ("not_html", b"", {}), ("not_html", b"%PDF-1.4 <html>", {}), ("not_html", b"\x89PNG\r\n\x1a\n<html>", {}),
     ("not_html", b'{"html": "<p>"}', {}), ("not_html", b"plain words", {}),
