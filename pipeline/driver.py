@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.engine.task import PartRecord, TaskSpec
-from pipeline.plan.passes import Node
+from pipeline.engine.task import FileInfo, PartRecord, TaskSpec
+from pipeline.plan.passes import DOCUMENTS, Node, PassResult
 
 #: runs specs and gives their records in the same order
 Execute = Callable[[list[TaskSpec]], list[PartRecord]]
@@ -70,27 +70,46 @@ class _Active:
         self.node.keys += [s.key for s in self.specs]
 
 
+#: attempt name of a record that stands for a part of a pass which has still to be made: it holds no rows
+PENDING = "pending"
+
+
 @dataclass
 class NodeState:
-    """What `plan` knows of a node: tasks that are done, tasks to run, bytes to read; `unknown` when what comes before
-    it has to run first."""
+    """What `plan` knows of a node.
+
+    `fresh` tasks are done, `stale` ones have to run, `pending` ones wait for a part of the pass before them, `more` may
+    follow those; `unknown`: nothing can be said before its inputs are complete. `weight` is the bytes the stale tasks
+    read, `weight_fresh` those of the fresh ones.
+    """
 
     node: Node
     fresh: int = 0
     stale: int = 0
+    pending: int = 0
     weight: int = 0
+    weight_fresh: int = 0
+    more: bool = False
     unknown: bool = False
     tasks: list[TaskSpec] = field(default_factory=list)
+    records: list[PartRecord] = field(default_factory=list)
 
 
 def survey(nodes: list[Node], get: Callable[[str], PartRecord | None]) -> list[NodeState]:
-    """What would run: every node driven as far as the log's records carry it."""
+    """What would run: every node driven as far as the log's records carry it.
+
+    A document pass maps parts one to one, so it can be looked at though some of its inputs are still to be made; what
+    needs its inputs whole (barriers, tokenizer, shards) cannot.
+    """
     states, results = [], {}
     for node in nodes:
         state = NodeState(node)
         states.append(state)
-        if any(d not in results for d in node.deps):
-            state.unknown = True
+        missing_inputs = [d for d in node.deps if d not in results]
+        before = [results[d] for d in node.deps if isinstance(results.get(d), PassResult)]
+        state.pending = sum(r.attempt == PENDING for result in before for r in result.records)
+        if missing_inputs or (state.pending and node.kind != "pass"):
+            state.unknown, state.pending = True, 0
             continue
         work = _Active(node, node.work(results))
         while True:
@@ -103,11 +122,23 @@ def survey(nodes: list[Node], get: Callable[[str], PartRecord | None]) -> list[N
             state.fresh += len(found) - len(missing)
             state.stale += len(missing)
             state.weight += sum(s.weight for s in missing)
+            state.weight_fresh += sum(s.weight for s, r in zip(work.specs, found) if r is not None)
             state.tasks += work.specs
-            if missing:
+            state.records += [r for r in found if r is not None]
+            if missing and any(s.task != DOCUMENTS for s in missing):
+                state.more = node.kind not in ("index", "pass")
                 break
-            work.records = [r for r in found if r is not None]
+            work.records = [_pending(s) if r is None else r for s, r in zip(work.specs, found)]
+        if state.pending and isinstance(results.get(node.name), PassResult):
+            results[node.name].records += [_pending(None)] * state.pending
+            results[node.name].source_of += [""] * state.pending
     return states
+
+
+def _pending(spec: TaskSpec | None) -> PartRecord:
+    """Stands for a part that has still to be made: later passes find no rows in it."""
+    key, node = (spec.key, spec.node) if spec else ("", "")
+    return PartRecord(key, DOCUMENTS, node, PENDING, {"kept.parquet": FileInfo("", 0, "", "")}, {})
 
 
 def check_error_rate(node: Node, records: list[PartRecord], allowed: float) -> None:

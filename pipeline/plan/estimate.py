@@ -1,105 +1,223 @@
-"""What a run will cost before it runs: bytes in, CPU time, disk. Measured speeds of the store win over the table below.
+"""What a run would do, and what it will cost: tasks that are done or to run, bytes in, CPU time, disk.
 
-The table is of one core of a 2-vCPU Xeon (AVX-512) over real web pages; `speed` is bytes a CPU-second into the stage,
-`ratio` bytes out of it per byte in. Runs in the same store replace both with what their own documents showed.
+Speeds and sizes are those the store's own runs have shown; where it has none, the tables below. Those are of one core
+of a 2-vCPU Xeon (AVX-512) over real web pages. CPU time is a sum over cores: divide by the number of workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.driver import NodeState, survey
 from pipeline.engine.task import PartRecord
+from pipeline.plan.changes import changes
 from pipeline.plan.lint import lint
-from pipeline.plan.passes import Node, Planner
+from pipeline.plan.passes import DOCUMENTS, Node, Planner
 from pipeline.plan.tokens import token_nodes
 from pipeline.recipe import Recipe
-from pipeline.store.fs import Store
+from pipeline.store.fs import Store, StoreError
 from pipeline.store.log import Log
 
-#: stage → (bytes per CPU-second, bytes out per byte in)
+#: stage → (bytes of text, or of raw pages, per CPU-second; bytes of text kept per byte in)
 TABLE: dict[str, tuple[float, float]] = {
     "html": (9e6, 0.04), "pdf": (2e6, 0.05), "url": (2e8, 0.97), "language": (1e7, 0.6),
     "gopher_repetition": (7e6, 0.9), "gopher_quality": (1.8e7, 0.8), "c4": (1e7, 0.85), "fineweb": (1.4e7, 0.9),
-    "quality": (5e6, 0.5), "pii": (1e8, 1.0), "exact": (1e8, 0.95), "minhash": (6e6, 0.8), "datatrove": (1e6, 0.9),
+    "quality": (5e6, 0.5), "pii": (1e8, 1.0), "exact_hash": (1e8, 1.0), "minhash_signature": (6e6, 1.0),
+    "datatrove": (1e6, 0.9), "exact": (3e8, 0.95), "minhash": (3e7, 0.8), "tokenizer": (4e6, 1.0), "shards": (8e6, 1.0),
 }
 UNKNOWN = (5e6, 1.0)
-#: stored bytes per byte of text (Parquet, zstd), and what a stored document part is read at
-COMPRESSED, READ_SPEED = 0.45, 3e8
+#: stages that turn raw bytes into text
+EXTRACTS = ("html", "pdf")
+#: bytes a pass writes per byte of text (Parquet, zstd); bytes it reads, or an index task inflates, per CPU-second
+COMPRESSED, READ_SPEED, INFLATE_SPEED = 0.45, 3e8, 5e8
+#: bytes written per byte of text: by barriers to their exchange files; by shards (16-bit tokens of about four bytes,
+#: once by partition and once assembled, and the tables)
+BARRIER_BYTES, SHARD_BYTES = 0.06, 1.1
+#: a measurement over less text, or less CPU time, than this says nothing
+LEAST_BYTES, LEAST_CPU = 1e6, 0.05
 
 
-def measured(records: Iterable[PartRecord]) -> dict[str, tuple[float, float]]:
-    """Speed and ratio by stage name, from the counters of finished passes (stages that saw at least 1 MB)."""
-    total: dict[str, list[float]] = {}
+@dataclass
+class Speeds:
+    """What stages and nodes cost: `stages` as TABLE, `compressed` as COMPRESSED; `measured` names those that are the
+    store's own."""
+
+    stages: dict[str, tuple[float, float]] = field(default_factory=lambda: dict(TABLE))
+    compressed: float = COMPRESSED
+    measured: list[str] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> tuple[float, float]:
+        return self.stages.get(name, UNKNOWN)
+
+
+def measured(records: Iterable[PartRecord]) -> Speeds:
+    """Speeds from the counters of all tasks a store has done: stages by their own clocks, barriers and shards by the
+    CPU time of their tasks."""
+    stages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])       # bytes in, bytes out, CPU seconds
+    nodes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])             # documents or bytes, CPU seconds
+    docs = text = stored = stored_text = 0.0
     for record in records:
-        for label, stats in record.counters.get("stages", {}).items():
-            name = label.partition(":")[2]
-            into = total.setdefault(name, [0.0, 0.0, 0.0])
-            for i, field in enumerate(("bytes_in", "bytes_out", "cpu_s")):
-                into[i] += stats[field]
-    return {name: (bytes_in / cpu, bytes_out / bytes_in) for name, (bytes_in, bytes_out, cpu) in total.items()
-            if bytes_in > 1e6 and cpu > 0.01}
+        counters = record.counters
+        if record.task != DOCUMENTS:
+            _count_node(nodes, record, text / max(docs, 1))
+            continue
+        for label, stats in counters.get("stages", {}).items():
+            into = stages[label.partition(":")[2]]
+            for i, name in enumerate(("bytes_in", "bytes_out", "cpu_s")):
+                into[i] += stats[name]
+        for kept in counters.get("kept", {}).values():
+            docs, text = docs + kept["docs"], text + kept["bytes"]
+        for name in ("kept.parquet", "dropped.parquet"):
+            if name in record.files and "text_bytes" in record.files[name].meta:
+                stored += record.files[name].bytes
+                stored_text += record.files[name].meta["text_bytes"]
+    speeds = Speeds()
+    for name, (into, out, cpu) in stages.items():
+        if into > LEAST_BYTES and cpu > LEAST_CPU:
+            speeds.stages[name] = (into / cpu, out / into)
+            speeds.measured.append(name)
+    for name, (size, cpu) in nodes.items():
+        if size > LEAST_BYTES and cpu > LEAST_CPU:
+            speeds.stages[name] = (size / cpu, speeds[name][1])
+            speeds.measured.append(name)
+    if stored_text > LEAST_BYTES:
+        speeds.compressed = stored / stored_text
+    return speeds
 
 
-def survey_recipe(recipe: Recipe, store_root: str) -> dict[str, Any]:
-    """The plan as a document: nodes in order with their steps, partitions, fresh and stale tasks, bytes, CPU, disk."""
+def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_document: float) -> None:
+    """Add a task of a barrier (`deduped/minhash.1/bands`) or of shards (`shards:web/encode`)."""
+    top, _, wave = record.node.partition("/")
+    if top.startswith("shards:"):
+        read = sum(record.counters[s]["bytes"] for s in ("train", "val") if s in record.counters)
+        into = nodes["shards"]
+    else:
+        read = record.counters.get("documents", 0) * bytes_per_document
+        into = nodes[wave.partition(".")[0]]
+    into[0] += read
+    into[1] += record.cpu_s
+
+
+def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> dict[str, Any]:
+    """The plan as a document: inputs, nodes in order with steps, partitions, fresh and stale tasks, bytes, CPU, disk;
+    what reruns and what has changed since the latest run. Nothing is written, the store need not exist."""
     store = Store(store_root)
-    log = Log.read(store) if store.exists("log") else None
-    planner = Planner(recipe, store.read, quarantined=log.quarantined if log else None)
+    if store.local is not None and store.local.exists() and not store.local.is_dir():
+        raise StoreError(f"{store.root} is a file, not a store; choose another --store")
+    log = Log.read(store)
+    planner = Planner(recipe, store.read, quarantined=log.quarantined, verify_inputs=verify_inputs)
     nodes = planner.nodes() + token_nodes(recipe, planner)
     inputs = {}
     for name in planner.sources_used():
         files = planner.source_files(name)
-        inputs[name] = {"files": len(files), "bytes": sum(f.size for f in files),
+        inputs[name] = {"reader": recipe.sources[name].read, "files": len(files), "bytes": sum(f.size for f in files),
                         "expected": int(sum(f.size * planner.expansion(name, f.path) for f in files))}
-    states = survey(nodes, log.get if log else lambda key: None)
-    speeds = TABLE | (measured(log.records()) if log else {})
-    flow = Flow(planner, speeds, inputs)
+    states = survey(nodes, log.get)
+    speeds = measured(log.records())
+    flow = Flow(recipe, planner, speeds, inputs)
     rows = [flow.row(state) for state in states]
-    return {"recipe": recipe.name, "digest": recipe.digest(), "store": store.root, "inputs": inputs, "nodes": rows,
-            "warnings": [*recipe.warnings, *lint(recipe)],
-            "total": {"tasks_fresh": sum(r["fresh"] for r in rows), "tasks_stale": sum(r["stale"] for r in rows),
-                      "cpu_s": round(sum(r["cpu_s"] for r in rows), 1),
-                      "disk_bytes": sum(r["disk_bytes"] for r in rows)}}
+    return {
+        "recipe": recipe.name, "digest": recipe.digest(), "store": store.root, "inputs": inputs, "nodes": rows,
+        "warnings": [*recipe.warnings, *lint(recipe)],
+        "reruns": {r["name"]: {"tasks": r["stale"], "of": r["fresh"] + r["stale"] + r["pending"]}
+                   for r in rows if r["stale"]},
+        "waits": [r["name"] for r in rows if r["pending"] or r["status"] == "waits"],
+        "unchanged": [r["name"] for r in rows if r["status"] == "fresh" and r["partitions"]],
+        "changes": changes(recipe, store),
+        "measured": sorted(speeds.measured),
+        "total": {"tasks_fresh": sum(r["fresh"] for r in rows), "tasks_stale": sum(r["stale"] for r in rows),
+                  "bytes_in": sum(i["bytes"] for i in inputs.values()),
+                  "cpu_s": round(sum(r["cpu_s"] for r in rows), 1),
+                  "disk_bytes": sum(r["disk_bytes"] for r in rows)},
+    }
 
 
 class Flow:
-    """Bytes as they shrink on their way through the nodes, and the CPU seconds that takes."""
+    """Bytes of text by source as they shrink on their way through the nodes, and what that costs. Where a pass is done
+    its own counters count. What waits for other nodes is counted as if all of it had to run."""
 
-    def __init__(self, planner: Planner, speeds: dict[str, tuple[float, float]], inputs: dict[str, Any]) -> None:
+    def __init__(self, recipe: Recipe, planner: Planner, speeds: Speeds, inputs: Mapping[str, Any]) -> None:
         self.plans = {p.name: p for plans in planner.passes.values() for p in plans}
-        self.speeds, self.inputs = speeds, inputs
-        self.text: dict[str, float] = {}
+        self.recipe, self.target, self.speeds, self.inputs = recipe, planner.target, speeds, inputs
+        self.text: dict[str, dict[str, float]] = {}
 
     def row(self, state: NodeState) -> dict[str, Any]:
+        """One line of the plan. `partitions` None: not known yet; `status`: fresh, stale (all of it), partly, waits."""
         node = state.node
-        total = state.fresh + state.stale
-        status = "waits" if state.unknown else "fresh" if state.stale == 0 else "stale" if not state.fresh else "partly"
-        cpu, size, seen = self._cost(node)
-        left = 0.0 if status == "fresh" else state.stale / total if total else 1.0
+        total = state.fresh + state.stale + state.pending
+        if state.unknown or (state.pending and not state.fresh and not state.stale):
+            status = "waits"
+        elif not state.stale and not state.pending:
+            status = "fresh"
+        else:
+            status = "partly" if state.fresh else "stale"
+        cpu, disk, seen = self._cost(node, state, status)
+        left = 0.0 if status == "fresh" else 1.0
+        if status == "partly" and not state.pending:
+            left = state.weight / max(state.weight + state.weight_fresh, 1)
+        elif status == "partly":
+            left = 1 - state.fresh / total
         return {"name": node.name, "kind": node.kind, "deps": list(node.deps), "steps": list(node.steps),
-                "status": status, "partitions": total or None, "fresh": state.fresh, "stale": state.stale,
-                "bytes_in": int(seen), "cpu_s": round(cpu * left, 1), "disk_bytes": int(size * left)}
+                "publishes": node.publishes, "status": status, "partitions": None if state.unknown else total,
+                "fresh": state.fresh, "stale": state.stale, "pending": state.pending, "more": state.more,
+                "expected_partitions": self._expected(node, seen) if state.unknown else None,
+                "bytes_in": int(seen), "cpu_s": round(cpu * left, 1), "disk_bytes": int(disk * left)}
 
-    def _cost(self, node: Node) -> tuple[float, float, float]:
-        """CPU seconds, bytes written, bytes read by a node as a whole."""
+    def _expected(self, node: Node, seen: float) -> int | None:
+        """About how many partitions a pass over sources will have once its index is made."""
+        plan = self.plans.get(node.name)
+        if plan is None or any(kind != "source" for kind, _ in plan.inputs):
+            return None
+        return max(1, math.ceil(seen / self.target))
+
+    def _cost(self, node: Node, state: NodeState, status: str) -> tuple[float, float, float]:
+        """CPU seconds, bytes written and bytes read by a node as a whole."""
         if node.kind == "index":
-            size = self.inputs[node.dataset]["expected"]
-            return size / 5e8, 0.0, self.inputs[node.dataset]["bytes"]
-        if node.kind != "pass":
-            size = sum(self.text.get(d, 0.0) for d in node.deps)
-            speed, _ = self.speeds.get(node.steps[0] if node.steps else "", UNKNOWN)
-            return size / speed, size * 0.05, size
+            return sum(s.weight for s in state.tasks) / INFLATE_SPEED, 0.0, sum(s.weight for s in state.tasks)
+        if node.kind == "pass":
+            return self._pass(node, state, status)
+        size = sum(b for d in node.deps for s, b in self.text.get(d, {}).items() if self._takes(node, s))
+        if node.kind == "barrier":
+            return size / self.speeds[node.steps[0]][0], size * BARRIER_BYTES, size
+        if node.kind == "tokenizer":
+            trained = self.recipe.tokenizer.train if self.recipe.tokenizer else None
+            size = min(size, trained.sample) if trained else 0.0
+            return size / self.speeds["tokenizer"][0], 0.0, size
+        return size / self.speeds["shards"][0], size * SHARD_BYTES, size
+
+    def _takes(self, node: Node, source: str) -> bool:
+        shards = self.recipe.shards.get(node.name.removeprefix("shards:")) if node.kind == "shards" else None
+        wanted = shards.where.get("source") if shards else None
+        return not wanted or source in wanted
+
+    def _pass(self, node: Node, state: NodeState, status: str) -> tuple[float, float, float]:
         plan = self.plans[node.name]
-        size = seen = sum(self.inputs[n]["expected"] if kind == "source" else self.text.get(n, 0.0)
-                          for kind, n in plan.inputs)
+        sizes: dict[str, float] = defaultdict(float)
+        for kind, name in plan.inputs:
+            given = {name: float(self.inputs[name]["expected"])} if kind == "source" else self.text.get(name, {})
+            for source, size in given.items():
+                if source in plan.where.get("source", [source]):
+                    sizes[source] += size
+        seen = size = sum(sizes.values())
         cpu = seen / READ_SPEED
         if plan.barrier_name:
-            size *= self.speeds.get(plan.barrier_name, (0, 0.8))[1]
+            size *= self.speeds[plan.barrier_name][1]
+        written = size
         for step in plan.chain:
-            speed, ratio = self.speeds.get(step.name, UNKNOWN)
+            speed, ratio = self.speeds[step.name]
             cpu += size / speed
             size *= ratio
-        self.text[node.name] = size
-        return cpu, size * COMPRESSED, seen
+            if step.name in EXTRACTS:
+                written = size                        # of what an extractor drops there is no text to store
+        self.text[node.name] = {s: b * size / seen for s, b in sizes.items()} if seen else {}
+        if status == "fresh":
+            exact: dict[str, float] = defaultdict(float)
+            for record in state.records:
+                for source, kept in record.counters.get("kept", {}).items():
+                    exact[source] += kept["bytes"]
+            self.text[node.name] = dict(exact)
+        return cpu, written * self.speeds.compressed, seen

@@ -1,53 +1,120 @@
-"""The plan for people: what goes in, the passes in order, what is fresh or stale, and what it will cost."""
+"""The plan for people: what goes in, the nodes in order, what is fresh or stale and why, and what it will cost."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
-STATUS = {"fresh": "[green]fresh[/]", "stale": "[yellow]stale[/]", "partly": "[yellow]partly[/]",
-          "waits": "[dim]waits[/]"}
+COLOR = {"fresh": "green", "stale": "yellow", "partly": "yellow", "waits": "cyan"}
+WIDTH = 100
 
 
 def human_bytes(n: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(n) < 1000 or unit == "TB":
+    """Bytes for people, 1 kB = 1000 bytes: 1536 → '1.5 kB'."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n) < 1000:
             return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
         n /= 1000
     return f"{n:.1f} TB"
 
 
 def human_seconds(s: float) -> str:
-    return f"{s:.0f} s" if s < 120 else f"{s / 60:.0f} min" if s < 7200 else f"{s / 3600:.1f} h"
+    if s < 120:
+        return f"{s:.1f} s" if s < 10 else f"{s:.0f} s"
+    return f"{s / 60:.0f} min" if s < 7200 else f"{s / 3600:.1f} h"
 
 
 def print_plan(document: dict[str, Any], console: Console | None = None) -> None:
-    out = console or Console()
-    out.print(f"[bold]{document['recipe']}[/]  into {document['store']}")
+    """Print what `pipeline.plan.estimate.survey_recipe` returned."""
+    out = console or Console(highlight=False, soft_wrap=True)
+    for line in lines(document):
+        out.print(line)
+
+
+def lines(document: dict[str, Any]) -> list[str]:
+    """The lines of the plan, with rich's markup."""
+    rows = [r for r in document["nodes"] if r["kind"] != "index" or r["partitions"]]
+    width = max(len("inputs"), *(len(r["name"]) for r in rows), *(len(n) for n in document["inputs"])) + 2
+    out = [f"[bold]{escape(document['recipe'])}[/] → {escape(document['store'])}", "", "[bold]inputs[/]"]
     for name, source in document["inputs"].items():
-        out.print(f"  {name}: {source['files']:,} files, {human_bytes(source['bytes'])}"
-                  f" (about {human_bytes(source['expected'])} uncompressed)")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("node", "steps", "from"):
-        table.add_column(title, overflow="fold")
-    for title in ("partitions", "state", "bytes in", "CPU", "disk"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in document["nodes"]:
-        if row["kind"] == "index" and not row["partitions"]:
-            continue
-        todo = f"{row['stale']} of {row['partitions']}" if row["partitions"] and row["stale"] else row["partitions"]
-        table.add_row(row["name"], " → ".join(row["steps"]) or row["kind"],
-                      ", ".join(d for d in row["deps"] if not d.startswith("index:")) or
-                      ", ".join(d.removeprefix("index:") for d in row["deps"]),
-                      str(todo or "?"), STATUS[row["status"]], human_bytes(row["bytes_in"]),
-                      human_seconds(row["cpu_s"]) if row["cpu_s"] else "–",
-                      human_bytes(row["disk_bytes"]) if row["disk_bytes"] else "–")
-    out.print(table)
+        stored, inside = human_bytes(source["bytes"]), human_bytes(source["expected"])
+        files = f"{source['files']:,} file{'s' if source['files'] != 1 else ''}"
+        unpacked = f"   about {inside} uncompressed" if source["expected"] != source["bytes"] else ""
+        out.append(f"  {name:<{width}}{source['reader']:<9} {files:>12} {stored:>9}{unpacked}")
+    out += ["", f"[bold]{'nodes':<{width}}  {'state':<16}{'partitions':>11}{'bytes in':>10}{'CPU':>9}{'disk':>10}[/]"]
+    for row in rows:
+        out += _node(row, width)
+    return [*out, "", *_what_reruns(document), *_costs(document), *_warnings(document)]
+
+
+def _node(row: dict[str, Any], width: int) -> list[str]:
+    """Two lines: numbers; steps and where the documents come from."""
+    state, total = _state(row), row["partitions"]
+    if total is None:
+        total = f"about {row['expected_partitions']}" if row["expected_partitions"] else "?"
+    elif row["more"]:
+        total = f"{total}+"
+    cpu = human_seconds(row["cpu_s"]) if row["cpu_s"] else "–"
+    disk = human_bytes(row["disk_bytes"]) if row["disk_bytes"] else "–"
+    first = (f"  {row['name']:<{width}}[{COLOR[row['status']]}]{state:<16}[/]{total:>11}"
+             f"{human_bytes(row['bytes_in']):>10}{cpu:>9}{disk:>10}")
+    origin = [d.removeprefix("index:") for d in row["deps"] if not d.startswith(f"{row['name'].split('.')[0]}/")]
+    steps = " → ".join(row["steps"]) or ("read" if row["kind"] == "pass" else "where to split big files")
+    text = steps + (f"  ← {', '.join(origin)}" if origin else "")
+    return [first, *(f"[dim]    {escape(part)}[/]" for part in textwrap.wrap(text, WIDTH - 4))]
+
+
+def _state(row: dict[str, Any]) -> str:
+    if row["status"] == "fresh":
+        return "fresh" if row["partitions"] else "nothing to do"
+    if row["status"] == "waits":
+        return "waits"
+    said = f"{row['stale']} to run" if row["stale"] else ""
+    return ", ".join([said] * bool(said) + [f"{row['pending']} wait"] * bool(row["pending"]))
+
+
+def _what_reruns(document: dict[str, Any]) -> list[str]:
+    """In words: what a run would do to what is there already."""
+    out = []
+    changes = document["changes"]
+    if changes and changes["settings"]:
+        out.append(f"changed since run {escape(changes['run'])}:")
+        out += [f"  {escape(c['key'])}: {escape(_value(c['was']))} → {escape(_value(c['now']))}"
+                for c in changes["settings"]]
+    if not document["reruns"] and not document["waits"]:
+        return [*out, "everything is done already: a run would only publish it again"]
+    if document["total"]["tasks_fresh"]:
+        runs = [f"{name} ({r['tasks']} of {r['of']})" for name, r in document["reruns"].items()]
+        out += _listed("to run:   ", runs)
+        out += _listed("after it: ", [*document["waits"]], "  (whatever of it the new results change)")
+        out += _listed("unchanged:", document["unchanged"])
+    return out
+
+
+def _listed(title: str, names: list[str], note: str = "") -> list[str]:
+    if not names:
+        return []
+    return [escape(line) for line in textwrap.wrap(f"{title} {', '.join(names)}{note}", WIDTH,
+                                                   subsequent_indent=" " * (len(title) + 1))]
+
+
+def _costs(document: dict[str, Any]) -> list[str]:
     total = document["total"]
-    out.print(f"to run: about [bold]{human_seconds(total['cpu_s'])}[/] CPU, "
-              f"[bold]{human_bytes(total['disk_bytes'])}[/] disk; {total['tasks_fresh']} tasks are done already")
-    for warning in document["warnings"]:
-        out.print(f"[yellow]warning:[/] {warning}")
+    if not document["reruns"] and not document["waits"]:
+        return []
+    basis = "speeds measured in this store" if document["measured"] else "typical speeds; nothing was measured here yet"
+    most = "at most about" if document["waits"] and total["tasks_fresh"] else "about"
+    return [f"cost:      {most} [bold]{human_seconds(total['cpu_s'])}[/] CPU (over all cores) and "
+            f"[bold]{human_bytes(total['disk_bytes'])}[/] disk  ({basis})"]
+
+
+def _warnings(document: dict[str, Any]) -> list[str]:
+    return [f"[yellow]warning:[/] {escape(w)}" for w in document["warnings"]]
+
+
+def _value(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 60 else text[:57] + "…"

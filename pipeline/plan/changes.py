@@ -1,0 +1,67 @@
+"""What is different from the latest run of the same recipe in a store: settings by their keys, and inputs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+from pipeline.recipe import Recipe
+from pipeline.recipe.errors import key_path
+from pipeline.store.fs import Store
+
+#: a longer list of differences means another recipe rather than a changed one
+MOST = 40
+
+
+def latest_run(store: Store) -> str | None:
+    """Name of the run the store's report.json is of; None when nothing has finished there."""
+    try:
+        return str(json.loads(store.read("report.json"))["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def run_recipe_of(store: Store, run: str) -> dict[str, Any]:
+    """recipe.yaml of a run as plain values; {} when it is not there."""
+    try:
+        found = yaml.safe_load(store.read(f"runs/{run}/recipe.yaml"))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def changes(recipe: Recipe, store: Store) -> dict[str, Any] | None:
+    """{"run", "settings": [{"key", "was", "now"}]} against the latest finished run; None when there is none, or when it
+    has so little in common that it must have been of another recipe. `was` or `now` is None for a key that is not
+    there. Places of inputs do not count, they have no part in any key."""
+    run = latest_run(store)
+    if run is None:
+        return None
+    was, now = run_recipe_of(store, run), yaml.safe_load(recipe.canonical_yaml())
+    if any(was.get(section, {}).keys() != now[section].keys() for section in ("sources", "datasets")):
+        return None
+    for doc in (was, now):
+        for source in doc["sources"].values():
+            source.pop("path", None)
+            source.pop("root", None)
+    found: list[dict[str, Any]] = []
+    _compare(was, now, (), found)
+    return {"run": run, "settings": found} if len(found) <= MOST else None
+
+
+def _compare(was: Any, now: Any, path: tuple[str | int, ...], found: list[dict[str, Any]]) -> None:
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in [*now, *(k for k in was if k not in now)]:
+            _compare(was.get(key), now.get(key), (*path, key), found)
+    elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now) and _steps(was) == _steps(now):
+        for i, (a, b) in enumerate(zip(was, now)):
+            _compare(a, b, (*path, i), found)
+    elif was != now:
+        found.append({"key": key_path(path), "was": was, "now": now})
+
+
+def _steps(items: list[Any]) -> list[Any]:
+    """What makes two lists comparable item by item: the names of the steps, or of the phases."""
+    return [i.get("name", sorted(i)) if isinstance(i, dict) else None for i in items]
