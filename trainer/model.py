@@ -22,6 +22,7 @@ from trainer.loss import ChunkedCE
 class ModelConfig:
     """Sizes of the decoder. The vocabulary is not here: it comes with the shards.
 
+    `kv_heads` 0 stands for as many as `heads`, `ffn` 0 for 8/3 of the width, rounded up to a multiple of 64 (Llama).
     `nope_every: k` leaves out RoPE in layers k, 2k, … (0: never). `init_std` is the standard deviation of every matrix;
     those that write into the residual stream have it divided by √(2 · layers) (GPT-2).
     """
@@ -29,8 +30,8 @@ class ModelConfig:
     layers: int
     width: int
     heads: int
-    kv_heads: int
-    ffn: int
+    kv_heads: int = 0
+    ffn: int = 0
     head_dim: int | None = None
     tie: bool = True
     qk_norm: bool = False
@@ -51,6 +52,12 @@ class ModelConfig:
         "8b": {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "tie": False,
                "rope_theta": 500_000.0},
     }
+
+    def __post_init__(self) -> None:
+        if self.kv_heads == 0:
+            object.__setattr__(self, "kv_heads", self.heads)
+        if self.ffn == 0:
+            object.__setattr__(self, "ffn", -(-8 * self.width // 3 // 64) * 64)
 
     def check(self) -> None:
         if min(self.layers, self.width, self.heads, self.kv_heads, self.ffn) < 1:
