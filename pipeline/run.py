@@ -82,7 +82,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
         log.flush()
         warnings = list(recipe.warnings)
         shards = _finish_tokens(recipe, store, name, results, warnings)
-        store.write(f"runs/{name}/plan.json", json.dumps(plan_document(planner, nodes), indent=1).encode())
+        store.write(f"runs/{name}/plan.json", json.dumps(plan_document(planner, nodes, warnings), indent=1).encode())
         write_report(store, name, log.get)
         state = "done"
         return RunSummary(name, store.root,
@@ -143,11 +143,12 @@ def _finish_tokens(recipe: Recipe, store: Store, name: str, results: Mapping[str
     return {n: s["train"]["tokens"] for n, s in sets.items()}
 
 
-def plan_document(planner: Planner, nodes: list[Node]) -> dict[str, Any]:
+def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> dict[str, Any]:
     """plan.json: what ran, in which order, under which keys. The report and the lineage are read from it."""
     return {
         "version": 1,
         "recipe": planner.recipe.digest(),
+        "warnings": warnings,
         "sources": {name: {"files": len(files), "bytes": sum(f.size for f in files)}
                     for name, files in planner.files.items()},
         "nodes": [{"name": n.name, "kind": n.kind, "dataset": n.dataset, "deps": list(n.deps), "steps": list(n.steps),

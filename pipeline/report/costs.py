@@ -1,0 +1,50 @@
+"""Sections of the report about time: what the records say the work has cost, whenever it was done.
+
+These are measurements. They are the only figures of the report that no query over the parts can give again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.report.nodes import Node
+
+
+def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
+    """For every pass: tasks, documents and bytes in, CPU seconds, seconds tasks took (each has one core), documents a
+    second and core, the largest memory of a task (MB)."""
+    rows = []
+    for node in passes:
+        found = node.counters.get("in", {}).values()
+        docs = sum(s["docs"] for s in found)
+        rows.append({"pass": node.name, "tasks": len(node.records), "docs": docs,
+                     "bytes": sum(s["bytes"] for s in found), "cpu_s": node.cpu_s, "wall_s": node.wall_s,
+                     "docs_per_core_s": docs / node.wall_s if node.wall_s > 1e-6 else None,
+                     "max_rss_mb": max((r.rss_mb for r in node.records), default=0.0)})
+    return rows
+
+
+def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
+    """Documents in, dropped, CPU seconds, documents a CPU-second and share of all CPU, for every stage as it ran."""
+    rows = []
+    for node in passes:
+        inside = 0.0
+        for label, stats in node.counters.get("stages", {}).items():
+            inside += stats["cpu_s"]
+            rows.append({"pass": node.name, "stage": label.partition(":")[2], "in": stats["in"],
+                         "dropped": sum(n for by in stats["dropped"].values() for n in by.values()),
+                         "bytes_in": stats["bytes_in"], "cpu_s": stats["cpu_s"]})
+        found = node.counters.get("in", {}).values()
+        rows.append({"pass": node.name, "stage": "read and write", "in": sum(s["docs"] for s in found), "dropped": 0,
+                     "bytes_in": sum(s["bytes"] for s in found), "cpu_s": max(0.0, node.cpu_s - inside)})
+    total = sum(r["cpu_s"] for r in rows) or 1.0
+    for row in rows:
+        row["share"] = row["cpu_s"] / total
+        row["docs_per_cpu_s"] = row["in"] / row["cpu_s"] if row["cpu_s"] > 1e-6 else None
+    return rows
+
+
+def task_costs(nodes: list[Node]) -> list[dict[str, Any]]:
+    """For every node of the plan: tasks, CPU and wall seconds, the largest memory of a task (MB)."""
+    return [{"node": n.name, "kind": n.kind, "tasks": len(n.records), "cpu_s": n.cpu_s, "wall_s": n.wall_s,
+             "max_rss_mb": max((r.rss_mb for r in n.records), default=0.0)} for n in nodes]

@@ -1,0 +1,78 @@
+"""A node of plan.json with what its tasks committed: what every section of the report is collected from.
+
+The report reads the files that the run's own records name, not the published folders: those may by now belong to
+another run. They are the same files under other names (`store.dataset.publish`), which is how a query over the
+published parts can check every figure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.engine.task import Counters, FileInfo, PartRecord, merge_counters
+from pipeline.store.fs import Store
+
+
+class Node:
+    """A node of the plan with its records and their counters, added up: those of a pass as they are, those of other
+    nodes by wave, since waves count different things."""
+
+    def __init__(self, doc: dict[str, Any], records: list[PartRecord]) -> None:
+        self.name, self.kind, self.dataset = doc["name"], doc["kind"], doc["dataset"]
+        self.steps, self.deps, self.publishes = doc["steps"], doc["deps"], doc["publishes"]
+        self.records = records
+        self.counters: Counters = {}
+        for record in records:
+            into = self.counters
+            if self.kind != "pass":
+                into = into.setdefault(record.node.removeprefix(self.name).strip("/") or "task", {})
+            merge_counters(into, record.counters)
+
+    def files(self, name: str) -> list[FileInfo]:
+        """The files of this name that its tasks wrote, those with rows, in plan order."""
+        return [r.files[name] for r in self.records if name in r.files and r.files[name].rows]
+
+    @property
+    def cpu_s(self) -> float:
+        return sum(r.cpu_s for r in self.records)
+
+    @property
+    def wall_s(self) -> float:
+        return sum(r.wall_s for r in self.records)
+
+    def lineage(self) -> dict[str, Any]:
+        """Where it comes from and a hash of what it made: of the `content` of its kept parts (of all files for other
+        tasks), sorted, so that the order of the parts does not count."""
+        wanted = "kept.parquet" if self.kind == "pass" else None
+        files = [(n, f) for r in self.records for n, f in r.files.items()]
+        contents = sorted(f.content for n, f in files if wanted in (None, n))
+        return {"name": self.name, "kind": self.kind, "deps": self.deps, "steps": self.steps,
+                "tasks": len(self.records), "bytes": sum(f.bytes for _, f in files), "cpu_s": round(self.cpu_s, 2),
+                "content": hashlib.sha256("\n".join(contents).encode()).hexdigest()}
+
+
+def batches(store: Store, info: FileInfo, columns: list[str], rows: int = 1 << 14) -> Iterator[pa.RecordBatch]:
+    """Some columns of a Parquet file, a batch at a time. `columns` may name fields of a struct ('signals.pii_ips')."""
+    with store.open(info.path) as f:
+        yield from pq.ParquetFile(f).iter_batches(batch_size=rows, columns=columns)
+
+
+def take(store: Store, info: FileInfo, rows: list[int], columns: list[str]) -> dict[int, dict[str, Any]]:
+    """Single rows of a part, by row number; only their row groups are read, one at a time (a few MB of text each)."""
+    out: dict[int, dict[str, Any]] = {}
+    with store.open(info.path) as f:
+        parquet = pq.ParquetFile(f)
+        first = 0
+        for group in range(parquet.metadata.num_row_groups):
+            stop = first + parquet.metadata.row_group(group).num_rows
+            mine = sorted(r for r in rows if first <= r < stop)
+            if mine:
+                table = parquet.read_row_group(group, columns=columns).take([r - first for r in mine])
+                out.update(zip(mine, table.to_pylist()))
+            first = stop
+    return out

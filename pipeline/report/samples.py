@@ -1,0 +1,158 @@
+"""Samples for the report: a few documents of each kind, chosen by id, shown as scrubbed excerpts.
+
+The choice is a function of the documents alone: those with the smallest ids, which are hashes, among the first
+SAMPLE_PARTS parts of a pass. Whatever is shown (text, URL, path, error) goes through the scrubber here, whether or not
+it did before: an excerpt may come from a dataset whose recipe scrubs nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from pipeline.engine.task import FileInfo
+from pipeline.report.nodes import Node, batches, take
+from pipeline.store.fs import Store
+from stages.scrub.pii import scrub_text
+
+#: samples of a reason, characters of an excerpt, parts of a pass that are looked through
+SAMPLES, EXCERPT, SAMPLE_PARTS = 3, 320, 64
+#: near-duplicate pairs shown of a barrier, and how many are tried (the kept one must lie in a part looked through)
+PAIRS, PAIRS_TRIED = 4, 64
+#: how far two texts are compared to find where they part, words shown before that place, and words shown
+PARTING_CHARS, PARTING_BEFORE, PARTING_WORDS = 1 << 20, 10, 60
+#: characters of a text an excerpt is made from, when it begins with much white space
+_LOOKED_AT = 4096
+
+_TURNED = str.maketrans("0123456789abcdef", "fedcba9876543210")
+Place = tuple[str, int, int]                        # (id, number of the file, row)
+
+
+def excerpt(text: str) -> str:
+    """The first characters of a text on one line, scrubbed."""
+    head = text[:_LOOKED_AT]
+    words = head.split()
+    if len(text) > _LOOKED_AT and not head[-1].isspace():
+        words = words[:-1] or [head[:EXCERPT]]      # the last word may be half an address, which nothing recognises
+    return scrub_text(" ".join(words))[:EXCERPT]
+
+
+def shown(address: str | None) -> str:
+    """A URL or a path, scrubbed; '@' is also recognised where a URL has it as %40."""
+    return scrub_text((address or "").replace("%40", "@"))[:EXCERPT]
+
+
+def smallest(store: Store, files: list[FileInfo], by: list[str], n: int) -> dict[tuple[str, ...], list[Place]]:
+    """For each value of the columns `by` the places of the `n` documents with the smallest ids, in that order."""
+    best: dict[tuple[str, ...], list[tuple[str, Place]]] = {}
+    for number, info in enumerate(files[:SAMPLE_PARTS]):
+        row = 0
+        for batch in batches(store, info, ["id", *by]):
+            for id, *key in zip(*(batch.column(c).to_pylist() for c in ("id", *by))):
+                heap = best.setdefault(tuple(key), [])
+                # a heap holds its smallest on top, the largest id must go: hex digits are turned round
+                turned = id.translate(_TURNED)
+                if len(heap) < n:
+                    heapq.heappush(heap, (turned, (id, number, row)))
+                elif turned > heap[0][0]:
+                    heapq.heapreplace(heap, (turned, (id, number, row)))
+                row += 1
+    return {key: [place for _, place in sorted(heap, reverse=True)] for key, heap in best.items()}
+
+
+def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
+            columns: list[str]) -> dict[Place, dict[str, Any]]:
+    """Rows at the given places."""
+    wanted: dict[int, list[int]] = {}
+    for _, number, row in places:
+        wanted.setdefault(number, []).append(row)
+    return {(found["id"], number, row): found for number, rows in sorted(wanted.items())
+            for row, found in take(store, files[number], rows, columns).items()}
+
+
+def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """A few dropped documents for each (stage, reason) of the passes of a dataset."""
+    out: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for node in passes:
+        files = node.files("dropped.parquet")
+        chosen = smallest(store, files, ["stage", "reason"], SAMPLES)
+        rows = rows_at(store, files, (p for places in chosen.values() for p in places),
+                       ["id", "url", "source", "text", "meta"])
+        for (stage, reason), places in chosen.items():
+            out.setdefault((stage, reason), []).extend(sample(rows[place], stage) for place in places)
+    return {key: sorted(found, key=lambda s: s["id"])[:SAMPLES] for key, found in out.items()}
+
+
+def sample(row: dict[str, Any], stage: str = "") -> dict[str, Any]:
+    """What the report shows of a document: id, url, source, characters, excerpt; of a duplicate the kept id and how
+    similar it is. Nothing else of `meta`: titles and links are not scrubbed there."""
+    said = verdict(row["meta"], stage)
+    return {"id": row["id"], "url": shown(row["url"]), "source": row["source"], "chars": len(row["text"]),
+            "excerpt": excerpt(row["text"]),
+            **({"kept": said["kept"], "similarity": said["similarity"]} if said else {})}
+
+
+def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:
+    """What a barrier said about a removed document: {kept, similarity}."""
+    said = json.loads(meta or "{}").get(barrier) if barrier and meta and "kept" in meta else None
+    return said if isinstance(said, dict) and "kept" in said else None
+
+
+def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]:
+    """A few quarantined records for each (stage, reason): where they are and what was said."""
+    columns = ["id", "source", "file", "record", "stage", "reason", "detail"]
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for node in passes:
+        files = node.files("quarantine.parquet")
+        chosen = smallest(store, files, ["stage", "reason"], SAMPLES)
+        rows = rows_at(store, files, (p for places in chosen.values() for p in places), columns)
+        for key, places in chosen.items():
+            found.setdefault(key, []).extend(rows[place] for place in places)
+    return [{**row, "file": shown(row["file"]), "detail": excerpt(row["detail"] or "")}
+            for _, rows in sorted(found.items()) for row in sorted(rows, key=lambda r: r["id"])[:SAMPLES]]
+
+
+def pair_samples(store: Store, barrier: str, appliers: list[Node]) -> list[dict[str, Any]]:
+    """Removed documents beside the kept ones they resemble, for the barrier of this step name that `appliers` (passes)
+    applied: those that are not wholly equal first, then by id. The excerpts begin a few words before the texts part."""
+    out: list[dict[str, Any]] = []
+    columns = ["id", "url", "source", "text", "meta"]
+    for node in appliers:
+        dropped, kept = node.files("dropped.parquet"), node.files("kept.parquet")
+        places = smallest(store, dropped, ["stage"], PAIRS_TRIED).get((barrier,), [])
+        said = {place[0]: verdict(row["meta"], barrier)
+                for place, row in rows_at(store, dropped, places, ["id", "meta"]).items()}
+        at = _find(store, kept, {v["kept"] for v in said.values() if v})
+        order = sorted((v["similarity"] >= 1, place) for place in places
+                       if (v := said[place[0]]) and v["kept"] in at)[:PAIRS]
+        for _, place in order:
+            partner = at[said[place[0]]["kept"]]
+            [removed] = rows_at(store, dropped, [place], columns).values()
+            [twin] = rows_at(store, kept, [partner], columns).values()
+            first, second = parting(removed["text"], twin["text"])
+            out.append({"similarity": said[place[0]]["similarity"], "removed": {**sample(removed), "excerpt": first},
+                        "kept": {**sample(twin), "excerpt": second}})
+    return out[:PAIRS]
+
+
+def parting(first: str, second: str) -> tuple[str, str]:
+    """Excerpts of two texts from a few words before they part, or from the beginning of equal ones; scrubbed."""
+    words = [text[:PARTING_CHARS].split() for text in (first, second)]
+    at = next((i for i, (a, b) in enumerate(zip(*words)) if a != b), min(map(len, words)))
+    start = max(0, at - PARTING_BEFORE) if at < max(map(len, words)) else 0
+    return tuple(("… " if start else "") + excerpt(" ".join(w[start:start + PARTING_WORDS])) for w in words)
+
+
+def _find(store: Store, files: list[FileInfo], ids: set[str]) -> dict[str, Place]:
+    """Where documents with these ids stand, as far as they are found."""
+    found: dict[str, Place] = {}
+    for number, info in enumerate(files[:SAMPLE_PARTS]):
+        row = 0
+        for batch in batches(store, info, ["id"]):
+            for id in batch.column("id").to_pylist():
+                if id in ids:
+                    found[id] = (id, number, row)
+                row += 1
+    return found

@@ -1,0 +1,75 @@
+"""Sections of the report about tokens: streams, and the mixture of every phase as planned and as it comes out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pipeline.engine.task import Counters, merge_counters
+from pipeline.report.nodes import Node
+from pipeline.store.fs import Store
+from stages.mix.curriculum import Curriculum
+from stages.mix.realised import plan, realised
+
+
+def token_counts(nodes: list[Node]) -> dict[str, Any]:
+    """For every stream: documents and tokens to train on and held out, and both together by source."""
+    out = {}
+    for node in nodes:
+        if node.kind != "shards":
+            continue
+        found: Counters = {split: {"docs": 0, "tokens": 0} for split in ("train", "val")}
+        merge_counters(found, node.counters.get("encode", {}))
+        out[node.name.removeprefix("shards:")] = {
+            "docs": found["train"]["docs"], "tokens": found["train"]["tokens"],
+            "val_docs": found["val"]["docs"], "val_tokens": found["val"]["tokens"],
+            "sources": {s: {"docs": n["docs"], "tokens": n["tokens"]} for s, n in found.get("sources", {}).items()}}
+    return out
+
+
+def curriculum_of(store: Store, run: str) -> Curriculum | None:
+    path = f"runs/{run}/curriculum.json"
+    return Curriculum.from_json(json.loads(store.read(path)), path) if store.exists(path) else None
+
+
+def mixture(curriculum: Curriculum | None) -> list[dict[str, Any]]:
+    """A row a phase and stream: windows planned (a share of the phase) and realised (counted over the whole order),
+    `tokens`, `epochs` (targets read by the end of the phase over the tokens of the stream), and `repeats_from`: the
+    first sample that reads the stream a second time, or None."""
+    if curriculum is None:
+        return []
+    again = {(r["phase"], r["stream"]): r["repeats_from"] for r in plan(curriculum)}
+    held = {s.name: s.tokens for s in curriculum.streams}
+    read = dict.fromkeys(held, 0)
+    rows = []
+    for row in realised(curriculum, curriculum.samples):
+        name = row["stream"]
+        read[name] += row["tokens"]
+        rows.append({**row, "epochs": read[name] / held[name] if held[name] else 0.0,
+                     "repeats_from": again[row["phase"], name]})
+    return rows
+
+
+def warnings(document: dict[str, Any]) -> list[str]:
+    """What people should know first: what the run said, and what its figures say."""
+    out = list(document["warnings"])
+    if document["missing_records"]:
+        out.append(f"{document['missing_records']:,} tasks of this run have no record in the log: figures are "
+                   f"incomplete")
+    for name, source in document["sources"].items():
+        bad = sum(source["bad"].values())
+        if bad:
+            out.append(f"source '{name}': {bad:,} of {source['records']:,} records could not be read")
+    for dup in document["duplicates"]:
+        out += [f"{dup['barrier']} removed {a['removed']:,} of {a['of']:,} documents of source '{a['source']}' "
+                f"({a['removed'] / a['of']:.0%}): look at the pairs below" for a in dup["alarms"]]
+    seen = set()
+    for row in document["mixture"]:
+        if row["repeats_from"] is not None and row["stream"] not in seen:
+            seen.add(row["stream"])
+            out.append(f"stream '{row['stream']}' is exhausted in phase '{row['phase']}': from sample "
+                       f"{row['repeats_from']:,} on it is read again")
+        if abs(row["realised"] - row["planned"]) > 1:
+            out.append(f"phase '{row['phase']}', stream '{row['stream']}': {row['realised']:,} windows are more than "
+                       f"one away from the planned {row['planned']:,.1f}")
+    return out

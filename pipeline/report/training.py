@@ -1,0 +1,72 @@
+"""The section of the report about training: what the trainer left in runs/RUN/train, when it has run."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from html import escape
+from typing import Any
+
+from pipeline.store.fs import Store
+from stages.scrub.pii import scrub_text
+
+#: what our plot is made of; anything else in the file is left out
+ELEMENTS = {"svg", "g", "rect", "line", "polyline", "circle", "path", "text", "title"}
+NUMBERS = {"x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "rx", "width", "height", "points", "viewBox", "d"}
+CLASSES = {"bg", "grid", "axis", "phase", "band", "name", "title", "raw", "loss", "held", "dot", "rate", "entropy"}
+#: bytes of a plot that is embedded
+LARGEST = 1 << 20
+SAMPLE_CHARS = 1000
+
+KEYS = ("parameters", "parameters_without_embeddings", "steps", "tokens", "seconds", "tokens_per_s", "train_loss_last",
+        "heldout_loss_before", "heldout_loss", "unigram_entropy", "ratio", "gap", "streams", "sample_skipped")
+
+
+def training(store: Store, run: str) -> dict[str, Any] | None:
+    """Losses, speed and a sample from train/summary.json, and the loss curve as SVG; None when nothing is there."""
+    folder = f"runs/{run}/train"
+    if not store.exists(f"{folder}/summary.json"):
+        return None
+    summary = json.loads(store.read(f"{folder}/summary.json"))
+    curve = None
+    if store.exists(f"{folder}/loss.svg"):
+        curve = sanitised(store.read(f"{folder}/loss.svg"))
+    sample = summary.get("sample")
+    return {**{k: summary.get(k) for k in KEYS}, "curve": curve,
+            "sample": scrub_text(sample[:SAMPLE_CHARS]) if sample else None}
+
+
+def sanitised(data: bytes) -> str | None:
+    """A plot of ours as SVG to stand inside a page: known elements, numbers and classes (prefixed `t-`) and nothing
+    else, so neither its styles nor a script in a file someone replaced reach the page. None when it is no such file."""
+    if len(data) > LARGEST or b"<!" in data:              # no DOCTYPE, no entities: nothing that expands
+        return None
+    try:
+        root = ET.fromstring(data)
+    except ET.ParseError:
+        return None
+    if _name(root) != "svg" or not _numeric(root.get("viewBox", "")):
+        return None
+    return _element(root, ' role="img" aria-label="Loss and learning rate over tokens, with the phases of the run"')
+
+
+def _name(element: ET.Element) -> str:
+    return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
+
+
+def _numeric(value: str) -> bool:
+    return bool(value) and all(c in "0123456789+-.,eE% MLHVCSQTAZmlhvcsqtaz" for c in value)
+
+
+def _element(element: ET.Element, more: str = "") -> str:
+    name = _name(element)
+    if name not in ELEMENTS:
+        return ""
+    said = [f'{k}="{v}"' for k, v in element.attrib.items() if k in NUMBERS and _numeric(v)
+            and not (name == "svg" and k in ("width", "height"))]
+    if element.get("class") in CLASSES:
+        said.append(f'class="t-{element.get("class")}"')
+    if element.get("text-anchor") in ("start", "middle", "end"):
+        said.append(f'text-anchor="{element.get("text-anchor")}"')
+    inside = escape(element.text or "") if name in ("text", "title") else ""
+    return f"<{name} {' '.join(said)}{more}>{inside}{''.join(_element(child) for child in element)}</{name}>"
