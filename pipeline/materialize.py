@@ -16,6 +16,7 @@ from pipeline.tasks.materialize import FILE_BYTES, MAP_BYTES, map_drafts, publis
 from stages.barrier import TaskDraft
 from stages.catalog import load
 from stages.mix.curriculum import Curriculum, CurriculumError
+from tokenizer.shards.rows import MANIFEST as ROWS
 from tokenizer.shards.rows import RowManifest
 
 
@@ -54,6 +55,17 @@ def materialize(store_root: str, run: str, format: str, *, make_backend: Callabl
         backend.close()
         progress.close(state)
         log.close()
+
+
+def copy_rows(store: Store, folder: str, out: str) -> None:
+    """Copy the rows in `folder` of the store to the folder or URL `out`: files first, rows.json last. File names tell
+    their contents, so what an interrupted copy has left there with the right size stays."""
+    target = Store(out)
+    names = [name for file in json.loads(store.read(f"{folder}/{ROWS}"))["files"] for name in file["files"].values()]
+    for name in names:
+        if target.size(name) != store.size(f"{folder}/{name}"):
+            target.write(name, store.read(f"{folder}/{name}"))
+    target.write(ROWS, store.read(f"{folder}/{ROWS}"))
 
 
 def _specs(node: str, drafts: list[TaskDraft]) -> list[TaskSpec]:

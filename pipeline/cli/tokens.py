@@ -1,167 +1,248 @@
-"""`tokenmill tokenizer …`, `shards …`, `materialize`: tokens and what they are made of."""
+"""`tokenmill tokenizer …`, `shards …`: tokens and what they are made of."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.cli import fail
+from pipeline.cli.data import texts
+from pipeline.cli.errors import BadUsage, UserError, writing
+from pipeline.cli.options import CharsOpt, JsonOpt, LimitOpt
+
+if TYPE_CHECKING:
+    from tokenizer.shards.reader import ShardSet
 
 ShardsArg = Annotated[Path, typer.Argument(metavar="SHARDS", help="A shard set: STORE/shards/NAME/split=train.")]
+FilesArg = Annotated[list[Path], typer.Argument(
+    metavar="FILES...", help="Parquet or text files, or folders of them, say STORE/datasets/NAME.")]
+
+
+class Kind(StrEnum):
+    """Kinds of tokenizers, as in a recipe."""
+
+    bpe = "bpe"
+    sentencepiece = "sentencepiece"
+
+
+class Model(StrEnum):
+    """Models of SentencePiece, as in a recipe."""
+
+    unigram = "unigram"
+    bpe = "bpe"
 
 
 def register(app: typer.Typer) -> None:
-    tokenizer = typer.Typer(help="Train and judge tokenizers.", no_args_is_help=True)
+    tokenizer = typer.Typer(help="Train and judge tokenizers.", no_args_is_help=True, rich_markup_mode=None)
     tokenizer.command("train")(train)
     tokenizer.command("eval")(evaluate)
     app.add_typer(tokenizer, name="tokenizer")
-    shards = typer.Typer(help="Look into token shards.", no_args_is_help=True)
+    shards = typer.Typer(help="Look into token shards.", no_args_is_help=True, rich_markup_mode=None)
     for name, command in (("verify", verify), ("head", head), ("stats", stats), ("find", find)):
         shards.command(name)(command)
     app.add_typer(shards, name="shards")
-    app.command("materialize")(materialize)
 
 
-def texts(paths: list[Path], column: str = "text") -> Iterator[str]:
-    """Texts of Parquet parts (a column), or of text files (one text each)."""
-    import pyarrow.parquet as pq
+def train(files: FilesArg,
+          out: Annotated[Path, typer.Option("--out", metavar="FILE",
+                                            help="tokenizer.json (bpe), or a .model (sentencepiece).")],
+          vocab: Annotated[int, typer.Option(min=257, metavar="N", help="Number of tokens, 257 or more.")] = 32000,
+          kind: Annotated[Kind, typer.Option(help="Byte-level BPE, or SentencePiece.")] = Kind.bpe,
+          model: Annotated[Model, typer.Option(help="Of SentencePiece.")] = Model.unigram,
+          json_lines: JsonOpt = False) -> None:
+    """Train a tokenizer.
 
-    for path in paths:
-        if not path.is_file():
-            fail(f"no such file: {path}", 2)
-        if path.suffix == ".parquet":
-            with pq.ParquetFile(path) as f:
-                for batch in f.iter_batches(256, columns=[column]):
-                    yield from batch.column(column).to_pylist()
-        else:
-            yield path.read_text(encoding="utf-8", errors="replace")
+    Byte-level BPE, or SentencePiece. Equal texts give an equal file.
 
-
-def train(files: Annotated[list[Path], typer.Argument(help="Parquet parts or text files.")],
-          out: Annotated[Path, typer.Option(help="tokenizer.json, or a SentencePiece .model.")],
-          vocab: Annotated[int, typer.Option(help="Number of tokens.")] = 32000,
-          kind: Annotated[str, typer.Option(help="bpe, unigram or sentencepiece-bpe.")] = "bpe") -> None:
-    """Train a tokenizer: byte-level BPE, or SentencePiece."""
+    \b
+    Examples:
+      tokenmill tokenizer train store/datasets/deduped --vocab 32000 --out tokenizer.json
+      tokenmill tokenizer train texts/ --kind sentencepiece --model unigram --vocab 8000 --out spm.model
+    """
+    from tokenizer.load import load_tokenizer
     from tokenizer.train import train_bpe, train_sentencepiece
 
-    if kind == "bpe":
-        train_bpe(texts(files), vocab, out)
-    elif kind in ("unigram", "sentencepiece-bpe"):
-        train_sentencepiece(texts(files), vocab, out, "unigram" if kind == "unigram" else "bpe")
+    suffix = ".json" if kind is Kind.bpe else ".model"
+    if out.suffix != suffix:
+        raise BadUsage(f"--out {out}: a tokenizer of kind {kind.value} is a {suffix} file")
+    if model is Model.bpe and kind is Kind.bpe:
+        raise BadUsage("--model is SentencePiece's; leave it out, or add --kind sentencepiece")
+    with writing(out):
+        if kind is Kind.bpe:
+            train_bpe(texts(files), vocab, out)
+        else:
+            train_sentencepiece(texts(files), vocab, out, model.value)
+    made = load_tokenizer(out)
+    if json_lines:
+        typer.echo(json.dumps({"path": str(out), "vocab_size": made.vocab_size, "eos": made.eos,
+                               "sha256": made.sha256}))
     else:
-        fail(f"--kind {kind}: choose bpe, unigram or sentencepiece-bpe", 2)
-    typer.echo(str(out))
+        typer.echo(f"{out}: {made.vocab_size:,} tokens")
 
 
-def evaluate(tokenizer: Annotated[Path, typer.Argument(help="tokenizer.json, a .model, or a folder with one.")],
-             files: Annotated[list[Path], typer.Argument(help="Parquet parts or text files; each is a group.")],
-             json_lines: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Judge a tokenizer on texts: bytes per token, tokens per word, continued words, round trip."""
+def evaluate(tokenizer: Annotated[Path, typer.Argument(metavar="TOKENIZER",
+                                                       help="tokenizer.json, a .model, or a folder with one.")],
+             files: FilesArg, json_lines: JsonOpt = False) -> None:
+    """Judge a tokenizer on texts.
+
+    Bytes per token, tokens per word, the share of words split in several tokens, and texts that do not come back
+    whole. Each path is a group.
+
+    \b
+    Example:
+      tokenmill tokenizer eval tokenizer.json store/datasets/clean store/datasets/reference
+    """
     from tokenizer.evaluate import evaluate as judge
     from tokenizer.load import load_tokenizer
 
     scores = judge(load_tokenizer(tokenizer), ((str(p), t) for p in files for t in texts([p])))
-    for name, score in scores.items():
-        row = score.to_json()
-        typer.echo(json.dumps({"group": name, **row}) if json_lines else
-                   f"{name}  " + "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
-                                           for k, v in row.items()))
+    rows = {name: score.to_json() for name, score in scores.items()}
+    if json_lines:
+        for name, row in rows.items():
+            typer.echo(json.dumps({"group": name, **row}))
+        return
+    width = max(map(len, rows))
+    typer.echo(f"{'':<{width}}  {'texts':>9} {'bytes/token':>12} {'tokens/word':>12} {'continued':>10} {'broken':>7}")
+    for name, row in rows.items():
+        typer.echo(f"{name:<{width}}  {row['texts']:>9,} {row['bytes_per_token']:>12.3f} {row['fertility']:>12.3f} "
+                   f"{row['continued_words']:>10.1%} {row['broken']:>7,}")
 
 
-def verify(shards: ShardsArg) -> None:
-    """Check a shard set against its manifest; exit code 1 when something is wrong."""
+def opened(shards: Path) -> ShardSet:
+    """The shard set, or BadUsage that says which sets there are below."""
+    from tokenizer.shards.layout import MANIFEST
+    from tokenizer.shards.reader import ShardSet
+
+    if shards.is_dir() and not (shards / MANIFEST).exists():
+        below = sorted(str(p.parent) for p in shards.glob(f"**/{MANIFEST}"))
+        if below:
+            raise BadUsage(f"{shards} is no shard set, but holds some: {', '.join(below[:6])}")
+    return ShardSet(shards)
+
+
+def verify(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
+    """Check a shard set against its manifest.
+
+    Checksums, counts, boundaries. Exit code 1 when something is wrong.
+
+    \b
+    Example:
+      tokenmill shards verify store/shards/web/split=train
+    """
     from tokenizer.shards.verify import verify as check
 
+    opened(shards)
     problems = check(shards)
-    for problem in problems:
-        typer.echo(problem)
+    if json_lines:
+        typer.echo(json.dumps({"shards": str(shards), "sound": not problems, "problems": problems}))
+    else:
+        for problem in problems:
+            typer.echo(problem)
     if problems:
-        fail(f"{shards}: {len(problems)} problems; restore the files from a copy, or run the recipe again")
-    typer.echo(f"{shards}: sound")
+        raise UserError(f"{shards}: {len(problems)} problem{'s' * (len(problems) > 1)}; restore the files from a copy, "
+                        f"or run the recipe again")
+    if not json_lines:
+        typer.echo(f"{shards}: sound")
 
 
-def stats(shards: ShardsArg, json_lines: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Counts of a shard set."""
-    from tokenizer.shards.reader import ShardSet
+def stats(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
+    """Count what is in a shard set.
 
-    found = ShardSet(shards)
-    m = found.manifest
-    row = {"shards": len(m.shards), "documents": m.documents, "tokens": m.tokens, "text_bytes": m.text_bytes,
-           "dtype": m.dtype, "vocab_size": m.vocab_size, "eos": m.eos, "sha256": m.sha256,
+    \b
+    Example:
+      tokenmill shards stats store/shards/web/split=train
+    """
+    m = opened(shards).manifest
+    row = {"stream": m.stream, "split": m.split, "shards": len(m.shards), "documents": m.documents, "tokens": m.tokens,
+           "text_bytes": m.text_bytes, "dtype": m.dtype, "vocab_size": m.vocab_size, "eos": m.eos,
+           "tokenizer": m.tokenizer, "sha256": m.sha256,
            "tokens_per_document": round(m.tokens / max(m.documents, 1), 1),
            "bytes_per_token": round(m.text_bytes / max(m.tokens - m.documents, 1), 3)}
-    typer.echo(json.dumps(row) if json_lines else "\n".join(f"{k:20} {v}" for k, v in row.items()))
+    typer.echo(json.dumps(row) if json_lines else
+               "\n".join(f"{k:20} {v:,}" if isinstance(v, int) else f"{k:20} {v}" for k, v in row.items()))
 
 
-def head(shards: ShardsArg, tokenizer: Annotated[Path, typer.Option(help="Tokenizer to decode with.")],
-         limit: Annotated[int, typer.Option("-n")] = 3,
-         chars: Annotated[int, typer.Option(help="Characters shown of each document.")] = 300) -> None:
-    """The first documents of a shard set, decoded."""
+def head(shards: ShardsArg,
+         tokenizer: Annotated[Path | None, typer.Option(
+             "--tokenizer", metavar="FILE", help="Tokenizer to decode with (default: the one of the store).")] = None,
+         limit: LimitOpt = 3, chars: CharsOpt = 300, json_lines: JsonOpt = False) -> None:
+    """Show the first documents of a shard set.
+
+    They are decoded; personal data is masked.
+
+    \b
+    Example:
+      tokenmill shards head store/shards/web/split=train -n 1
+    """
     from stages.scrub.pii import scrub_text
-
     from tokenizer.load import load_tokenizer
-    from tokenizer.shards.reader import ShardSet
 
-    found, coder = ShardSet(shards), load_tokenizer(tokenizer)
-    start = 0
-    for _ in range(limit):
-        if start >= found.tokens:
-            break
+    found = opened(shards)
+    coder = load_tokenizer(tokenizer or _tokenizer_beside(shards, found.manifest.tokenizer))
+    if coder.sha256 != found.manifest.tokenizer:
+        raise BadUsage(f"--tokenizer {tokenizer}: the shards were made with another one (sha256 "
+                       f"{found.manifest.tokenizer[:12]}…)")
+    start = count = 0
+    while start < found.tokens and (count < limit or not limit):
         [span, *_] = found.documents(start, start + 1)
         text = scrub_text(coder.decode(found.read(span.start, span.stop - 1)))
-        typer.echo(f"── {span.id}  {span.stop - span.start:,} tokens\n{text[:chars]}")
-        start = span.stop
+        row = {"id": span.id, "start": span.start, "stop": span.stop, "tokens": span.stop - span.start,
+               "text": text[:chars] if chars else text}
+        typer.echo(json.dumps(row, ensure_ascii=False) if json_lines else
+                   f"── {row['id']}  {row['tokens']:,} tokens\n{row['text']}")
+        start, count = span.stop, count + 1
 
 
-def find(shards: ShardsArg, id: Annotated[str, typer.Argument(help="Document id, or its beginning.")]) -> None:
-    """Where a document stands in a shard set: its token range; exit code 1 when it is not there."""
+def _tokenizer_beside(shards: Path, sha256: str) -> Path:
+    """The tokenizer a run published in the folder `shards` of its store."""
+    for folder in shards.absolute().parents:
+        for path in sorted(folder.glob(f"tokenizer-{sha256[:12]}.*")):
+            return path
+        if folder.name == "shards":
+            break
+    raise BadUsage(f"the tokenizer {sha256[:12]}… of {shards} is not in its store; name it by --tokenizer")
+
+
+def find(shards: ShardsArg,
+         id: Annotated[str, typer.Argument(metavar="ID", help="Document id, or its beginning.")],
+         json_lines: JsonOpt = False) -> None:
+    """Find where a document stands in a shard set.
+
+    Prints its token range in the stream. Exit code 1 when it is not there.
+
+    \b
+    Example:
+      tokenmill shards find store/shards/web/split=train 3f2a91c0
+    """
+    hits = 0
+    for row in _places(opened(shards), id):
+        typer.echo(json.dumps(row) if json_lines else
+                   f"{row['id']}  tokens {row['start']:,} to {row['stop']:,}  {row['file']}")
+        hits += 1
+    if not hits:
+        raise UserError(f"{shards}: no document {id}; it may be in the other split, or have been dropped")
+
+
+def _places(found: ShardSet, id: str) -> list[dict[str, Any]]:
+    """Token ranges, in the stream, of the documents whose id begins with `id`."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    from tokenizer.shards.reader import ShardSet
-
-    found = ShardSet(shards)
-    base = 0
-    hits = 0
-    for info in found.manifest.shards:
+    out: list[dict[str, Any]] = []
+    for offset, info in zip(found.offsets, found.manifest.shards):
         before = 0
         with pq.ParquetFile(found.folder / info.table) as f:
             for batch in f.iter_batches(1 << 16, columns=["id", "end"]):
-                for doc, end in zip(batch.column("id").to_pylist(), batch.column("end").to_pylist()):
-                    if doc.startswith(id):
-                        typer.echo(f"{doc}  tokens {base + before:,} to {base + end:,}  {info.body}")
-                        hits += 1
-                    before = end
-        base += info.tokens
-    if not hits:
-        fail(f"{shards}: no document {id}")
-
-
-def materialize(run: Annotated[str, typer.Argument(help="Name of a run in the store, or its folder.")],
-                store: Annotated[str, typer.Option("--store", envvar="TOKENMILL_STORE")] = "store",
-                format: Annotated[str, typer.Option(help="bytes (raw tokens) or parquet (input_ids).")] = "bytes",
-                workers: Annotated[int | None, typer.Option(help="Child processes (default: all cores).")] = None,
-                address: Annotated[str | None, typer.Option(help="Attach to this Ray cluster.")] = None,
-                backend: Annotated[str, typer.Option(help="ray, process (no Ray) or inline (to debug).")] = "ray",
-                takeover: Annotated[bool, typer.Option(help="Fence another driver that seems to hold it.")] = False,
-                quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
-                json_lines: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Write the samples of a run in the order they are trained on, for sequential reading."""
-    from pipeline.cli.runs import resolve_run
-    from pipeline.materialize import materialize as write
-    from pipeline.run import default_workers, make_backend
-
-    if format not in ("bytes", "parquet"):
-        fail(f"--format {format}: choose bytes or parquet", 2)
-    if backend not in ("ray", "process", "inline"):
-        fail(f"--backend {backend}: choose ray, process or inline", 2)
-    root, name = resolve_run(run, store)
-    made, folder = write(root, name, format, make_backend=make_backend(backend, workers or default_workers(), address),
-                         show="json" if json_lines else "quiet" if quiet else "rich", takeover=takeover)
-    if json_lines:
-        typer.echo(json.dumps({"event": "done", "folder": folder, "rows": made.rows, "files": len(made.files)}))
-    elif not quiet:
-        typer.echo(f"{made.rows:,} samples in {len(made.files)} files: {folder}")
+                ends = batch.column("end").to_numpy()
+                hits = np.flatnonzero(pc.starts_with(batch.column("id"), id).to_numpy(zero_copy_only=False))
+                for at, name in zip(hits.tolist(), batch.column("id").take(pa.array(hits)).to_pylist()):
+                    start = int(ends[at - 1]) if at else before
+                    out.append({"id": name, "start": offset + start, "stop": offset + int(ends[at]),
+                                "file": info.body})
+                before = int(ends[-1]) if len(ends) else before
+    return out

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import typer
+import sys
+from collections.abc import Sequence
 
 
-def register(app: typer.Typer) -> None:
-    app.command("train", add_help_option=False,
-                context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
+def forward(arguments: Sequence[str]) -> int:
+    """Hand the command line to the trainer; returns its exit code."""
+    try:
+        from trainer.__main__ import main
 
-
-def train(ctx: typer.Context) -> None:
-    """Train on a run's shards: `tokenmill train run RUN`, `tokenmill train --help`."""
-    from trainer.__main__ import main
-
-    raise typer.Exit(main(list(ctx.args)) or 0)
+        return main(list(arguments))
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as e:
+        if e.name != "torch":
+            raise
+        print("error: training needs the package 'torch', which is not installed; pip install 'tokenmill[trainer]'",
+              file=sys.stderr)
+        return 1

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import re
 import threading
 import time
@@ -33,6 +34,8 @@ SEGMENT_S = 1.0              # age of the oldest waiting record at which a segme
 HEARTBEAT_S = 5.0
 PATIENCE_S = 20.0            # four heartbeats: a counter that stood still that long belongs to a dead or cut-off driver
 RETRIES = 8                  # of a put whose outcome is unknown (time-outs of an object store)
+
+log = logging.getLogger("tokenmill")
 
 _SEGMENT = re.compile(r"log/(\d{8})\.json")
 _HEAD = b'{"sha256":"%s","body":'
@@ -217,6 +220,9 @@ class Log(LogView):
         if first.get("closed") or alive(holder) is False:
             return
         if alive(holder) is None:
+            log.warning("%s was last held by run '%s' on host %s, which cannot be asked from here: waiting up to "
+                        "%.0f s to see whether it lives (--takeover does not wait)", self.store.root, holder["run"],
+                        holder["host"], PATIENCE_S)
             deadline = time.monotonic() + PATIENCE_S
             while time.monotonic() < deadline:
                 time.sleep(min(1.0, PATIENCE_S / 10))

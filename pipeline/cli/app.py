@@ -1,0 +1,69 @@
+"""Puts the commands together, and turns what goes wrong into one clear line and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from pipeline.cli import data, look, runs, tokens
+from pipeline.cli.training import forward
+
+#: `standalone_mode=False` lets these through; Typer brings its own copy of click, so that it is found through Typer
+ClickException = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+STOPPED = 130                      # what Typer makes of a KeyboardInterrupt
+
+
+def build() -> typer.Typer:
+    """The command with all its subcommands."""
+    app = typer.Typer(name="tokenmill", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                      rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
+                      help="From raw web pages, PDFs, code and books to training tokens, and a trainer for them.")
+    for module in (runs, look, data, tokens):
+        module.register(app)
+    app.command("train", add_help_option=False,
+                context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
+    return app
+
+
+def train(ctx: typer.Context) -> None:
+    """Train on the shards of a run. The same as `python -m trainer`.
+
+    \b
+    Examples:
+      tokenmill train run store/runs/RUN --ranks 2
+      tokenmill train --help
+    """
+    raise typer.Exit(forward(list(ctx.args)))
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command line (without the program's name); returns the exit code. Known errors become one line on stderr,
+    anything else keeps its traceback."""
+    try:
+        code = typer.main.get_command(build()).main(list(arguments), prog_name="tokenmill", standalone_mode=False)
+        sys.stdout.flush()
+        if code == STOPPED:
+            typer.echo("stopped", err=True)
+            return 1
+        return code if isinstance(code, int) else 0
+    except ClickException as e:
+        e.show()
+        return e.exit_code
+    except typer.Abort:
+        typer.echo("stopped", err=True)
+        return 1
+    except BrokenPipeError:                   # `| head` has seen enough
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as e:
+        from pipeline.cli.errors import known_errors, usage_errors
+
+        if not isinstance(e, known_errors()):
+            raise
+        typer.echo(f"error: {e}", err=True)
+        return 2 if isinstance(e, usage_errors()) else 1

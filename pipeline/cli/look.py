@@ -1,0 +1,205 @@
+"""`tokenmill inspect`, `dedup explain`: documents that were kept, dropped or quarantined, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.cli.errors import BadUsage, UserError
+from pipeline.cli.options import CharsOpt, JsonOpt, LimitOpt, StoreOpt, open_store
+
+if TYPE_CHECKING:
+    from pipeline.store.fs import Store
+
+KINDS = {"datasets": "kept", "dropped": "dropped", "quarantine": "quarantined"}
+#: characters beyond an excerpt that are scrubbed with it, so that an address is not cut in half and missed
+MARGIN = 400
+
+
+def register(app: typer.Typer) -> None:
+    app.command("inspect")(inspect)
+    dedup = typer.Typer(help="Look at duplicates.", no_args_is_help=True, rich_markup_mode=None)
+    dedup.callback()(lambda: None)
+    dedup.command("explain")(explain)
+    app.add_typer(dedup, name="dedup")
+
+
+def inspect(dataset: Annotated[str | None, typer.Argument(
+                metavar="DATASET", help="A dataset of the store; without one, all are listed.")] = None,
+            store: StoreOpt = "store",
+            dropped: Annotated[bool, typer.Option("--dropped", help="Dropped documents instead of kept ones.")] = False,
+            quarantined: Annotated[bool, typer.Option("--quarantined", help="Records that could not be read, and "
+                                                                            "documents that failed a stage.")] = False,
+            reason: Annotated[str | None, typer.Option(help="Only those dropped or quarantined for this.")] = None,
+            stage: Annotated[str | None, typer.Option(help="Only those dropped or quarantined by this stage.")] = None,
+            source: Annotated[str | None, typer.Option(help="Only those of this source.")] = None,
+            language: Annotated[str | None, typer.Option(help="Only those of this language.")] = None,
+            id: Annotated[str | None, typer.Option(help="Only the document with this id, or its beginning.")] = None,
+            limit: LimitOpt = 5, chars: CharsOpt = 400, json_lines: JsonOpt = False) -> None:
+    """Show documents of a dataset.
+
+    Kept ones, or dropped and quarantined ones with their reasons. Personal data is masked.
+
+    \b
+    Examples:
+      tokenmill inspect --store store
+      tokenmill inspect clean --dropped --reason gopher_short_doc -n 3
+      tokenmill inspect extracted --id 3f2a91c0 --chars 0 --json
+    """
+    at = open_store(store)
+    if dataset is None:
+        _list_datasets(at, json_lines)
+        return
+    if dropped and quarantined:
+        raise BadUsage("--dropped and --quarantined are two folders: give one of them")
+    kind = "quarantine" if quarantined else "dropped" if dropped or reason or stage else "datasets"
+    if quarantined and language:
+        raise BadUsage("--language: nothing is known of the language of a quarantined record; leave it out")
+    wanted = {"reason": reason, "stage": stage, "source": source, "language": language}
+    count = 0
+    for row in rows(at, kind, dataset, {k: v for k, v in wanted.items() if v is not None}, id):
+        mask(row, chars)
+        typer.echo(json.dumps(row, ensure_ascii=False) if json_lines else card(row))
+        count += 1
+        if count == limit:
+            break
+    if not count:
+        typer.echo(f"no {KINDS[kind]} document of '{dataset}' matches" if id or any(wanted.values())
+                   else f"'{dataset}' has no {KINDS[kind]} documents", err=True)
+
+
+def rows(store: Store, kind: str, dataset: str, equal: dict[str, str] | None = None, id: str | None = None,
+         ) -> Iterator[dict[str, Any]]:
+    """Rows of a published folder whose columns equal `equal` and whose id begins with `id`, in the order of the parts.
+    Only rows that match are decoded."""
+    import pyarrow.compute as pc
+
+    from pipeline.store.dataset import iter_batches
+
+    for batch in iter_batches(store, f"{kind}/{dataset}"):
+        for column, value in (equal or {}).items():
+            batch = batch.filter(pc.equal(batch.column(column), value))
+        if id is not None:
+            batch = batch.filter(pc.starts_with(batch.column("id"), id))
+        for start in range(0, batch.num_rows, 16):
+            yield from batch.slice(start, 16).to_pylist()
+
+
+def mask(row: dict[str, Any], chars: int = 0) -> None:
+    """Cut the text to `chars` (0: all of it) and scrub everything that may hold personal data."""
+    from stages.scrub.pii import scrub_text
+
+    if row.get("text"):
+        text = row["text"]
+        row["text"] = scrub_text(text[:chars + MARGIN])[:chars] if chars else scrub_text(text)
+        row["chars"] = len(text)
+    for name in ("url", "meta", "detail", "file"):
+        if row.get(name):
+            row[name] = scrub_text(row[name])
+
+
+def card(row: dict[str, Any]) -> str:
+    """A document for people."""
+    place = row.get("file") or (row.get("locator") or {}).get("file") or ""
+    if row.get("record") is not None:
+        place += f" record {row['record']}"
+    head = [row["id"] or "(no id)", row.get("source") or "", row.get("language") or "", row.get("url") or place]
+    lines = ["── " + "  ".join(h for h in head if h)]
+    if row.get("reason"):
+        lines.append(f"   {row['stage'] or 'reader'}: {row['reason']}  {row.get('detail') or ''}".rstrip())
+    signals = {k: v for k, v in (row.get("signals") or {}).items() if v is not None}
+    if signals:
+        lines.append("   " + "  ".join(f"{k}={v:.4g}" for k, v in signals.items()))
+    if row.get("meta") not in (None, "", "{}"):
+        lines.append(f"   {row['meta']}")
+    if row.get("text"):
+        left = row["chars"] - len(row["text"])
+        lines.append(row["text"] + (f" … ({left:,} more characters)" if left > 0 else ""))
+    return "\n".join(lines)
+
+
+def _list_datasets(store: Store, json_lines: bool) -> None:
+    """Documents and bytes of every dataset."""
+    import pyarrow.compute as pc
+
+    from pipeline.plan.show import human_bytes
+    from pipeline.store.dataset import manifest
+
+    names = sorted({p.split("/")[1] for p in store.list("datasets") if p.endswith("/_manifest.parquet")})
+    if not names and not json_lines:
+        typer.echo(f"no dataset in {store.root} yet", err=True)
+    width = max((len(n) for n in names), default=0)
+    for name in names:
+        found: dict[str, Any] = {"dataset": name}
+        for kind, word in KINDS.items():
+            table = manifest(store, name, kind)
+            found[word] = pc.sum(table["rows"]).as_py() or 0
+            if kind == "datasets":
+                found |= {"parts": table.num_rows, "text_bytes": pc.sum(table["text_bytes"]).as_py() or 0}
+        typer.echo(json.dumps(found) if json_lines else
+                   f"{name:<{width}}  {found['kept']:>12,} kept  {found['dropped']:>12,} dropped  "
+                   f"{found['quarantined']:>8,} quarantined  {human_bytes(found['text_bytes']):>9} of text")
+
+
+def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a removed document, or its beginning.")],
+            dataset: Annotated[str, typer.Option(metavar="NAME", help="The dataset it was removed from.")] = "deduped",
+            store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
+    """Explain why a document was removed as a duplicate.
+
+    Names the document that was kept for it and says how similar they are and what differs. The two texts are compared
+    as the recipe of the latest run has it.
+
+    \b
+    Example:
+      tokenmill dedup explain 3f2a91c0 --store store
+    """
+    from stages.dedup.explain import explain as compare
+    from stages.scrub.pii import scrub_text
+
+    at = open_store(store)
+    removed = next(rows(at, "dropped", dataset, None, id), None)
+    if removed is None:
+        raise UserError(f"dropped/{dataset} has no document {id}; `tokenmill inspect {dataset} --dropped` lists some")
+    verdict: dict[str, Any] = json.loads(removed["meta"] or "{}").get(removed["stage"]) or {}
+    if not verdict.get("kept"):
+        raise UserError(f"{removed['id']} was dropped by {removed['stage']} ({removed['reason']}), not as a duplicate")
+    kept = next((r for kind in ("datasets", "dropped") for r in rows(at, kind, dataset, None, verdict["kept"])), None)
+    if kept is None:
+        raise UserError(f"the document {verdict['kept']} that was kept for it is not in {dataset} any more; the store "
+                        f"has changed since, run the recipe again")
+    config = minhash_config(at, dataset)
+    found = compare(removed["text"], kept["text"], config)
+    if json_lines:
+        document = {"removed": removed["id"], "kept": kept["id"], "reason": removed["reason"],
+                    "recorded_similarity": verdict.get("similarity"), "config": config or {}, **found.to_json()}
+        for name in ("only_removed", "only_kept"):
+            document[name] = [scrub_text(s) for s in document[name]]
+        typer.echo(json.dumps(document, ensure_ascii=False))
+        return
+    for row, what in ((removed, "removed"), (kept, "kept")):
+        mask(row)
+        typer.echo(f"{what:8} {row['id']}  {row['source']}  {row['url'] or ''}".rstrip())
+    recorded = f" ({verdict['similarity']:.4f} recorded)" if verdict.get("similarity") else ""
+    typer.echo(f"{removed['reason']}: similarity {found.similarity:.4f}{recorded}"
+               + (f", threshold {found.threshold}" if found.threshold else "")
+               + f"; {found.common_ngrams:,} of {found.removed_ngrams:,} n-grams in common, "
+                 f"{found.shared_bands} of {found.bands} bands"
+               + ("; the texts are the same but for white space and case" if found.equal_text else ""))
+    for title, stretches in (("only in the removed one", found.only_removed),
+                             ("only in the kept one", found.only_kept)):
+        if stretches:
+            typer.echo(f"{title}:")
+            for stretch in stretches:
+                typer.echo(f"  … {scrub_text(stretch)}")
+
+
+def minhash_config(store: Store, dataset: str) -> dict[str, Any] | None:
+    """Settings of `minhash` in the recipe of the latest run; None when it has none for this dataset (`exact` alone)."""
+    from pipeline.plan.changes import latest_run, run_recipe_of
+
+    run = latest_run(store)
+    steps = run_recipe_of(store, run).get("datasets", {}).get(dataset, {}).get("steps", []) if run else []
+    return next((step["minhash"] for step in steps if isinstance(step, dict) and "minhash" in step), None)

@@ -1,0 +1,70 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.errors import BadUsage
+from pipeline.store.fs import Store
+
+
+class BackendName(StrEnum):
+    """Where tasks run."""
+
+    ray = "ray"
+    process = "process"
+    inline = "inline"
+
+
+StoreOpt = Annotated[str, typer.Option("--store", envvar="TOKENMILL_STORE", help="Folder or URL of the store.")]
+JsonOpt = Annotated[bool, typer.Option("--json", help="JSON on stdout, one object a line, for scripts.")]
+QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+RecipeArg = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a ready recipe.")]
+RunArg = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run in the store, or its folder.")]
+SetOpt = Annotated[list[str] | None, typer.Option(
+    "--set", metavar="KEY=VALUE", help="Override a key of the recipe; can be given again.")]
+InputOpt = Annotated[list[str] | None, typer.Option(
+    "--input", metavar="FILES", help="Files or a glob for the recipe's input source; can be given again.")]
+CodeOpt = Annotated[bool, typer.Option("--allow-custom-stages", help="Let the recipe run code of its own.")]
+VerifyOpt = Annotated[bool, typer.Option("--verify-inputs", help="Hash inputs instead of trusting size and time.")]
+BackendOpt = Annotated[BackendName, typer.Option(help="ray, process (no Ray) or inline (one process, to debug).")]
+WorkersOpt = Annotated[int | None, typer.Option(min=1, metavar="N", help="Child processes (default: all cores).")]
+AddressOpt = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Attach to this Ray cluster.")]
+TakeoverOpt = Annotated[bool, typer.Option("--takeover", help="Fence another driver that seems to hold the store.")]
+LimitOpt = Annotated[int, typer.Option("-n", "--limit", min=0, metavar="N", help="How many; 0 shows all.")]
+CharsOpt = Annotated[int, typer.Option(min=0, metavar="N", help="Characters of text shown; 0 shows everything.")]
+
+
+def check_backend(backend: BackendName, address: str | None) -> None:
+    if address and backend is not BackendName.ray:
+        raise BadUsage(f"--address {address} attaches to a Ray cluster; leave out --backend {backend.value}")
+
+
+def open_store(root: str) -> Store:
+    """The store at `root`, for reading. Raises BadUsage when there is none."""
+    store = Store(root)
+    if store.local is not None and not store.local.is_dir():
+        raise BadUsage(f"there is no store at {store.root}; give --store, or set TOKENMILL_STORE")
+    return store
+
+
+def resolve_run(run: str, root: str) -> tuple[Store, str]:
+    """(store, run name) of a run given by name or as the folder STORE/runs/RUN."""
+    top, _, name = run.rstrip("/").rpartition("/")
+    if os.path.basename(top) == "runs":
+        store, name = open_store(os.path.dirname(top) or "."), name
+    else:
+        store, name = open_store(root), run
+    known = run_names(store)
+    if name not in known:
+        raise BadUsage(f"there is no run '{name}' in the store {store.root}; "
+                       + (f"it has: {', '.join(known)}" if known else "nothing was run there yet"))
+    return store, name
+
+
+def run_names(store: Store) -> list[str]:
+    return sorted({p.split("/")[1] for p in store.list("runs") if p.count("/") >= 2})
