@@ -22,8 +22,9 @@ import hashlib
 import re
 from typing import TYPE_CHECKING
 
-import numba as nb
 import numpy as np
+
+from stages.text.compiled import njit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,7 +37,7 @@ _M1, _M2, _GOLD = _U(0xFF51AFD7ED558CCD), _U(0xC4CEB9FE1A85EC53), _U(0x9E3779B97
 _MERSENNE = _U((1 << 61) - 1)
 
 
-@nb.njit(cache=True, inline="always")
+@njit(cache=True, inline="always")
 def _mix(x):  # MurmurHash3 fmix64: a bijection in which every input bit reaches every output bit
     x ^= x >> _U(33)
     x *= _M1
@@ -54,7 +55,7 @@ _CLASS = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED)
 _WORD = re.compile(f"[{_CLASS}]|[^ {_CLASS}]+")
 
 
-@nb.njit(cache=True)
+@njit(cache=True)
 def _unspaced(c):
     for i in range(_RANGES.shape[0]):  # noqa: SIM110 (numba knows no generator expressions)
         if _RANGES[i, 0] <= c <= _RANGES[i, 1]:
@@ -62,7 +63,7 @@ def _unspaced(c):
     return False
 
 
-@nb.njit(cache=True)
+@njit(cache=True)
 def _word_hashes(data):
     out = np.empty(data.shape[0], np.uint64)
     n, i, inside, h = 0, 0, False, _FNV_START
@@ -94,7 +95,7 @@ def _word_hashes(data):
     return out[:n]
 
 
-@nb.njit(cache=True)
+@njit(cache=True)
 def _join(words, n):
     total = words.shape[0] - n + 1
     out = np.empty(max(total, 0), np.uint64)
@@ -106,7 +107,7 @@ def _join(words, n):
     return out
 
 
-@nb.njit(cache=True)
+@njit(cache=True)
 def _minima(shingles, a, b):
     out = np.full(a.shape[0], _U(0xFFFFFFFFFFFFFFFF))
     for i in range(shingles.shape[0]):
@@ -117,7 +118,7 @@ def _minima(shingles, a, b):
     return out
 
 
-@nb.njit(cache=True)
+@njit(cache=True)
 def _minima_mersenne(shingles, a, b):
     out = np.full(a.shape[0], _U(0xFFFFFFFFFFFFFFFF))
     for i in range(shingles.shape[0]):
@@ -130,7 +131,7 @@ def _minima_mersenne(shingles, a, b):
     return out
 
 
-@nb.njit(cache=True)
+@njit(cache=True)
 def band_keys(signature, bands, rows):
     """One 64-bit key for each band of a signature (uint64[bands * rows] -> uint64[bands]).
 
@@ -146,7 +147,7 @@ def band_keys(signature, bands, rows):
     return out
 
 
-@nb.njit(cache=True)
+@njit(cache=True)
 def common(a, b):
     """Number of values two sorted arrays without repetitions have in common."""
     i, j, n = 0, 0, 0
@@ -160,7 +161,7 @@ def common(a, b):
     return n
 
 
-@nb.njit(cache=True)
+@njit(cache=True)
 def mix(values):
     """A bijection of the 64-bit integers, element by element: hash of numbers that are not mixed yet."""
     out = np.empty(values.shape[0], np.uint64)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numba as nb
 import numpy as np
 
 from stages.dedup.fragment import bucket_of, fixed_bytes, places, read_segments, read_side, write_segments
+from stages.text.compiled import njit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,7 +97,7 @@ def stars(key: U64, place: U64, n: NDArray[np.uint32] | None = None) -> tuple[ND
 
 
 # -- union-find ------------------------------------------------------------------------------------------------------
-@nb.njit(cache=True)
+@njit(cache=True)
 def _roots(a, b, n):
     parent = np.arange(n)
     for i in range(a.shape[0]):

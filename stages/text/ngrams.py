@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numba as nb
 import numpy as np
+
+from stages.text.compiled import njit
 
 if TYPE_CHECKING:
     from stages.text.words import Words
@@ -19,7 +20,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 # -- Gopher: repeated n-grams ------------------------------------------------------------------------------------------
-@nb.njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)
 def top_ngram(ids: np.ndarray, lengths: np.ndarray, n: int) -> int:
     """Characters of the most frequent word n-gram (words joined by one space) times its count; -1: fewer than n words.
 
@@ -66,7 +67,7 @@ def top_ngram(ids: np.ndarray, lengths: np.ndarray, n: int) -> int:
     return characters * best
 
 
-@nb.njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)
 def _same_characters(ids: np.ndarray, i: int, j: int, n: int, offsets: np.ndarray, sizes: np.ndarray,
                      blob: np.ndarray) -> bool:
     """Whether words i..i+n and j..j+n spell the same string when joined without spaces (UTF-8 bytes decide)."""
@@ -97,7 +98,7 @@ def _same_characters(ids: np.ndarray, i: int, j: int, n: int, offsets: np.ndarra
     return a == n and b == n
 
 
-@nb.njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)
 def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, powers: np.ndarray, offsets: np.ndarray,
                      sizes: np.ndarray, blob: np.ndarray, ns: np.ndarray) -> np.ndarray:
     """For each n of `ns`: characters covered by later copies of a word n-gram, without counting a character twice.
@@ -152,7 +153,7 @@ def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, p
     return out
 
 
-@nb.njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)
 def word_counts(ids: np.ndarray, lengths: np.ndarray, kinds: np.ndarray) -> tuple[int, int, int]:
     """(words not made of symbols, their characters, words with a letter); see `Vocabulary.kinds`."""
     plain = 0
@@ -169,7 +170,7 @@ def word_counts(ids: np.ndarray, lengths: np.ndarray, kinds: np.ndarray) -> tupl
 
 
 # -- MinHash: shingles -------------------------------------------------------------------------------------------------
-@nb.njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)
 def _mixed(ids: np.ndarray, keys: np.ndarray, n: int) -> np.ndarray:
     total = ids.shape[0] - n + 1
     if total <= 0:
@@ -185,7 +186,7 @@ def _mixed(ids: np.ndarray, keys: np.ndarray, n: int) -> np.ndarray:
     return out
 
 
-@nb.njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)
 def _sha1_first8(message: np.ndarray, length: int, block: np.ndarray, w: np.ndarray) -> np.uint64:
     """First 8 bytes of the SHA-1 digest, as a little-endian integer (FIPS 180-4)."""
     blocks = (length + 9 + 63) // 64
@@ -244,7 +245,7 @@ def _sha1_first8(message: np.ndarray, length: int, block: np.ndarray, w: np.ndar
     return out
 
 
-@nb.njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)
 def _sha1(ids: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, blob: np.ndarray, n: int) -> np.ndarray:
     total = ids.shape[0] - n + 1
     if total <= 0:
