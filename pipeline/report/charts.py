@@ -1,70 +1,120 @@
-"""Small SVG charts for the report. Colours come from the page's CSS (classes c0…c7), so light and dark both work."""
+"""Numbers for people, and small SVG charts. Colours come from the page's CSS (classes c0…c9), for light and dark both.
+
+Every chart carries its numbers as text too: a `title` on each mark, a label for screen readers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 #: number of categorical colours the style sheet defines
-COLORS = 8
+COLORS = 10
+
+
+def digits(value: float) -> str:
+    """Three significant digits, never as 1e+03: 0.012, 1.23, 45.6, 789, 1,234."""
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
 def number(n: float) -> str:
-    """1,234 · 12.3k · 4.56M: for people."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e4)):
-        if abs(n) >= size:
-            value = n / (1e3 if unit == "k" else size)
-            return f"{value:.3g}{unit}" if abs(value) < 1000 else f"{value:,.0f}{unit}"
-    return f"{n:,.0f}" if float(n).is_integer() or abs(n) >= 100 else f"{n:.3g}"
+    """1,234 · 12.3k · 4.56M."""
+    for unit, one, least in (("T", 1e12, 1e12), ("B", 1e9, 1e9), ("M", 1e6, 999.5e3), ("k", 1e3, 1e4)):
+        if abs(n) >= least:
+            return digits(n / one) + unit
+    return f"{n:,.0f}" if float(n).is_integer() or abs(n) >= 100 else digits(n)
 
 
 def size(n: float) -> str:
+    """Bytes in decimal units: 512 B, 12.3 kB, 4.56 GB."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(n) < 1000 or unit == "TB":
-            return f"{n:.3g} {unit}" if abs(n) < 1000 else f"{n:,.0f} {unit}"
+        if abs(n) < 999.5 or unit == "TB":
+            return f"{digits(n)} {unit}"
         n /= 1000
     raise AssertionError("unreachable")
 
 
-def stacked(parts: list[tuple[str, float, int]], *, height: int = 22, label: str = "") -> str:
-    """One horizontal bar of shares: (name, value, colour). Widths are percentages, so it fits any page."""
+def seconds(s: float) -> str:
+    """0 s · 12 ms · 3.4 s · 56 s · 7.8 min · 9.1 h."""
+    if s < 1:
+        return "0 s" if s == 0 else f"{s * 1000:.0f} ms" if s >= 0.0005 else "<1 ms"
+    if s < 120:
+        return f"{s:.1f} s" if s < 9.95 else f"{s:.0f} s"
+    return f"{s / 60:.1f} min" if s < 7200 else f"{s / 3600:,.1f} h"
+
+
+def percent(share: float) -> str:
+    """0% · <0.01% · 0.04% · 12.3% · 99.98% · 100%: never 0% or 100% for what is not."""
+    if share in (0, 1):
+        return f"{share:.0%}"
+    if 0 < share < 0.0001:
+        return "<0.01%"
+    return f"{share:.2%}" if share < 0.0095 or 0.9995 <= share < 1 else f"{share:.1%}"
+
+
+def plural(n: int, one: str, more: str = "") -> str:
+    """'1 document', '1,234 documents', '2 copies'."""
+    return f"{n:,} {one if n == 1 else more or one + 's'}"
+
+
+def stacked(parts: Sequence[tuple[str, float, int]], *, height: int = 22, label: str = "") -> str:
+    """One horizontal bar of shares: (name, value, colour). Widths are percentages, so it fits any page; a name stands
+    inside its part where it fits on a phone."""
     total = sum(v for _, v, _ in parts) or 1.0
     x, out = 0.0, []
     for name, value, color in parts:
         width = 100 * value / total
         if width > 0:
             out.append(f'<rect class="c{color % COLORS}" x="{x:.3f}%" y="0" width="{width:.3f}%" height="{height}">'
-                       f"<title>{escape(name)}: {number(value)} ({value / total:.1%})</title></rect>")
-            if width > 9:
+                       f"<title>{escape(name)}: {number(value)} ({percent(value / total)})</title></rect>")
+            if width > 2.1 * len(name) + 2:
                 out.append(f'<text class="on" x="{x + width / 2:.3f}%" y="{height / 2 + 4}" text-anchor="middle">'
                            f"{escape(name)}</text>")
         x += width
-    return (f'<svg class="bar" width="100%" height="{height}" role="img" aria-label="{escape(label)}">'
+    said = ", ".join(f"{name} {percent(value / total)}" for name, value, _ in parts)
+    return (f'<svg class="bar" width="100%" height="{height}" role="img" aria-label="{escape(label)}: {escape(said)}">'
             f"{''.join(out)}</svg>")
 
 
 def meter(share: float, color: int = 0) -> str:
-    """A thin bar for a table cell: `share` in [0, 1] of the cell's width."""
+    """A thin bar for a table cell: `share` in [0, 1] of the cell's width. The cell beside it says the number."""
+    width = max(100 * min(share, 1.0), 0.6)
+    filled = f'<rect class="c{color % COLORS}" width="{width:.2f}%" height="8" rx="2"/>' if share > 0 else ""
     return ('<svg class="meter" width="100%" height="8" aria-hidden="true">'
-            '<rect class="track" width="100%" height="8" rx="2"/>'
-            f'<rect class="c{color % COLORS}" width="{100 * min(max(share, 0.0), 1.0):.2f}%" height="8" rx="2"/></svg>')
+            f'<rect class="track" width="100%" height="8" rx="2"/>{filled}</svg>')
 
 
-def histogram(bins: dict[str, int], color: int, *, low: int, high: int, top: int) -> str:
-    """Documents by log2 of their characters, bins `low`…`high`, bars scaled to `top` documents."""
+def bars(values: Sequence[tuple[str, int, str]], color: int, *, label: str, every: int = 1) -> str:
+    """Upright bars: (label under it, value, what it says in full); each `every`-th label is written."""
     width, height, gap = 360, 110, 2
-    n = high - low + 1
-    step = (width - 10) / n
+    step = (width - 10) / max(1, len(values))
+    top = max((v for _, v, _ in values), default=0)
     out = []
-    for i in range(n):
-        value = bins.get(str(low + i), 0)
-        tall = (height - 26) * value / top if top else 0
+    for i, (name, value, said) in enumerate(values):
+        tall = max((height - 26) * value / top, 1.5) if value else 0
         if value:
-            tall = max(tall, 1.5)
-        x, y = 5 + i * step, height - 18 - tall
-        said = f"{number(2 ** (low + i))}–{number(2 ** (low + i + 1))} characters: {value:,} documents"
-        out.append(f'<rect class="c{color % COLORS}" x="{x:.1f}" y="{y:.1f}" width="{max(step - gap, 1):.1f}" '
-                   f'height="{tall:.1f}" rx="1.5"><title>{said}</title></rect>')
-    for i in range(0, n, max(1, n // 5)):
-        out.append(f'<text class="axis" x="{5 + (i + 0.5) * step:.1f}" y="{height - 4}" text-anchor="middle">'
-                   f"{number(2 ** (low + i))}</text>")
-    return f'<svg class="hist" viewBox="0 0 {width} {height}" role="img">{"".join(out)}</svg>'
+            out.append(f'<rect class="c{color % COLORS}" x="{5 + i * step:.1f}" y="{height - 18 - tall:.1f}" '
+                       f'width="{max(step - gap, 1):.1f}" height="{tall:.1f}" rx="1.5">'
+                       f"<title>{escape(said)}</title></rect>")
+        if i % every == 0:
+            out.append(f'<text class="axis" x="{5 + (i + 0.5) * step:.1f}" y="{height - 4}" text-anchor="middle">'
+                       f"{escape(name)}</text>")
+    return (f'<svg class="hist" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">{"".join(out)}'
+            f"</svg>")
+
+
+def lengths(bins: dict[str, int], color: int, *, low: int, high: int, label: str) -> str:
+    """Documents by log2 of their characters, bins `low`…`high`."""
+    values = [(number(2 ** b), bins.get(str(b), 0),
+               f"{number(2 ** b)} to {number(2 ** (b + 1))} characters: {plural(bins.get(str(b), 0), 'document')}")
+              for b in range(low, high + 1)]
+    return bars(values, color, label=label, every=max(1, len(values) // 5))
+
+
+def similarities(bins: dict[str, int], color: int, *, of: int, label: str) -> str:
+    """Removed documents by similarity to the kept one, from the lowest bin used to 1; `of` bins over [0, 1]."""
+    low = min(map(int, bins), default=of - 1)
+    values = [(f"{b / of:.2f}", bins.get(str(b), 0),
+               f"similarity {b / of:.2f} to {(b + 1) / of:.2f}: {plural(bins.get(str(b), 0), 'document')}")
+              for b in range(low, of)]
+    return bars(values, color, label=label)

@@ -49,6 +49,7 @@ def collect(store: Store, run: str, get: Get) -> dict[str, Any]:
     document = {
         "version": 1, "run": run, "recipe": plan["recipe"],
         "missing_records": sum(len(n["keys"]) for n in plan["nodes"]) - sum(len(n.records) for n in nodes),
+        "names": names(plan, passes, tokens),
         "sources": {name: source_section(name, info, passes) for name, info in plan["sources"].items()},
         "funnel": funnel(plan["sources"], passes, tokens),
         "datasets": {n.dataset: dataset_section(store, [p for p in passes if p.dataset == n.dataset])
@@ -64,6 +65,15 @@ def collect(store: Store, run: str, get: Get) -> dict[str, Any]:
     }
     document["warnings"] = warnings(document)
     return document
+
+
+def names(plan: dict[str, Any], passes: list[Node], tokens: dict[str, Any]) -> dict[str, list[str]]:
+    """Sources, datasets and streams in the order of the plan (the keys of a JSON object have none), and the `final`
+    datasets: those no other dataset is made from."""
+    datasets = [n.dataset for n in passes if n.publishes]
+    inputs = {d for n in passes for d in n.deps if d != n.dataset}
+    return {"sources": list(plan["sources"]), "datasets": datasets, "streams": list(tokens),
+            "final": [d for d in datasets if d not in inputs]}
 
 
 def rows_of(store: Store, folder: str, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:

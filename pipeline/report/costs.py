@@ -33,10 +33,10 @@ def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
             inside += stats["cpu_s"]
             rows.append({"pass": node.name, "stage": label.partition(":")[2], "in": stats["in"],
                          "dropped": sum(n for by in stats["dropped"].values() for n in by.values()),
-                         "bytes_in": stats["bytes_in"], "cpu_s": stats["cpu_s"]})
-        found = node.counters.get("in", {}).values()
-        rows.append({"pass": node.name, "stage": "read and write", "in": sum(s["docs"] for s in found), "dropped": 0,
-                     "bytes_in": sum(s["bytes"] for s in found), "cpu_s": max(0.0, node.cpu_s - inside)})
+                         "cpu_s": stats["cpu_s"]})
+        docs = sum(s["docs"] for s in node.counters.get("in", {}).values())
+        rows.append({"pass": node.name, "stage": "read and write", "in": docs, "dropped": 0,
+                     "cpu_s": max(0.0, node.cpu_s - inside)})
     total = sum(r["cpu_s"] for r in rows) or 1.0
     for row in rows:
         row["share"] = row["cpu_s"] / total

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterable
+from difflib import SequenceMatcher
 from typing import Any
 
 from pipeline.engine.task import FileInfo
@@ -21,8 +22,8 @@ from stages.scrub.pii import scrub_text
 SAMPLES, EXCERPT, SAMPLE_PARTS = 3, 320, 64
 #: near-duplicate pairs shown of a barrier, and how many are tried (the kept one must lie in a part looked through)
 PAIRS, PAIRS_TRIED = 4, 64
-#: how far two texts are compared to find where they part, words shown before that place, and words shown
-PARTING_CHARS, PARTING_BEFORE, PARTING_WORDS = 1 << 20, 10, 60
+#: characters and words two texts are compared over to find where they part, and words shown before that place
+PARTING_CHARS, PARTING_WORDS, PARTING_BEFORE = 1 << 15, 1500, 8
 #: characters of a text an excerpt is made from, when it begins with much white space
 _LOOKED_AT = 4096
 
@@ -138,11 +139,16 @@ def pair_samples(store: Store, barrier: str, appliers: list[Node]) -> list[dict[
 
 
 def parting(first: str, second: str) -> tuple[str, str]:
-    """Excerpts of two texts from a few words before they part, or from the beginning of equal ones; scrubbed."""
-    words = [text[:PARTING_CHARS].split() for text in (first, second)]
-    at = next((i for i, (a, b) in enumerate(zip(*words)) if a != b), min(map(len, words)))
-    start = max(0, at - PARTING_BEFORE) if at < max(map(len, words)) else 0
-    return tuple(("… " if start else "") + excerpt(" ".join(w[start:start + PARTING_WORDS])) for w in words)
+    """Excerpts of two similar texts from a few words before they first part after something long in common (the
+    beginning of equal ones), scrubbed."""
+    a, b = (text[:PARTING_CHARS].split()[:PARTING_WORDS] for text in (first, second))
+    if a == b:
+        return excerpt(first), excerpt(second)
+    blocks = SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()[:-1]
+    ends = [(m.a + m.size, m.b + m.size) for m in blocks if m.size >= PARTING_BEFORE]
+    at, to = next(((x, y) for x, y in ends if x < len(a) and y < len(b)), (0, 0))
+    return tuple(("… " if x > PARTING_BEFORE else "") + excerpt(" ".join(words[max(0, x - PARTING_BEFORE):]))
+                 for words, x in ((a, at), (b, to)))
 
 
 def _find(store: Store, files: list[FileInfo], ids: set[str]) -> dict[str, Place]:
