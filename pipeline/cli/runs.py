@@ -87,8 +87,7 @@ def run(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, se
 
 def shown(quiet: bool, json_lines: bool) -> str:
     """How progress is shown. `--quiet` also silences warnings, say of a wait for the driver before."""
-    if quiet:
-        logging.getLogger("tokenmill").setLevel(logging.ERROR)
+    logging.getLogger("tokenmill").setLevel(logging.ERROR if quiet else logging.NOTSET)
     return "json" if json_lines else "quiet" if quiet else "rich"
 
 

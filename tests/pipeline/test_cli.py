@@ -1,0 +1,250 @@
+"""The command around recipes and runs: success, JSON, and what a user gets to read after a mistake."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
+from tests.pipeline.cli_site import ROOT, process
+from tokenizer.shards.rows import RowSet
+
+HEAVY = "('ray', 'torch', 'numba', 'spacy', 'datatrove', 'trafilatura', 'tokenizers')"
+
+
+def copy(site: Path, tmp_path: Path) -> Path:
+    """A copy of the site's store that may be written to."""
+    shutil.copytree(site / "store", tmp_path / "store")
+    return tmp_path / "store"
+
+
+# -- the command as a whole ------------------------------------------------------------------------------------------
+def test_help_lists_the_commands(tokenmill):
+    said = tokenmill("--help")
+    assert said.code == 0
+    for name in ("run", "plan", "list", "report", "inspect", "extract", "fetch", "materialize", "train", "tokenizer",
+                 "shards", "dedup", "classifier"):
+        assert f"\n  {name} " in said.out
+
+
+@pytest.mark.parametrize("arguments", [["rnu"], ["run"], ["run", "fineweb", "--worker", "2"], ["plan", "--nosuch"],
+                                       ["run", "fineweb", "--workers", "0"], ["run", "fineweb", "--backend", "dask"],
+                                       ["shards", "verfy", "x"], []])
+def test_bad_usage_exits_2(tokenmill, arguments):
+    said = tokenmill(*arguments)
+    assert said.code == 2 and "Usage: tokenmill" in said.err and said.out == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["shards", "--help"]])
+def test_help_imports_nothing_heavy(arguments):
+    said = process("-c", f"import sys; sys.argv[1:] = {arguments}; from pipeline.cli import main\n"
+                         f"try: main()\nexcept SystemExit as e: assert not e.code\n"
+                         f"print('HEAVY', [m for m in {HEAVY} if m in sys.modules])", python=True)
+    assert said.code == 0 and said.out.endswith("HEAVY []\n"), said.out + said.err
+
+
+def test_plan_imports_nothing_heavy(site):
+    for change in ([], ["--set", "datasets.deduped.steps.minhash.verify=0.9"]):
+        arguments = ["plan", str(site / "recipe.yaml"), "--store", str(site / "store"), *change]
+        said = process("-c", f"import sys; sys.argv[1:] = {arguments}; from pipeline.cli import main\n"
+                             f"try: main()\nexcept SystemExit as e: assert not e.code\n"
+                             f"print('HEAVY', [m for m in {HEAVY} if m in sys.modules])", python=True)
+        assert said.code == 0 and said.out.endswith("HEAVY []\n"), said.out + said.err
+
+
+def test_a_missing_package_is_named():
+    code = ("import sys\n"
+            "class Refuse:\n"
+            "    def find_spec(self, name, path=None, target=None):\n"
+            "        if name.partition('.')[0] == 'typer': raise ModuleNotFoundError('no', name='typer')\n"
+            "sys.meta_path.insert(0, Refuse())\n"
+            "sys.argv[1:] = ['list']\n"
+            "from pipeline.cli import main\nmain()")
+    said = process("-c", code, python=True)
+    assert said.code == 1 and "'typer' is not installed; pip install 'tokenmill[pipeline]'" in said.err
+    said = process("-c", code.replace("'list'", "'train', '--help'"), python=True)
+    assert said.code == 0 and "usage: tokenmill train" in said.out, "the trainer needs no pipeline"
+
+
+def test_head_has_seen_enough(site):
+    line = f"{sys.executable} -m pipeline.cli inspect extracted --store {site}/store -n 0 --chars 0 --json | head -1"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert json.loads(done.stdout)["id"] and done.stderr == ""
+
+
+# -- run -------------------------------------------------------------------------------------------------------------
+def test_run_again_reuses_everything(site, tmp_path, tokenmill):
+    store = copy(site, tmp_path)
+    said = tokenmill("run", site / "recipe.yaml", "--store", store, "--backend", "inline", "--name", "first", "--json")
+    assert said.code == 0, said.err
+    events = said.json()
+    assert {e["event"] for e in events} >= {"planned", "end", "done"} and events[-1]["event"] == "done"
+    assert events[-1]["executed"] == 0 and events[-1]["reused"] > 10
+    assert set(events[-1]["datasets"]) == {"extracted", "clean", "deduped"}
+    assert Path(events[-1]["report"]).is_file()
+
+
+def test_run_for_people_and_quietly(site, tmp_path, tokenmill):
+    store = copy(site, tmp_path)
+    at = ("run", site / "recipe.yaml", "--store", store, "--backend", "inline")
+    said = tokenmill(*at, "--set", "datasets.clean.steps.gopher_quality.min_stop_words=4")
+    assert said.code == 0 and "tasks run" in said.out and "documents: extracted" in said.out and "report: " in said.out
+    quiet = tokenmill(*at, "--quiet")
+    assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
+
+
+@pytest.mark.parametrize(("extra", "said"), [
+    (["--address", "auto", "--backend", "inline"], "leave out --backend inline"),
+    (["--name", "a/b"], "leave out '/'"),
+    (["--set", "datasets.clean"], "write --set KEY=VALUE"),
+    (["--set", "datasets.clean.steps.nosuch.x=1"], "there is no 'nosuch' here"),
+    (["--input", "nothing/*.gz"], "which of the sources"),
+])
+def test_run_names_the_mistake(site, tmp_path, tokenmill, extra, said):
+    found = tokenmill("run", site / "recipe.yaml", "--store", tmp_path / "store", *extra)
+    assert found.code == 2 and said in found.err and found.err.startswith("error: ")
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_ready_recipe_wants_input(tokenmill, tmp_path):
+    assert "add --input" in tokenmill("run", "fineweb", "--store", tmp_path / "s").err
+    found = tokenmill("run", "fineweb", "--input", "nothing/*.gz", "--store", tmp_path / "s", "--backend", "inline")
+    assert found.code == 2 and "no file matches" in found.err
+    assert "did you mean 'fineweb'?" in tokenmill("run", "finweb").err
+
+
+def test_a_store_in_use_is_not_touched(site, tmp_path, tokenmill):
+    store = copy(site, tmp_path)
+    with Log.open(Store(store), run="other"):
+        said = tokenmill("run", site / "recipe.yaml", "--store", store, "--backend", "inline")
+        assert said.code == 1 and "in use by run 'other'" in said.err and "--takeover" in said.err
+
+
+def test_waiting_for_a_holder_that_cannot_be_seen_is_said(site, tmp_path, monkeypatch, caplog):
+    from pipeline.store import log
+
+    store = copy(site, tmp_path)
+    held = Log.open(Store(store), run="other")
+    try:
+        held._stop.set()
+        held._thread.join()                                   # a driver on another host, cut off
+        monkeypatch.setattr(log, "alive", lambda holder: None)
+        monkeypatch.setattr(log, "PATIENCE_S", 0.3)
+        Log.open(Store(store), run="next").close()
+    finally:
+        held._closed = True
+    assert "last held by run 'other'" in caplog.text and "waiting up to" in caplog.text
+
+
+def test_ctrl_c_says_what_is_kept(site, tmp_path):
+    shutil.copytree(site / "crawl", tmp_path / "crawl")
+    data = (site / "crawl" / "a.warc.gz").read_bytes()
+    for i in range(30):
+        (tmp_path / "crawl" / f"x{i}.warc.gz").write_bytes(data)
+    (tmp_path / "r.yaml").write_text("version: 1\nsources: {web: {read: warc, path: crawl}}\n"
+                                     "datasets: {extracted: {from: web, steps: [{html: {engine: trafilatura}}]}}\n")
+    run = subprocess.Popen([sys.executable, "-m", "pipeline.cli", "run", str(tmp_path / "r.yaml"), "--store",
+                            str(tmp_path / "store"), "--backend", "process", "--workers", "1", "--json"],
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert '"planned"' in run.stdout.readline()
+    time.sleep(0.5)
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 1 and err == "error: stopped by SIGINT; what was committed is kept, run again to go on\n"
+
+
+# -- plan ------------------------------------------------------------------------------------------------------------
+def test_plan_as_json_and_for_people(site, tokenmill):
+    at = ("plan", site / "recipe.yaml", "--store", site / "store")
+    [document] = tokenmill(*at, "--json").json()
+    assert document["total"]["tasks_stale"] == 0
+    assert {n["name"] for n in document["nodes"]} >= {"extracted", "shards:web"}
+    changed = tokenmill(*at, "--set", "datasets.clean.steps.gopher_quality.min_stop_words=4")
+    assert changed.code == 0
+    assert "min_stop_words: 2 → 4" in changed.out and "to run:    clean (" in changed.out
+    wide = max(map(len, changed.out.splitlines()))
+    assert wide <= 120 + len(str(site))
+
+
+def test_plan_of_a_recipe_with_a_typo(site, tokenmill):
+    said = tokenmill("plan", site / "recipe.yaml", "--set", "run.partitions=3MB")
+    assert said.code == 2 and "did you mean 'partition'?" in said.err
+
+
+# -- list, report ----------------------------------------------------------------------------------------------------
+def test_list(site, tmp_path, tokenmill):
+    store = copy(site, tmp_path)
+    for name, snapshot in (("broken", "{"), ("begun", None)):
+        (store / "runs" / name).mkdir()
+        (store / "runs" / name / "recipe.yaml").write_text("version: 1")
+        if snapshot:
+            (store / "runs" / name / "progress.json").write_text(snapshot)
+    rows = {r["run"]: r for r in tokenmill("list", "--store", store, "--json").json()}
+    assert (rows["first"]["state"], rows["first"]["latest"]) == ("done", True)
+    assert rows["first"]["done"] == rows["first"]["parts"] > 10 and Path(rows["first"]["report"]).is_file()
+    assert (rows["broken"]["state"], rows["begun"]["state"], rows["begun"]["latest"]) == ("unknown", "started", False)
+    said = tokenmill("list", "--store", store)
+    assert said.code == 0 and "* first" in said.out and "  begun" in said.out
+
+
+def test_commands_without_a_store(tmp_path, tokenmill, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["list"], ["report", "x"], ["inspect"], ["inspect", "clean"], ["dedup", "explain", "0"],
+                      ["materialize", "x"]):
+        said = tokenmill(*arguments)
+        assert said.code == 2 and "there is no store at" in said.err and "TOKENMILL_STORE" in said.err, arguments
+
+
+def test_the_store_comes_from_the_environment(site, tokenmill, monkeypatch):
+    monkeypatch.setenv("TOKENMILL_STORE", str(site / "store"))
+    assert "* first" in tokenmill("list").out
+
+
+def test_report(site, tmp_path, tokenmill):
+    store = copy(site, tmp_path)
+    (store / "runs" / "first" / "report.html").unlink()
+    [document] = tokenmill("report", "first", "--store", store, "--json").json()
+    assert document["run"] == "first" and document["funnel"]["web"]
+    assert (store / "runs" / "first" / "report.html").is_file()
+    said = tokenmill("report", store / "runs" / "first")
+    assert said.code == 0 and said.out.strip() == str(store / "runs" / "first" / "report.html")
+    missing = tokenmill("report", "fisrt", "--store", store)
+    assert missing.code == 2 and "no run 'fisrt'" in missing.err and "it has: first" in missing.err
+    (store / "runs" / "first" / "plan.json").unlink()
+    unfinished = tokenmill("report", "first", "--store", store)
+    assert unfinished.code == 1 and "has not finished" in unfinished.err and "tokenmill run" in unfinished.err
+
+
+# -- materialize -----------------------------------------------------------------------------------------------------
+def test_materialize_and_copy_out(site, tmp_path, tokenmill):
+    store, out = copy(site, tmp_path), tmp_path / "rows"
+    said = tokenmill("materialize", "first", "--store", store, "--backend", "inline", "--quiet")
+    assert (said.code, said.out) == (0, "")
+    at = ("--format", "parquet", "--backend", "inline", "--out", out)
+    done = tokenmill("materialize", store / "runs" / "first", *at, "--json").json()[-1]
+    assert done["event"] == "done" and done["path"] == str(out) and done["folder"] == "runs/first/rows-parquet"
+    copied, inside = RowSet(out), RowSet(store / done["folder"])
+    assert len(copied) == len(inside) == done["rows"] == 96 + 16
+    assert all(copied.row(n).tokens.tolist() == inside.row(n).tokens.tolist() for n in range(0, 112, 9))
+    assert duckdb.sql(f"select count(*) from '{out}/*.parquet'").fetchall() == [(done["rows"],)]
+    first = {p.name: p.stat().st_mtime_ns for p in out.glob("*.parquet")}
+    again = tokenmill("materialize", "first", "--store", store, *at)
+    assert again.code == 0 and f"112 samples in {len(first)} files: {out}" in again.out
+    assert {p.name: p.stat().st_mtime_ns for p in out.glob("*.parquet")} == first, "what is there is not copied again"
+
+
+def test_materialize_of_a_run_without_a_curriculum(site, tmp_path, tokenmill):
+    store = copy(site, tmp_path)
+    (store / "runs" / "first" / "curriculum.json").unlink()
+    said = tokenmill("materialize", "first", "--store", store, "--backend", "inline")
+    assert said.code == 1 and "add `curriculum:` to the recipe" in said.err
+    assert tokenmill("materialize", "first", "--store", store, "--format", "csv").code == 2
