@@ -1,8 +1,8 @@
 """Runs `tokenmill` and kills it with SIGKILL at a chosen point: `python -m tests.e2e.kill POINT N ARGS…`
 
 Points: `partition` (N-th document written), `commit` (N-th result is in the store, its record not yet in the log),
-`map` and `reduce` (N-th exchange file is about to be written or read), `publish` (a dataset's folder is built, not
-yet exchanged).
+`map` and `reduce` (N-th exchange file is about to be written or read), `publish` (a dataset's folder is half
+built).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
     elif point == "publish":
         import pipeline.store.dataset as dataset
 
-        die_at(dataset, "swap_folders", nth)
+        die_at(dataset, "_manifest", nth)
     else:
         raise SystemExit(f"unknown point {point}")
     sys.argv = ["tokenmill", *sys.argv[3:]]
