@@ -30,6 +30,7 @@ def site(tmp_path_factory) -> Path:
     for i in range(12):
         (top / "docs" / f"d{i:02d}.txt").write_text(" ".join(rng.sample(prose, 25)))
     (top / "docs" / "dup.txt").write_text((top / "docs" / "d00.txt").read_text() + " One more sentence here.")
+    (top / "docs" / "same.txt").write_text((top / "docs" / "d01.txt").read_text().replace(" ", "  "))
     (top / "recipe.yaml").write_text(RECIPE)
     run_recipe(load_recipe(top / "recipe.yaml"), str(top / "store"), make_backend=make_backend("inline", 1, None),
                run="first")
