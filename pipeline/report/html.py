@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -17,12 +18,15 @@ REST = charts.COLORS - 1
 
 
 def render(document: dict[str, Any]) -> str:
-    """The report as HTML. `document` is what `pipeline.report.collect.collect` returned (or report.json holds)."""
+    """The report as HTML. `document` is what `pipeline.report.collect.collect` returned (or report.json holds).
+
+    The order of keys does not count: what has an order stands in lists, or is named in `names`."""
     env = Environment(loader=PackageLoader("pipeline.report", "templates"), undefined=StrictUndefined,
                       autoescape=select_autoescape(default=True, default_for_string=True), trim_blocks=True,
                       lstrip_blocks=True)
     env.filters |= {"number": charts.number, "size": charts.size, "seconds": charts.seconds,
                     "percent": charts.percent, "exact": lambda n: f"{n:,}", "words": lambda s: s.replace("_", " ")}
+    document = json.loads(json.dumps(document, sort_keys=True))
     color = colors(document)
     return env.get_template("report.html.j2").render(
         d=document, color=color, names=document["names"], head=headline(document), phases=phases(document),

@@ -18,7 +18,7 @@ SECRETS = ("dropped.person@leak.example", "url.person@leak.example", "coded.pers
            "title.person@leak.example", "kept.person@leak.example", "failed.person@leak.example",
            "file.person@leak.example")
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(2)>"
-EVIL_URL = "javascript:alert('x')//\"><b onmouseover=alert(3)>"
+EVIL_URL = "javascript:alert('x')//\"><b onmouseover=alert(3) c=d"
 
 STAGES = '''
 from stages.stage import Stage
@@ -42,7 +42,7 @@ sources:
   notes: {read: jsonl, path: notes/*.jsonl}
 datasets:
   extracted: {from: web, steps: [{html: {engine: resiliparse}}]}
-  clean: {from: extracted, steps: [gopher_repetition, gopher_quality, c4, pii]}
+  clean: {from: extracted, steps: [c4, gopher_repetition, gopher_quality, pii]}
   plain: {from: notes, steps: ["report_stages:Fragile", pii]}
   deduped: {from: [clean, docs, plain], steps: [{exact: {}}, {minhash: {verify: 0.75}}], priority: [docs, clean, plain]}
 tokenizer: {train: {kind: bpe, vocab: 800, from: deduped, sample: 200KB}}
@@ -55,6 +55,7 @@ curriculum:
   phases:
     - {name: stable, until: 70%, sequence: 128, batch: 1024, mix: {web: 80, rest: 20}, on_exhausted: repeat}
     - {name: anneal, until: 100%, sequence: 256, mix: {web: 30, rest: 70}, lr: decay}
+train: {model: {layers: 1, width: 32, heads: 2, kv_heads: 1, ffn: 64, qk_norm: true}}
 run: {partition: 150KB, max_error_rate: 50%}
 code: [./report_stages.py]
 """
@@ -108,7 +109,9 @@ def build(top: Path) -> Site:
     (top / "docs").mkdir()
     for i in range(40):
         near = docs and rng.random() < 0.3
-        docs.append(rng.choice(docs) + " One more sentence." if near else " ".join(rng.sample(prose, 25)))
+        # nothing scrubs this source: the report has to
+        docs.append(rng.choice(docs) + " One more sentence." if near else
+                    f"Ask {SECRETS[4]} from 8.8.4.4. " + " ".join(rng.sample(prose, 25)))
         (top / "docs" / f"d{i:02d}.txt").write_text(docs[i])
     (top / "docs" / f"{SECRETS[6]}.txt").write_bytes(b"")
     notes, lines = [], []
@@ -116,7 +119,6 @@ def build(top: Path) -> Site:
         text = docs[i % 10] if i < 20 else f"Note {i}. " + " ".join(rng.sample(prose, 12))
         notes.append(text)
         lines.append(json.dumps({"text": text, "url": f"https://notes.example/{i}"}))
-    # the kept one of a near-duplicate pair; its scrubbed text is what the report may show
     twin = f"{SECRETS[4]} wrote this on 8.8.4.4: " + " ".join(rng.sample(prose, 20))
     for text in (twin + " And something at the end, to be longer.", twin, f"FRAGILE {SECRETS[5]} here"):
         notes.append(text)
@@ -124,8 +126,9 @@ def build(top: Path) -> Site:
     lines += ['{"text": "broken ' + SECRETS[5], json.dumps({"body": SECRETS[5]}), ""]
     (top / "notes").mkdir()
     (top / "notes" / f"{SECRETS[6]}.jsonl").write_text("\n".join(lines) + "\n")
-    (top / "report_stages.py").write_text(STAGES)
-    (top / "recipe.yaml").write_text(RECIPE)
+    module = f"report_stages_{top.name.replace('-', '_')}"            # one process may build several sites
+    (top / f"{module}.py").write_text(STAGES)
+    (top / "recipe.yaml").write_text(RECIPE.replace("report_stages", module))
     recipe = load_recipe(top / "recipe.yaml", [], allow_custom=True)
     summary = run_recipe(recipe, str(top / "store"), make_backend=make_backend("inline", 1, None))
     return Site(top, top / "store", summary.run, sorted((top / "crawl").iterdir()), [*found, *planted, *whole[:-1]],
