@@ -11,7 +11,10 @@ from pathlib import Path
 from demo.fetch import main as fetch_main
 from pipeline.cli.errors import known_errors
 from pipeline.recipe import load_recipe
+from pipeline.report.collect import write_report
 from pipeline.run import default_workers, make_backend, run_recipe
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = Path(__file__).with_name("recipe.yaml")
@@ -43,6 +46,8 @@ def main(store: str | None = None) -> int:
     if code:
         return code
     trained = time.monotonic()
+    held = Store(str(at))
+    write_report(held, made.run, Log.read(held).get)       # once more: now with the training in it
     print(closing(folder, made.datasets, made.shards))
     print(f"\ninput {fetched - began:.0f} s, tokens {milled - fetched:.0f} s, training {trained - milled:.0f} s")
     return 0
@@ -56,7 +61,7 @@ def closing(folder: Path, datasets: dict[str, int], shards: dict[str, int]) -> s
     lines = [
         "",
         f"report   {folder / 'report.html'}",
-        f"loss     {summary['first_loss']:.2f} before, {summary['heldout_loss']:.2f} after, on held-out text "
+        f"loss     {summary['heldout_loss_before']:.2f} before, {summary['heldout_loss']:.2f} after, on held-out text "
         f"({summary['ratio']:.2f} of its unigram entropy); curve: {folder / 'train' / 'loss.svg'}",
         "tokens   " + ", ".join(f"{name} {n:,}" for name, n in shards.items()),
         "documents " + ", ".join(f"{name} {n:,}" for name, n in datasets.items()),
