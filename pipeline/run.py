@@ -13,7 +13,7 @@ from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Backend, Interrupted, Scheduler
 from pipeline.engine.task import PartRecord, TaskSpec
 from pipeline.plan.passes import Node, Planner
-from pipeline.plan.tokens import curriculum_of, token_nodes
+from pipeline.plan.tokens import TOKENIZER, curriculum_of, token_nodes
 from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report
 from pipeline.store.dataset import publish
@@ -80,7 +80,8 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
 
         results = drive(nodes, execute, finished)
         log.flush()
-        warnings = list(recipe.warnings)
+        warnings = [*recipe.warnings, *planner.warnings]
+        log.verify()
         shards = _finish_tokens(recipe, store, name, results, warnings)
         store.write(f"runs/{name}/plan.json", json.dumps(plan_document(planner, nodes, warnings), indent=1).encode())
         write_report(store, name, log.get)
@@ -122,15 +123,15 @@ def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapp
     log.verify()          # publishing is no commit: a fenced driver must not replace what its successor made
     passes = [results[p.name].records for p in planner.passes[node.dataset]]
     publish(store, node.dataset, passes[-1], dropped=[r for p in passes for r in p],
-            quarantine=[r for p in passes for r in p])
+            quarantine=[r for p in passes for r in p], verify=log.verify)
 
 
 def _finish_tokens(recipe: Recipe, store: Store, name: str, results: Mapping[str, Any],
                    warnings: list[str]) -> dict[str, int]:
     """Publish tokenizer, shards and curriculum; returns the training tokens of every stream."""
-    if "tokenizer" not in results:
+    if TOKENIZER not in results:
         return {}
-    tokenizer = results["tokenizer"]
+    tokenizer = results[TOKENIZER]
     publish_tokenizer(store, tokenizer)
     sets = {}
     for stream in recipe.shards:

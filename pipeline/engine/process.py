@@ -46,6 +46,7 @@ class ChildProcess:
         self.pid = self._process.pid
         self.returncode = 0
         self.job: Any = None
+        self.node = ""            # of its latest task
         self.tasks = 0
         self.empty_mb = 96.0      # more than what it holds before any work (22 MB with numpy and pyarrow)
         self.position = self.last_position = (-1, -1, -1)

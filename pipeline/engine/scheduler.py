@@ -17,12 +17,13 @@ Only O(slots) assignments exist at a time, however many tasks there are.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import random
 import signal
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -177,7 +178,7 @@ class Scheduler:
                             self.log.append(record)
                             records[spec.key] = self.log.get(spec.key) or record     # the first one counts
                             left.discard(spec.key)
-                            times[spec.node].append(time.monotonic() - flights[event["id"]].started)
+                            bisect.insort(times[spec.node], time.monotonic() - flights[event["id"]].started)
                             history.pop(spec.key, None)
                             twins = [i for i, f in flights.items() if f.spec.key == spec.key]
                             for i in twins:
@@ -233,14 +234,17 @@ class Scheduler:
                            times: dict[str, list[float]]) -> None:
         """Start a second attempt of tasks that take suspiciously long, on idle slots. Whoever commits first counts."""
         now = time.monotonic()
+        if self.backend.room <= 0:
+            return
+        attempts = Counter(f.spec.key for f in flights.values())
         for flight in list(flights.values()):
-            known = times[flight.spec.node]
+            known = times[flight.spec.node]          # sorted
             if self.backend.room <= 0 or len(known) < STRAGGLER_KNOWN:
                 continue
-            p95 = sorted(known)[int(0.95 * (len(known) - 1))]
+            p95 = known[int(0.95 * (len(known) - 1))]
             if now - flight.started < max(self.straggler_s, STRAGGLER_FACTOR * p95):
                 continue
-            if sum(f.spec.key == flight.spec.key for f in flights.values()) == 1:
+            if attempts[flight.spec.key] == 1:
                 self._dispatch(flight.spec, flights, history)
 
     # -- failure -------------------------------------------------------------------------------------------------

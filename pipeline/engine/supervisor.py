@@ -123,13 +123,26 @@ class Supervisor:
             idle = [c for c in self._children if not c.job]
             if idle and job.inquest.fresh:
                 self._bury(idle[0])              # it makes room for one that has seen nothing yet
-            child = idle[0] if idle and not job.inquest.fresh else self._spawn()
+            child = next((c for c in idle if not job.inquest.fresh and self._suits(c, job)), None)
+            if child is None and idle and not job.inquest.fresh:
+                self._bury(idle[0])
+            child = child or self._spawn()
+            child.node = job.spec.node
             job.started = job.started or time.monotonic()
             rows, skip = job.inquest.rows, job.inquest.skip
             child.give(job, {
                 "spec": job.assignment["spec"], "attempt": job.assignment["attempt"], "store": self.store,
                 "scratch": child.scratch, "rows": rows, "batch_rows": 1 if rows else job.inquest.batch_rows,
                 "skip": [[row, stage, reason] for row, (stage, reason) in sorted(skip.items())]})
+
+    def _suits(self, child: ChildProcess, job: Any) -> bool:
+        """Whether what a warm child still holds (models of another node) leaves the job the memory it declared."""
+        if child.node in ("", job.spec.node):
+            return True
+        try:
+            return measure.anonymous_mb(child.pid) - child.empty_mb <= job.spec.memory_mb / 2
+        except OSError:
+            return False
 
     def _spawn(self) -> ChildProcess:
         child = ChildProcess(self.scratch.folder(), self._env)
@@ -170,7 +183,8 @@ class Supervisor:
                     self._queue.appendleft(job)
             except GaveUp as e:
                 self._event(job, "failed", kind=e.kind, message=str(e), traceback="")
-        if child.tasks >= self.limits.recycle:
+        # a failed attempt is repeated in a child that has seen nothing: what it held may have been the reason
+        if child.tasks >= self.limits.recycle or "failed" in message:
             self._bury(child)
 
     # -- watching ------------------------------------------------------------------------------------------------

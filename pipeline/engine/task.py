@@ -144,6 +144,10 @@ def merge_counters(into: Counters, other: Mapping[str, Any]) -> Counters:
     return into
 
 
+class ChangedInput(Exception):
+    """A file is not what it was when the run was planned."""
+
+
 class Cursor:
     """The crash cursor: (first row, last row, stage) of what is being worked on, three aligned int64.
 
@@ -184,10 +188,19 @@ class Inputs:
         self.batch_rows = batch_rows
 
     def fetch(self, ref: Mapping[str, Any]) -> str:
-        """Path on local disk of a `$ref` or `$file` (downloaded to scratch unless it is local already)."""
+        """Path on local disk of a `$ref` or `$file` (downloaded to scratch unless it is local already).
+
+        Raises ChangedInput when an input file is not the one that was planned: results must not stand under its key.
+        """
         if "$ref" in ref:
             return self.store.fetch(ref["$ref"], self.scratch)
-        return Store(ref["root"]).fetch(ref["$file"], self.scratch)
+        path = Store(ref["root"]).fetch(ref["$file"], self.scratch)
+        stat = os.stat(path)
+        local = "://" not in ref["root"] or ref["root"].startswith("file://")
+        dated = local and ref["etag"].isdecimal()
+        if stat.st_size != ref["size"] or (dated and str(stat.st_mtime_ns) != ref["etag"]):
+            raise ChangedInput(f"{ref['$file']} (below {ref['root']}) changed since the run was planned; run again")
+        return path
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
         """Records of one bucket of an exchange file (`Out.segments`), read-only; only they are read."""

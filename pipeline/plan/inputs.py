@@ -66,6 +66,9 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
     directory before the first wildcard. `verify` hashes the contents instead of trusting size and time.
     """
     remote = [p for p in patterns if "://" in p]
+    if remote and verify:
+        raise InputError(f"source '{name}': --verify-inputs hashes local files only; object stores have etags of their "
+                         f"own, which always count")
     if remote and len(remote) != len(patterns):
         raise InputError(f"source '{name}': local and remote paths in one source; make two sources of them")
     found = (_remote if remote else _local)(name, patterns, base, root, suffixes)
@@ -112,6 +115,9 @@ def _remote(name: str, patterns: list[str], base: str, root: str | None,
             suffixes: tuple[str, ...]) -> list[tuple[str, str, int, str]]:
     scheme = patterns[0].split("://")[0]
     top = root or common_root([fixed_prefix(p) for p in patterns])
+    if len(top.split("/")) < 3 or not top.split("/")[2]:
+        raise InputError(f"source '{name}': its paths lie in different buckets ({', '.join(patterns)}); "
+                         f"make a source of each")
     found = []
     for pattern in patterns:
         fs, path = fsspec.core.url_to_fs(pattern)

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.engine.task import PartRecord, TaskSpec, content_key
-from pipeline.plan.inputs import SourceFile, list_source
+from pipeline.plan.inputs import InputError, SourceFile, list_source
 from pipeline.plan.split import needs_index, partitions
 from pipeline.recipe.model import Recipe, Step
 from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
 from stages.catalog import STAGES, load, reader_class, stage_class
 from stages.read.reader import Reader
-from stages.stage import Stage, file_sha256
+from stages.stage import Stage, file_sha256, role_of
 
 #: what a node yields and is sent
 Work = Generator[list[TaskSpec], list[PartRecord], Any]
@@ -44,9 +44,11 @@ class ChainStep:
     target: str
     config: dict[str, Any]
     stage: Stage
+    resources: dict[str, str] = field(default_factory=dict)    # path → sha256, which a worker checks
 
     def arg(self) -> dict[str, Any]:
-        return {"name": self.name, "key": self.key, "$volatile": {"target": self.target, "config": self.config}}
+        return {"name": self.name, "key": self.key,
+                "$volatile": {"target": self.target, "config": self.config, "resources": self.resources}}
 
 
 @dataclass
@@ -107,6 +109,7 @@ class Planner:
         self.quarantined = quarantined or (lambda keys: {})
         self.target = recipe.run.partition
         self.verify = verify_inputs
+        self.warnings: list[str] = []                    # found while planning, for people
         self.files: dict[str, list[SourceFile]] = {}
         self.passes: dict[str, list[_PassPlan]] = {}     # dataset → its passes
         self.barriers: dict[str, tuple[str, Barrier, list[str], list[str]]] = {}
@@ -114,6 +117,7 @@ class Planner:
     # -- the plan ------------------------------------------------------------------------------------------------
     def nodes(self) -> list[Node]:
         """All nodes in an order in which every node comes after what it needs."""
+        self.check_inputs()
         order = self.recipe.dataset_order()
         for name in order:
             self._dataset(name)
@@ -153,7 +157,7 @@ class Planner:
         plans[-1].final = True
         for i, plan in enumerate(plans):
             if plan.name == name and not plan.final:
-                plan.name = f"{name}.{i + 1}"
+                plan.name = f"{name}:{i + 1}"      # no dataset can be called that
             if plan.inputs == [("previous", "")]:
                 plan.inputs = [("pass", plans[i - 1].name)]
         self.passes[name] = plans
@@ -171,7 +175,7 @@ class Planner:
         if fresh and not current.where:          # every input brings its own side table, nothing is written twice
             for kind, source in zip((k for k, _ in current.inputs), inputs):
                 if kind == "source":
-                    plans.append(_PassPlan(f"{current.dataset}.{source}", current.dataset, [("source", source)], []))
+                    plans.append(_PassPlan(f"{current.dataset}:{source}", current.dataset, [("source", source)], []))
                     plans[-1].add_prepare(prepare)
                     nxt.inputs.append(("pass", plans[-1].name))
                 else:
@@ -207,11 +211,32 @@ class Planner:
         if module.partition(".")[0] != "stages":         # a user's own stage: its source code counts (contracts §3)
             import importlib
 
-            key = content_key(key, 0, file_sha256(importlib.import_module(module).__file__ or ""))
-        return ChainStep(name if ":" not in name else name.rpartition(":")[2], key, target,
-                         stage.config.model_dump(mode="json"), stage)
+            own = {importlib.import_module(module).__file__ or "", *self.recipe.code}
+            key = content_key(key, 0, sorted(file_sha256(path) for path in own))
+        config = stage.config.model_dump(mode="json")
+        resources = {v: file_sha256(v) for f, v in config.items() if v and role_of(type(stage.config), f) == "resource"}
+        return ChainStep(name if ":" not in name else name.rpartition(":")[2], key, target, config, stage, resources)
 
     # -- work ----------------------------------------------------------------------------------------------------
+    def check_inputs(self) -> None:
+        """Refuse a dataset whose inputs share a source: its documents would be in it twice, under one id.
+
+        Inputs that a `where` of their own keeps apart by language are fine.
+        """
+        for name, dataset in self.recipe.datasets.items():
+            for i, one in enumerate(dataset.inputs):
+                for other in dataset.inputs[:i]:
+                    shared = self._sources_of(one) & self._sources_of(other)
+                    apart = [set(self.recipe.datasets[d].where.get("language", ())) if d in self.recipe.datasets
+                             else set() for d in (one, other)]
+                    if shared and not (apart[0] and apart[1] and not apart[0] & apart[1]):
+                        raise InputError(
+                            f"dataset '{name}': '{other}' and '{one}' both hold documents of '{sorted(shared)[0]}', "
+                            f"which would be in it twice; take one out of `from:`, or pick documents with `where:`")
+
+    def _sources_of(self, name: str) -> set[str]:
+        return {name} if name in self.recipe.sources else set(self.recipe.sources_of(name))
+
     def source_files(self, name: str) -> list[SourceFile]:
         if name not in self.files:
             source = self.recipe.sources[name]
@@ -242,7 +267,11 @@ class Planner:
                                 {"reader": self.reader_arg(name), "file": f.arg(), "target": self.target})
                      for i, f in enumerate(big)]
             records = yield specs
-            return {f.path: json.loads(self.read_file(r.files["splits.json"].path)) for f, r in zip(big, records)}
+            found = {f.path: json.loads(self.read_file(r.files["splits.json"].path)) for f, r in zip(big, records)}
+            for path in (p for p, splits in found.items() if splits is None):
+                self.warnings.append(f"source '{name}': {path} cannot be split (one stream of compressed data), so one "
+                                     f"worker reads all of it; gzip per record, or several files, would share the work")
+            return found
 
         return work
 
@@ -258,7 +287,9 @@ class Planner:
         specs: list[TaskSpec] = []
         origin: list[str] = []
         chain = [s.arg() for s in plan.chain]
-        memory = 300 + sum(s.stage.memory_mb for s in plan.chain)
+        memory = 300 + sum(s.stage.memory_mb for s in plan.chain) + max(
+            (reader_class(self.recipe.sources[n].read).memory_mb for kind, n in plan.inputs if kind == "source"),
+            default=0)
         common = {"chain": chain, "where": plan.where, "signals": list(plan.signals),
                   "signals_mode": self.recipe.run.signals,
                   "$volatile": {"quarantined": self.quarantined([s.key for s in plan.chain]),
@@ -278,8 +309,11 @@ class Planner:
                 for record, source in zip(before.records, before.source_of):
                     text = record.files["kept.parquet"]
                     if text.rows:
+                        # an upstream dataset's parts are its own, whatever source they came from: `priority` ranks
+                        # the names of `from:`
                         add({"part": {"text": text.ref(), "removed": None, "barrier": ""}}, text.bytes * 3,
-                            f"{name}: part {record.key[:8]}", source)
+                            f"{name}: part {record.key[:8]}",
+                            source if before.dataset == plan.dataset else before.dataset)
         if plan.barrier:
             for part, removed in results[plan.barrier]:
                 if part.rows:

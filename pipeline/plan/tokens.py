@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,21 +13,24 @@ from pipeline.tasks.fit_tokenizer import load_draft, tokenizer_draft, tokenizer_
 from stages.barrier import PartRef
 from stages.mix.curriculum import resolve
 
+#: name of the tokenizer's node; a dataset may be called "tokenizer", never this
+TOKENIZER = "tokenizer:"
+
 
 def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
-    """The tokenizer (node 'tokenizer', result: `tokenizer_info`) and a node 'shards:NAME' for each stream, whose result
+    """The tokenizer (result: `tokenizer_info`) and a node 'shards:NAME' for each stream, whose result
     is (assembled results, parts): what `publish_shards` needs."""
     if recipe.tokenizer is None:
         return []
     trained = recipe.tokenizer.train
     deps = tuple(trained.inputs) if trained else ()
-    nodes = [Node("tokenizer", "tokenizer", deps, lambda results: _tokenizer(recipe, planner, results),
+    nodes = [Node(TOKENIZER, "tokenizer", deps, lambda results: _tokenizer(recipe, planner, results),
                   steps=(f"{trained.kind} {trained.vocab}",) if trained else ("load",))]
     for name, shards in recipe.shards.items():
         def work(results: Mapping[str, Any], name: str = name, inputs: list[str] = shards.inputs) -> Work:
             return _shards(recipe, planner, name, inputs, results)
 
-        nodes.append(Node(f"shards:{name}", "shards", ("tokenizer", *shards.inputs), work,
+        nodes.append(Node(f"shards:{name}", "shards", (TOKENIZER, *shards.inputs), work,
                           steps=("encode", "assemble")))
     return nodes
 
@@ -51,14 +55,14 @@ def _tokenizer(recipe: Recipe, planner: Planner, results: Mapping[str, Any]) -> 
         plain = recipe.plain()["tokenizer"]["train"]
         draft = tokenizer_draft({"sample": spec.train.sample, **plain}, parts_of(results, spec.train.inputs))
     else:
-        draft = load_draft(recipe.path(spec.load or ""), spec.eos)
-    [record] = yield [planner.draft_spec("tokenizer", 0, draft)]
+        draft = load_draft(os.path.join(recipe.base, spec.load or ""), spec.eos)
+    [record] = yield [planner.draft_spec(TOKENIZER, 0, draft)]
     return tokenizer_info(result(record), spec.eos)
 
 
 def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], results: Mapping[str, Any]) -> Work:
     config = recipe.plain()["shards"][name]
-    tokenizer, parts = results["tokenizer"], parts_of(results, inputs, config.get("where", {}).get("source"))
+    tokenizer, parts = results[TOKENIZER], parts_of(results, inputs, config.get("where", {}).get("source"))
     drafts = encode_drafts(parts, tokenizer, {**config, "val": float(recipe.shards[name].val)})
     encoded = yield [planner.draft_spec(f"shards:{name}/encode", i, d) for i, d in enumerate(drafts)]
     drafts = assemble_drafts([result(r) for r in encoded], tokenizer)

@@ -163,11 +163,10 @@ class Curriculum(Model):
 
 
 class Run(Model):
-    """How a recipe is run: bytes of a partition (uncompressed) and of an exchange group, which signals are computed,
+    """How a recipe is run: bytes of a partition (uncompressed), which signals are computed,
     and the share of documents that may be quarantined before the run fails. No document's fate depends on it."""
 
     partition: Bytes = 32_000_000
-    exchange: Bytes = 4_000_000_000
     signals: Literal["until-drop", "all"] = "until-drop"
     max_error_rate: Share = 0.01
 

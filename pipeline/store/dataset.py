@@ -17,7 +17,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,10 @@ HASH_ROWS = 1 << 20
 
 
 def publish(store: Store, name: str, records: Sequence[PartRecord], *, dropped: Sequence[PartRecord] = (),
-            quarantine: Sequence[PartRecord] = ()) -> None:
+            quarantine: Sequence[PartRecord] = (), verify: Callable[[], None] = lambda: None) -> None:
     """Publish a dataset: `kept.parquet` of `records`, in this order, and `dropped.parquet` and `quarantine.parquet` of
-    the records of all its passes. Replaces what was published under the name. Only for the holder of the log."""
+    the records of all its passes. Replaces what was published under the name. Only for the holder of the
+    log: `verify` (`Log.verify`) is asked again where copying may have taken long."""
     for folder, file, of in ((f"quarantine/{name}", "quarantine.parquet", quarantine),
                              (f"dropped/{name}", "dropped.parquet", dropped),
                              (f"datasets/{name}", "kept.parquet", records)):
@@ -54,7 +55,7 @@ def publish(store: Store, name: str, records: Sequence[PartRecord], *, dropped: 
         if store.local is not None:
             _replace(store, store.local / folder, parts)
         else:
-            _update(store, folder, parts)
+            _update(store, folder, parts, verify)
 
 
 def part_name(order: int, key: str) -> str:
@@ -84,13 +85,15 @@ def _replace(store: Store, target: Path, parts: list[tuple[str, PartRecord, File
     sync(target.parent)
 
 
-def _update(store: Store, folder: str, parts: list[tuple[str, PartRecord, FileInfo]]) -> None:
+def _update(store: Store, folder: str, parts: list[tuple[str, PartRecord, FileInfo]],
+            verify: Callable[[], None]) -> None:
     names = {name for name, _, _ in parts} | {MANIFEST}
     for name, _, info in parts:
         # a key names its content, but a copy that was cut short would have another size
         if store.size(f"{folder}/{name}") != info.bytes:
             store.remove(f"{folder}/{name}")
             _link(store, info.path, f"{folder}/{name}")
+    verify()                       # copying may have taken hours: is the log still ours?
     store.write(f"{folder}/{MANIFEST}", _manifest(parts))
     for path in list(store.list(folder)):
         if path.removeprefix(f"{folder}/") not in names:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hashlib
 import os
 import shutil
 import uuid
@@ -46,7 +47,7 @@ class Store:
     """A root (path or URL) and paths relative to it, always with forward slashes."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = str(root).rstrip("/")
+        self.root = str(root).rstrip("/") or "/"
         if "://" not in self.root or self.root.startswith("file://"):
             self.local: Path | None = Path(self.root.removeprefix("file://")).absolute()
             self.root = str(self.local)
@@ -108,7 +109,8 @@ class Store:
         """Path of the file on local disk; a remote one is downloaded into `scratch`."""
         if self.local is not None:
             return self.at(path)
-        target = os.path.join(scratch, "in." + path.replace("/", "_"))
+        name = hashlib.blake2b(f"{self.root}\0{path}".encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+        target = os.path.join(scratch, f"in.{name}{os.path.splitext(path)[1][:16]}")      # readers look at suffixes
         if not os.path.exists(target):
             part = f"{target}.{uuid.uuid4().hex}"
             self.fs.get_file(self.at(path), part)

@@ -22,18 +22,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.engine.task import Counters, Cursor, Inputs, Out
+from pipeline.engine.task import ChangedInput, Counters, Cursor, Inputs, Out
 from pipeline.recipe.code import import_code
 from pipeline.store.parts import PartWriter, document_schema, read_documents
 from stages.catalog import load, reader_class
 from stages.document import BadRecord, Document
 from stages.read.reader import Skipped, Slice
 from stages.scrub.pii import scrub_text
-from stages.stage import Stage
+from stages.stage import Stage, file_sha256
 
 #: documents (or bytes of raw input) held between two looks at the clock and the writers; decides nothing about text
 BATCH_DOCS, BATCH_BYTES = 64, 8 << 20
 
+#: every side table begins with these: the row in kept.parquet, and whose it is
+SIDE_COLUMNS = (pa.field("row", pa.uint32()), pa.field("id", pa.string()))
 QUARANTINE_SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("file", pa.string()),
                                ("record", pa.int64()), ("stage", pa.string()), ("reason", pa.string()),
                                ("detail", pa.string())])
@@ -47,6 +49,7 @@ class Step:
     key: str
     label: str          # "0:html": its place and name, the name of its counters
     stage: Stage
+    foreign: bool = False   # not ours: what it writes is checked
 
     @property
     def side(self) -> str:
@@ -58,17 +61,24 @@ _loaded: dict[str, Step] = {}
 
 
 def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
-    """Stages of a chain, ready to use; a warm child keeps those it has seen (models are expensive to load)."""
-    steps = []
-    for place, entry in enumerate(chain):
-        hidden = entry["$volatile"]
-        ident = json.dumps([place, entry["key"], hidden], sort_keys=True)
+    """Stages of a chain, ready to use. A warm child keeps those of its latest chain (models are expensive to load, and
+    to hold: the memory a task declares is for its own)."""
+    idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
+              for place, entry in enumerate(chain)]
+    for ident in _loaded.keys() - set(idents):
+        del _loaded[ident]
+    for place, (ident, entry) in enumerate(zip(idents, chain)):
         if ident not in _loaded:
+            hidden = entry["$volatile"]
+            for path, planned in hidden.get("resources", {}).items():
+                if file_sha256(path) != planned:
+                    raise ChangedInput(f"{path} is not the file this run was planned with; run again to plan with the "
+                                       f"new one, and see that all nodes have the same")
             stage = load(hidden["target"])(hidden["config"])
             stage.setup()
-            _loaded[ident] = Step(entry["name"], entry["key"], f"{place}:{entry['name']}", stage)
-        steps.append(_loaded[ident])
-    return steps
+            foreign = not hidden["target"].startswith("stages.") or entry["name"] == "datatrove"
+            _loaded[ident] = Step(entry["name"], entry["key"], f"{place}:{entry['name']}", stage, foreign)
+    return [_loaded[ident] for ident in idents]
 
 
 class DocumentPass:
@@ -94,8 +104,8 @@ class _Run:
         self.kept_rows = 0                     # the writer counts when it flushes; side tables need the row at once
         self.kept = PartWriter(out.path("kept.parquet"), document_schema(names))
         self.dropped = PartWriter(out.path("dropped.parquet"), document_schema(names, dropped=True))
-        self.quarantine: list[dict[str, Any]] = []
-        self.sides = {s.side: _SideWriter(out.path(f"side.{s.side}.parquet"), s.stage.side)
+        self.quarantine = _RowWriter(out.path("quarantine.parquet"), QUARANTINE_SCHEMA)
+        self.sides = {s.side: _RowWriter(out.path(f"side.{s.side}.parquet"), pa.schema([*SIDE_COLUMNS, *s.stage.side]))
                       for s in self.steps if s.stage.side is not None}
         hidden = self.args.get("$volatile", {}).get("quarantined", {})
         keys = {s.key for s in self.steps}
@@ -203,8 +213,9 @@ class _Run:
             if not alive:
                 break
             stats = self.counters["stages"][step.label]
-            stats["in"] += len(alive)
-            stats["bytes_in"] += sum(_payload(d) for _, d in alive)
+            # with `signals: all` dropped documents come along for their signals; they are in nobody's funnel
+            stats["in"] += sum(row not in verdicts for row, _ in alive)
+            stats["bytes_in"] += sum(_payload(d) for row, d in alive if row not in verdicts)
             began = time.thread_time()
             alive = self._apply(place, step, alive, verdicts)
             if step.side in self.sides:
@@ -212,7 +223,7 @@ class _Run:
                     if step.stage.name in doc.side:
                         doc.side[step.side] = doc.side.pop(step.stage.name)
             stats["cpu_s"] += time.thread_time() - began
-            stats["bytes_out"] += sum(_utf8(d.text) for _, d in alive)
+            stats["bytes_out"] += sum(_utf8(d.text) for row, d in alive if row not in verdicts)
         self.cursor.clear()
         lost = {row for row, _ in batch} - {row for row, _ in alive}
         for row, doc in batch:
@@ -226,10 +237,15 @@ class _Run:
         stage, after = step.stage, []
         if stage.batched and len(alive) > 1:
             self.cursor.set(alive[0][0], alive[-1][0], place)
+            before = [(d.text, d.language, dict(d.signals), dict(d.meta)) for _, d in alive]
             try:
                 reasons = stage.process_batch([d for _, d in alive])
-            except Exception:
-                reasons = None                      # find the culprit: fall through to one by one
+            except MemoryError:
+                raise
+            except Exception:                       # find the culprit: as they were, one by one
+                reasons = None
+                for (_, doc), state in zip(alive, before):
+                    doc.text, doc.language, doc.signals, doc.meta = state
             if reasons is not None:
                 return [item for item, reason in zip(alive, reasons)
                         if self._survives(step, item, reason, verdicts)]
@@ -237,10 +253,15 @@ class _Run:
             self.cursor.set(row, row, place)
             try:
                 reason = stage.process_batch([doc])[0] if stage.batched else stage.process(doc)
+                if step.foreign:
+                    _check(doc)
             except MemoryError:
                 raise
             except Exception as e:
-                self._note(doc.id, doc.source, doc.locator, step.name, f"error:{type(e).__name__}", str(e))
+                if isinstance(e, ImportError) or (isinstance(e, OSError) and e.errno is not None):
+                    raise                           # a full disk, a missing library: no document is to blame
+                if row not in verdicts:
+                    self._note(doc.id, doc.source, doc.locator, step.name, f"error:{type(e).__name__}", str(e))
                 continue
             if self._survives(step, (row, doc), reason, verdicts):
                 after.append((row, doc))
@@ -263,7 +284,7 @@ class _Run:
         self.kept.write(doc)
         for name, side in self.sides.items():
             if name in doc.side:
-                side.write(self.kept_rows, doc.id, doc.side[name])
+                side.write({"row": self.kept_rows, "id": doc.id, **doc.side[name]})
         self.kept_rows += 1
         into = self.counters["kept"].setdefault(doc.source, {"docs": 0, "bytes": 0})
         into["docs"] += 1
@@ -275,13 +296,14 @@ class _Run:
         _add(self.counters["dropped_bytes"], doc.source, _utf8(doc.text))
         doc.text = scrub_text(doc.text)
         doc.url = scrub_text(doc.url)
+        doc.meta = {k: scrub_text(v) if isinstance(v, str) else v for k, v in doc.meta.items()}
         self.dropped.write(doc, reason=reason, stage=stage)
 
     def _note(self, id: str, source: str, locator: dict[str, Any], stage: str, reason: str, detail: str) -> None:
         _add(self.counters["quarantined"], reason, 1)
-        self.quarantine.append({"id": id, "source": source, "file": locator.get("file") or "",
+        self.quarantine.write({"id": id, "source": source, "file": locator.get("file") or "",
                                 "record": locator.get("record"), "stage": stage, "reason": reason,
-                                "detail": scrub_text(detail[:500])})
+                                "detail": scrub_text(detail[:5000])[:500]})
 
     def _close(self) -> Counters:
         for name, writer in (("kept.parquet", self.kept), ("dropped.parquet", self.dropped)):
@@ -290,25 +312,24 @@ class _Run:
         for name, side in self.sides.items():
             side.close()
             self.out.note(f"side.{name}.parquet", rows=side.rows)
-        table = pa.Table.from_pylist(self.quarantine, schema=QUARANTINE_SCHEMA)
-        pq.write_table(table, self.out.path("quarantine.parquet"), compression="zstd")
-        self.out.note("quarantine.parquet", rows=table.num_rows)
+        self.quarantine.close()
+        self.out.note("quarantine.parquet", rows=self.quarantine.rows)
         return self.counters
 
 
-class _SideWriter:
-    """Side table of one prepare stage: `row`, `id` and the stage's columns, flushed every 16 k rows."""
+class _RowWriter:
+    """Small rows into Parquet (side tables, quarantine), flushed every 8 k of them."""
 
-    FLUSH = 1 << 14
+    FLUSH = 1 << 13
 
-    def __init__(self, path: str, columns: pa.Schema) -> None:
-        self.schema = pa.schema([("row", pa.uint32()), ("id", pa.string()), *columns])
-        self.writer = pq.ParquetWriter(path, self.schema, compression="zstd")
+    def __init__(self, path: str, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.writer = pq.ParquetWriter(path, schema, compression="zstd")
         self.pending: list[dict[str, Any]] = []
         self.rows = 0
 
-    def write(self, row: int, id: str, values: dict[str, Any]) -> None:
-        self.pending.append({"row": row, "id": id, **values})
+    def write(self, row: dict[str, Any]) -> None:
+        self.pending.append(row)
         self.rows += 1
         if len(self.pending) >= self.FLUSH:
             self._flush()
@@ -320,6 +341,14 @@ class _SideWriter:
     def close(self) -> None:
         self._flush()
         self.writer.close()
+
+
+def _check(doc: Document) -> None:
+    """What a stage wrote must be storable; if not, that is this document's error, not the run's."""
+    if doc.meta:
+        json.dumps(doc.meta)
+    for name, value in doc.signals.items():
+        doc.signals[name] = float(value)
 
 
 def _add(into: dict[str, int], key: str, n: int) -> None:
