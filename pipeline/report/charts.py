@@ -44,11 +44,13 @@ def seconds(s: float) -> str:
 
 
 def percent(share: float) -> str:
-    """0% · <0.01% · 0.04% · 12.3% · 99.98% · 100%: never 0% or 100% for what is not."""
+    """0% · <0.01% · 0.04% · 12.3% · 99.98% · >99.99% · 100%: never 0% or 100% for what is not."""
     if share in (0, 1):
         return f"{share:.0%}"
     if 0 < share < 0.0001:
         return "<0.01%"
+    if 0.9999 < share < 1:
+        return ">99.99%"
     return f"{share:.2%}" if share < 0.0095 or 0.9995 <= share < 1 else f"{share:.1%}"
 
 

@@ -32,12 +32,13 @@ Place = tuple[str, int, int]                        # (id, number of the file, r
 
 
 def excerpt(text: str) -> str:
-    """The first characters of a text on one line, scrubbed."""
+    """The first characters of a text on one line, scrubbed; it ends in … when there is more."""
     head = text[:_LOOKED_AT]
     words = head.split()
     if len(text) > _LOOKED_AT and not head[-1].isspace():
         words = words[:-1] or [head[:EXCERPT]]      # the last word may be half an address, which nothing recognises
-    return scrub_text(" ".join(words))[:EXCERPT]
+    line = scrub_text(" ".join(words))
+    return line[:EXCERPT].rstrip() + " …" if len(line) > EXCERPT or len(text) > _LOOKED_AT else line
 
 
 def shown(address: str | None) -> str:

@@ -1,0 +1,248 @@
+"""Pieces of the report: numbers for people, charts, excerpts, the embedded plot, choosing samples, a crowded page."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipeline.report.html
+from pipeline.engine.task import FileInfo
+from pipeline.report import charts, samples
+from pipeline.report.html import marked, render
+from pipeline.report.nodes import take
+from pipeline.report.training import sanitised, training
+from pipeline.store.fs import Store
+from pipeline.store.parts import PartWriter, document_schema
+from stages.document import Document
+from trainer.plot import svg
+
+
+@pytest.mark.parametrize(("value", "said"), [
+    (0, "0"), (7, "7"), (999, "999"), (1234, "1,234"), (9999, "9,999"), (12345, "12.3k"), (99_960, "100k"),
+    (999_600, "1M"), (1_234_567, "1.23M"), (45.678, "45.7"), (0.0123, "0.0123"), (123.4, "123"), (2.5e9, "2.5B"),
+    (1.5e13, "15T"), (5e15, "5,000T")])
+def test_numbers(value, said):
+    assert charts.number(value) == said
+
+
+@pytest.mark.parametrize(("value", "said"), [
+    (0, "0 B"), (999, "999 B"), (999.7, "1 kB"), (1500, "1.5 kB"), (999_600, "1 MB"), (64_402, "64.4 kB"),
+    (43.9e6, "43.9 MB"), (2e15, "2,000 TB")])
+def test_sizes(value, said):
+    assert charts.size(value) == said
+
+
+@pytest.mark.parametrize(("value", "said"), [
+    (0, "0 s"), (0.0001, "<1 ms"), (0.0123, "12 ms"), (3.44, "3.4 s"), (9.96, "10 s"), (56, "56 s"), (468, "7.8 min"),
+    (32_760, "9.1 h"), (3.6e6, "1,000.0 h")])
+def test_seconds(value, said):
+    assert charts.seconds(value) == said
+
+
+@pytest.mark.parametrize(("value", "said"), [
+    (0, "0%"), (1, "100%"), (0.00001, "<0.01%"), (0.0004, "0.04%"), (0.123, "12.3%"), (0.9998, "99.98%"),
+    (0.99999, ">99.99%"), (0.9994, "99.9%")])
+def test_shares(value, said):
+    assert charts.percent(value) == said
+
+
+def test_plurals():
+    assert [charts.plural(n, "document") for n in (0, 1, 2, 1234)] == ["0 documents", "1 document", "2 documents",
+                                                                       "1,234 documents"]
+    assert charts.plural(2, "copy", "copies") == "2 copies"
+
+
+def test_charts_are_well_formed_and_say_their_numbers():
+    evil = "<b>&\"'"
+    for drawn in (charts.stacked([(evil, 3, 0), ("b", 0, 1), ("c", 97, 2)], label=evil), charts.meter(1.7, 3),
+                  charts.meter(0), charts.stacked([], label="none"), charts.bars([], 0, label="none"),
+                  charts.lengths({"3": 5, "20": 1}, 11, low=3, high=20, label=evil),
+                  charts.similarities({"15": 4, "19": 2}, 0, of=20, label=evil)):
+        root = ET.fromstring(drawn)
+        assert root.get("aria-label") or root.get("aria-hidden") == "true"
+    shares = ET.fromstring(charts.stacked([("a", 1, 0), ("b", 3, 1)], label="x")).findall("rect")
+    assert [r.get("width") for r in shares] == ["25.000%", "75.000%"]
+    assert ET.fromstring(charts.meter(0)).findall("rect")[1:] == [], "nothing is no bar"
+    tallest = max(float(r.get("height")) for r in ET.fromstring(charts.bars([("a", 1, ""), ("b", 9, "")], 0,
+                                                                           label="x")).findall("rect"))
+    assert tallest == 84
+
+
+# -- excerpts --------------------------------------------------------------------------------------------------------
+def test_excerpts_are_scrubbed_whatever_is_cut():
+    assert samples.excerpt("  a\n b ") == "a b" and samples.excerpt("") == ""
+    address = "someone.somewhere@mail.example.org"
+    for lead in range(samples.EXCERPT - 40, samples.EXCERPT + 5):
+        assert "someone" not in samples.excerpt("x" * lead + " " + address + " y" * 50)
+    for lead in range(samples._LOOKED_AT - 60, samples._LOOKED_AT + 5):       # white space only, then a cut address
+        assert "someone" not in samples.excerpt(" " * lead + address)
+    long = samples.excerpt("word " * 200)
+    assert len(long) <= samples.EXCERPT + 2 and long.endswith(" …")
+    assert samples.excerpt("x" * 10_000) == "x" * samples.EXCERPT + " …"
+    assert "someone" not in samples.shown("https://x.example/?u=someone%40mail.example.org")
+
+
+def test_pairs_begin_where_the_texts_part():
+    rng = random.Random(1)
+    words = [f"w{rng.randrange(500)}" for _ in range(300)]
+    first, second = samples.parting(" ".join(words), " ".join([*words[:200], "new", *words[201:]]))
+    assert first.startswith("… ") and second.split()[1:9] == words[192:200] and second.split()[9] == "new"
+    assert samples.parting("same text", "same text") == ("same text", "same text")
+    assert samples.parting("one two", "three four") == ("one two", "three four")
+    assert str(marked("a b c d", "a x c d")) == "a <mark>b</mark> c d"
+    assert str(marked("<i> b", "x b")) == "<mark>&lt;i&gt;</mark> b"
+
+
+def part(store: Store, name: str, docs: list[Document]) -> FileInfo:
+    path = str(store.local / name)
+    writer = PartWriter(path, document_schema((), dropped=True))
+    for doc in docs:
+        writer.write(doc, stage="s", reason=doc.language)
+    writer.close()
+    return FileInfo(name, 1, "", "", writer.rows)
+
+
+def test_samples_are_the_smallest_ids_however_documents_are_cut_into_parts(tmp_path):
+    rng = random.Random(3)
+    docs = [Document(id=f"{rng.getrandbits(128):032x}", text=f"t{i} " * rng.randrange(1, 9), source="x",
+                     language=rng.choice("abc")) for i in range(400)]
+    expected = {(k,): sorted(d.id for d in docs if d.language == k)[:3] for k in "abc"}
+    for cut in (1, 2, 7):
+        store = Store(str(tmp_path / str(cut)))
+        store.local.mkdir(exist_ok=True)
+        files = [part(store, f"{i}.parquet", docs[i::cut]) for i in range(cut)]
+        chosen = samples.smallest(store, files, ["reason"], 3)
+        assert {k: [p[0] for p in places] for k, places in chosen.items()} == expected
+        rows = samples.rows_at(store, files, [p for places in chosen.values() for p in places], ["id", "text"])
+        texts = {d.id: d.text for d in docs}
+        assert len(rows) == 9 and all(row["text"] == texts[place[0]] == texts[row["id"]] for place, row in rows.items())
+
+
+def test_only_the_row_groups_asked_for_are_read(tmp_path, monkeypatch):
+    import pyarrow.parquet as pq
+
+    store = Store(str(tmp_path))
+    info = part(store, "big.parquet", [Document(id=f"{i:032x}", text=chr(97 + i) * (6 << 20), source="x", language="")
+                                       for i in range(6)])
+    groups = pq.ParquetFile(tmp_path / "big.parquet").metadata.num_row_groups
+    read: list[int] = []
+    original = pq.ParquetFile.read_row_group
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group",
+                        lambda self, i, **kw: (read.append(i), original(self, i, **kw))[1])
+    assert take(store, info, [5, 0], ["text"])[5]["text"][0] == "f"
+    assert groups > 2 and sorted(read) == [0, groups - 1]
+
+
+# -- training --------------------------------------------------------------------------------------------------------
+def lines() -> list[dict[str, Any]]:
+    phases = [{"name": "stable<&", "tokens": 800, "steps": 8, "lr": "stable"},
+              {"name": "anneal", "tokens": 200, "steps": 2, "lr": "decay"}]
+    steps = [{"event": "step", "step": i, "tokens": 100 * i, "loss": 9 - i / 2, "lr": 1e-3} for i in range(1, 11)]
+    return [{"event": "start", "step": 0, "phases": phases}, *steps,
+            {"event": "eval", "step": 10, "tokens": 1000, "loss": 4.2, "unigram_entropy": 6.0}]
+
+
+def test_our_plot_is_embedded_whole():
+    drawn = svg(lines())
+    shown = sanitised(drawn.encode())
+    assert shown is not None
+    before, after = ET.fromstring(drawn), ET.fromstring(shown)
+    local = lambda e: e.tag.rpartition("}")[2]  # noqa: E731
+    marks = [e for e in before.iter() if local(e) not in ("svg", "style")]
+    kept = [e for e in after.iter() if local(e) != "svg"]
+    assert [local(e) for e in marks] == [local(e) for e in kept] and len(marks) > 20
+    assert [e.text or "" for e in marks] == [e.text or "" for e in kept]
+    assert [f"t-{e.get('class')}" for e in marks] == [e.get("class") for e in kept]
+    assert [e.get("points") for e in marks] == [e.get("points") for e in kept]
+    assert "<style" not in shown and after.get("viewBox") == before.get("viewBox") and after.get("aria-label")
+
+
+@pytest.mark.parametrize("bad", [
+    "<script>alert(1)</script>", "<g onload='alert(1)'/>", "<a href='javascript:alert(1)'><text>x</text></a>",
+    "<image href='http://x.example/a.png'/>", "<rect style='fill:url(http://x.example)'/>",
+    "<foreignObject>x</foreignObject>", "<style>*{color:red}</style>",
+    "<rect class='loss\" onload=\"x'/>", "<rect width='1\" onload=\"x'/>", "<use href='#a'/>",
+    "<text>&lt;script&gt;alert(1)&lt;/script&gt;</text>", "<animate attributeName='href' values='javascript:x'/>"])
+def test_a_replaced_plot_brings_nothing_along(bad):
+    shown = sanitised(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9">{bad}</svg>'.encode())
+    assert shown is not None
+    for word in ("<script", "onload", "href", "http", "style", "foreign", "<a", "<use", "<image"):
+        assert word not in shown.replace(' aria-label="Loss and learning rate', ""), shown
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"no xml", b"<html></html>", b"<svg/>", b'<svg viewBox="0 0 1 1"',
+    b'<!DOCTYPE svg [<!ENTITY a "aaaa">]><svg viewBox="0 0 1 1"><text>&a;</text></svg>',
+    b'<svg viewBox="0 0 1 1">' + b" " * (1 << 20) + b"</svg>"])
+def test_what_is_no_plot_of_ours_is_left_out(data):
+    assert sanitised(data) is None
+
+
+def test_training_section(tmp_path):
+    store = Store(str(tmp_path))
+    assert training(store, "r") is None
+    summary = {"parameters": 10, "steps": 3, "tokens": 90, "seconds": 1.5, "heldout_loss": 4.0,
+               "sample": "write to someone@mail.example.org now", "streams": {}}
+    store.write("runs/r/train/summary.json", json.dumps(summary).encode())
+    said = training(store, "r")
+    assert said["curve"] is None and said["ratio"] is None and said["tokens"] == 90
+    assert said["sample"] == "write to email@example.com now"
+
+
+# -- a page with much on it ------------------------------------------------------------------------------------------
+def test_many_sources_streams_and_stages():
+    """More of everything than there are colours; nothing breaks, every name is there."""
+    sources = [f"source-{i}" for i in range(14)]
+    by = {s: 10 + i for i, s in enumerate(sources)}
+    dataset = {"docs": 300, "bytes": 1 << 30, "parts": 3, "kept": {s: {"docs": n, "bytes": n} for s, n in by.items()},
+               "reasons": [{"stage": f"stage{i}", "reason": f"a_very_long_reason_number_{i}", "docs": 40 - i,
+                            "sources": by, "samples": []} for i in range(30)],
+               "quarantined": {}, "quarantine_samples": [],
+               "languages": {s: {f"l{j}": j + 1 for j in range(20)} | {"": 2} for s in sources},
+               "lengths": {s: {str(j): j for j in range(3, 20)} for s in sources}, "pii": {}}
+    document = {
+        "version": 1, "run": "crowded", "recipe": "0" * 32, "missing_records": 0, "order": None, "training": None,
+        "names": {"sources": sources, "datasets": ["d", "e"], "final": ["d", "e"], "streams": [*sources, "mixed"]},
+        "sources": {s: {"files": 1, "bytes": 10, "records": 1, "skipped": {}, "bad": {}} for s in sources},
+        "funnel": {s: [{"step": "read", "docs": n, "bytes": n}] if n % 2 else [] for s, n in by.items()},
+        "datasets": {"d": dataset, "e": copy.deepcopy(dataset)}, "duplicates": [],
+        "tokens": {s: {"docs": 1, "tokens": 0, "val_docs": 0, "val_tokens": 0, "sources": {}}
+                   for s in [*sources, "mixed"]},
+        "mixture": [{"phase": "p", "stream": s, "planned": 1.0, "realised": 3, "tokens": 3, "epochs": 5.0,
+                     "repeats_from": 7} for s in sources],
+        "passes": [], "tasks": [], "lineage": [], "warnings": ["one"],
+        "stages": [{"pass": "d", "stage": f"stage{i}", "in": 1, "dropped": 0, "cpu_s": 1.0 + i, "share": 0.1,
+                    "docs_per_cpu_s": None} for i in range(25)]}
+    html = render(document)
+    assert all(s in html for s in sources) and "1 thing to know" in html and "1 source<" not in html
+    assert "all others" in html and "others" in html and 'class="c10"' not in html
+    assert render(json.loads(json.dumps(document, sort_keys=True))) == html
+
+
+def test_colours_can_be_read():
+    """WCAG 2.1 contrast of text on its background, light and dark: 4.5 and more."""
+    css = Path(pipeline.report.html.__file__).with_name("templates").joinpath("style.css.j2").read_text()
+    light = dict(re.findall(r"--([a-z0-9]+):(#[0-9a-f]{3,6})", css.partition("@media")[0]))
+    after = css.partition("@media")[2].partition("} }")[0]
+    dark = {**light, **dict(re.findall(r"--([a-z0-9]+):(#[0-9a-f]{3,6})", after))}
+    assert light["bg"] != dark["bg"]
+
+    def luminance(value: str) -> float:
+        digits = value[1:] if len(value) == 7 else "".join(c * 2 for c in value[1:])
+        parts = [int(digits[i:i + 2], 16) / 255 for i in (0, 2, 4)]
+        r, g, b = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    for palette in (light, dark):
+        on_colour = [("on", f"c{i}") for i in range(charts.COLORS)]
+        for front, back in [("ink", "bg"), ("ink", "card"), ("soft", "bg"), ("soft", "card"), ("accent", "bg"),
+                            ("accent", "card"), ("ink", "mark"), ("ink", "warn"), *on_colour]:
+            a, b = sorted((luminance(palette[front]), luminance(palette[back])), reverse=True)
+            assert (a + 0.05) / (b + 0.05) >= 4.5, f"{front} on {back}: {palette[front]} on {palette[back]}"
