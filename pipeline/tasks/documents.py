@@ -251,6 +251,7 @@ class _Run:
                         if self._survives(step, item, reason, verdicts)]
         for row, doc in alive:
             self.cursor.set(row, row, place)
+            facts = (dict(doc.meta), dict(doc.signals)) if step.foreign else None
             try:
                 reason = stage.process_batch([doc])[0] if stage.batched else stage.process(doc)
                 if step.foreign:
@@ -260,6 +261,8 @@ class _Run:
             except Exception as e:
                 if isinstance(e, ImportError) or (isinstance(e, OSError) and e.errno is not None):
                     raise                           # a full disk, a missing library: no document is to blame
+                if facts is not None:
+                    doc.meta, doc.signals = facts   # what it wrote before it failed may not be storable
                 if row not in verdicts:
                     self._note(doc.id, doc.source, doc.locator, step.name, f"error:{type(e).__name__}", str(e))
                 continue

@@ -32,12 +32,16 @@ class Quality(Stage):
     grid = 1e-4
     libraries = ("fasttext-numpy2",)
     signals = ("quality_score",)
-    memory_mb = 250
 
     class Config(StageConfig):
         model: str = resource(..., "fastText classifier, e.g. one made by `tokenmill classifier train`")
         label: str = signal("hq", "the label whose probability is the score, without __label__")
         min: float = decision(0.5, "keep documents that score at least this")
+
+    def __init__(self, config: Any = None, **kw: Any) -> None:
+        super().__init__(config, **kw)
+        size = Path(self.config.model).stat().st_size if Path(self.config.model).is_file() else 0
+        self.memory_mb = 150 + 2 * (size >> 20)          # fastText reads a model into memory, buffers beside it
 
     def setup(self) -> None:
         self._model = FastText(self.config.model)
