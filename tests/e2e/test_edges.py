@@ -147,9 +147,9 @@ def test_an_input_that_changes_after_planning_is_refused(tmp_path):
         def __getattr__(self, name):
             return getattr(self.inner, name)
 
-        def start(self):
+        def start(self, *args):
             os.utime(tmp_path / "a" / "t01.txt", (1, 1))
-            self.inner.start()
+            self.inner.start(*args)
 
     with pytest.raises(TaskFailed, match=r"t01\.txt .* changed since the run was planned"):
         go(tmp_path, "sources: {a: {read: text, path: a}}\ndatasets: {d: {from: a, steps: []}}\n", backend=Later)
