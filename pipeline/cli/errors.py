@@ -46,14 +46,23 @@ def usage_errors() -> tuple[type[BaseException], ...]:
 
 
 @contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """Ctrl-C in a run says what is kept instead of only that it stopped."""
+def stoppable(address: str | None = None) -> Iterator[None]:
+    """Ctrl-C in a run says what is kept instead of only that it stopped; a cluster at `address` that is not there is
+    named."""
     from pipeline.engine.scheduler import Interrupted
 
     try:
         yield
     except Interrupted as e:
         raise UserError(str(e)) from None
+    except BrokenPipeError:
+        raise
+    except ConnectionError as e:
+        if address is None:
+            raise
+        said = (str(e).splitlines() or ["refused"])[0]
+        raise UserError(f"--address {address}: cannot attach to a Ray cluster there: {said}; see that its head node "
+                        f"runs (ray status), or leave --address out to run on this machine") from None
 
 
 @contextlib.contextmanager

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from pipeline.cli.errors import BadUsage
+from pipeline.cli.errors import BadUsage, UserError
 from pipeline.store.fs import Store
+
+#: seconds to wait for the head node of a cluster
+CONNECT_S = 10.0
 
 
 class BackendName(StrEnum):
@@ -42,6 +46,13 @@ CharsOpt = Annotated[int, typer.Option(min=0, metavar="N", help="Characters of t
 def check_backend(backend: BackendName, address: str | None) -> None:
     if address and backend is not BackendName.ray:
         raise BadUsage(f"--address {address} attaches to a Ray cluster; leave out --backend {backend.value}")
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():                # Ray itself would knock for two minutes
+        try:
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+        except (OSError, OverflowError) as e:
+            raise UserError(f"--address {address}: nothing answers there ({e}); see that the head node of the cluster "
+                            f"runs (ray status) and its port is open, or leave --address out") from None
 
 
 def open_store(root: str) -> Store:

@@ -68,7 +68,7 @@ def run(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, se
     if name is not None and ("/" in name or name in ("", ".", "..")):
         raise BadUsage(f"--name '{name}': the name of a run is the name of a folder; leave out '/'")
     loaded = load_recipe(recipe, set or [], inputs=input or [], allow_custom=allow_custom_stages)
-    with stoppable():
+    with stoppable(address):
         summary = run_recipe(loaded, store, run=name, show=shown(quiet, json_lines), dispatch_seed=dispatch_seed,
                              make_backend=make_backend(backend.value, workers or default_workers(), address),
                              takeover=takeover, verify_inputs=verify_inputs)
@@ -198,7 +198,7 @@ def materialize(run: RunArg, store: StoreOpt = "store",
 
     check_backend(backend, address)
     at, name = resolve_run(run, store)
-    with stoppable():
+    with stoppable(address):
         made, folder = write(at.root, name, format.value, show=shown(quiet, json_lines), takeover=takeover,
                              make_backend=make_backend(backend.value, workers or default_workers(), address))
         if out is not None:

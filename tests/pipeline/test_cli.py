@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -120,6 +121,21 @@ def test_a_ready_recipe_wants_input(tokenmill, tmp_path):
     found = tokenmill("run", "fineweb", "--input", "nothing/*.gz", "--store", tmp_path / "s", "--backend", "inline")
     assert found.code == 2 and "no file matches" in found.err
     assert "did you mean 'fineweb'?" in tokenmill("run", "finweb").err
+
+
+def test_a_cluster_that_is_not_there(site, tmp_path, tokenmill, monkeypatch):
+    at = ("run", site / "recipe.yaml", "--store", tmp_path / "store", "--address")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))                           # bound, but nobody listens
+        said = tokenmill(*at, f"127.0.0.1:{free.getsockname()[1]}")
+    assert said.code == 1 and "nothing answers there" in said.err and "leave --address out" in said.err
+
+    def refuse(store):
+        raise ConnectionError("Could not find any running Ray instance.\nmore")
+
+    monkeypatch.setattr("pipeline.run.make_backend", lambda kind, workers, address: refuse)
+    said = tokenmill(*at, "auto")
+    assert said.code == 1 and "--address auto: cannot attach" in said.err and "more" not in said.err
 
 
 def test_a_store_in_use_is_not_touched(site, tmp_path, tokenmill):
