@@ -42,7 +42,7 @@ class ModelConfig:
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 176},
-        "demo": {"layers": 4, "width": 192, "heads": 6, "kv_heads": 3, "ffn": 512, "qk_norm": True},
+        "demo": {"layers": 4, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384, "qk_norm": True},
         # SmolLM2-135M and -360M, Llama-3.2-1B, SmolLM3-3B, Llama-3-8B (their configs)
         "135m": {"layers": 30, "width": 576, "heads": 9, "kv_heads": 3, "ffn": 1536},
         "360m": {"layers": 32, "width": 960, "heads": 15, "kv_heads": 5, "ffn": 2560},

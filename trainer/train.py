@@ -115,13 +115,13 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
         for step, batch in Prefetch(data, todo, world.rank, world.size):
             phase = curriculum.phases[step.phase]
             tokens = step.tokens + step.batch * phase.sequence
-            rate = config.optimizer.lr * schedule.factor((step.tokens + tokens) / 2)
+            factor = schedule.factor((step.tokens + tokens) / 2)
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = group["peak"] * factor
             sums, norm = forward_backward(model, batch, run, data, world, dtype, phase.sequence)
             optimizer.step()
             optimizer.zero_grad()
-            window.add(step, tokens, rate, sums, norm)
+            window.add(step, tokens, config.optimizer.lr * factor, sums, norm)
 
             number, last = step.number + 1, step.stop == curriculum.phases[step.phase].stop
             ending = step.stop == curriculum.samples or number == stop_at
