@@ -59,9 +59,9 @@ def _node(row: dict[str, Any], width: int) -> list[str]:
         total = f"{total}+"
     cpu = human_seconds(row["cpu_s"]) if row["cpu_s"] else "–"
     disk = human_bytes(row["disk_bytes"]) if row["disk_bytes"] else "–"
-    first = (f"  {row['name']:<{width}}[{COLOR[row['status']]}]{state:<16}[/]{total:>11}"
+    first = (f"  {row['name'].rstrip(':'):<{width}}[{COLOR[row['status']]}]{state:<16}[/]{total:>11}"
              f"{human_bytes(row['bytes_in']):>10}{cpu:>9}{disk:>10}")
-    origin = [d.removeprefix("index:") for d in row["deps"] if not d.startswith(f"{row['name'].split('.')[0]}/")]
+    origin = [d.removeprefix("index:").rstrip(":") for d in row["deps"] if not d.startswith(f"{row['name'].split(':')[0]}/")]
     steps = " → ".join(row["steps"]) or ("read" if row["kind"] == "pass" else "where to split big files")
     text = steps + (f"  ← {', '.join(origin)}" if origin else "")
     return [first, *(f"[dim]    {escape(part)}[/]" for part in textwrap.wrap(text, WIDTH - 4))]
@@ -97,7 +97,7 @@ def _what_reruns(document: dict[str, Any]) -> list[str]:
 def _listed(title: str, names: list[str], note: str = "") -> list[str]:
     if not names:
         return []
-    return [escape(line) for line in textwrap.wrap(f"{title} {', '.join(names)}{note}", WIDTH,
+    return [escape(line) for line in textwrap.wrap(f"{title} {', '.join(n.rstrip(':') for n in names)}{note}", WIDTH,
                                                    subsequent_indent=" " * (len(title) + 1))]
 
 

@@ -33,7 +33,7 @@ shards:
   web: {from: deduped, where: {source: web}, longest: 128, val: 5%}
 run: {partition: 60KB}
 """
-DOWNSTREAM = {"deduped/minhash.1", "deduped", "tokenizer", "shards:web"}
+DOWNSTREAM = {"deduped/minhash.1", "deduped", "tokenizer:", "shards:web"}
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_nothing_run_yet(site, tmp_path):
     stored = sum(p.stat().st_size for p in (site / "crawl").iterdir())
     assert document["inputs"]["web"]["bytes"] == stored
     assert node(document, "extracted")["status"] in ("stale", "waits")
-    assert node(document, "deduped.docs")["status"] == "stale"
+    assert node(document, "deduped:docs")["status"] == "stale"
     assert {r["name"] for r in document["nodes"]} >= {"extracted", "clean", *DOWNSTREAM}
     assert document["total"]["cpu_s"] > 0 and document["total"]["disk_bytes"] > 0
     said = shown(document)
@@ -140,7 +140,7 @@ def test_one_file_added(site, tmp_path):
     assert clean["status"] == "partly" and clean["stale"] == 0 and clean["pending"] == extracted["stale"]
     assert clean["partitions"] == extracted["partitions"]
     assert document["reruns"].keys() <= {"extracted", "index:web"} and set(document["waits"]) >= DOWNSTREAM
-    assert "deduped.docs" in document["unchanged"]
+    assert "deduped:docs" in document["unchanged"]
     ran = really_ran(tmp_path, tmp_path / "x")
     holds(document, ran)
     assert ran["clean"] == extracted["stale"]
@@ -152,7 +152,7 @@ def test_a_changed_threshold_reruns_that_pass_and_asks_what_follows(site, tmp_pa
     clean = node(document, "clean")
     assert document["reruns"] == {"clean": {"tasks": clean["partitions"], "of": clean["partitions"]}}
     assert set(document["waits"]) == DOWNSTREAM
-    assert set(document["unchanged"]) >= {"extracted", "deduped.docs"}
+    assert set(document["unchanged"]) >= {"extracted", "deduped:docs"}
     assert [(c["key"], c["was"], c["now"]) for c in document["changes"]["settings"]] \
         == [("datasets.clean.steps[0].gopher_quality.min_stop_words", 2, 3)]
     said = shown(document)
@@ -169,7 +169,7 @@ def test_a_changed_decision_of_a_barrier_reruns_its_last_waves_only(site, tmp_pa
     assert document["reruns"].keys() == {"deduped/minhash.1"}
     barrier = node(document, "deduped/minhash.1")
     assert barrier["status"] == "partly" and barrier["fresh"] > 0 and barrier["more"]
-    assert {"clean", "deduped.docs", "extracted"} <= set(document["unchanged"])
+    assert {"clean", "deduped:docs", "extracted"} <= set(document["unchanged"])
     holds(document, really_ran(site, tmp_path, change))
 
 
@@ -177,7 +177,7 @@ def test_a_changed_reader_config_reruns_that_source(site, tmp_path):
     change = "sources.web.max_bytes=900000"
     document = plan(site, None, change)
     assert document["reruns"].keys() <= {"index:web", "extracted"} and document["reruns"]
-    assert node(document, "deduped.docs")["status"] == "fresh"
+    assert node(document, "deduped:docs")["status"] == "fresh"
     assert node(document, "clean")["status"] == "waits"
     holds(document, really_ran(site, tmp_path, change))
 
