@@ -61,7 +61,8 @@ def _node(row: dict[str, Any], width: int) -> list[str]:
     disk = human_bytes(row["disk_bytes"]) if row["disk_bytes"] else "–"
     first = (f"  {row['name'].rstrip(':'):<{width}}[{COLOR[row['status']]}]{state:<16}[/]{total:>11}"
              f"{human_bytes(row['bytes_in']):>10}{cpu:>9}{disk:>10}")
-    origin = [d.removeprefix("index:").rstrip(":") for d in row["deps"] if not d.startswith(f"{row['name'].split(':')[0]}/")]
+    barrier = row["name"].split(":")[0] + "/"                  # of a pass that applies one: its steps say so
+    origin = [d.removeprefix("index:").rstrip(":") for d in row["deps"] if not d.startswith(barrier)]
     steps = " → ".join(row["steps"]) or ("read" if row["kind"] == "pass" else "where to split big files")
     text = steps + (f"  ← {', '.join(origin)}" if origin else "")
     return [first, *(f"[dim]    {escape(part)}[/]" for part in textwrap.wrap(text, WIDTH - 4))]
