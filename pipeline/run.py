@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -93,9 +94,10 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
         state = "stopped"
         raise
     finally:
-        backend.close()
-        progress.close(state)
-        log.close()
+        with contextlib.ExitStack() as ending:        # in this order from the last to the first, whatever one raises
+            ending.callback(log.close)
+            ending.callback(progress.close, state)
+            ending.callback(backend.close)
 
 
 def make_backend(kind: str, workers: int, address: str | None, ship_code: bool = False) -> Callable[[Store], Backend]:
