@@ -20,7 +20,7 @@ from pydantic import model_validator
 
 from stages.document import BadRecord, Document, document_id
 from stages.extract.encoding import decode
-from stages.read.reader import Reader, Slice, bad, check_file, locator
+from stages.read.reader import Reader, Slice, bad, check_file, environment, locator
 from stages.stage import Stage, StageConfig, file_sha256, signal
 
 #: packages of blocks that see the whole dataset or write it, and what to use
@@ -217,12 +217,9 @@ class DatatroveReader(Reader):
             for theirs in reader.read_file(file):
                 yield _document(theirs, slice, ordinal, pages="Warc" in block)
                 ordinal += 1
-        except OSError as e:
-            # decoders raise OSErrors of their own (bad gzip); those of the file system name a file
-            if e.filename is not None:
-                raise
-            yield bad("unreadable", slice, 0, ordinal, detail=str(e), fatal=True)
         except Exception as e:
+            if environment(e) or isinstance(e, ImportError) or getattr(e, "filename", None) is not None:
+                raise                                   # memory, the disk, a library: the file is not to blame
             yield bad("unreadable", slice, 0, ordinal, detail=f"{type(e).__name__}: {e}", fatal=True)
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from stages.document import BadRecord, Document
 from stages.read.jsonl import make_document
-from stages.read.reader import Reader, Slice, Split, bad, check_file, skipped
+from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, skipped
 from stages.stage import StageConfig, signal
 
 _BATCH = 256
@@ -19,7 +19,8 @@ _BATCH = 256
 
 class Parquet(Reader):
     """`offset` of a locator is the row group. Columns that do not exist are an error for `text` and `keep`, silently
-    absent for the others. Counted: `invalid_utf8`, `missing_text` (null), `empty`, `too_large`, `corrupt_parquet`."""
+    absent for the others. Counted: `invalid_utf8`, `missing_text` (null), `empty`, `too_large`, `corrupt_parquet`, and
+    `bad_value`: another column holds what Python cannot (a timestamp beyond the year 9999)."""
 
     name = "parquet"
     libraries = ("pyarrow",)
@@ -55,7 +56,9 @@ class Parquet(Reader):
                                 ordinal += 1
                     ordinal = first + info.num_rows
         except (pa.ArrowException, OSError) as e:
-            yield bad("corrupt_parquet", slice, group, ordinal, detail=str(e).splitlines()[0], fatal=True)
+            if environment(e):
+                raise
+            yield bad("corrupt_parquet", slice, group, ordinal, detail=str(e).partition("\n")[0], fatal=True)
 
     def _columns(self, schema: pa.Schema, path: str) -> list[str]:
         names = schema.names
@@ -99,7 +102,16 @@ class Parquet(Reader):
             def get(key: str, row: int = i) -> Any:
                 return others[key][row].as_py() if key in others else None
 
-            yield make_document(slice, ordinal + i, group, text, get, self.config, surrogates=False)
+            try:
+                doc: Document | BadRecord = make_document(slice, ordinal + i, group, text, get, self.config,
+                                                          surrogates=False)
+            except MemoryError:
+                raise
+            except UnicodeDecodeError as e:
+                doc = bad("invalid_utf8", slice, group, ordinal + i, detail=str(e))
+            except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, pa.ArrowException) as e:
+                doc = bad("bad_value", slice, group, ordinal + i, detail=f"{type(e).__name__}: {e}")
+            yield doc
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
         """Pieces of whole row groups; `start` and `stop` count row groups."""
@@ -108,7 +120,9 @@ class Parquet(Reader):
             with pq.ParquetFile(local) as file:
                 sizes = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
                 held = [(g.num_rows, g.total_byte_size) for g in sizes]
-        except (pa.ArrowException, OSError):
+        except (pa.ArrowException, OSError) as e:
+            if environment(e):
+                raise
             return None                                         # `read` says what is wrong
         pieces: list[Split] = []
         start = ordinal = rows = size = 0

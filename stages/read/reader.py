@@ -6,6 +6,7 @@ root (`path`), which is what identities are made of. Offsets are those of the st
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -106,6 +107,16 @@ class Reader:
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
         """The documents of a slice in file order, and a `BadRecord` (or `Skipped`) for each record that is none."""
         raise NotImplementedError(f"{type(self).__name__} does not define read")
+
+
+def environment(e: BaseException) -> bool:
+    """Whether the machine is at fault for an error while reading, and not the file: memory, or what the operating
+    system said. It must fail the task: to take it for damage would commit the rest of the file as lost.
+
+    Decoders raise their OSErrors without errno. EINVAL is a seek to where no file can reach, which a damaged directory
+    of an archive asks for.
+    """
+    return isinstance(e, MemoryError) or (isinstance(e, OSError) and e.errno not in (None, errno.EINVAL))
 
 
 def check_file(local: str, path: str) -> int:

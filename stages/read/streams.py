@@ -14,9 +14,12 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from stages.read.reader import environment
+
 _BLOCK = 1 << 20
 _MAGIC = ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"))
-#: what the decompressors of the standard library and of pyarrow raise on damaged input
+#: what the decompressors of the standard library and of pyarrow raise on damaged input, and some of it for other
+#: reasons: `environment` tells
 _ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException)
 #: an archive that inflates to more than this is a bomb
 MAX_ARCHIVE_BYTES = 64 << 30
@@ -37,11 +40,11 @@ class Stream:
         self._file = open(local, "rb")  # noqa: SIM115 - closed by close()
         magic = self._file.peek(8)[:8]
         self.coding = next((name for start, name in _MAGIC if magic.startswith(start)), "")
-        open_as: dict[str, Any] = {"gzip": gzip.GzipFile, "bz2": bz2.BZ2File, "xz": lzma.LZMAFile}
         if self.coding == "zstd":
             self._stream: Any = pa.CompressedInputStream(pa.PythonFile(self._file, "r"), "zstd")
             self._read = self._stream.read
         else:
+            open_as: dict[str, Any] = {"bz2": bz2.BZ2File, "xz": lzma.LZMAFile}
             self._stream = (gzip.GzipFile(fileobj=self._file) if self.coding == "gzip"
                             else open_as[self.coding](self._file) if self.coding else self._file)
             # read1: one step of the decompressor, so that an error never takes bytes along that came before it
@@ -51,6 +54,8 @@ class Stream:
         try:
             return self._read(size)
         except _ERRORS as e:
+            if environment(e):
+                raise
             cut = isinstance(e, EOFError) or "ended before" in str(e) or "truncated" in str(e).lower()
             raise Damaged("truncated" if cut else f"corrupt_{self.coding or 'file'}", str(e)) from None
 
@@ -137,6 +142,9 @@ def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
     try:
         archive = zipfile.ZipFile(local)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as e:
+        for error in (e, e.__context__):                    # zipfile says "not a zip file" to an I/O error too
+            if error is not None and environment(error):
+                raise error from None
         raise Damaged("corrupt_zip", str(e)) from None
     with archive:
         for info in archive.infolist():
@@ -151,7 +159,9 @@ def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
             try:
                 with archive.open(info) as f:           # the size in the directory may lie: count what comes
                     data = f.read(cap + 1)
-            except (*_ERRORS, zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError):
+            except (*_ERRORS, zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError) as e:
+                if environment(e):
+                    raise
                 yield Member(info.filename, info.header_offset, None, "corrupt_zip")
                 continue
             yield Member(info.filename, info.header_offset, *((data,) if len(data) <= cap else (None, "too_large")))
@@ -190,4 +200,6 @@ def _tar(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
                         raise Damaged("truncated", info.name)
                     yield Member(info.name, info.offset, data)
         except (tarfile.TarError, *_ERRORS, ValueError) as e:
+            if environment(e):
+                raise
             raise Damaged("corrupt_tar", str(e)) from None

@@ -18,7 +18,7 @@ from fastwarc.warc import ArchiveIterator, WarcRecord
 
 from stages.document import BadRecord, Document, document_id
 from stages.read.http import TooLarge, decode_body, media_type, parse_response
-from stages.read.reader import Reader, Slice, Split, bad, check_file, locator, skipped
+from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, locator, skipped
 from stages.stage import StageConfig, signal
 
 GZIP, LZ4, ZSTD = b"\x1f\x8b", b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd"
@@ -188,8 +188,10 @@ def _archive(stream: Any) -> ArchiveIterator:
 
 
 def _broken_input(e: BaseException) -> bool:
-    """Whether fastwarc says that the file is at fault. A panic of its Rust code comes as a BaseException."""
-    return isinstance(e, (OSError, ValueError, EOFError)) or type(e).__name__ == "PanicException"
+    """Whether fastwarc says that the file is at fault. A panic of its Rust code comes as a BaseException; an error of
+    the operating system passes through it with its errno."""
+    return not environment(e) and (isinstance(e, (OSError, ValueError, EOFError))
+                                   or type(e).__name__ == "PanicException")
 
 
 def _peek(file: BinaryIO, offset: int, size: int) -> bytes:

@@ -46,6 +46,8 @@ class Wiki(Reader):
                     if not block:
                         return
             except (Damaged, expat.ExpatError, _Hostile) as e:
+                if getattr(e, "code", None) == expat.errors.codes[expat.errors.XML_ERROR_NO_MEMORY]:
+                    raise MemoryError(str(e)) from None         # the machine's fault, not the file's
                 while pages.done:
                     yield self._document(pages.done.pop(0), pages.base, slice, ordinal)
                     ordinal += 1

@@ -202,3 +202,16 @@ def test_text_key_and_other_arguments(tmp_path):
     (doc,) = reader.read(str(tmp_path / "x.jsonl"), Slice("web", "x.jsonl"))
     assert (doc.text, doc.meta) == ("the text", {"id": "k"})
     assert reader.key() != DatatroveReader(block="readers.JsonlReader", text_key="body").key()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), pa.ArrowMemoryError("malloc failed"),
+                                   OSError(5, "Input/output error"), ImportError("no module")])
+def test_a_fault_of_the_machine_is_not_the_file_s(tmp_path, monkeypatch, error):
+    write_rows(tmp_path)
+
+    def fail(self: object, path: str) -> None:
+        raise error
+
+    monkeypatch.setattr(readers.JsonlReader, "read_file", fail)
+    with pytest.raises(type(error)):
+        list(DatatroveReader(block="readers.JsonlReader").read(str(tmp_path / "rows.jsonl.gz"), Slice("web", "rows")))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
+import errno
 import gzip
 import io
 import itertools
+import json
+import lzma
 import random
 import sys
 import sysconfig
@@ -12,6 +16,7 @@ import tarfile
 import zipfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,10 +24,14 @@ import pytest
 
 from stages.catalog import READERS, reader_class
 from stages.document import BadRecord, Document, document_id
+from stages.read import parquet, streams
 from stages.read.code import Code
 from stages.read.files import HtmlFiles, PdfFiles, TextFiles
+from stages.read.jsonl import Jsonl
 from stages.read.parquet import Parquet
 from stages.read.reader import Reader, Skipped, Slice
+from stages.read.streams import Damaged
+from stages.read.wiki import Wiki
 from tests.conftest import shared_data
 
 OURS = [n for n in READERS if n != "datatrove"]
@@ -240,3 +249,114 @@ def test_parquet_row_group_cap_leaves_ordinals_alone(tmp_path):
     pq.write_table(table(300), tmp_path / "a.parquet", row_group_size=100)
     size = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0).total_byte_size
     assert reasons(read(Parquet(max_group=size - 1), tmp_path / "a.parquet"))["too_large"] >= 1
+
+
+def test_parquet_one_bad_cell_is_one_bad_record(tmp_path):
+    """Cells that Python cannot hold: bytes that are no UTF-8 in a string column, a date beyond the year 9999."""
+    urls = pa.StringArray.from_buffers(3, pa.array([0, 1, 2, 3], pa.int32()).buffers()[1], pa.py_buffer(b"a\xffc"))
+    dates = pa.array([0, 0, 2**60], pa.timestamp("ms"))
+    local = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["one", "two", "three"], "url": urls, "when": dates, "n": [1, 2, 3]}), local)
+    items = read(Parquet(date="when"), local)
+    assert [i.reason if isinstance(i, BadRecord) else i.text for i in items] == ["one", "invalid_utf8", "bad_value"]
+    assert [i.locator["record"] for i in items] == [0, 1, 2] and not any(getattr(i, "fatal", 0) for i in items)
+    assert [i.id for i in items] == [document_id("s", "a.parquet", "", n) for n in range(3)]
+    items = read(Parquet(keep=("when",)), local)
+    assert [i.reason if isinstance(i, BadRecord) else i.text for i in items] == ["one", "invalid_utf8", "bad_value"]
+
+
+def test_parquet_memory_is_nobody_s_fault(tmp_path, monkeypatch):
+    pq.write_table(table(3), tmp_path / "a.parquet")
+
+    def full(*_: object, **__: object) -> None:
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    monkeypatch.setattr(parquet, "make_document", full)
+    with pytest.raises(MemoryError):
+        read(Parquet(), tmp_path / "a.parquet")
+    monkeypatch.setattr(parquet.pq, "ParquetFile", full)
+    with pytest.raises(MemoryError):
+        Parquet().splits(str(tmp_path / "a.parquet"), "a.parquet", 1)
+
+
+# -- the machine's fault ---------------------------------------------------------------------------------------------
+class Failing(io.FileIO):
+    """A file whose disk (or memory) fails beyond some byte."""
+
+    error: BaseException = OSError(errno.EIO, "Input/output error")
+    good = 0
+
+    def readinto(self, buffer: bytearray) -> int:
+        if self.tell() >= self.good:
+            raise self.error
+        return super().readinto(memoryview(buffer)[:max(self.good - self.tell(), 1)])
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """All that reads a file through `streams`, `zipfile` or pyarrow gets `error` beyond byte `good`."""
+    def break_disk(error: BaseException, good: int) -> None:
+        kind = type("Broken", (Failing,), {"error": error, "good": good})
+        monkeypatch.setattr(streams, "open", lambda path, mode: io.BufferedReader(kind(path)), raising=False)
+        monkeypatch.setattr(streams.zipfile, "io", SimpleNamespace(**{**vars(io), "open": streams.open}))
+        monkeypatch.setattr(parquet.pq, "ParquetFile",
+                            lambda path: parquet_file(pa.PythonFile(io.BufferedReader(kind(path)), "r")))
+
+    parquet_file = pq.ParquetFile
+    return break_disk
+
+
+FAULTS = [OSError(errno.EIO, "Input/output error"), OSError(errno.ESTALE, "Stale file handle"), MemoryError("no room"),
+          pa.ArrowMemoryError("no room")]
+
+
+@pytest.mark.parametrize("error", FAULTS, ids=["disk", "network", "memory", "arrow"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.bz2", "a.jsonl.xz", "a.jsonl.zst", "a.txt",
+                                  "a.txt.gz", "a.xml.bz2", "a.zip", "a.tar.gz", "a.tar", "a.parquet"])
+def test_a_fault_of_the_machine_fails_the_task_and_loses_no_documents(name, error, tmp_path, failing):
+    """It is raised as it is: taken for damage, the rest of the file would be committed as lost."""
+    rng, local = random.Random(0), tmp_path / name
+    rows = [{"text": f"{i} {rng.randbytes(90_000).hex()}"} for i in range(4)]
+    lines = "\n".join(map(json.dumps, rows)).encode()
+    if name.endswith((".zip", ".tar", ".tar.gz")):
+        (make_zip if name.endswith(".zip") else make_tar)(local, [(f"{i}.txt", r["text"].encode())
+                                                                  for i, r in enumerate(rows)])
+        reader = TextFiles()
+    elif name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), local, row_group_size=1)
+        reader = Parquet()
+    else:
+        pages = "".join(f"<page><title>{i}</title><text>{r['text']}</text></page>" for i, r in enumerate(rows))
+        data = f"<mediawiki>{pages}</mediawiki>".encode() if ".xml" in name else lines
+        pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress,
+                "zst": lambda b: pa.compress(b, "zstd", asbytes=True)}
+        local.write_bytes(pack.get(name.rpartition(".")[2], bytes)(data))
+        reader = TextFiles() if ".txt" in name else Wiki() if ".xml" in name else Jsonl()
+    assert set(reasons(read(reader, local))) == {"document"}
+    for good in (0, 100_000, local.stat().st_size - 100):
+        failing(error, good)
+        with pytest.raises(type(error)) as raised:
+            read(reader, local)
+        assert not isinstance(raised.value, Damaged) and raised.value.args == error.args
+
+
+def test_a_seek_no_file_can_make_is_damage_not_the_disk(tmp_path):
+    """A directory that lies about offsets is the archive's fault: the run goes on."""
+    local = make_zip(tmp_path / "a.zip", [("a.txt", b"first"), ("b.txt", b"second")])
+    whole = local.read_bytes()
+    end, entry = whole.index(b"PK\x05\x06"), whole.index(b"PK\x01\x02")
+    for at in (end + 12, end + 16, entry + 42):
+        for value in (0xFFFFFFFE, 0x7FFFFFFF, len(whole) + 1):
+            local.write_bytes(whole[:at] + value.to_bytes(4, "little") + whole[at + 4:])
+            assert "corrupt_zip" in reasons(read(TextFiles(), local))
+    # an offset in a zip64 field, larger than any file
+    far = b"\x01\x00\x08\x00" + (2**64 - 1).to_bytes(8, "little")
+    lying = bytearray(whole[:end])
+    lying[entry + 30:entry + 32] = len(far).to_bytes(2, "little")
+    lying[entry + 42:entry + 46] = b"\xff" * 4
+    name = entry + 46 + len("a.txt")
+    lying[name:name] = far
+    tail = bytearray(whole[end:])
+    tail[12:16] = (int.from_bytes(tail[12:16], "little") + len(far)).to_bytes(4, "little")
+    local.write_bytes(bytes(lying) + bytes(tail))
+    assert reasons(read(TextFiles(), local)) == {"corrupt_zip": 1, "document": 1}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import itertools
+import os
 import random
 import zlib
 from collections import Counter
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from stages.document import BadRecord, Document, document_id
+from stages.read import warc
 from stages.read.http import TooLarge, decode_body, inflate, media_type, parse_response, unchunk
 from stages.read.reader import Skipped, Slice
 from stages.read.warc import Warc
@@ -290,3 +293,27 @@ def test_inflate_reads_all_members_and_stops_at_the_cap():
     assert inflate(b"no gzip", 47, 10) is None
     with pytest.raises(TooLarge):
         inflate(gzip.compress(b"\x00" * 10**7), 47, 10**6)
+
+
+@pytest.mark.parametrize("coding", ["gz", "plain"])
+def test_an_error_of_the_disk_fails_the_task_and_loses_no_records(tmp_path, coding, monkeypatch):
+    """Whichever read of the file fails: taken for damage, the rest of the file would be committed as lost."""
+    rng = random.Random(4)
+    local = write(tmp_path / "a", *(gzip.compress(page(i, rng.randbytes(9000))) if coding == "gz" else
+                                    page(i, rng.randbytes(9000)) for i in range(40)))
+    pread, calls, broken = os.pread, itertools.count(), None
+
+    def failing(*at: int) -> bytes:
+        if next(calls) == broken:
+            raise OSError(errno.EIO, "Input/output error")
+        return pread(*at)
+
+    monkeypatch.setattr(warc.os, "pread", failing)
+    for work in (lambda: read(local), lambda: Warc().splits(local, "a.warc.gz", 50_000)):
+        broken, calls = None, itertools.count()
+        assert len(work()) > 5
+        for number in range(next(calls)):
+            broken, calls = number, itertools.count()
+            with pytest.raises(OSError, match="Input/output error") as raised:
+                work()
+            assert raised.value.errno == errno.EIO

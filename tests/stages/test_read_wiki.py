@@ -6,10 +6,12 @@ import bz2
 import gzip
 import time
 from collections import Counter
+from xml.parsers import expat
 
 import pytest
 
 from stages.document import BadRecord, Document, document_id
+from stages.read import wiki
 from stages.read.reader import Skipped, Slice
 from stages.read.wiki import Wiki
 from stages.read.wikitext import plain
@@ -144,3 +146,17 @@ def test_real_dump():
     assert not any(mark in text for mark in ("{{", "}}", "[[", "]]", "{|", "''", "<ref", "=="))
     assert docs[0].meta["title"] == "Anarchism" and docs[0].url == "https://en.wikipedia.org/wiki/Anarchism"
     assert docs[0].text.startswith("Anarchism is a political philosophy that advocates self-governed societies")
+
+
+def test_no_memory_is_no_damage(tmp_path, monkeypatch):
+    """expat says it as it says a syntax error; the page must not be lost to a machine that is too small."""
+    (tmp_path / "a.xml").write_bytes(dump(page("One", "Text.")))
+
+    def full(self: object, block: bytes) -> None:
+        error = expat.ExpatError("out of memory: line 1, column 0")
+        error.code = expat.errors.codes[expat.errors.XML_ERROR_NO_MEMORY]
+        raise error
+
+    monkeypatch.setattr(wiki._Pages, "feed", full)
+    with pytest.raises(MemoryError):
+        read(tmp_path / "a.xml")
