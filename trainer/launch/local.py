@@ -44,13 +44,15 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """0 when all have ended well; otherwise the first failure's code, once the rest has had 10 s to end by itself."""
+    """0 when all have ended well; otherwise the first failure's code, once the rest has ended by itself or had 10 s to
+    do so (600 s when it was an orderly stop after a signal: the others may still be writing their checkpoint)."""
     failed, since = 0, 0.0
     while True:
         codes = [p.poll() for p in processes]
         if failed == 0:
             failed = next((c for c in codes if c), 0)
             since = time.monotonic()
-        if all(c is not None for c in codes) or (failed and time.monotonic() - since > 10):
+        patience = 600 if failed > 128 else 10
+        if all(c is not None for c in codes) or (failed and time.monotonic() - since > patience):
             return 128 - failed if failed < 0 else failed
         time.sleep(0.05)
