@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import main
-from trainer.config import ConfigError, build, count, override
+from trainer.config import ConfigError, build, count, override, read_train
 from trainer.run import TrainConfig, open_run
 
 MODEL = {"preset": "tiny"}
@@ -99,3 +101,13 @@ def test_run_by_name_in_a_store_and_plan(tmp_path, capsys):
     assert "anneal" in text
     assert "21,648 parameters" in text
     assert not (tmp_path / "runs" / "toy" / "train").exists()        # a plan writes nothing
+
+
+def test_the_demo_recipe_and_its_promises():
+    """At most 3 M parameters beside the embedding and 2 M tokens, every key of its `train:` known."""
+    recipe = Path(__file__).resolve().parents[2] / "demo" / "recipe.yaml"
+    config = build(TrainConfig, read_train(recipe), "demo/recipe.yaml: train")
+    document = yaml.safe_load(recipe.read_text())
+    vocab = document["tokenizer"]["train"]["vocab"]
+    assert config.model.parameters(vocab) - vocab * config.model.width <= 3e6
+    assert count(document["curriculum"]["total"]) <= 2e6
