@@ -55,10 +55,10 @@ class ChunkedCE(torch.autograd.Function):
             nll[at] = torch.where(counted, log_z - logits.gather(1, label[:, None])[:, 0], 0)
             z_sum += torch.where(counted, log_z, 0).square().sum()
             if learning:
+                factor = counted * scale
                 grad = logits.sub_(log_z[:, None]).exp_()                        # softmax, in place
-                grad.mul_((1 + 2 * z * log_z)[:, None])
-                grad.scatter_add_(1, label[:, None], torch.full_like(log_z, -1)[:, None])
-                grad.mul_((counted * scale)[:, None])
+                grad.mul_((factor * (1 + 2 * z * log_z))[:, None])
+                grad.scatter_add_(1, label[:, None], -factor[:, None])
                 grad = grad.to(hidden.dtype)
                 d_hidden[at] = grad @ weight
                 if grad.dtype == torch.float32:

@@ -75,7 +75,7 @@ def svg(lines: Sequence[dict[str, Any]]) -> str:
             parts.append(f'<text class="name" x="{a + 6:.1f}" y="{LOSS_TOP - 9}">{escape(label)}</text>')
         at += phase["tokens"]
     parts += [gridline(y(v), f"{v:g}") for v in ticks(low, high, 6)]
-    parts += [gridline(r(v), f"{v:.1e}".replace("e-0", "e-")) for v in (0.0, top_rate)]
+    parts += [gridline(r(v), f"{v:.2g}") for v in (0.0, top_rate)]
     for v in ticks(0, total, 8):
         parts.append(f'<text class="axis" x="{x(v):.1f}" y="{HEIGHT - 24}" text-anchor="middle">{short(v)}</text>')
     parts.append(f'<text class="axis" x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">tokens</text>')
