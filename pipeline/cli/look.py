@@ -90,15 +90,17 @@ def rows(store: Store, kind: str, dataset: str, equal: dict[str, str] | None = N
 
 def mask(row: dict[str, Any], chars: int = 0) -> None:
     """Cut the text to `chars` (0: all of it) and scrub everything that may hold personal data."""
-    from stages.scrub.pii import scrub_text
+    from stages.scrub.pii import scrub_text, scrub_value
 
     if row.get("text"):
         text = row["text"]
         row["text"] = scrub_text(text[:chars + MARGIN])[:chars] if chars else scrub_text(text)
         row["chars"] = len(text)
-    for name in ("url", "meta", "detail", "file"):
+    for name in ("url", "detail", "file", "locator"):
         if row.get(name):
-            row[name] = scrub_text(row[name])
+            row[name] = scrub_value(row[name])
+    if row.get("meta"):     # JSON in a string: scrubbed as such it may end up as no JSON
+        row["meta"] = json.dumps(scrub_value(json.loads(row["meta"])), sort_keys=True, ensure_ascii=False)
 
 
 def card(row: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from pipeline.store.parts import PartWriter, document_schema, read_documents
 from stages.catalog import load, reader_class
 from stages.document import BadRecord, Document
 from stages.read.reader import Skipped, Slice
-from stages.scrub.pii import scrub_text
+from stages.scrub.pii import scrub_text, scrub_value
 from stages.stage import Stage, file_sha256
 
 #: documents (or bytes of raw input) held between two looks at the clock and the writers; decides nothing about text
@@ -297,9 +297,7 @@ class _Run:
 
     def _drop(self, doc: Document, stage: str, reason: str) -> None:
         _add(self.counters["dropped_bytes"], doc.source, _utf8(doc.text))
-        doc.text = scrub_text(doc.text)
-        doc.url = scrub_text(doc.url)
-        doc.meta = {k: scrub_text(v) if isinstance(v, str) else v for k, v in doc.meta.items()}
+        doc.text, doc.url, doc.meta = scrub_value(doc.text), scrub_value(doc.url), scrub_value(doc.meta)
         self.dropped.write(doc, reason=reason, stage=stage)
 
     def _note(self, id: str, source: str, locator: dict[str, Any], stage: str, reason: str, detail: str) -> None:

@@ -67,7 +67,7 @@ def documents() -> list[Document]:
         page = (f"<!doctype html><html><head><title>T {i}</title></head><body><nav>Home</nav><main>{body}</main>"
                 f"</body></html>")
         out.append(Document(f"{i:032x}", text, url=urls[i % len(urls)], raw=page.encode(), mime="text/html",
-                            charset="utf-8"))
+                            charset="utf-8", meta={"title": f"T {i} by someone.else@mail.example.org"}))
     return out
 
 
@@ -107,7 +107,7 @@ def entry(stage: Stage) -> dict[str, object]:
 @pytest.mark.parametrize("name", sorted(stages()))
 def test_output_changes_only_with_the_version(name):
     stage = stages()[name]
-    known = json.loads(GOLDEN.read_text())
+    known = json.loads(GOLDEN.read_text(encoding="utf-8"))
     assert name in known, f"'{name}' has no golden hash: run python -m tests.stages.test_conformance --write"
     golden = known[name]
     if golden["libraries"] != library_versions(stage.libraries):
@@ -124,5 +124,5 @@ def test_output_changes_only_with_the_version(name):
 
 if __name__ == "__main__" and "--write" in sys.argv:
     made = {name: {**entry(stage), "output": output(stage)} for name, stage in stages().items()}
-    GOLDEN.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
+    GOLDEN.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(f"{GOLDEN.name}: {len(made)} stages")
