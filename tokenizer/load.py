@@ -108,7 +108,7 @@ def _declared_eos(path: Path) -> str | None:
     """`eos_token` of a tokenizer_config.json: a string, or a mapping with `content`."""
     if not path.is_file():
         return None
-    token = json.loads(path.read_text()).get("eos_token")
+    token = json.loads(path.read_text(encoding="utf-8")).get("eos_token")
     return token.get("content") if isinstance(token, dict) else token
 
 

@@ -38,7 +38,7 @@ def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str]) ->
     native.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=vocab, special_tokens=[AddedToken(EOS, special=True, normalized=False)], show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
-    Path(path).write_text(native.to_str())
+    Path(path).write_text(native.to_str(), encoding="utf-8")
 
 
 def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLike[str], model: str = "unigram") -> None:

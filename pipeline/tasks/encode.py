@@ -9,8 +9,11 @@ path, ordinal) order, so its bytes depend neither on the partition size nor on w
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ import pyarrow.parquet as pq
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
 from pipeline.store.fs import Store
 from stages.barrier import FileRef, PartRef, TaskDraft, TaskResult
+from stages.stage import library_versions
 from stages.text.prf import below
 from tokenizer.encode import encode_documents
 from tokenizer.load import Tokenizer, load_tokenizer
@@ -30,10 +34,15 @@ from tokenizer.shards.writer import ShardWriter
 ENCODE = "pipeline.tasks.encode:EncodePart"
 ASSEMBLE = "pipeline.tasks.encode:AssembleShard"
 SPLITS = ("train", "val")
-#: documents encoded at a time
-BATCH = 256
-#: rows of a part's document table read at a time while a shard is assembled
-TABLE_BATCH = 4096
+#: documents, and bytes of their text, encoded at a time; a longer document is a batch of its own
+BATCH, BATCH_BYTES = 256, 8 << 20
+#: rows of a part's document table read at a time while a shard is assembled, and of its row groups
+TABLE_BATCH, TABLE_ROWS = 4096, 1 << 16
+#: what decides about the ids of a text beside the tokenizer's file
+LIBRARIES = ("tokenizers", "fastokens", "sentencepiece")
+
+#: what a dedup calls a cluster: the id of its first document
+CLUSTER = re.compile("[0-9a-f]{32}")
 
 PART_TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("row", pa.uint32()), ("n_bytes", pa.uint32())])
 
@@ -87,21 +96,42 @@ class Rows:
 
     def column(self, name: str) -> list[Any]:
         if name == "bytes":       # UTF-8 length of the text
-            return pc.binary_length(self.batch.column("text")).to_pylist()
+            return pc.struct_field(self.batch.column("signals"), "bytes").cast(pa.int64()).to_pylist()
         return self.batch.column(name).to_pylist()
 
 
 def rows_of(path: str, where: Where, columns: Sequence[str], batch: int = BATCH) -> Iterator[Rows]:
-    """The rows of a part that `where` takes, at most `batch` at a time; memory is one row group."""
-    need = {"id", *("text" if c == "bytes" else c for c in columns), *where.equal}
-    need |= {"signals"} if where.ranges else set()
+    """The rows of a part that `where` takes, at most `batch` of them and BATCH_BYTES of text (or one longer document)
+    at a time. The column `bytes` is there without the texts. Memory: one row group of what is read."""
+    need = {"id", *columns, *where.equal} - {"bytes"}
+    if where.ranges:
+        need |= {"signals"}
+    elif "bytes" in columns:
+        need |= {"signals.bytes"}
     first = 0
     with pq.ParquetFile(path) as file:
-        for got in file.iter_batches(batch, columns=sorted(need)):
-            keep = where.mask(got)
-            rows = np.flatnonzero(keep)
-            yield Rows(got if keep.all() else got.filter(pa.array(keep)), rows + first, len(got))
-            first += len(got)
+        # a batch that crosses row groups would keep all of them in memory
+        for group in range(file.num_row_groups):
+            for block in file.iter_batches(batch, row_groups=[group], columns=sorted(need)):
+                for got in _cut(block):
+                    keep = where.mask(got)
+                    rows = np.flatnonzero(keep)
+                    yield Rows(got if keep.all() else got.filter(pa.array(keep)), rows + first, len(got))
+                    first += len(got)
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch in runs of rows with at most BATCH_BYTES of text, or of one row."""
+    if "text" not in batch.schema.names:
+        yield batch
+        return
+    ends = np.cumsum(pc.binary_length(batch.column("text")).to_numpy(zero_copy_only=False).astype(np.int64))
+    start = 0
+    while start < len(ends):
+        taken = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, taken + BATCH_BYTES, "right")))
+        yield batch.slice(start, stop - start)
+        start = stop
 
 
 # -- one part ----------------------------------------------------------------------------------------------------
@@ -110,7 +140,7 @@ class EncodePart:
 
     Writes for each split SPLIT.tokens (documents back to back, each ended by EOS, u16 or u32) and SPLIT.parquet
     (PART_TABLE: ends in this file, row in the part). A document is held out by PRF(seed, cluster of its duplicates, or
-    its id), so that near-duplicates stay on one side, in every stream. Memory: one row group and 256 documents' tokens.
+    its id), so that near-duplicates stay on one side, in every stream. Memory: one row group and one batch's tokens.
     """
 
     version = 1
@@ -121,9 +151,9 @@ class EncodePart:
         tokenizer = _tokenizer(inputs, args["tokenizer"], args["eos"])
         splits = {name: _PartWriter(out, name) for name in SPLITS}
         counters: Counters = {name: {"docs": 0, "tokens": 0, "bytes": 0} for name in SPLITS}
-        counters.update(skipped=0, sources={})
+        counters.update(skipped=0, sources={}, quarantined={})
         limit = min(BATCH, inputs.batch_rows or BATCH)
-        columns = ("text", "source", "meta")
+        columns = ("text", "bytes", "source", "meta")
         for some in rows_of(inputs.fetch(args["part"]), Where(args.get("where")), columns, limit):
             counters["skipped"] += some.seen - len(some.rows)
             _encode(some, tokenizer, args, inputs, cursor, out, splits, counters)
@@ -140,7 +170,9 @@ def _encode(some: Rows, tokenizer: Tokenizer, args: Mapping[str, Any], inputs: I
     taken = []
     for i, row in enumerate(some.rows.tolist()):
         if row in inputs.skip:
-            out.quarantine(row, ids[i], "encode", args["tokenizer"]["content"], inputs.skip[row]["reason"])
+            reason = inputs.skip[row]["reason"]
+            out.quarantine(row, ids[i], "encode", args["tokenizer"]["content"], reason)
+            counters["quarantined"][reason] = counters["quarantined"].get(reason, 0) + 1
         elif inputs.only is None or row in inputs.only:
             taken.append(i)
     if not taken:
@@ -164,6 +196,8 @@ def _encode(some: Rows, tokenizer: Tokenizer, args: Mapping[str, Any], inputs: I
 
 def _held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
     cluster = json.loads(meta).get("cluster") if meta and '"cluster"' in meta else None
+    if not (isinstance(cluster, str) and CLUSTER.fullmatch(cluster)):       # none, or metadata that came with the text
+        cluster = None
     return below(val["seed"], "val", cluster or id, val["share"])
 
 
@@ -191,16 +225,17 @@ class _PartWriter:
         self.pending.append(pa.record_batch([pa.array(ends), pa.array(ids, pa.string()), pa.array(rows, pa.uint32()),
                                              pa.array(n_bytes, pa.uint32())], schema=PART_TABLE))
         self.tokens, self.documents = int(ends[-1]), self.documents + len(ids)
-        if sum(map(len, self.pending)) >= 1 << 16:
+        while sum(map(len, self.pending)) >= TABLE_ROWS:    # row groups do not show how documents came in batches
             self._flush()
 
     def _flush(self) -> None:
-        if self.pending:
-            self.table.write_table(pa.Table.from_batches(self.pending).combine_chunks())
-        self.pending = []
+        held = pa.Table.from_batches(self.pending)
+        self.table.write_table(held.slice(0, TABLE_ROWS).combine_chunks())
+        self.pending = held.slice(TABLE_ROWS).to_batches()
 
     def close(self) -> None:
-        self._flush()
+        if self.pending:
+            self._flush()
         self.table.close()
         self.body.close()
         self.out.note(f"{self.split}.tokens", rows=self.tokens)
@@ -236,7 +271,7 @@ class AssembleShard:
                         writer.add(body[starts[a]:ends[b - 1]], ends[a:b] - starts[a:b], got.column("id").to_pylist(),
                                    piece["part"], got.column("row").to_numpy(), got.column("n_bytes").to_numpy())
         facts = {"split": args["split"], "index": args["index"], **writer.close()}
-        with open(out.path("shard.json"), "w") as f:
+        with open(out.path("shard.json"), "w", encoding="utf-8") as f:
             json.dump(facts, f, sort_keys=True)
         out.note("body", rows=writer.tokens)
         out.note("ends", rows=writer.documents)
@@ -245,10 +280,19 @@ class AssembleShard:
 
 
 # -- what a planner calls ----------------------------------------------------------------------------------------
+def libraries() -> dict[str, str | None]:
+    """Versions of LIBRARIES (None: not installed), for task arguments: another version may cut a text otherwise."""
+    found: dict[str, str | None] = dict.fromkeys(LIBRARIES)
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found |= library_versions((name,))
+    return found
+
+
 def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> list[TaskDraft]:
     """One task a part, in plan order. `tokenizer`: `fit_tokenizer.tokenizer_info`. `config`: the recipe's entry under
     `shards:` (`where`, `val`: share held out) and `seed`."""
-    common = {"tokenizer": tokenizer["ref"], "eos": tokenizer["eos"],
+    common = {"tokenizer": tokenizer["ref"], "eos": tokenizer["eos"], "libraries": libraries(),
               "where": dict(config.get("where") or {}),
               "val": {"share": float(config.get("val", 0.005)), "seed": int(config.get("seed", 0))}}
     return [TaskDraft(ENCODE, {"part": part.text, **common}, part.bytes, f"encode part {part.key[:8]}", memory_mb=700)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
 from pipeline.store.fs import Store
-from pipeline.tasks.encode import Where, rows_of
+from pipeline.tasks.encode import Where, libraries, rows_of
 from stages.barrier import FileRef, PartRef, TaskDraft, TaskResult
 from stages.text.prf import prf
 from tokenizer.load import Tokenizer, TokenizerError, load_tokenizer
@@ -25,9 +25,10 @@ class FitTokenizer:
     """args: parts [$ref of kept.parquet, in plan order], where (see `pipeline.tasks.encode.Where`), kind bpe |
     sentencepiece, model unigram | bpe, vocab, sample (bytes of text), seed. Writes tokenizer.json or tokenizer.model.
 
-    The sample is the documents with the lowest PRF(seed, id), until they have `sample` bytes: it does not depend on how
-    the dataset is cut into parts. They are read in plan order, one thread trains. Two readings of the parts: ids and
-    sizes, then texts, which are streamed; memory is a heap of the sampled ids and what the trainer holds.
+    The sample is the documents with the lowest PRF(seed, id), until the next one would make it more than `sample`
+    bytes: it does not depend on how the dataset is cut into parts. They are read in plan order, one thread trains. Two
+    readings of the parts: ids and sizes, then texts, which are streamed; memory is a heap of the sampled ids and what
+    the trainer holds.
     """
 
     version = 1
@@ -79,16 +80,22 @@ def _facts(tokenizer: Tokenizer) -> Counters:
 
 
 def _sample(paths: Sequence[str], where: Where, size: int, seed: int) -> dict[str, int]:
-    """{id: bytes} of the documents with the lowest PRF that together have at most `size` bytes (at least one)."""
+    """{id: bytes} of the longest run of documents by rising PRF that has at most `size` bytes (at least one)."""
     heap: list[tuple[int, str, int]] = []            # highest PRF first
     total = 0
+    # the lowest PRF that did not fit: what comes later only takes more room, so nothing from there on ever fits
+    beyond: tuple[int, str, int] | None = None
     for path in paths:
         for rows in rows_of(path, where, ("bytes",)):
             for id, n in zip(rows.ids, rows.column("bytes")):
-                heapq.heappush(heap, (-prf(seed, "tokenizer", id), id, n))
+                entry = (-prf(seed, "tokenizer", id), id, n)
+                if beyond is not None and entry <= beyond:
+                    continue
+                heapq.heappush(heap, entry)
                 total += n
                 while total > size and len(heap) > 1:
-                    total -= heapq.heappop(heap)[2]
+                    beyond = heapq.heappop(heap)
+                    total -= beyond[2]
     return {id: n for _, id, n in heap}
 
 
@@ -97,7 +104,7 @@ def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: in
     """The task for `tokenizer: {train: …}` of a recipe (kind, model, vocab, sample, where) over the parts of `from`."""
     args = {"parts": [p.text for p in parts], "where": dict(train.get("where") or {}), "kind": train["kind"],
             "model": train.get("model", "unigram"), "vocab": int(train["vocab"]), "sample": int(train["sample"]),
-            "seed": seed}
+            "seed": seed, "libraries": libraries()}
     weight = sum(p.bytes for p in parts)
     # SentencePiece holds its sentences, BPE its distinct words; both grow with the sample
     return TaskDraft(FIT, args, weight, f"tokenizer: {train['kind']} {train['vocab']}",

@@ -24,6 +24,6 @@ class Index:
         reader = reader_class(args["reader"]["name"])(args["reader"]["$volatile"]["config"])
         splits = reader.splits(inputs.fetch(args["file"]), args["file"]["$file"], args["target"])
         doc = None if splits is None else [dataclasses.asdict(s) for s in splits]
-        Path(out.path("splits.json")).write_text(json.dumps(doc, sort_keys=True))
+        Path(out.path("splits.json")).write_text(json.dumps(doc, sort_keys=True), encoding="utf-8")
         out.note("splits.json", rows=len(splits or ()))
         return {"files": 1, "unsplittable": int(splits is None), "records": sum(s.records for s in splits or ())}

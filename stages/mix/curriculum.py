@@ -131,14 +131,14 @@ class Curriculum:
 
     @classmethod
     def load(cls, path: str | Path) -> Curriculum:
-        return cls.from_json(json.loads(Path(path).read_text()), str(path))
+        return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")), str(path))
 
     def dumps(self) -> str:
         """The text of `curriculum.json`: equal curricula give equal bytes."""
         return json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.dumps())
+        Path(path).write_text(self.dumps(), encoding="utf-8")
 
     def validate(self, where: str = "curriculum") -> None:
         """Everything that must hold before a single sample is drawn, exhaustion included."""

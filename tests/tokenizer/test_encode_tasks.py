@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engine.attempt import run_attempt
 from pipeline.engine.task import Cursor, TaskSpec, content_key
 from pipeline.store.fs import Store
 from pipeline.store.parts import PartWriter, document_schema
-from pipeline.tasks.encode import Where, assemble_drafts, encode_drafts, publish_shards
-from pipeline.tasks.fit_tokenizer import load_draft, publish_tokenizer, tokenizer_draft, tokenizer_info
+from pipeline.tasks.encode import (
+    BATCH_BYTES,
+    Where,
+    _held_out,
+    _PartWriter,
+    assemble_drafts,
+    encode_drafts,
+    publish_shards,
+    rows_of,
+)
+from pipeline.tasks.fit_tokenizer import _sample, load_draft, publish_tokenizer, tokenizer_draft, tokenizer_info
 from stages.barrier import PartRef, TaskResult
 from stages.catalog import load
 from stages.document import Document, document_id
 from stages.mix.curriculum import resolve
+from stages.text.prf import prf
 from tests.tokenizer.test_tokenizers import corpus
 from tokenizer.load import load_tokenizer
 from tokenizer.shards.reader import ShardSet
@@ -240,7 +252,127 @@ def test_a_condemned_document_is_left_out_and_logged(run):
     record = run_attempt(spec, run.store, "1", Cursor(), str(run.root), skip={5: {"stage": 0, "reason": "crash"}},
                          batch_rows=1)
     assert record.counters["train"]["docs"] == 39
+    assert record.counters["quarantined"] == {"crash": 1}
     assert [(q["row"], q["id"], q["stage"], q["reason"]) for q in record.quarantine] == \
         [(5, docs[5].id, "encode", "crash")]
     table = pa.parquet.read_table(run.store.at(record.files["train.parquet"].path))
     assert docs[5].id not in table["id"].to_pylist()
+
+
+def write_part(path, docs) -> str:
+    writer = PartWriter(str(path), document_schema(["quality"]))
+    for doc in docs:
+        writer.write(doc)
+    writer.close()
+    return str(path)
+
+
+def test_batches_are_bounded_in_bytes_and_stay_in_a_row_group(tmp_path):
+    sizes = [3_000_000] * 12 + [100] * 700 + [2 * BATCH_BYTES] + [100] * 5
+    docs = [Document(document_id("s", "f", "", i), "ab" * (n // 2), source="s", signals={"quality": i})
+            for i, n in enumerate(sizes)]
+    path = write_part(tmp_path / "part.parquet", docs)
+    starts, at = [], 0
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            starts.append(at)
+            at += file.metadata.row_group(group).num_rows
+    assert len(starts) > 3
+    every = {"signals": {"quality": {"min": 0}}}
+    for where in (Where({}), Where(every)):
+        rows, ids = [], []
+        for some in rows_of(path, where, ("text", "bytes")):
+            texts = some.column("text")
+            assert [len(t) for t in texts] == some.column("bytes")
+            assert sum(map(len, texts)) <= BATCH_BYTES or len(texts) == 1
+            first, last = int(some.rows[0]), int(some.rows[-1])
+            assert not any(first < s <= last for s in starts)
+            assert some.seen == len(texts) <= 256
+            rows += some.rows.tolist()
+            ids += some.ids
+        assert rows == list(range(len(docs)))
+        assert ids == [d.id for d in docs]
+
+
+def test_sizes_are_read_without_the_texts(tmp_path):
+    docs = [Document(document_id("s", "f", "", i), "\u00fc" * i, source="s") for i in range(9)]
+    path = write_part(tmp_path / "part.parquet", docs)
+    [some] = rows_of(path, Where({}), ("bytes",))
+    assert "text" not in some.batch.schema.names
+    assert some.column("bytes") == [2 * i for i in range(9)]
+
+
+def test_the_sample_is_the_longest_run_of_lowest_prfs_in_any_order(tmp_path):
+    rng = np.random.default_rng(5)
+    docs = [Document(document_id("s", "f", "", i), "x" * int(n), source="s")
+            for i, n in enumerate(np.exp(rng.uniform(0, 8, 300)))]
+    ranked = sorted(docs, key=lambda d: prf(7, "tokenizer", d.id))
+    for size in (1, 500, 20_000, 10**9):
+        expected, total = {}, 0
+        for doc in ranked:
+            total += len(doc.text)
+            if expected and total > size:
+                break
+            expected[doc.id] = len(doc.text)
+        for seed in range(4):
+            order = np.random.default_rng(seed).permutation(len(docs))
+            paths = [write_part(tmp_path / f"{size}-{seed}-{k}", [docs[i] for i in order[k::3]]) for k in range(3)]
+            assert _sample(paths, Where({}), size, 7) == expected
+
+
+def test_an_upgraded_library_encodes_and_trains_again(run, monkeypatch):
+    [part] = run.parts(documents(20), 20)
+    tokenizer = {"ref": {"$ref": "objects/t", "content": "0" * 64, "bytes": 1}, "eos": 0}
+
+    def keys() -> list[str]:
+        drafts = [tokenizer_draft(TRAIN, [part]), *encode_drafts([part], tokenizer, CONFIG)]
+        return [content_key(d.task, load(d.task).version, d.args) for d in drafts]
+
+    before = keys()
+    assert keys() == before
+    real = metadata.version
+    for name in ("tokenizers", "fastokens", "sentencepiece"):
+        monkeypatch.setattr(metadata, "version", lambda n, name=name: "999" if n == name else real(n))
+        assert not set(keys()) & set(before)
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert not set(keys()) & set(before)
+
+
+def test_clusters_are_ours_or_none():
+    val = {"share": 0.5, "seed": 1}
+    ids = [document_id("s", "f", "", i) for i in range(40)]
+    plain = [_held_out(id, None, val) for id in ids]
+    assert {True, False} == set(plain)
+    for theirs in ("news", 7, None, {"a": 1}):
+        assert [_held_out(id, json.dumps({"cluster": theirs}), val) for id in ids] == plain
+    assert len({_held_out(id, json.dumps({"cluster": "0" * 32}), val) for id in ids}) == 1
+
+
+def test_row_groups_of_the_table_do_not_show_the_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.tasks.encode.TABLE_ROWS", 10)
+
+    class Folder:
+        def __init__(self, name: str) -> None:
+            self.folder = tmp_path / name
+            self.folder.mkdir()
+
+        def path(self, name: str) -> str:
+            return str(self.folder / name)
+
+        def note(self, name: str, rows: int) -> None:
+            assert rows == 47
+
+    tables = []
+    for step in (1, 7, 47):
+        out = Folder(str(step))
+        writer = _PartWriter(out, "train")
+        for a in range(0, 47, step):
+            rows = np.arange(a, min(a + step, 47))
+            writer.add([np.zeros(1, np.uint16)] * len(rows), [f"{r:032x}" for r in rows], rows, [3] * len(rows))
+        writer.close()
+        tables.append((out.folder / "train.parquet").read_bytes())
+    assert tables[0] == tables[1] == tables[2]

@@ -44,7 +44,7 @@ class ShardSet:
             pinned = path / f"shards-{sha256[:16]}.json" if sha256 else path / MANIFEST
             path = pinned if pinned.exists() else path / MANIFEST
         try:
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
         except OSError as e:
             raise ShardError(f"{path}: no shard set there ({e.strerror}); run the recipe that writes it") from e
         try:

@@ -93,7 +93,7 @@ class RowSet:
         self.folder = Path(folder)
         path = self.folder / MANIFEST
         try:
-            doc = json.loads(path.read_text())
+            doc = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError) as e:
             raise ShardError(f"{path}: no materialised rows there ({e}); materialise the run again") from e
         if not isinstance(doc, dict) or doc.get("magic") != MAGIC or doc.get("version") != 1:
