@@ -18,10 +18,13 @@ _STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})")
 _CHUNK = re.compile(rb"[ \t]*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 #: a longer head is not HTTP
 MAX_HEAD = 64 << 10
+#: a body of more gzip members is a bomb: empty ones cost 20 bytes and a decompressor each
+MAX_MEMBERS = 1000
+_BLOCK = 16 << 10
 
 
 class TooLarge(ValueError):
-    """A body inflates to more than the cap."""
+    """A body inflates to more than the cap, or has more parts than any server makes."""
 
 
 def parse_response(block: bytes) -> tuple[int, dict[str, str], bytes] | None:
@@ -102,20 +105,26 @@ def _undo(body: bytes, coding: str, cap: int) -> bytes:
 
 
 def inflate(data: bytes, wbits: int, cap: int) -> bytes | None:
-    """`data` inflated, or what came before an error in it; None when that is nothing. `TooLarge` beyond `cap`."""
-    out, rest = bytearray(), data
-    while rest:
+    """`data` inflated, or what came before an error in it; None when that is nothing. `TooLarge` beyond `cap` bytes or
+    `MAX_MEMBERS` gzip members.
+
+    The engine is fed small blocks: it hands back a copy of what it left of its input, at every call and every member.
+    """
+    out, at = bytearray(), 0
+    for _ in range(MAX_MEMBERS):
         engine = zlib.decompressobj(wbits)
-        while rest and not engine.eof:
+        while not engine.eof and (block := engine.unconsumed_tail or data[at:at + _BLOCK]):
+            at += 0 if engine.unconsumed_tail else len(block)
             try:
-                out += engine.decompress(rest, 1 << 16)
+                out += engine.decompress(block, 1 << 16)
             except zlib.error:
                 return bytes(out) or None
             if len(out) > cap:
                 raise TooLarge
-            rest = engine.unconsumed_tail
         if not engine.eof:
             out += engine.flush()
-            break
-        rest = engine.unused_data if wbits == 47 else b""       # gzip members follow one another
-    return bytes(out) or None
+            return bytes(out) or None
+        at -= len(engine.unused_data)
+        if wbits != 47 or at >= len(data):                      # gzip members follow one another
+            return bytes(out) or None
+    raise TooLarge

@@ -146,6 +146,7 @@ def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
             if error is not None and environment(error):
                 raise error from None
         raise Damaged("corrupt_zip", str(e)) from None
+    given = 0                                           # entries may overlap: each can inflate the same bytes
     with archive:
         for info in archive.infolist():
             if info.is_dir():
@@ -164,6 +165,9 @@ def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
                     raise
                 yield Member(info.filename, info.header_offset, None, "corrupt_zip")
                 continue
+            given += len(data)
+            if given > MAX_ARCHIVE_BYTES:
+                raise Damaged("too_large", f"inflates beyond {MAX_ARCHIVE_BYTES} bytes")
             yield Member(info.filename, info.header_offset, *((data,) if len(data) <= cap else (None, "too_large")))
 
 

@@ -32,7 +32,7 @@ _SMALL = ("http", "https", "ftp", "file")
 
 class Warc(Reader):
     name = "warc"
-    version = 1
+    version = 2
     libraries = ("FastWARC",)
     suffixes = (".warc.gz", ".warc", ".warc.lz4", ".warc.zst", ".warc.wet.gz", ".wet.gz")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from stages.document import BadRecord, Document, document_id
+from stages.read import http as http_module
 from stages.read import warc
 from stages.read.http import TooLarge, decode_body, inflate, media_type, parse_response, unchunk
 from stages.read.reader import Skipped, Slice
@@ -293,6 +294,35 @@ def test_inflate_reads_all_members_and_stops_at_the_cap():
     assert inflate(b"no gzip", 47, 10) is None
     with pytest.raises(TooLarge):
         inflate(gzip.compress(b"\x00" * 10**7), 47, 10**6)
+
+
+def test_inflate_costs_no_more_than_its_input(monkeypatch):
+    """Empty gzip members: their number is capped, and none of them copies what comes behind it."""
+    empty = gzip.compress(b"")
+    assert inflate(empty * 900 + gzip.compress(b"end"), 47, 10) == b"end"
+    with pytest.raises(TooLarge):
+        inflate(empty * 2000 + gzip.compress(b"end"), 47, 10)
+    given, engine = [], zlib.decompressobj
+
+    class Counted:
+        def __init__(self, wbits: int) -> None:
+            self.inner = engine(wbits)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.inner, name)
+
+        def decompress(self, block: bytes, most: int) -> bytes:
+            given.append(len(block))
+            return self.inner.decompress(block, most)
+
+    monkeypatch.setattr(http_module.zlib, "decompressobj", Counted)
+    body = random.Random(3).randbytes(3 << 20)
+    data = empty * 900 + gzip.compress(body)
+    assert inflate(data, 47, 4 << 20) == body
+    assert sum(given) < 2 * len(data) + 900 * (64 << 10)
+    given.clear()
+    assert inflate(gzip.compress(bytes(30 << 20)), 47, 31 << 20) == bytes(30 << 20)
+    assert sum(given) < 500 * (64 << 10), "what one call leaves of its input is small"
 
 
 @pytest.mark.parametrize("coding", ["gz", "plain"])
