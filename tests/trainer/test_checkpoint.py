@@ -68,6 +68,16 @@ def test_accumulation_and_micro_batches_change_nothing(folder, whole, tmp_path, 
     assert len(got) == 30
 
 
+def test_half_precision_trains_and_resumes(folder, whole, tmp_path, alone):
+    """bf16 products over fp32 parameters follow the fp32 losses, and the probe after loading agrees."""
+    for stop in (8, 20):
+        train(opened(folder, tmp_path, "precision=bf16"), alone, stop, quiet)
+    got = losses(tmp_path)
+    assert len(got) == 20
+    assert got != {step: whole[step] for step in got}
+    assert got == pytest.approx({step: whole[step] for step in got}, rel=0.01)
+
+
 KILL = """
 import os, signal, sys
 from trainer import checkpoint as ckpt

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+import typing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
+from pipeline.recipe.check import MODEL_PRESETS, TRAIN_KEYS
+from pipeline.recipe.model import Phase
+from pipeline.recipe.quantities import parse_count
+from stages.mix import curriculum
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import main
 from trainer.config import ConfigError, build, count, override, read_train
+from trainer.model import ModelConfig
 from trainer.run import TrainConfig, open_run
+from trainer.schedule import Schedule, ScheduleConfig
 
 MODEL = {"preset": "tiny"}
 
 
 @pytest.mark.parametrize(("text", "value"), [("16k", 16000), ("0.5M", 500_000), ("20B", 20 * 10**9), (7, 7),
-                                             ("4096", 4096), ("1e3", 1000), ("1.5T", 1_500_000_000_000)])
+                                             ("4096", 4096), ("1e3", 1000), ("1.5T", 1_500_000_000_000),
+                                             ("2.01M", 2_010_000), ("20b", 20 * 10**9), ("1G", 10**9), ("0", 0),
+                                             ("1,000", 1000)])
 def test_counts(text, value):
     assert count(text) == value
 
@@ -111,3 +122,25 @@ def test_the_demo_recipe_and_its_promises():
     vocab = document["tokenizer"]["train"]["vocab"]
     assert config.model.parameters(vocab) - vocab * config.model.width <= 3e6
     assert count(document["curriculum"]["total"]) <= 2e6
+
+
+@pytest.mark.parametrize("text", ["2.01M", "20b", "0.5m", "1G", "1,000", "1_000", " 3 M ", "1e3", 7, 2e6, "1,5M", "1.5",
+                                  "", "1/2", "1e99", "16q", True, None, -1, "0.0005k", "9" * 50])
+def test_recipe_curriculum_and_trainer_read_the_same_numbers(text):
+    def read(parse, *more):
+        try:
+            return parse(text, *more)
+        except ValueError:
+            return None
+
+    assert read(count) == read(parse_count) == read(curriculum.parse_count, "key")
+
+
+def test_the_recipe_check_knows_the_keys_presets_and_rates_of_the_trainer():
+    assert set(TRAIN_KEYS) == {f.name for f in dataclasses.fields(TrainConfig)}
+    assert set(MODEL_PRESETS) == set(ModelConfig.PRESETS)
+    assert set(curriculum.RATES) == set(typing.get_args(typing.get_args(Phase.model_fields["lr"].annotation)[0]))
+    for lr in curriculum.RATES:
+        Schedule(ScheduleConfig(), [SimpleNamespace(name="p", lr=lr, tokens=100)])
+    with pytest.raises(ConfigError, match="lr: 'cosine' is not known"):
+        Schedule(ScheduleConfig(), [SimpleNamespace(name="p", lr="cosine", tokens=100)])
