@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
 import types
 import typing
 from collections.abc import Mapping
@@ -17,9 +16,10 @@ from typing import Any, Literal, NewType, TypeVar, Union
 
 import yaml
 
+from stages.mix.quantities import parse_count
+
 #: a whole number that may be written with a suffix: 16k, 0.5M, 20B, 1T
 Count = NewType("Count", int)
-SUFFIX = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 T = TypeVar("T")
 
 
@@ -28,19 +28,8 @@ class ConfigError(ValueError):
 
 
 def count(text: str | int | float) -> int:
-    """'16k' → 16000, '0.5M' → 500000, 20 → 20. Raises ValueError for anything else, fractions of a token included."""
-    if isinstance(text, bool):
-        raise ValueError(f"{text!r} is not a number")
-    if isinstance(text, str):
-        match = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([kKMBGT]?)\s*", text)
-        if match is None:
-            raise ValueError(f"{text!r} is not a count; write it like 4096, 16k, 0.5M or 20B")
-        number = float(match[1]) * SUFFIX[match[2]]
-    else:
-        number = text
-    if number != int(number):
-        raise ValueError(f"{text!r} is not a whole number")
-    return int(number)
+    """'16k' → 16000, '0.5M' → 500000, 0 → 0: what recipes accept. Raises ValueError for anything else."""
+    return parse_count(text, least=0)
 
 
 def build(cls: type[T], value: Any, where: str) -> T:

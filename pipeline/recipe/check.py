@@ -13,9 +13,14 @@ from pydantic import BaseModel, ValidationError
 from pipeline.recipe.errors import KeyPath, Problem, RecipeError, key_path, nearest
 from pipeline.recipe.marks import Marks
 from pipeline.recipe.model import Recipe
-from pipeline.recipe.quantities import parse_share
+from pipeline.recipe.quantities import parse_share, percent
 from stages.catalog import READERS, STAGES, UnknownName, reader_class, stage_class
 from stages.stage import role_of
+
+#: keys of `train:` and names of models, as in trainer.run.TrainConfig and trainer.model.ModelConfig, which need torch
+TRAIN_KEYS = ("model", "optimizer", "schedule", "loss", "evaluate", "checkpoint", "sample", "seed", "clip",
+              "micro_batch", "precision", "compile", "log_every")
+MODEL_PRESETS = ("tiny", "demo", "135m", "360m", "1b", "3b", "8b")
 
 
 class Checker:
@@ -77,6 +82,7 @@ def check_recipe(recipe: Recipe, checker: Checker) -> None:
     _tokens(recipe, checker)
     if recipe.curriculum is not None:
         _curriculum(recipe, checker)
+    _train(recipe, checker)
     checker.stop_if_failed()
 
 
@@ -98,6 +104,11 @@ def _reader(checker: Checker, source: Any, path: KeyPath) -> None:
         checker.fail((*path, "read"), _not_installed(f"the reader '{source.read}'", e))
         return
     _settings(checker, config, source.config, path)
+    keep = source.config.get("keep")
+    for i, name in enumerate(keep if isinstance(keep, list) else ()):
+        if name == "cluster":
+            checker.fail((*path, "keep", i), "'cluster' in meta says which near-duplicates belong together; rename "
+                                             "the key or column to keep it")
 
 
 def _step(checker: Checker, step: Any, path: KeyPath) -> None:
@@ -206,6 +217,12 @@ def _curriculum(recipe: Recipe, checker: Checker) -> None:
         if length != next(iter(longest.values())):
             checker.fail(("shards", name, "longest"), f"{length:,} differs from {next(iter(longest.values())):,} of "
                          f"'{next(iter(longest))}'; all shards of a curriculum have the same `longest`")
+    val = {name: shards.val for name, shards in recipe.shards.items()}
+    for name, share in val.items():
+        if share != next(iter(val.values())):
+            checker.fail(("shards", name, "val"), f"{percent(share)} differs from {percent(next(iter(val.values())))} "
+                         f"of '{next(iter(val))}': near-duplicates of what one holds out would be trained on in the "
+                         "other; give all shards of a curriculum the same `val`")
     held: dict[str, Any] = {}
     before, seen = Fraction(0), set()
     for i, phase in enumerate(curriculum.phases):
@@ -251,6 +268,17 @@ def _end(until: str | int, total: int) -> Fraction:
         return Fraction(until)
     parse_share(until)
     return Fraction(until.rstrip("% ")) / 100 * total
+
+
+def _train(recipe: Recipe, checker: Checker) -> None:
+    """The names in `train:` that a run would stumble over only once all data is made; its values are the trainer's."""
+    for key in recipe.train:
+        checker.known(key, TRAIN_KEYS, ("train", key), "key")
+    model = recipe.train.get("model", {})
+    if not isinstance(model, dict):
+        checker.fail(("train", "model"), f"must be a mapping, e.g. model: {{preset: 135m}}; got {_short(model)}")
+    elif "preset" in model:
+        checker.known(str(model["preset"]), MODEL_PRESETS, ("train", "model", "preset"), "preset")
 
 
 # -- pydantic's errors in our words ----------------------------------------------------------------------------------

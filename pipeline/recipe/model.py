@@ -141,7 +141,7 @@ class Phase(Model):
     """A stretch of the curriculum as written; what is None is inherited from the phase before.
 
     `until`: '70%' of the total or a token count; `sequence`: window length L; `batch`: tokens of a step; `mix`: weights
-    by shards; `max_epochs` by shards; `lr`: what the schedule does here (`stable`, `decay`, …: the trainer's business).
+    by shards; `max_epochs` by shards; `lr`: what the trainer's schedule does here.
     """
 
     name: Name
@@ -150,7 +150,7 @@ class Phase(Model):
     batch: Count | None = None
     mix: Annotated[dict[str, Weight], Field(min_length=1)] | None = None
     max_epochs: dict[str, Weight] | None = None
-    lr: Any = None
+    lr: Literal["stable", "constant", "decay"] | None = None
     on_exhausted: Literal["error", "repeat"] | None = None
 
 

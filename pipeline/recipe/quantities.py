@@ -9,33 +9,15 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer
 
-_COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+from stages.mix.quantities import parse_count, parse_number, parse_whole
+
 _BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?|\.[0-9]+)\s*([A-Za-z]*)\s*\Z")
-
-
-def _scaled(value: Any, units: dict[str, int], what: str, example: str) -> int:
-    wrong = ValueError(f"{value!r} is not {what}; write e.g. {example}")
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise wrong
-    match = _NUMBER.match(str(value)) if len(str(value)) <= 40 else None
-    if match is None or match[2].lower() not in units:
-        raise wrong
-    exact = Fraction(Decimal(match[1].replace("_", ""))) * units[match[2].lower()]
-    if exact.denominator != 1 or not 0 < exact < 2**63:
-        raise ValueError(f"{value!r} is not a whole number between 1 and 2**63; write e.g. {example}")
-    return int(exact)
-
-
-def parse_count(value: Any) -> int:
-    """Tokens, entries, windows: 20B, 0.5M, 64k, 32000 (K = 10^3, M = 10^6, B or G = 10^9, T = 10^12)."""
-    return _scaled(value, _COUNT, "a count", "20B, 0.5M or 2048")
 
 
 def parse_bytes(value: Any) -> int:
     """Bytes: 32MB (10^6), 1GiB (2^30), 500000."""
-    return _scaled(value, _BYTES, "a size", "32MB or 1GiB")
+    return parse_whole(value, _BYTES, "a size", "32MB or 1GiB")
 
 
 def parse_share(value: Any) -> float:
@@ -53,12 +35,10 @@ def parse_share(value: Any) -> float:
 
 def parse_weight(value: Any) -> int | float:
     """A weight of a mixture: any non-negative number; '85%' works too."""
-    text = str(value).strip().removesuffix("%")
-    match = _NUMBER.match(text) if len(text) <= 40 else None
-    if isinstance(value, bool) or not isinstance(value, int | float | str) or match is None or match[2]:
+    found = parse_number(value.strip().removesuffix("%") if isinstance(value, str) else value)
+    if found is None or found[1]:
         raise ValueError(f"{value!r} is not a weight; write a number, e.g. 85")
-    exact = Decimal(match[1].replace("_", ""))
-    return int(exact) if exact == int(exact) else float(exact)
+    return int(found[0]) if found[0].denominator == 1 else float(found[0])
 
 
 def percent(share: float) -> str:

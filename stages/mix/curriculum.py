@@ -17,6 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from stages.mix import quantities
 from stages.mix.order import CurriculumError, Order, check_weights, counts
 
 __all__ = ["Curriculum", "CurriculumError", "Order", "Phase", "Stream", "TokenizerRef", "edit", "parse_count",
@@ -27,6 +28,8 @@ VERSION = 1
 WORTHWHILE_EPOCHS = 4
 #: weights that are not integers are brought to integers of at most this sum
 WEIGHT_SUM = 10**6
+#: what a phase may say about the learning rate: hold it ("constant" is another word for "stable") or let it fall
+RATES = ("stable", "constant", "decay")
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Phase:
     sequence: int                 # L: targets of a sample
     batch: int                    # sequences (samples) of a step
     weights: dict[str, int]       # stream → integer weight; streams not named give nothing
-    lr: Any                       # as the recipe says, for the trainer: "stable", "decay", a number, a mapping
+    lr: str                       # one of RATES: what the trainer's schedule does here
     max_epochs: dict[str, float]  # stream → epochs it may have been read by the end of the phase (default 1)
     on_exhausted: str             # "error" | "repeat"
 
@@ -162,6 +165,8 @@ class Curriculum:
                  f"set shards.*.longest to a multiple of every sequence")
             unknown = sorted({*phase.weights, *phase.max_epochs} - set(names))
             need(not unknown, f"{key} names unknown streams {unknown}; known: {', '.join(names)}")
+            need(phase.lr in RATES, f"{key}: lr: {phase.lr!r} is not one of {', '.join(RATES)}; the rate itself stands "
+                 f"under train.optimizer.lr")
             need(phase.on_exhausted in ("error", "repeat"), f"{key}: on_exhausted must be 'error' or 'repeat'")
             check_weights(list(phase.weights.values()), phase.reserved)
             start = phase.stop
@@ -192,20 +197,12 @@ def _exact(cls: type, doc: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 # -- from a recipe -----------------------------------------------------------------------------------------------
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-
-
 def parse_count(value: Any, key: str) -> int:
-    """Tokens as people write them: 16384, "0.5M", "20B" (decimal units)."""
-    text = str(value).strip().replace("_", "").replace(",", "").lower()
-    unit = text[-1:] if text[-1:] in _UNITS else ""
+    """`stages.mix.quantities.parse_count` for the key of a recipe."""
     try:
-        found = Fraction(text.removesuffix(unit) if unit else text) * _UNITS[unit]
-    except (ValueError, ZeroDivisionError):
-        found = Fraction(0)
-    if isinstance(value, bool) or found < 1:
-        raise CurriculumError(f"{key}: {value!r} is no number of tokens; write for example 16384, 0.5M or 20B")
-    return round(found)
+        return quantities.parse_count(value)
+    except ValueError as e:
+        raise CurriculumError(f"{key}: {value!r} is no number of tokens: {e}") from None
 
 
 def _weights(mix: Mapping[str, Any], key: str, names: list[str], warnings: list[str]) -> dict[str, int]:

@@ -125,9 +125,10 @@ def test_canonical_yaml_runs_from_anywhere(load, tmp_path):
 
 
 def test_scalars_follow_yaml_1_2(load):
-    recipe = load(SMALL.replace("[en]", "[no, on, 'true']") + "train: {lr: 1e-3, x: yes, t: 2026-01-01, z: 0x10, n: ~}")
+    plain = "train: {model: {lr: 1e-3, x: yes, t: 2026-01-01, z: 0x10, n: ~}}"
+    recipe = load(SMALL.replace("[en]", "[no, on, 'true']") + plain)
     assert recipe.datasets["clean"].steps[1].config["keep"] == ["no", "on", "true"]
-    assert recipe.train == {"lr": 0.001, "x": "yes", "t": "2026-01-01", "z": 16, "n": None}
+    assert recipe.train["model"] == {"lr": 0.001, "x": "yes", "t": "2026-01-01", "z": 16, "n": None}
 
 
 def test_anchors_and_merge_keys(load):
@@ -239,6 +240,17 @@ def test_each_mistake_is_named(load, old, new, expected):
      "8 shards.wiki.where.source: no document of 'wiki' gets into clean, which is made from web"),
     ("longest: 16384}}", "longest: 8192}}", "8 shards.wiki.longest: 8,192 differs from 16,384 of 'web'"),
     ("longest: 16384}}", "longest: 16384, val: 0.5}}", "8 shards.wiki.val: 0.5 is not a share; write it"),
+    ("longest: 16384}}", "longest: 16384, val: 5%}}", "8 shards.wiki.val: 5% differs from 0.5% of 'web': near-dup"),
+    ("wiki: {read: wiki, path: enwiki.xml.bz2}", "wiki: {read: jsonl, path: a.jsonl, keep: [url, cluster]}",
+     "2 sources.wiki.keep[1]: 'cluster' in meta says which near-duplicates belong together; rename"),
+    ("lr: decay", "lr: dacay", "14 curriculum.phases[1].lr: 'dacay' is not one of stable, constant, decay; did you m"),
+    ("wiki: {read: wiki, path: enwiki.xml.bz2}", "wiki: {read: jsonl, path: a.jsonl, keep: 5}",
+     "2 sources.wiki.keep: must be a valid tuple"),
+    ("lr: decay", "lr: 0.001", "14 curriculum.phases[1].lr: 0.001 is not one of stable, constant, decay"),
+    ("lr: decay", "lr: {to: 0}", "14 curriculum.phases[1].lr: {'to': 0} is not one of stable, constant, decay"),
+    ("optimizer: {kind", "optimzer: {kind", "15 train.optimzer: unknown key 'optimzer': did you mean 'optimizer'?"),
+    ("preset: 135m", "preset: 135M", "15 train.model.preset: unknown preset '135M': did you mean '135m'?"),
+    ("{preset: 135m}", "demo", "15 train.model: must be a mapping, e.g. model: {preset: 135m}; got 'demo'"),
     ("sequence: 2048", "sequence: 2000", "13 curriculum.phases[0].sequence: 2,000 does not divide 16,384"),
     ("sequence: 2048, ", "", "13 curriculum.phases[0]: missing key 'sequence': the first phase has none to inherit"),
     ("batch: 0.5M", "batch: 1k", "13 curriculum.phases[0].batch: a batch of 1,000 tokens holds no sequence of 2,048"),
@@ -352,13 +364,15 @@ def test_code_that_is_on_the_path_already_is_the_same_code(tmp_path, monkeypatch
 # -- quantities -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("text", "value"), [
     ("20B", 20 * 10**9), ("0.5M", 500_000), ("2048", 2048), (2048, 2048), ("64k", 64_000), ("1_000", 1000),
-    (2e6, 2 * 10**6), ("1.5T", 15 * 10**11), (" 3 M ", 3 * 10**6), ("0.1k", 100)])
+    (2e6, 2 * 10**6), ("1.5T", 15 * 10**11), (" 3 M ", 3 * 10**6), ("0.1k", 100), ("1,000", 1000),
+    ("1,234,567.5k", 1234567500), ("2.01M", 2_010_000), ("20b", 20 * 10**9), ("1G", 10**9)])
 def test_counts(text, value):
     assert parse_count(text) == value
 
 
 @pytest.mark.parametrize("text", [
-    "", "B", "-1", "0", "1.5", "1e30", "1.2.3k", "nan", True, None, [1], "1MB", "٣k", "9" * 50])
+    "", "B", "-1", "0", "1.5", "1e30", "1.2.3k", "nan", True, None, [1], "1MB", "٣k", "9" * 50, "1,5M", "10,00",
+    ",100", "1/2", "0.0005k"])
 def test_counts_refused(text):
     with pytest.raises(ValueError, match=r"write e\.g\."):
         parse_count(text)

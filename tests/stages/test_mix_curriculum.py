@@ -165,6 +165,15 @@ def test_unread_windows_are_counted():
 def test_counts_as_people_write_them():
     assert [parse_count(x, "k") for x in (16384, "0.5M", "20B", "1.5k", "16_384", 1e6)] == \
         [16384, 500_000, 20 * 10**9, 1500, 16384, 10**6]
-    for bad in (0, -3, "x", None, True, "1/0"):
+    for bad in (0, -3, "x", None, True, "1/0", "1.5", "1,5M", "1e999999999"):
         with pytest.raises(CurriculumError, match="is no number of tokens"):
             parse_count(bad, "k")
+
+
+@pytest.mark.parametrize("lr", ["dacay", 0.001, {"to": 0}, None])
+def test_a_rate_the_trainer_refuses_is_no_curriculum(lr):
+    c, _ = resolve(recipe(), SETS, TOKENIZER)
+    doc = json.loads(c.dumps())
+    doc["phases"][1]["lr"] = lr
+    with pytest.raises(CurriculumError, match=r"phase 'anneal': lr: .* is not one of stable, constant, decay"):
+        Curriculum.from_json(doc)
