@@ -73,7 +73,8 @@ class MinHashSignature(Stage):
     def __init__(self, config: Any = None, **kw: Any) -> None:
         super().__init__(config, **kw)
         c = self.config
-        self.libraries = ("spacy",) if c.dialect == "datatrove" else ()
+        # `simplify` goes by the Unicode version of regex (\p{Nd})
+        self.libraries = ("regex", "spacy") if c.dialect == "datatrove" else ("regex",)
         self._permute = Permutations(c.bands * c.rows, c.seed, c.dialect)
 
     def shingles(self, text: str) -> tuple[NDArray[np.uint64], int]:

@@ -28,7 +28,7 @@ class C4(Stage):
     """
 
     name = "c4"
-    version = 1
+    version = 2
     libraries = ("spacy",)
     memory_mb = 150
     signals = ("c4_sentences", "c4_lines_kept")

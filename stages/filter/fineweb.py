@@ -22,7 +22,7 @@ class FineWeb(Stage):
     """
 
     name = "fineweb"
-    version = 1
+    version = 2
     libraries = ("spacy",)
     memory_mb = 150
     signals = ("fineweb_line_punct_ratio", "fineweb_short_line_ratio", "fineweb_char_dup_ratio", "fineweb_list_ratio")

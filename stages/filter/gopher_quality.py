@@ -21,7 +21,7 @@ class GopherQuality(Stage):
     """
 
     name = "gopher_quality"
-    version = 1
+    version = 2
     libraries = ("spacy",)
     memory_mb = 150
     signals = ("gopher_words", "gopher_mean_word_length", "gopher_hash_ratio", "gopher_ellipsis_ratio",

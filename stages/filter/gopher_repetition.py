@@ -28,7 +28,7 @@ class GopherRepetition(Stage):
     """
 
     name = "gopher_repetition"
-    version = 1
+    version = 2
     libraries = ("spacy",)
     memory_mb = 400  # of it about 200 for the vocabulary, which all stages that look at words share
     signals = ("gopher_rep_dup_para_frac", "gopher_rep_dup_para_char_frac", "gopher_rep_dup_line_frac",

@@ -33,7 +33,7 @@ class Url(Stage):
     """
 
     name = "url"
-    version = 1
+    version = 2
     libraries = ("datatrove", "tldextract")
     signals = ("url_soft_words",)
     memory_mb = 120
@@ -82,9 +82,10 @@ class Url(Stage):
         doc.signals["url_soft_words"] = len(words & self._soft)
         host = self._split(url)
         registered = f"{host.domain}.{host.suffix}" if host.domain and host.suffix else ""
-        if any(registered in blocked for blocked in self._domains):
+        # an IP address or "localhost" has neither: no list is asked for a name that is empty
+        if registered and any(registered in blocked for blocked in self._domains):
             return "domain"
-        if any(host.fqdn in blocked for blocked in self._domains):
+        if host.fqdn and any(host.fqdn in blocked for blocked in self._domains):
             return "subdomain"
         if any(url in blocked for blocked in self._urls):
             return "url"

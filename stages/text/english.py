@@ -3,6 +3,9 @@
 The rules are data exported once per install (`stages.text.spacy_export`); the algorithm below is `spacy.Tokenizer`'s:
 white-space chunks, prefixes and suffixes peeled off from both sides, special cases, URLs, infixes, and at last a pass
 that looks for special cases in the sequence of tokens. Nothing is cached here; `stages.text.words` does that.
+
+One difference: a chunk of more than LONGEST characters is one token. Peeling affixes and looking for a URL take time
+that grows with the square of a chunk, minutes for one of 200,000 characters, and no clock may decide about a text.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from functools import cache
 from typing import Any
 
 _SPACE_RUN = re.compile(r"(\s+)")
+#: characters of a chunk that is split; no word or URL of a readable text is longer
+LONGEST = 2000
 
 
 class English:
@@ -47,7 +52,9 @@ class English:
 
     # -- one chunk -----------------------------------------------------------------------------------------------
     def affixes(self, chunk: str, special: bool = True) -> list[str]:
-        """Tokens of a chunk before the last pass (spaCy's `_tokenize`)."""
+        """Tokens of a chunk before the last pass (spaCy's `_tokenize`); a chunk over LONGEST is one."""
+        if len(chunk) > LONGEST:
+            return [chunk]
         specials: dict[str, tuple[str, ...]] = self.specials if special else {}
         if chunk in specials:
             return list(specials[chunk])

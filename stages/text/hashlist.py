@@ -31,9 +31,11 @@ class HashList:
 
 
 def write_hashes(lines: Iterable[bytes], path: Path) -> None:
-    """Hash the lines (UTF-8, white space around them cut, those that begin with # left out) into `path`, atomically."""
+    """Hash the lines (UTF-8, white space around them cut; not blank ones nor those that begin with #) into `path`,
+    atomically."""
     digest = xxhash.xxh3_64_intdigest
-    values = np.fromiter((digest(line.strip()) for line in lines if not line.startswith(b"#")), np.uint64)
+    entries = (line.strip() for line in lines)
+    values = np.fromiter((digest(entry) for entry in entries if entry and not entry.startswith(b"#")), np.uint64)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.parent / f".{path.name}.{uuid.uuid4().hex}.npy"
     try:

@@ -171,22 +171,6 @@ def word_counts(ids: np.ndarray, lengths: np.ndarray, kinds: np.ndarray) -> tupl
 
 # -- MinHash: shingles -------------------------------------------------------------------------------------------------
 @njit(cache=True, nogil=True)
-def _mixed(ids: np.ndarray, keys: np.ndarray, n: int) -> np.ndarray:
-    total = ids.shape[0] - n + 1
-    if total <= 0:
-        return np.zeros(0, np.uint64)
-    out = np.empty(total, np.uint64)
-    for i in range(total):
-        h = np.uint64(n) * np.uint64(0xFF51AFD7ED558CCD)
-        for k in range(n):
-            h = (h ^ keys[ids[i + k]]) * _MIX
-            h ^= h >> np.uint64(32)
-        h *= np.uint64(0xD6E8FEB86659FD93)
-        out[i] = h ^ (h >> np.uint64(32))
-    return out
-
-
-@njit(cache=True, nogil=True)
 def _sha1_first8(message: np.ndarray, length: int, block: np.ndarray, w: np.ndarray) -> np.uint64:
     """First 8 bytes of the SHA-1 digest, as a little-endian integer (FIPS 180-4)."""
     blocks = (length + 9 + 63) // 64
@@ -272,16 +256,6 @@ def _sha1(ids: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, blob: np.ndar
                 p += 1
         out[i] = _sha1_first8(message, p, block, w)
     return out
-
-
-def shingle_hashes(words: list[str] | Words, n: int = 5) -> np.ndarray:
-    """uint64 hash of every run of n words, in text order (length max(0, words - n + 1)).
-
-    Each word counts by its xxh3_64 (UTF-8), a run by a multiply-xorshift chain over them: the same words give the same
-    hashes on every machine. For hashes equal to datatrove's use `shingle_sha1` or `shingle_xxhash`.
-    """
-    words = _as_words(words)
-    return _mixed(words.ids, words.vocabulary.keys, n)
 
 
 def shingle_sha1(words: list[str] | Words, n: int = 5) -> np.ndarray:

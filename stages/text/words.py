@@ -3,7 +3,8 @@
 Words are datatrove's: spaCy's English tokens without white space. Tokenisation works chunk by chunk (a chunk is a run
 without white space), and real text repeats its chunks, so a bounded cache chunk → word numbers answers most of them at
 the speed of a dict look-up (35 times spaCy's; datatrove runs spaCy with its own cache switched off). What the cache
-holds never changes a result: a word's number is only a name for it.
+holds never changes a result: a word's number is only a name for it. A chunk of more than 2,000 characters is one word
+(`stages.text.english`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import re
 from collections.abc import Iterable
 
 import numpy as np
-import xxhash
 
 from stages.text.characters import SYMBOLS
-from stages.text.english import English, english, is_punctuation
+from stages.text.english import LONGEST, English, english, is_punctuation
 
-#: chunks cached before the vocabulary is begun anew (about 200 MB)
-CAPACITY = 1_000_000
+#: chunks and words, and their characters, held before the vocabulary is begun anew (about 200 MB)
+CAPACITY, CAPACITY_CHARACTERS = 1_000_000, 64 << 20
+#: characters of a chunk that is worth caching: longer ones hardly come again, and one text may be full of them
+CACHED_LONGEST = 256
 
 _MASK = (1 << 64) - 1
 _BASE = 0x9E3779B97F4A7C15
@@ -32,8 +34,7 @@ class Vocabulary:
     """Words by number, and what every stage wants to know about each of them, as columns.
 
     lengths int32 characters; kinds uint8 bits: 1 holds more than symbols, 2 holds a letter; hashes, powers uint64: the
-    polynomial hash of its characters and base**length; keys uint64: xxh3_64; offsets int64 and sizes int32: its UTF-8
-    bytes in blob.
+    polynomial hash of its characters and base**length; offsets int64 and sizes int32: its UTF-8 bytes in blob.
     """
 
     def __init__(self, language: English | None = None) -> None:
@@ -45,12 +46,14 @@ class Vocabulary:
         self.sentences: dict[str, tuple[int, int, int, int]] = {}
         #: chunks whose tokens hold a special case → their outer tokens without it: what stands beside may forbid it
         self.unsure: dict[str, tuple[str, str]] = {}
+        #: characters of all words and chunks, a word of a chunk counting as eight
+        self.characters = 0
+        self._long: list[str] = []
         size = 1 << 14
         self.lengths = np.zeros(size, np.int32)
         self.kinds = np.zeros(size, np.uint8)
         self.hashes = np.zeros(size, np.uint64)
         self.powers = np.zeros(size, np.uint64)
-        self.keys = np.zeros(size, np.uint64)
         self.offsets = np.zeros(size, np.int64)
         self.sizes = np.zeros(size, np.int32)
         self.blob = np.zeros(1 << 18, np.uint8)
@@ -63,7 +66,7 @@ class Vocabulary:
             number = self.numbers[word] = len(self.words)
             self.words.append(word)
             if number >= len(self.lengths):
-                for column in ("lengths", "kinds", "hashes", "powers", "keys", "offsets", "sizes"):
+                for column in ("lengths", "kinds", "hashes", "powers", "offsets", "sizes"):
                     old = getattr(self, column)
                     setattr(self, column, np.concatenate([old, np.zeros_like(old)]))
             self.lengths[number] = len(word)
@@ -75,26 +78,30 @@ class Vocabulary:
                 power = (power * _BASE) & _MASK
             self.hashes[number], self.powers[number] = value, power
             data = word.encode("utf-8", "surrogatepass")
-            self.keys[number] = xxhash.xxh3_64_intdigest(data)
             end = self._filled + len(data)
             while end > len(self.blob):
                 self.blob = np.concatenate([self.blob, np.zeros_like(self.blob)])
             self.offsets[number], self.sizes[number] = self._filled, len(data)
             self.blob[self._filled:end] = np.frombuffer(data, np.uint8)
             self._filled = end
+            self.characters += len(word)
         return number
 
     def learn(self, chunks: Iterable[str]) -> None:
-        """Tokenise chunks the cache does not hold."""
+        """Tokenise chunks the cache does not hold. Long ones stay until `_forget`."""
         specials, ends = self.language.specials, self.language.sentence_ends
         for chunk in chunks:
+            if len(chunk) > CACHED_LONGEST:
+                self._long.append(chunk)
+            else:
+                self.characters += len(chunk) + 8
             if chunk.isalpha() and chunk not in specials:
                 self.chunks[chunk] = (self.number(chunk),)
                 self.sentences[chunk] = (0, 0, 1, 0)
                 continue
             head, mark = chunk[:-1], chunk[-1]
             if ((mark in _END_MARKS or (mark == "." and len(head) > 2 and head.isascii() and head[1:].islower()))
-                    and head.isalpha() and head not in specials and chunk not in specials):
+                    and len(head) < LONGEST and head.isalpha() and head not in specials and chunk not in specials):
                 self.chunks[chunk] = (self.number(head), self.number(mark))
                 closed = 1 if mark in ends else 0
                 self.sentences[chunk] = (0, closed, 1, closed)
@@ -104,7 +111,16 @@ class Vocabulary:
             if tokens != raw:
                 self.unsure[chunk] = raw[0], raw[-1]
             self.chunks[chunk] = tuple(map(self.number, tokens))
+            if len(chunk) <= CACHED_LONGEST:
+                self.characters += 8 * len(tokens)
             self.sentences[chunk] = (*self._sentence_step(tokens, 0), *self._sentence_step(tokens, 1))
+
+    def _forget(self) -> None:
+        """Take the long chunks of a text out of the cache again."""
+        for chunk in self._long:
+            for known in (self.chunks, self.sentences, self.unsure):
+                known.pop(chunk, None)
+        self._long = []
 
     def _sentence_step(self, tokens: list[str], ended: int) -> tuple[int, int]:
         """spaCy's sentencizer over `tokens`: (sentences begun, whether an end mark came last)."""
@@ -149,8 +165,11 @@ class Vocabulary:
             # sorted, so that two runs number words alike; results do not depend on it, debugging does
             self.learn(sorted(missing))
         if not self.unsure.keys().isdisjoint(different) and self._contested(chunks):
-            return np.array([self.number(word) for word in self.language.words(text)], np.int32)
-        return np.fromiter(itertools.chain.from_iterable(map(self.chunks.__getitem__, chunks)), np.int32)
+            ids = np.array([self.number(word) for word in self.language.words(text)], np.int32)
+        else:
+            ids = np.fromiter(itertools.chain.from_iterable(map(self.chunks.__getitem__, chunks)), np.int32)
+        self._forget()
+        return ids
 
     def count_sentences(self, line: str) -> int:
         """Sentences of a line as spaCy's sentencizer cuts it; an empty line is one, and so is white space at an end."""
@@ -164,6 +183,7 @@ class Vocabulary:
         if missing:
             self.learn(sorted(missing))
         if not self.unsure.keys().isdisjoint(different) and self._contested(words):
+            self._forget()
             return 1 + self._sentence_step(self.language.tokens(line), 0)[0]
         sentences, ended = 1, 0
         steps = self.sentences
@@ -178,6 +198,7 @@ class Vocabulary:
             else:
                 sentences += step[0]
                 ended = step[1]
+        self._forget()
         return sentences
 
 
@@ -237,7 +258,8 @@ _current: Vocabulary | None = None
 def _vocabulary() -> Vocabulary:
     """The vocabulary of this process; begun anew when full. Words made before keep the old one."""
     global _current
-    if _current is None or len(_current.chunks) + len(_current.words) > CAPACITY:
+    if (_current is None or len(_current.chunks) + len(_current.words) > CAPACITY
+            or _current.characters > CAPACITY_CHARACTERS):
         _current = Vocabulary()
     return _current
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
+import xxhash
 
 from stages.document import Document
 from stages.filter.url import Url
@@ -18,7 +20,7 @@ def lists(tmp_path, monkeypatch):
              "banned_words": "Slur\n\nrude-word\n", "banned_subwords": "casino\n",
              "soft_banned_words": "free\nwin\nprize\n"}
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="utf-8")
     return {name: str(tmp_path / name) for name in files}
 
 
@@ -40,12 +42,29 @@ def test_rules_in_their_order(lists):
     assert stage.verdict({"url_soft_words": 3}) == "soft_blacklisted"
 
 
+def test_blank_lines_block_nothing(lists, tmp_path):
+    for name in ("domains", "urls"):
+        (tmp_path / name).write_bytes(b"bad.com\n\n  \r\n # x\n")
+    stage = Url(integrated=False, **lists)
+    stage.setup()
+    for url in ("http://10.1.2.3/x", "http://localhost/x", "http://[::1]/", "not a url", "http://x.com/"):
+        assert stage.process(Document("id", "t", url=url)) is None, url
+    assert stage.process(Document("id", "t", url="http://bad.com/")) == "domain"
+    write_hashes([b"\n", b"a\n", b" \n", b"", b"# b"], tmp_path / "list.npy")
+    found = HashList(tmp_path / "list.npy")
+    assert len(found) == 1 and "a" in found and "" not in found
+    # a list hashed by an earlier version may hold it
+    np.save(tmp_path / "old.npy", np.array([xxhash.xxh3_64_intdigest(b"")], np.uint64))
+    stage._domains = [HashList(tmp_path / "old.npy")]
+    assert stage.process(Document("id", "t", url="http://10.1.2.3/x")) is None
+
+
 def test_lists_count_by_content(lists, tmp_path):
     key = Url(integrated=False, **lists).key()
     moved = tmp_path / "moved"
-    moved.write_text((tmp_path / "domains").read_text())
+    moved.write_text((tmp_path / "domains").read_text(encoding="utf-8"), encoding="utf-8")
     assert Url(integrated=False, **{**lists, "domains": str(moved)}).key() == key
-    moved.write_text("other.com\n")
+    moved.write_text("other.com\n", encoding="utf-8")
     changed = Url(integrated=False, **{**lists, "domains": str(moved)})
     assert changed.key() != key
     changed.setup()  # a list that changed is hashed anew

@@ -56,29 +56,3 @@ def test_shingles_of_the_datatrove_dialects():
     long = ["x" * length for length in range(40, 300)]  # messages over several SHA-1 blocks
     assert ngrams.shingle_sha1(long, 3).tolist() == [
         int.from_bytes(hashlib.sha1(" ".join(long[i:i + 3]).encode()).digest()[:8], "little") for i in range(258)]
-
-
-def test_own_shingles():
-    mask, mix = (1 << 64) - 1, 0x9E3779B97F4A7C15
-
-    def plain(strings: list[str], n: int) -> list[int]:
-        out = []
-        for i in range(len(strings) - n + 1):
-            h = n * 0xFF51AFD7ED558CCD & mask
-            for word in strings[i:i + n]:
-                h = (h ^ xxhash.xxh3_64_intdigest(word.encode())) * mix & mask
-                h ^= h >> 32
-            h = h * 0xD6E8FEB86659FD93 & mask
-            out.append(h ^ h >> 32)
-        return out
-
-    for text in [*AWKWARD, *random_texts(60, seed=7)]:
-        words = words_of(simplify(text))
-        for n in (1, 5, 13):
-            found = ngrams.shingle_hashes(words, n)
-            assert found.dtype == np.uint64
-            assert found.tolist() == plain(words.strings(), n)
-    # pinned: signatures on disk depend on them
-    assert ngrams.shingle_hashes(list("abcdef"), 5).tolist() == plain(list("abcdef"), 5)
-    many = ngrams.shingle_hashes([str(i) for i in range(50_000)], 5)
-    assert len(np.unique(many)) == len(many)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -78,6 +79,40 @@ def test_cache_never_decides(monkeypatch):
     monkeypatch.setattr(words_module, "CAPACITY", 50)  # begun anew at almost every text
     assert [words_of(text).strings() for text in reversed(texts)] == expected[::-1]
     assert first.strings() == expected[0]
+
+
+def test_long_chunks_are_single_words_and_take_linear_time(theirs):
+    for text in ("(" * 2000, "a:" * 900 + "a.b", "x" * 1999 + "."):
+        assert words_of(text).strings() == english().words(text) == theirs.word_tokenize(text)
+    for chunk in ("(" * 2001, "a:" * 1000 + "a.b", "x" * 2000 + "."):
+        text = f"It is {chunk} here."
+        assert words_of(text).strings() == english().words(text) == ["It", "is", chunk, "here", "."]
+        assert count_sentences(f"{chunk} going. Now") == 2
+    many = range(40)
+    for text in ("a:" * 60_000 + "a.b", "(" * 150_000, "a-" * 500_000, ")." * 500_000,
+                 " ".join("a:" * 900 + f"a.b{i}" for i in many), " ".join("(" * 1900 + str(i) for i in many)):
+        begun = time.process_time()
+        words_of(text)
+        english().words(text)
+        count_sentences(text)
+        assert time.process_time() - begun < 6, text[:9]
+
+
+def test_the_cache_is_bounded_by_what_it_holds(monkeypatch):
+    text = "It's (so) x" + "):" * 200 + " and)" + "z" * 300 + ". :) so"
+    expected = words_of(text).strings()
+    vocabulary = words_module._vocabulary()
+    assert not vocabulary._long
+    assert max(map(len, [*vocabulary.chunks, *vocabulary.sentences, *vocabulary.unsure])) <= words_module.CACHED_LONGEST
+    assert words_of(text).strings() == expected == english().words(text)
+    assert words_module._vocabulary() is vocabulary
+    monkeypatch.setattr(words_module, "CAPACITY_CHARACTERS", vocabulary.characters + 20_000)
+    words_of("y" * 30_000)
+    assert words_module._vocabulary() is not vocabulary
+    assert words_of(text).strings() == expected
+    full = Vocabulary()
+    full.encode(" ".join(f"({i}):" for i in range(1000)))
+    assert full.characters >= sum(map(len, full.chunks)) + sum(map(len, full.words))
 
 
 def test_word_facts():
