@@ -58,11 +58,13 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
         refuse_another(found, run)
     steps = run.steps(found.meta["samples"] if found else 0)
     first = next(steps, None)
-    if first is None or (stop_at is not None and stop_at <= first.number):
+    done = run.out / "summary.json"
+    if done.exists() if first is None else stop_at is not None and stop_at <= first.number:
         say(f"nothing to do: {found.folder.parent if found else run.out} is at the end of "
             + ("the curriculum" if first is None else f"the {stop_at} steps asked for"))
-        done = run.out / "summary.json"
-        return json.loads(done.read_text()) if first is None and done.exists() else {}
+        return json.loads(done.read_text(encoding="utf-8")) if first is None else {}
+    # at the end without a summary: an earlier process died between its last checkpoint and the end; do the rest
+    number, samples, tokens = (found.meta[k] for k in ("step", "samples", "tokens")) if found else (0, 0, 0)
 
     data = Data(curriculum, run.store)
     heldout = Heldout(data, curriculum.phases[0].sequence, config.evaluate.windows)
@@ -80,8 +82,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     metrics = log.Metrics(run.out, world.first)
     if found:
         resume(found, run, data, model, optimizer, world, dtype)
-        say(f"resumed from {found.folder.parent.name} at sample {first.first:,}")
-    metrics.write("resume" if found else "start", first.number, samples=first.first, world=world.size,
+        say(f"resumed from {found.folder.parent.name} at sample {samples:,}")
+    metrics.write("resume" if found else "start", number, samples=samples, world=world.size,
                   device=device_name(world), mfu_formula=mfu.FORMULA, config=config.identity(),
                   streams=data.streams, phases=[{"name": p.name, "tokens": p.tokens, "steps": p.steps, "lr": p.lr,
                                                  "sequence": p.sequence, "batch": p.batch} for p in curriculum.phases])
@@ -110,7 +112,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     before = after = evaluate(0, 0) if not found else {}
     window = Window(run, data.streams, metrics, world, say)
     began = time.perf_counter()
-    todo = takewhile(lambda s: stop_at is None or s.number < stop_at, chain([first], steps))
+    todo = takewhile(lambda s: stop_at is None or s.number < stop_at, chain([first] if first else [], steps))
     with interruptions() as interrupted:
         for step, batch in Prefetch(data, todo, world.rank, world.size):
             phase = curriculum.phases[step.phase]
@@ -123,8 +125,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             optimizer.zero_grad()
             window.add(step, tokens, config.optimizer.lr * factor, sums, norm)
 
-            number, last = step.number + 1, step.stop == curriculum.phases[step.phase].stop
-            ending = step.stop == curriculum.samples or number == stop_at
+            number, samples, last = step.number + 1, step.stop, step.stop == curriculum.phases[step.phase].stop
+            ending = samples == curriculum.samples or number == stop_at
             due = number % config.checkpoint.every == 0 or last or ending
             judged = number % config.evaluate.every == 0 or ending
             if world.device.type == "cpu" or number % config.log_every == 0 or due or judged:
@@ -144,25 +146,26 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
 
     seconds = time.perf_counter() - began
     summary: dict[str, Any] = {}
-    if step.stop == curriculum.samples:
-        gap = heldout.gap(after, model, step.stop, 4 * config.evaluate.windows, micro_rows(run, heldout.length), dtype,
+    if samples == curriculum.samples:
+        after = after or evaluate(number, tokens)
+        gap = heldout.gap(after, model, samples, 4 * config.evaluate.windows, micro_rows(run, heldout.length), dtype,
                           config.loss.chunk, world)
         text, why = sample(run, model, world, dtype)
-        metrics.write("sample", step.number + 1, prompt=config.sample.prompt, text=text, skipped=why)
+        metrics.write("sample", number, prompt=config.sample.prompt, text=text, skipped=why)
         say(why or f"sample: {text}")
         metrics.flush()
         if world.first:
             summary = summarise(run, before, after, gap, text, why, seconds, window.speed())
-            metrics.write("end", step.number + 1, **summary)
+            metrics.write("end", number, **summary)
     metrics.close()
     if world.first and summary:
         write_plot(run.out)
-        replace(run.out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
+        replace(done, json.dumps(summary, indent=1, ensure_ascii=False))
         if after:
             say(f"held-out loss {summary['heldout_loss']:.3f} nats/token = {summary['ratio']:.2f} of the unigram "
                 f"entropy {summary['unigram_entropy']:.3f}"
                 + (f"; gap to the training data {gap['gap']:.3f}" if gap else ""))
-        say(f"{step.number + 1} steps, {tokens:,} tokens, {seconds:.0f} s; {run.out}")
+        say(f"{number} steps, {tokens:,} tokens, {seconds:.0f} s; {run.out}")
     return summary
 
 

@@ -211,3 +211,17 @@ def test_a_sample_with_a_real_tokenizer(tmp_path, alone):
     assert len(texts[0]) > len("a b")
     assert texts[0] == texts[1]                                      # seeded
     assert SampleConfig().tokens > 0
+
+
+def test_what_a_kill_after_the_last_checkpoint_left_out_is_made_up(tmp_path, alone):
+    """The summary is written when the same command is given again, with the numbers it would have had."""
+    folder = make_run(tmp_path, documents=300, total=3840, train={"seed": 3, "sample": {"tokens": 0}})
+    whole = train(open_run(str(folder), None, None, []), alone, None, quiet)
+    (folder / "train" / "summary.json").unlink()
+    said: list[str] = []
+    again = train(open_run(str(folder), None, None, []), alone, None, said.append)
+    assert json.loads((folder / "train" / "summary.json").read_text()) == again
+    assert any(line.startswith("resumed from") for line in said)
+    for key in ("heldout_loss", "unigram_entropy", "gap", "train_loss_last", "steps"):
+        assert again[key] == pytest.approx(whole[key], abs=1e-6), key
+    assert train(open_run(str(folder), None, None, []), alone, None, quiet) == again
