@@ -9,7 +9,6 @@ with what does the same here.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from pydantic import model_validator
 from stages.document import BadRecord, Document, document_id
 from stages.extract.encoding import decode
 from stages.read.reader import Reader, Slice, bad, check_file, environment, locator
-from stages.stage import Stage, StageConfig, file_sha256, signal
+from stages.stage import Stage, StageConfig, signal
 
 #: packages of blocks that see the whole dataset or write it, and what to use
 _REFUSED_PACKAGES = {
@@ -38,6 +37,12 @@ _REFUSED_BLOCKS = {
     "filters.LambdaFilter": "it takes a Python function; write it as a stage and name it `module:Class`",
     "filters.SamplerFilter": "it draws numbers in the order documents reach a process, so the sample depends on the "
                              "number of workers",
+    "filters.LanguageFilter": "it decides on a score whose last digits depend on the machine, with a model no key has; "
+                              "use the step `language`, which rounds and stores the score",
+    "filters.FastTextClassifierFilter": "it decides on a score whose last digits depend on the machine; use the step "
+                                        "`quality` with the same model",
+    "filters.UnigramLogProbFilter": "it decides on a score whose last digits depend on the machine, with frequencies "
+                                    "that are in no key; use the step `language` or `quality`",
     "readers.HuggingFaceDatasetReader": "it streams a whole set; download its Parquet files and use `read: parquet`",
 }
 #: arguments that no recipe may set, and why
@@ -51,9 +56,6 @@ _REFUSED_ARGUMENTS = {
     "shuffle_files": "order is planned", "file_progress": "the engine shows progress",
     "doc_progress": "the engine shows progress",
 }
-#: fastText and logarithms: the last digits depend on the machine
-_NUMERIC = {"filters.LanguageFilter", "filters.FastTextClassifierFilter", "filters.UnigramLogProbFilter"}
-_SIGNALS = {"filters.LanguageFilter": ("language_score",)}
 _LIBRARIES = {
     "extractors.Trafilatura": ("trafilatura", "justext", "lxml"), "filters.GopherRepetitionFilter": ("spacy",),
     "filters.GopherQualityFilter": ("spacy",), "filters.C4QualityFilter": ("spacy",),
@@ -113,10 +115,10 @@ class Datatrove(Stage):
     """One of datatrove's filters, formatters or extractors, on one document at a time, in this process.
 
     A filter's reason is the one it gives, or its name in snake_case when it gives none. Metadata it sets goes to `meta`
-    (`language` to the document's language, `language_score` to the signals). Formatters begin with a fresh state for
-    each document, and Trafilatura runs without `deduplicate`: datatrove's defaults make text depend on other documents.
-    An extractor that finds nothing drops the document as `no_text`. Arguments that are paths of files count in the key
-    by content. Blocks that need packages of their own say so when they are set up.
+    (`language` to the document's language). Formatters begin with a fresh state for each document, and Trafilatura runs
+    without `deduplicate`: datatrove's defaults make text depend on other documents. An extractor that finds nothing
+    drops the document as `no_text`. Blocks that need packages of their own say so when they are set up. Those that
+    decide on the raw floats of a model are refused: the steps `language` and `quality` round and store theirs.
     """
 
     name = "datatrove"
@@ -128,19 +130,10 @@ class Datatrove(Stage):
         super().__init__(config, **kw)
         block = self.config.block
         self.kind = block.partition(".")[0]
-        self.exact = block not in _NUMERIC
         self.extracts = self.kind == "extractors"
         self.scrubs = block == "formatters.PIIFormatter"
-        self.signals = _SIGNALS.get(block, ())
         self.libraries = ("datatrove", *_LIBRARIES.get(block, ()))
         self._block: Any = None
-
-    def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
-        args = {name: f"sha256:{file_sha256(value)}" if isinstance(value, str) and os.path.isfile(value) else value
-                for name, value in self.config.args.items()}
-        if args != self.config.args:
-            return Datatrove(self.config.model_copy(update={"args": args})).key(roles)
-        return super().key(roles)
 
     def setup(self) -> None:
         args = dict(self.config.args)
@@ -178,8 +171,6 @@ class Datatrove(Stage):
             value = value.item() if hasattr(value, "item") else value
             if name == "language":
                 doc.language = value
-            elif name in self.signals:
-                doc.signals[name] = float(value)
             else:
                 doc.meta[name] = value
         return None if kept else reason or _SNAKE.sub("_", self.config.block.rpartition(".")[2]).lower()
@@ -248,20 +239,4 @@ def _class(block: str) -> Any:
     if not isinstance(found, type):
         known = ", ".join(sorted(n for n in dir(module) if isinstance(getattr(module, n), type)))
         raise ValueError(f"datatrove has no block {block}; there are {known}")
-    _accept_any_fasttext()
     return found
-
-
-def _accept_any_fasttext() -> None:
-    """datatrove asks for one of the many distributions of the module fasttext by name; any of them serves."""
-    from datatrove.utils import _import_utils
-
-    asked = _import_utils._is_distribution_available
-    if getattr(asked, "any_fasttext", False):
-        return
-
-    def available(name: str) -> bool | None:
-        return importlib.util.find_spec("fasttext") is not None if name == "fasttext-numpy2-wheel" else asked(name)
-
-    available.any_fasttext = True  # type: ignore[attr-defined]
-    _import_utils._is_distribution_available = available
