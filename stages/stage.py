@@ -50,7 +50,8 @@ class StageConfig(BaseModel):
 
 
 def decision(default: Any, help: str, **kw: Any) -> Any:
-    """A threshold: changing it replays verdicts from stored signals."""
+    """A threshold: it changes verdicts alone, not what is computed. Changing it reruns the pass from the stored text of
+    the dataset before it (docs/architecture.md, "Decisions"), never extraction."""
     return Field(default, description=help, json_schema_extra={"role": "decision"}, **kw)
 
 
