@@ -1,6 +1,7 @@
 """Every stage's output on fixed documents, against a stored hash: changes need a version bump (contracts §3).
 
-After a deliberate change of output, bump the stage's `version` and run `python -m tests.stages.test_conformance --write`.
+After a deliberate change of output, bump the stage's `version` and run
+`python -m tests.stages.test_conformance --write`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from importlib import metadata
 
 import numpy as np
 import pytest
@@ -190,3 +191,11 @@ def test_signatures_never_change():
 
 GOLDEN_SIGNATURE = ["070fef138ba984ff", "0c50df7637e41c20", "0fa9e640e29bb35b"]
 GOLDEN_BANDS = ["96fe3442f024cf34", "419135526f6f2e76"]
+
+
+@pytest.mark.parametrize("dialect", ["tokenmill", "datatrove"])
+def test_the_key_counts_what_normalisation_goes_by(monkeypatch, dialect):
+    stage = MinHashSignature(dialect=dialect)
+    key, version = stage.key(), metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0" if name == "regex" else version(name))
+    assert stage.key() != key
