@@ -22,15 +22,16 @@ A filter of twenty lines is the model::
 `process` returns None to keep the document or the reason (snake_case) to drop it. It may edit `doc.text`,
 `doc.meta`, `doc.language` …; an exception quarantines the document and never stops the run.
 
-Keys (contracts §3). A stage's key is its name, version, canonical config, the sha256 of the resource files it names and
-the versions of the libraries it declares. Every config field has a role: `signal` (changes what is computed),
-`decision` (only changes the verdict drawn from stored signals) or `resource` (a path: its content counts).
+Keys (contracts §3). A stage's key is its name, version, canonical config, the sha256 of the resource files it names,
+the versions of the libraries it declares and of Python. Every config field has a role: `signal` (changes what is
+computed), `decision` (only changes the verdict drawn from stored signals) or `resource` (a path: its content counts).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -124,7 +125,7 @@ class Stage:
                 continue
             fields[field] = file_sha256(value) if role == "resource" and value is not None else value
         doc = {"name": self.name, "version": self.version, "config": fields,
-               "libraries": library_versions(self.libraries)}
+               "libraries": library_versions(self.libraries), "python": python_version()}
         if not self.exact:
             doc["cpu"] = cpu_tag()
         return hashlib.blake2b(json.dumps(doc, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -146,13 +147,18 @@ def library_versions(names: tuple[str, ...]) -> dict[str, str]:
     return {name: metadata.version(name) for name in sorted(names)}
 
 
+def python_version() -> str:
+    """Major and minor version, e.g. '3.11': its Unicode tables decide what is a letter, a digit or a space."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
 def cpu_tag() -> str:
     """Instruction-set family that numeric results may depend on, e.g. 'x86_64-avx512'."""
     import platform
 
     machine, flags = platform.machine(), ""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith(("flags", "Features")):
                 flags = line
                 break

@@ -45,6 +45,8 @@ class Pdf(Stage):
 
     name = "pdf"
     version = 1
+    #: PDFium lays characters out in floating point: where a line or a word ends may depend on the machine
+    exact = False
     libraries = ("pypdfium2",)
     extracts = True
     memory_mb = 800

@@ -30,6 +30,8 @@ VERSION = "2.3.1"
 FINGERPRINT = "22a358864caaeadb08ba50561f961d36"
 #: remembered values of one rule before they are forgotten
 MEMO = 100_000
+#: longest value that is remembered, characters: hostile pages cannot make the memory large
+LONGEST = 256
 
 
 class Memo(dict):
@@ -40,6 +42,8 @@ class Memo(dict):
         self.function = function
 
     def __missing__(self, value: str) -> Any:
+        if len(value) > LONGEST:
+            return self.function(value)
         if len(self) >= MEMO:
             self.clear()
         found = self[value] = self.function(value)

@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 from lxml import etree
+from trafilatura import core, external, readability_lxml, utils
 from trafilatura.core import trafilatura_sequence
 from trafilatura.settings import Extractor
 from trafilatura.utils import load_html, normalize_unicode
 from trafilatura.xml import xmltotxt
 
 from stages.extract import shortcuts
+
+baseline = importlib.import_module("trafilatura.baseline")     # the package has a function of that name
+#: every kind of exception but the lack of memory
+_SURVIVABLE = (etree.LxmlError, *(kind for kind in vars(builtins).values() if isinstance(kind, type)
+                                  and issubclass(kind, Exception) and kind not in (Exception, MemoryError)))
+
+
+def _loud(parse: Callable[..., Any]) -> Callable[..., Any]:
+    """A parse function of lxml that says MemoryError when libxml2 runs out of memory, not XMLSyntaxError."""
+    @wraps(parse)
+    def parsed(*args: Any, **kw: Any) -> Any:
+        try:
+            return parse(*args, **kw)
+        except etree.XMLSyntaxError as e:
+            if e.code == etree.ErrorTypes.ERR_NO_MEMORY:
+                raise MemoryError("libxml2 has no memory left") from None
+            raise
+
+    return parsed
+
+
+def raise_memory_errors() -> None:
+    """Let no handler of trafilatura swallow the lack of memory, once per process.
+
+    Its `except Exception` make a page without text, or with another text, of what a larger machine extracts: the text
+    would depend on the machine. The name is looked up in the module when something is raised, so it is given another
+    meaning there.
+    """
+    for module in (baseline, core, external, readability_lxml, utils):
+        if not hasattr(module, "Exception"):
+            module.Exception = _SURVIVABLE  # type: ignore[attr-defined]
+            for name in ("fromstring", "fragment_fromstring"):
+                if hasattr(module, name):
+                    setattr(module, name, _loud(getattr(module, name)))
 
 
 class Engine:
@@ -21,6 +62,7 @@ class Engine:
     def __init__(self, *, favor: str = "balanced", fast: bool = False, tables: bool = True, comments: bool = False,
                  max_depth: int = 255) -> None:
         shortcuts.install()
+        raise_memory_errors()
         self.options = Extractor(output_format="txt", fast=fast, precision=favor == "precision",
                                  recall=favor == "recall", comments=comments, formatting=False, links=False,
                                  images=False, tables=tables, dedup=False)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from stages.document import BadRecord, Document, document_id
-from stages.stage import StageConfig, library_versions
+from stages.stage import StageConfig, library_versions, python_version
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Reader:
     def key(self) -> str:
         """32 hex characters over everything that decides what this reader makes of a file."""
         doc = {"name": self.name, "version": self.version, "config": self.config.model_dump(mode="json"),
-               "libraries": library_versions(self.libraries)}
+               "libraries": library_versions(self.libraries), "python": python_version()}
         return hashlib.blake2b(json.dumps(doc, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def expansion(self, path: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import importlib
 import itertools
 import json
 import random
@@ -11,12 +12,16 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
+from lxml import etree
 
 from stages.document import BadRecord, Document
+from stages.extract import opinions
 from stages.extract.encoding import canonical, decode
 from stages.extract.html import Html, is_page
+from stages.extract.trafilatura import _loud as loud
 from stages.read.reader import Slice
 from stages.read.warc import Warc
 from tests.conftest import shared_data
@@ -228,6 +233,60 @@ def test_same_text_with_another_hash_seed(tmp_path):
 def test_key_carries_engine_versions_and_settings():
     assert Html().key() == Html(engine="trafilatura").key() != Html(engine="resiliparse").key()
     assert {"trafilatura", "justext", "lxml", "resiliparse"} <= set(Html.libraries) and Html.extracts
+
+
+@pytest.mark.parametrize(("module", "name"), [
+    ("utils", "fromstring"), ("external", "ReadabilityDocument"), ("baseline", "json"), ("core", "_recall_retry"),
+    ("core", "justext_rescue")])
+def test_no_memory_is_no_missing_text(module, name, monkeypatch):
+    """Wherever the extractor runs out of memory: the machine is too small, the page is not without text."""
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    from trafilatura import core
+
+    monkeypatch.setattr(core, "html2txt", lambda tree: "x" * 10**6)          # so much more on the page: look again
+    raw = page("<div><p>x y z</p></div>", "<script type='application/ld+json'>{\"articleBody\": \"x\"}</script>")
+    stage = Html(favor="balanced", comments=True)
+    stage.setup()
+    monkeypatch.setattr(importlib.import_module(f"trafilatura.{module}"), name,
+                        SimpleNamespace(loads=full) if name == "json" else full)
+    ask = (lambda: opinions.summary.ask(etree.HTML("<p>x"))) if module == "external" else \
+        (lambda: stage.process(Document("0", raw=raw, mime="text/html")))
+    with pytest.raises(MemoryError):
+        ask()
+
+
+def test_libxml2_without_memory():
+    def parse(code: int) -> None:
+        raise etree.XMLSyntaxError("unknown error", code, 0, 0)
+
+    with pytest.raises(MemoryError, match="libxml2"):
+        loud(parse)(etree.ErrorTypes.ERR_NO_MEMORY)
+    with pytest.raises(etree.XMLSyntaxError):
+        loud(parse)(etree.ErrorTypes.ERR_DOCUMENT_EMPTY)
+
+
+@pytest.mark.parametrize("room", [4, 12, 30])
+def test_a_page_in_too_little_memory(room):
+    """libxml2 itself without memory: a MemoryError or the text of a machine that has enough, nothing between."""
+    code = f"""
+import resource, sys
+from stages.document import Document
+from stages.extract.html import Html
+stage = Html(fast=True)
+stage.process(Document("0", raw=b"<html><p>warm up", mime="text/html"))
+raw = ("<html><body>" + "<div class=c><p>Some words of <b>a</b> page.</p></div>" * 20_000).encode()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + ({room} << 20),) * 2)
+try:
+    doc = Document("0", raw=raw, mime="text/html")
+    print(stage.process(doc), len(doc.text))
+except MemoryError:
+    print("memory")
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert said.stdout.strip() == "memory", (said.stdout, said.stderr[-500:])
 
 
 # -- real data -------------------------------------------------------------------------------------------------------

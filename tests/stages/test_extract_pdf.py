@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from stages import stage
 from stages.document import Document
 from stages.extract.pdf import Pdf, inflates_beyond, paragraphs
 from tests.conftest import shared_data
@@ -131,3 +132,11 @@ def test_hard_files_end_as_text_or_reason():
 def test_same_text_again():
     raw = (shared_data("pdf", "debian-pairs") / "maint-guide.de.pdf").read_bytes()
     assert run(raw)[1].text == run(raw)[1].text
+
+
+def test_layout_is_numeric(monkeypatch):
+    """PDFium places characters in floating point: the pass ends after it, its key names the CPU (contracts §5)."""
+    assert not Pdf.exact
+    key = Pdf().key()
+    monkeypatch.setattr(stage, "cpu_tag", lambda: "another")
+    assert Pdf().key() != key

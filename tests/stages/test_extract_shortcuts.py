@@ -123,3 +123,10 @@ def test_memory_of_a_rule_is_bounded():
     for n in range(shortcuts.MEMO + 5):
         assert memo[str(n)] == len(str(n))
     assert len(memo) == 5
+
+
+def test_long_values_are_not_remembered():
+    """The bound is in entries: without it, a hundred thousand attributes of a megabyte each would stay."""
+    memo = shortcuts.Memo(len)
+    assert [memo["x" * n] for n in (256, 257, 10**6, 257)] == [256, 257, 10**6, 257]
+    assert list(memo) == ["x" * 256]

@@ -10,6 +10,7 @@ import itertools
 import json
 import lzma
 import random
+import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -22,8 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stages import stage
 from stages.catalog import READERS, reader_class
 from stages.document import BadRecord, Document, document_id
+from stages.extract.html import Html
 from stages.read import parquet, streams
 from stages.read.code import Code
 from stages.read.files import HtmlFiles, PdfFiles, TextFiles
@@ -76,6 +79,20 @@ def test_no_reader_raises_on_rubbish(name, seed, tmp_path):
 
 def test_config_enters_the_key():
     assert TextFiles().key() == TextFiles(max_bytes=64 << 20).key() != TextFiles(max_bytes=5).key()
+
+
+def test_python_enters_the_keys(monkeypatch):
+    """Its Unicode tables decide what is a letter or a space: another one may make another text."""
+    keys = TextFiles().key(), Html().key()
+    monkeypatch.setattr(stage, "sys", SimpleNamespace(version_info=SimpleNamespace(major=3, minor=99)))
+    assert (TextFiles().key() != keys[0], Html().key() != keys[1]) == (True, True)
+
+
+def test_no_stage_reads_or_writes_in_the_encoding_of_the_locale():
+    root = Path(stage.__file__).parent
+    found = subprocess.run([sys.executable, "-m", "ruff", "check", "--isolated", "--preview", "--select", "PLW1514",
+                            "--output-format", "concise", str(root)], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 # -- texts, pages, PDFs ----------------------------------------------------------------------------------------------
