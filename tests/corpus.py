@@ -24,7 +24,8 @@ class Page:
 
 
 GERMAN = ("Die Verarbeitung großer Textmengen ist eine Aufgabe, die man sorgfältig planen muss. Jede Seite wird "
-          "gelesen, geprüft und nur dann behalten, wenn sie genügend Inhalt hat. Dabei hilft es, die Regeln offen zu legen. ")
+          "gelesen, geprüft und nur dann behalten, wenn sie genügend Inhalt hat. Dabei hilft es, die Regeln offen zu "
+          "legen. ")
 
 
 def sentences() -> list[str]:
