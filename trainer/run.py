@@ -144,6 +144,11 @@ def differences(meta: dict[str, Any], run: Run) -> list[str]:
         if phase["start"] < meta["samples"]:
             new_phase = run.curriculum.phases[i] if i < len(run.curriculum.phases) else None
             found += past(Phase(**phase), new_phase, meta["samples"])
+    before = Schedule(run.config.schedule, [Phase(**p) for p in was["phases"]]).factor(meta["tokens"])
+    after = run.schedule().factor(meta["tokens"])
+    if abs(before - after) > 1e-6:                       # shares of a total that has changed
+        found.append(f"schedule: at token {meta['tokens']:,} the learning rate would jump from {before:.4g} to "
+                     f"{after:.4g} of its peak; give warmup and decay in tokens, or `lr: decay` in a phase")
     return found
 
 

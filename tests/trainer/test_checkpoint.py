@@ -17,7 +17,7 @@ from stages.mix.curriculum import Curriculum, edit
 from tests.trainer.synthetic import make_run
 from trainer import checkpoint as ckpt
 from trainer.metrics import read
-from trainer.run import Run, open_run
+from trainer.run import Run, differences, open_run
 from trainer.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,6 +157,23 @@ def test_a_mixture_can_be_edited_ahead_but_not_behind(folder, whole, tmp_path, a
     behind = edit(old, 6 * phase.batch, [ahead])
     with pytest.raises(ckpt.CheckpointError, match="cut at sample 30, but 60 samples have been read"):
         train(Run(run.folder, run.store, tmp_path / "late", behind, run.config), alone, None, quiet)
+
+
+def test_a_longer_run_must_not_move_the_learning_rate(folder, tmp_path):
+    """Warm-up as a share of the total: tokens that had the peak would be in the warm-up of a run ten times as long."""
+    run = opened(folder, tmp_path, "schedule.warmup=10%", "schedule.decay=0")
+    old, phase = run.curriculum, run.curriculum.phases[0]
+    meta = {"config": run.config.identity(), "curriculum": old.to_json(), "samples": 12 * phase.batch,
+            "tokens": 12 * phase.batch * phase.sequence}
+    more = type(phase)(**{**vars(phase), "name": "more", "samples": 200 * phase.batch, "reserved": 200 * phase.batch,
+                          "on_exhausted": "repeat", "lr": "stable"})
+    longer = Run(run.folder, run.store, run.out, edit(old, old.samples - old.phases[-1].batch, [more]), run.config)
+    assert differences(meta, run) == []
+    [said] = differences(meta, longer)
+    assert "learning rate would jump from 1 to 0." in said and "in tokens" in said
+    in_tokens = opened(folder, tmp_path, "schedule.warmup=64", "schedule.decay=0")
+    meta["config"] = in_tokens.config.identity()
+    assert differences(meta, Run(run.folder, run.store, run.out, longer.curriculum, in_tokens.config)) == []
 
 
 def test_damage_is_named(folder, tmp_path, alone):
