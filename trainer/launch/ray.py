@@ -5,6 +5,8 @@ the same command again, with any number of ranks.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import sys
@@ -24,6 +26,18 @@ PLACEMENT_S = 600
 PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 
+class Both(io.StringIO):
+    """Text that is kept, and passed on to another stream at once."""
+
+    def __init__(self, other: Any) -> None:
+        super().__init__()
+        self.other = other
+
+    def write(self, text: str) -> int:
+        self.other.write(text)
+        return super().write(text)
+
+
 class Rank:
     """One rank. Two threads: `run` trains, `stop` asks it to end."""
 
@@ -35,11 +49,15 @@ class Rank:
         self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return host, self.store.port
 
-    def run(self, arguments: list[str], environment: dict[str, str]) -> int:
+    def run(self, arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
+        """(exit code, what was said on stderr): Ray forwards what a worker prints late, or not at all."""
         os.environ.update(environment)
         from trainer.__main__ import main
 
-        return main(arguments)
+        said = Both(sys.stderr)
+        with contextlib.redirect_stderr(said):
+            code = main(arguments)
+        return code, said.getvalue()[-4000:]
 
     def stop(self) -> None:
         from trainer.train import request_stop
@@ -109,12 +127,13 @@ def finish(members: Sequence[Any], waiting: list[Any]) -> int:
             continue
         for result in done:
             try:
-                code = ray.get(result)
+                code, said = ray.get(result)
             except ray.exceptions.RayError as error:
                 print(f"error: a rank died: {type(error).__name__}: {error}. Run the same command to go on from the "
                       f"latest checkpoint, with any number of ranks", file=sys.stderr)
                 return 1
             if code and not asked:
+                print(said, end="", file=sys.stderr)
                 return code
             if code:                             # an orderly stop: let the others end, too
                 ray.wait(waiting, num_returns=len(waiting), timeout=60)
