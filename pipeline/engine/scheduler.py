@@ -7,9 +7,10 @@ which is all that ever crosses a process or machine boundary:
     event       {"event": "done",      "id", "record"}
                 {"event": "failed",    "id", "kind", "message", "traceback"}   kind: exception | environment
                 {"event": "lost",      "ids", "message"}                       the node died; nobody is to blame
-                {"event": "condemned", "id", "row", "stage", "reason"}         a document is out; later attempts skip it
+                {"event": "condemned", "id", "row", "stage", "reason"}         a document is out
                 {"event": "progress",  "running": [{"id", "row", "seconds"}]}
 
+A condemnation goes into the log at once: whatever happens to this driver, later attempts at that key skip the row.
 An `exception` is the task's own doing and counts against `max_attempts`. `environment` (a killed child, memory
 pressure) and `lost` do not, but both are bounded, so that a task which takes its node down every time ends the run.
 Only O(slots) assignments exist at a time, however many tasks there are.
@@ -72,6 +73,8 @@ class CommitLog(Protocol):
 
     def get(self, key: str) -> PartRecord | None: ...
     def append(self, record: PartRecord) -> Any: ...
+    def condemn(self, key: str, row: int, stage: int, reason: str) -> None: ...
+    def condemned(self, key: str) -> dict[int, tuple[int, str]]: ...
     def flush(self) -> None: ...
 
 
@@ -116,7 +119,6 @@ class _History:
     reasons: list[str] = field(default_factory=list)
     exceptions: int = 0
     lost: int = 0
-    skip: dict[int, tuple[int, str]] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -167,9 +169,10 @@ class Scheduler:
             while left:
                 self._check_stop()
                 while queue and self._has_room(len(queue)):
-                    self._dispatch(queue.popleft(), flights, history)
+                    self._dispatch(queue.popleft(), flights)
                 if not queue:
-                    self._double_stragglers(flights, history, times)
+                    self._double_stragglers(flights, times)
+                verdicts = False
                 for event in self.backend.wait(0.5):
                     match event["event"]:
                         case "done" if event["id"] in flights:
@@ -200,12 +203,14 @@ class Scheduler:
                                         queue.appendleft(spec)
                         case "condemned" if event["id"] in flights:
                             spec = flights[event["id"]].spec
-                            history[spec.key].skip[event["row"]] = (event["stage"], event["reason"])
+                            self.log.condemn(spec.key, event["row"], event["stage"], event["reason"])
+                            verdicts = True
                             if self.progress:
                                 self.progress.condemned(spec, event["row"], event["reason"])
                         case "progress":
                             self._show(event["running"], flights)
-                if time.monotonic() - flushed > FLUSH_S:
+                # a verdict cost two children and more: it is committed before the part goes on
+                if verdicts or time.monotonic() - flushed > FLUSH_S:
                     self.log.flush()
                     flushed = time.monotonic()
             self._check_stop()
@@ -222,16 +227,15 @@ class Scheduler:
         room = self.backend.room
         return room > 0 or (room > -self.backend.slots and queued > 2 * self.backend.slots)
 
-    def _dispatch(self, spec: TaskSpec, flights: dict[int, _Flight], history: dict[str, _History]) -> None:
+    def _dispatch(self, spec: TaskSpec, flights: dict[int, _Flight]) -> None:
         self._serial += 1
         flights[self._serial] = _Flight(spec, time.monotonic())
-        skip = history[spec.key].skip if spec.key in history else {}
+        skip = self.log.condemned(spec.key)      # by attempts of this driver and of those before it
         self.backend.submit({"id": self._serial, "spec": spec.to_json(),
                              "attempt": f"{self.log.epoch:08d}-{self._serial:08d}",
                              "skip": [[row, stage, reason] for row, (stage, reason) in sorted(skip.items())]})
 
-    def _double_stragglers(self, flights: dict[int, _Flight], history: dict[str, _History],
-                           times: dict[str, list[float]]) -> None:
+    def _double_stragglers(self, flights: dict[int, _Flight], times: dict[str, list[float]]) -> None:
         """Start a second attempt of tasks that take suspiciously long, on idle slots. Whoever commits first counts."""
         now = time.monotonic()
         if self.backend.room <= 0:
@@ -245,7 +249,7 @@ class Scheduler:
             if now - flight.started < max(self.straggler_s, STRAGGLER_FACTOR * p95):
                 continue
             if attempts[flight.spec.key] == 1:
-                self._dispatch(flight.spec, flights, history)
+                self._dispatch(flight.spec, flights)
 
     # -- failure -------------------------------------------------------------------------------------------------
     def _failed(self, spec: TaskSpec, event: dict[str, Any], past: _History) -> None:

@@ -2,8 +2,9 @@
 
 `log/00000001.json`, `log/00000002.json`, … each one JSON object ``{"sha256": …, "body": {…}}``. A body is of one of two
 kinds. An *epoch* opens the reign of one driver; from then on every other driver's next append meets a segment it did
-not write and learns that it is fenced. *Records* carry the part records and quarantine entries of that driver. The
-first record for a key wins, for ever. Nothing is ever changed or removed here, so replaying is reading.
+not write and learns that it is fenced. *Records* carry the part records of that driver, and the documents its
+supervisors condemned meanwhile. The first record for a key wins, for ever. Nothing is ever changed or removed here, so
+replaying is reading (`pipeline.store.view`).
 
 A new driver that finds a reign which was not closed looks at its heartbeat (`log/heartbeat/EPOCH.json`, a counter): on
 the same machine a dead process is known at once, elsewhere a counter that stands still for `PATIENCE_S` on the
@@ -13,22 +14,18 @@ challenger's own monotonic clock. The heartbeat only decides when to try; safety
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
-import re
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pipeline.engine.task import PartRecord
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.holder import alive, identity
+from pipeline.store.view import FORMAT, CorruptLog, LogView, decode_segment, dumps, encode_segment, segment_name
 
-FORMAT = 1
 SEGMENT_RECORDS = 1000       # contracts §1
 SEGMENT_S = 1.0              # age of the oldest waiting record at which a segment is written
 HEARTBEAT_S = 5.0
@@ -36,9 +33,6 @@ PATIENCE_S = 20.0            # four heartbeats: a counter that stood still that 
 RETRIES = 8                  # of a put whose outcome is unknown (time-outs of an object store)
 
 log = logging.getLogger("tokenmill")
-
-_SEGMENT = re.compile(r"log/(\d{8})\.json")
-_HEAD = b'{"sha256":"%s","body":'
 
 
 class Fenced(StoreError):
@@ -49,116 +43,14 @@ class Held(StoreError):
     """A living driver holds this store."""
 
 
-class CorruptLog(StoreError):
-    """A segment is damaged or missing."""
-
-
 def attempt_name(epoch: int, serial: int) -> str:
     """Name of an attempt: unique because an epoch has one driver, which counts `serial` up. The epoch in front tells
     the garbage collector whose it was."""
     return f"{epoch:08d}-{serial:08d}"
 
 
-def _name(number: int) -> str:
-    return f"log/{number:08d}.json"
-
-
 def _heartbeat_name(epoch: int) -> str:
     return f"log/heartbeat/{epoch:08d}.json"
-
-
-def _dumps(value: Any) -> bytes:
-    """Canonical JSON, ASCII (names of files may hold lone surrogates). A NaN would not be JSON: ValueError."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def encode_segment(body: dict[str, Any]) -> bytes:
-    data = _dumps(body)
-    return _HEAD % hashlib.sha256(data).hexdigest().encode() + data + b"}\n"
-
-
-def decode_segment(data: bytes, where: str) -> dict[str, Any]:
-    head = len(_HEAD) - 2 + 64
-    body = data[head:-2]
-    if data[:head] != _HEAD % hashlib.sha256(body).hexdigest().encode() or data[-2:] != b"}\n":
-        raise CorruptLog(f"{where} is damaged ({len(data)} bytes, its checksum does not match); restore it from a "
-                         f"copy. If it is the last segment, move it away instead: what it recorded is computed again")
-    found = json.loads(body)
-    if found.get("format") != FORMAT:
-        raise StoreError(f"{where} has format {found.get('format')}, this version of tokenmill reads format {FORMAT}; "
-                         f"use the version that wrote this store, or a new --store")
-    return found
-
-
-class LogView:
-    """What the log says, for reading. Records are kept as JSON and decoded when asked for: memory is their size."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.segments = 0                                    # segments replayed
-        self.epoch = 0                                       # the latest epoch
-        self.holder: dict[str, Any] | None = None            # who opened it
-        self._records: dict[str, bytes] = {}                 # key → record, in the order of the log
-        self._quarantine: dict[str, dict[str, dict[str, Any]]] = {}   # stage key → document id → entry
-
-    def get(self, key: str) -> PartRecord | None:
-        """The record that won `key`, or None."""
-        found = self._records.get(key)
-        return None if found is None else PartRecord.from_json(json.loads(found))
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._records
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def records(self) -> Iterator[PartRecord]:
-        """All winning records in the order in which they were committed."""
-        for data in list(self._records.values()):
-            yield PartRecord.from_json(json.loads(data))
-
-    def quarantined(self, stage_keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Documents that one of these stages condemned, by id: {"id", "stage", "stage_key", "reason", "row"}. Later
-        attempts, resumes and reruns skip them. Where several stages condemned one, the first of `stage_keys` counts."""
-        found: dict[str, dict[str, Any]] = {}
-        for key in stage_keys:
-            for id, entry in self._quarantine.get(key, {}).items():
-                found.setdefault(id, entry)
-        return found
-
-    def refresh(self) -> None:
-        """Replay the segments that came since. Raises CorruptLog for a damaged or missing one."""
-        numbers = sorted(int(m[1]) for path in self.store.list("log") if (m := _SEGMENT.fullmatch(path)))
-        for expected, number in enumerate((n for n in numbers if n > self.segments), self.segments + 1):
-            if number != expected:
-                raise CorruptLog(f"{self.store.at(_name(expected))} is missing though {_name(number)} is there; "
-                                 f"restore it from a copy, or start a new --store")
-        new = range(self.segments + 1, (numbers[-1] if numbers else 0) + 1)
-        with ThreadPoolExecutor(1 if self.store.local else 16) as pool:      # 16: hides the latency of object storage
-            for number, data in zip(new, pool.map(self.store.read, map(_name, new))):
-                self._replay(number, decode_segment(data, self.store.at(_name(number))))
-
-    def _replay(self, number: int, body: dict[str, Any]) -> None:
-        if body["kind"] == "epoch":
-            self.epoch, self.holder = body["epoch"], body["holder"]
-        for record in body.get("records", ()):
-            self._take(record)
-        for entry in body.get("quarantine", ()):
-            self._condemn(entry)
-        self.segments = number
-
-    def _take(self, record: dict[str, Any]) -> bool:
-        """False when the key has a record already."""
-        if record["key"] in self._records:
-            return False
-        self._records[record["key"]] = _dumps(record)
-        for entry in record["quarantine"]:
-            self._condemn(entry)
-        return True
-
-    def _condemn(self, entry: dict[str, Any]) -> bool:
-        of_stage = self._quarantine.setdefault(entry["stage_key"], {})
-        return of_stage.setdefault(entry["id"], entry) is entry
 
 
 class Log(LogView):
@@ -201,8 +93,8 @@ class Log(LogView):
             except OSError as e:
                 raise StoreError(f"cannot read {self.store.at('log')}: {e}; see that the store can be read") from e
             if self.segments < met:
-                raise StoreError(f"{self.store.at(_name(met))} is there but not listed; see that this user can read "
-                                 f"{self.store.at('log')}")
+                raise StoreError(f"{self.store.at(segment_name(met))} is there but not listed; see that this user can "
+                                 f"read {self.store.at('log')}")
             if self.holder is not None and not takeover:
                 self._see_that_it_is_gone(self.holder, self.epoch)
             body = {"format": FORMAT, "kind": "epoch", "epoch": self.epoch + 1, "nonce": uuid.uuid4().hex, "holder": me}
@@ -246,7 +138,7 @@ class Log(LogView):
     def _beat(self, closed: bool = False) -> None:
         self._counter += 1
         self._beaten = time.monotonic()
-        self.store.write(_heartbeat_name(self.epoch), _dumps({"counter": self._counter, "closed": closed}))
+        self.store.write(_heartbeat_name(self.epoch), dumps({"counter": self._counter, "closed": closed}))
 
     def _tend(self) -> None:
         while not self._stop.wait(SEGMENT_S / 4):
@@ -272,12 +164,13 @@ class Log(LogView):
                 return record
             return self.get(record.key)  # type: ignore[return-value]
 
-    def condemn(self, entry: dict[str, Any]) -> None:
-        """Commit a quarantine entry {row, id, stage, stage_key, reason} before the part it belongs to is done, so that
-        a rerun does not die of the same document again."""
+    def condemn(self, key: str, row: int, stage: int, reason: str) -> None:
+        """Commit that a document is out, by its row in the task `key`, before that task is done (at most SEGMENT_S from
+        now; `flush` waits for it): the next attempt skips it, though this driver dies. The first verdict counts."""
+        entry = {"key": key, "row": row, "stage": stage, "reason": reason}
         with self._lock:
             self._check()
-            if self._condemn(entry):
+            if self._strike(entry):
                 self._wait(self._condemned, entry)
 
     def _wait(self, queue: list[dict[str, Any]], entry: dict[str, Any]) -> None:
@@ -294,7 +187,7 @@ class Log(LogView):
             if not self._waiting and not self._condemned:
                 return
             body = {"format": FORMAT, "kind": "records", "epoch": self.epoch, "nonce": uuid.uuid4().hex,
-                    "records": self._waiting, "quarantine": self._condemned}
+                    "records": self._waiting, "condemned": self._condemned}
             try:
                 other = self._put(self.segments + 1, body)
                 if other is not None:
@@ -310,7 +203,7 @@ class Log(LogView):
         """Raise Fenced now if another driver has taken over: before something other than a commit (a publication)."""
         with self._lock:
             self._check()
-            name = _name(self.segments + 1)
+            name = segment_name(self.segments + 1)
             if self.store.exists(name):
                 self._failed = self._fenced(decode_segment(self.store.read(name), self.store.at(name)))
                 raise self._failed
@@ -328,7 +221,7 @@ class Log(LogView):
     def _put(self, number: int, body: dict[str, Any]) -> dict[str, Any] | None:
         """Put-if-absent of a segment. None: it is ours; otherwise the body that stands there. The nonce settles
         refusals of a request that was performed but repeated by a client library, and time-outs."""
-        data, name = encode_segment(body), _name(number)
+        data, name = encode_segment(body), segment_name(number)
         for attempt in range(RETRIES + 1):
             try:
                 if self.store.put_absent(name, data):

@@ -21,6 +21,7 @@ class MemoryLog:
         self.records: dict[str, PartRecord] = {}
         self.appended: list[str] = []
         self.flushed = 0
+        self.struck: dict[str, dict[int, tuple[int, str]]] = {}
 
     def get(self, key: str) -> PartRecord | None:
         return self.records.get(key)
@@ -28,6 +29,12 @@ class MemoryLog:
     def append(self, record: PartRecord) -> PartRecord:
         self.appended.append(record.key)
         return self.records.setdefault(record.key, record)
+
+    def condemn(self, key: str, row: int, stage: int, reason: str) -> None:
+        self.struck.setdefault(key, {}).setdefault(row, (stage, reason))
+
+    def condemned(self, key: str) -> dict[int, tuple[int, str]]:
+        return dict(self.struck.get(key, ()))
 
     def flush(self) -> None:
         self.flushed = len(self.appended)

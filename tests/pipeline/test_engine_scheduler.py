@@ -17,6 +17,7 @@ from pipeline.engine.progress import Progress, clock, size
 from pipeline.engine.scheduler import MAX_LOST, Interrupted, Scheduler, TaskFailed
 from pipeline.engine.task import Cursor, TaskSpec
 from pipeline.store.fs import Store
+from pipeline.store.log import Log
 from tests.pipeline import engine_tasks as t
 
 
@@ -187,6 +188,33 @@ def test_later_attempts_know_who_was_condemned():
     Scheduler(b, t.MemoryLog()).run(specs)
     assert [a["skip"] for a in b.taken] == [[], [[7, 2, "crash:SIGSEGV"]]]
     assert len({a["attempt"] for a in b.taken}) == 2
+
+
+def test_a_condemnation_is_durable_before_the_part_goes_on(tmp_path):
+    """It is in the log's files when the next events are asked for, and the first attempt of the next driver has it."""
+    store, specs = Store(tmp_path / "store"), t.row_specs(parts=1)
+    condemned = {"event": "condemned", "row": 7, "stage": 2, "reason": "crash:SIGSEGV"}
+
+    class Killed(BaseException):
+        pass
+
+    class Dies(Scripted):
+        def wait(self, timeout):
+            if self.taken and not self.queue:
+                raise Killed
+            events = super().wait(timeout)
+            self.queue.clear()
+            return events
+
+    first = Log.open(store)
+    with pytest.raises(Killed):
+        Scheduler(Dies({specs[0].key: [[condemned]]}), first).run(specs)
+    assert Log.read(store).condemned(specs[0].key) == {7: (2, "crash:SIGSEGV")}
+    with Log.open(store, takeover=True) as log:                        # nobody closed the first one
+        b = Scripted()
+        Scheduler(b, log).run(specs)
+        assert [a["skip"] for a in b.taken] == [[[7, 2, "crash:SIGSEGV"]]]
+        assert log.condemned(specs[0].key) == {}
 
 
 def test_assignments_in_flight_are_bounded_by_slots():

@@ -100,9 +100,8 @@ def test_group_commit_by_count_and_by_age(store, monkeypatch):
 def test_quarantine_is_replayed_by_stage_key(store):
     with Log.open(store) as log:
         log.append(record("k1", quarantine=[condemned("d1", "s1"), condemned("d2", "s2")]))
-        log.condemn(condemned("d3", "s1", "cpu"))
-        log.condemn(condemned("d3", "s1", "memory"))     # the first one counts
-        log.condemn(condemned("d1", "s3", "cpu"))
+        log.append(record("k2", quarantine=[condemned("d3", "s1", "cpu"), condemned("d1", "s3", "cpu")]))
+        log.append(record("k3", quarantine=[condemned("d3", "s1", "memory")]))     # the first one counts
         # a loser's quarantine is not part of the truth
         log.append(record("k1", "00000001-00000001", quarantine=[condemned("d9", "s1")]))
     for view in (Log.read(store), log):
@@ -110,6 +109,46 @@ def test_quarantine_is_replayed_by_stage_key(store):
         assert view.quarantined(["s3", "s1"])["d1"]["reason"] == "cpu"
         assert view.quarantined(["s1", "s2", "nobody"]).keys() == {"d1", "d2", "d3"}
         assert view.quarantined([]) == {}
+
+
+def test_condemned_rows_are_replayed_until_their_part_is_there(store, monkeypatch):
+    monkeypatch.setattr(store_log, "SEGMENT_S", 0.1)
+    first = Log.open(store, run="first")
+    first.condemn("k1", 7, 2, "crash:SIGSEGV")
+    first.condemn("k1", 7, 0, "memory")                  # the first one counts
+    first.condemn("k1", 3, 2, "cpu_limit")
+    first.condemn("k2", 7, 1, "memory")
+    assert first.condemned("k1") == {7: (2, "crash:SIGSEGV"), 3: (2, "cpu_limit")}
+    deadline = time.monotonic() + 10                     # without any call, and nobody closes it: it died
+    while not Log.read(store).condemned("k2") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for view in (Log.read(store), second := Log.open(store, run="second", takeover=True)):
+        assert view.condemned("k1") == {7: (2, "crash:SIGSEGV"), 3: (2, "cpu_limit")}
+        assert view.condemned("k2") == {7: (1, "memory")}
+        assert view.condemned("k3") == {}
+        assert view.quarantined(["s1"]) == {}
+    second.append(record("k1", "00000002-00000000", quarantine=[condemned("d7", "s1")]))
+    second.condemn("k1", 9, 0, "cpu_limit")              # of an attempt that lost
+    second.close()
+    for view in (Log.read(store), second):
+        assert view.condemned("k1") == {} and view.condemned("k2") == {7: (1, "memory")}
+        assert view.quarantined(["s1"]).keys() == {"d7"}
+    first.condemn("k4", 1, 0, "memory")
+    with pytest.raises(Fenced):
+        first.flush()
+
+
+def test_quarantine_entries_outside_records_are_still_read(tmp_path):
+    """Segments had a field `quarantine` of entries by id."""
+    store = Store(tmp_path)
+    with Log.open(store):
+        pass
+    body = {"format": 1, "kind": "records", "epoch": 1, "nonce": "n", "records": [],
+            "quarantine": [condemned("d1", "s1"), condemned("d2", "s1")]}
+    assert store.put_absent("log/00000002.json", store_log.encode_segment(body))
+    assert Log.read(store).quarantined(["s1"]).keys() == {"d1", "d2"}
+    with Log.open(store) as log:
+        assert log.epoch == 2 and log.quarantined(["s1"]).keys() == {"d1", "d2"}
 
 
 def test_second_driver_is_refused_then_takes_over_and_the_first_is_fenced(store):

@@ -1,0 +1,148 @@
+"""The commit log as it is read: what a segment looks like, and what replaying all of them says.
+
+Nothing here writes. `LogView` is the state that reports, plans and the writer (`pipeline.store.log.Log`) share: the
+records that won their keys, and the documents that are in quarantine. A document is there in one of two ways:
+
+by id    {row, id, stage, stage_key, reason}: with the record of the part it was found in; whatever task meets the
+         document at this stage later, in another partition or another stream, skips it (contracts §5)
+by row   {key, row, stage, reason}: said by a supervisor, which knows the row of a task but no ids, at once; the next
+         attempt of the same task skips it, also that of the next driver, and names it by id when it commits
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pipeline.engine.task import PartRecord
+from pipeline.store.fs import Store, StoreError
+
+FORMAT = 1
+
+_SEGMENT = re.compile(r"log/(\d{8})\.json")
+_HEAD = b'{"sha256":"%s","body":'
+
+
+class CorruptLog(StoreError):
+    """A segment is damaged or missing."""
+
+
+def segment_name(number: int) -> str:
+    return f"log/{number:08d}.json"
+
+
+def dumps(value: Any) -> bytes:
+    """Canonical JSON, ASCII (names of files may hold lone surrogates). A NaN would not be JSON: ValueError."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def encode_segment(body: dict[str, Any]) -> bytes:
+    data = dumps(body)
+    return _HEAD % hashlib.sha256(data).hexdigest().encode() + data + b"}\n"
+
+
+def decode_segment(data: bytes, where: str) -> dict[str, Any]:
+    head = len(_HEAD) - 2 + 64
+    body = data[head:-2]
+    if data[:head] != _HEAD % hashlib.sha256(body).hexdigest().encode() or data[-2:] != b"}\n":
+        raise CorruptLog(f"{where} is damaged ({len(data)} bytes, its checksum does not match); restore it from a "
+                         f"copy. If it is the last segment, move it away instead: what it recorded is computed again")
+    found = json.loads(body)
+    if found.get("format") != FORMAT:
+        raise StoreError(f"{where} has format {found.get('format')}, this version of tokenmill reads format {FORMAT}; "
+                         f"use the version that wrote this store, or a new --store")
+    return found
+
+
+class LogView:
+    """What the log says, for reading. Records are kept as JSON and decoded when asked for: memory is their size."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.segments = 0                                    # segments replayed
+        self.epoch = 0                                       # the latest epoch
+        self.holder: dict[str, Any] | None = None            # who opened it
+        self._records: dict[str, bytes] = {}                 # key → record, in the order of the log
+        self._quarantine: dict[str, dict[str, dict[str, Any]]] = {}   # stage key → document id → entry
+        self._struck: dict[str, dict[int, tuple[int, str]]] = {}      # key without a record → row → (stage, reason)
+
+    def get(self, key: str) -> PartRecord | None:
+        """The record that won `key`, or None."""
+        found = self._records.get(key)
+        return None if found is None else PartRecord.from_json(json.loads(found))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def records(self) -> Iterator[PartRecord]:
+        """All winning records in the order in which they were committed."""
+        for data in list(self._records.values()):
+            yield PartRecord.from_json(json.loads(data))
+
+    def quarantined(self, stage_keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Documents that one of these stages condemned, by id: {"id", "stage", "stage_key", "reason", "row"}. Later
+        attempts, resumes and reruns skip them. Where several stages condemned one, the first of `stage_keys` counts."""
+        found: dict[str, dict[str, Any]] = {}
+        for key in stage_keys:
+            for id, entry in self._quarantine.get(key, {}).items():
+                found.setdefault(id, entry)
+        return found
+
+    def condemned(self, key: str) -> dict[int, tuple[int, str]]:
+        """Rows of the task `key` that earlier attempts condemned: {row: (stage as the cursor counts, reason)}. Empty
+        once it has a record: that names them by id."""
+        return dict(self._struck.get(key, ()))
+
+    def refresh(self) -> None:
+        """Replay the segments that came since. Raises CorruptLog for a damaged or missing one."""
+        numbers = sorted(int(m[1]) for path in self.store.list("log") if (m := _SEGMENT.fullmatch(path)))
+        for expected, number in enumerate((n for n in numbers if n > self.segments), self.segments + 1):
+            if number != expected:
+                raise CorruptLog(f"{self.store.at(segment_name(expected))} is missing though {segment_name(number)} is "
+                                 f"there; restore it from a copy, or start a new --store")
+        new = range(self.segments + 1, (numbers[-1] if numbers else 0) + 1)
+        with ThreadPoolExecutor(1 if self.store.local else 16) as pool:      # 16: hides the latency of object storage
+            for number, data in zip(new, pool.map(self.store.read, map(segment_name, new))):
+                self._replay(number, decode_segment(data, self.store.at(segment_name(number))))
+
+    def _replay(self, number: int, body: dict[str, Any]) -> None:
+        if body["kind"] == "epoch":
+            self.epoch, self.holder = body["epoch"], body["holder"]
+        for record in body.get("records", ()):
+            self._take(record)
+        for entry in body.get("quarantine", ()):              # by id, outside a record: as logs once had it
+            self._condemn(entry)
+        for entry in body.get("condemned", ()):
+            self._strike(entry)
+        self.segments = number
+
+    def _take(self, record: dict[str, Any]) -> bool:
+        """False when the key has a record already."""
+        if record["key"] in self._records:
+            return False
+        self._records[record["key"]] = dumps(record)
+        self._struck.pop(record["key"], None)
+        for entry in record["quarantine"]:
+            self._condemn(entry)
+        return True
+
+    def _condemn(self, entry: dict[str, Any]) -> bool:
+        of_stage = self._quarantine.setdefault(entry["stage_key"], {})
+        return of_stage.setdefault(entry["id"], entry) is entry
+
+    def _strike(self, entry: dict[str, Any]) -> bool:
+        """False when that is known, or of no use any more."""
+        if entry["key"] in self._records:
+            return False
+        rows = self._struck.setdefault(entry["key"], {})
+        if entry["row"] in rows:
+            return False
+        rows[entry["row"]] = (entry["stage"], entry["reason"])
+        return True
