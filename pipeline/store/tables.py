@@ -1,0 +1,56 @@
+"""Small tables beside the documents: the rows of a quarantine folder, and rows on their way into a Parquet file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stages.scrub.pii import scrub_text
+
+#: a row of `quarantine/NAME/`: whose it is, where the record stands in its source, what became of it where, and the
+#: message of the error as far as there is one, scrubbed
+QUARANTINE_SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("file", pa.string()),
+                               ("record", pa.int64()), ("stage", pa.string()), ("reason", pa.string()),
+                               ("detail", pa.string())])
+
+
+def quarantine_row(id: str, source: str, locator: Mapping[str, Any], stage: str, reason: str,
+                   detail: str = "") -> dict[str, Any]:
+    return {"id": id, "source": source, "file": locator.get("file") or "", "record": locator.get("record"),
+            "stage": stage, "reason": reason, "detail": scrub_text(detail[:5000])[:500]}
+
+
+def to_blame(error: Exception) -> bool:
+    """Whether an error that was raised over a document can be the document's doing. It is not when memory is short, a
+    library missing, or the disk full."""
+    return not (isinstance(error, (MemoryError, ImportError)) or (isinstance(error, OSError)
+                                                                  and error.errno is not None))
+
+
+class RowWriter:
+    """Rows into Parquet (side tables, quarantine), flushed every 8 k of them."""
+
+    FLUSH = 1 << 13
+
+    def __init__(self, path: str, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.writer = pq.ParquetWriter(path, schema, compression="zstd")
+        self.pending: list[dict[str, Any]] = []
+        self.rows = 0
+
+    def write(self, row: dict[str, Any]) -> None:
+        self.pending.append(row)
+        self.rows += 1
+        if len(self.pending) >= self.FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        self.writer.write_table(pa.Table.from_pylist(self.pending, schema=self.schema))
+        self.pending = []
+
+    def close(self) -> None:
+        self._flush()
+        self.writer.close()
