@@ -17,6 +17,10 @@ PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?
            r"|\s+(?!\S)|\s+")
 #: SentencePiece reads sentences; longer lines are cut here (at spaces), where it would silently skip them
 LINE_BYTES = 4096
+#: BPE's trainer rewrites a chunk at every merge in it, in time quadratic in its length (one run of 200,000 letters took
+#: 36 s). Longer runs without a space (base64, genomes, rules of dashes) or of nothing but space are cut here
+RUN = 1024
+_RUN = re.compile(rf"\S{{{RUN}}}|\s{{{RUN}}}")
 
 
 def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str]) -> None:
@@ -35,7 +39,7 @@ def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str]) ->
         pre_tokenizers.Split(Regex(PATTERN), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     native.decoder = decoders.ByteLevel()
-    native.train_from_iterator(texts, trainers.BpeTrainer(
+    native.train_from_iterator(_runs(texts), trainers.BpeTrainer(
         vocab_size=vocab, special_tokens=[AddedToken(EOS, special=True, normalized=False)], show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
     Path(path).write_text(native.to_str(), encoding="utf-8")
@@ -64,6 +68,17 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
         raise TokenizerError(f"tokenizer.train.vocab: SentencePiece cannot make {vocab} pieces: {hint}; lower it or "
                              f"train on more text") from e
     Path(path).write_bytes(out.getvalue())
+
+
+def _runs(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, cut after every RUN characters of a run that no pre-tokenizer is sure to cut. Most come out whole."""
+    for text in texts:
+        start = 0
+        for run in _RUN.finditer(text):
+            yield text[start:run.end()]
+            start = run.end()
+        if start < len(text):
+            yield text[start:]
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:

@@ -31,7 +31,7 @@ class FitTokenizer:
     the trainer holds.
     """
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizer.encode import encode_documents
 from tokenizer.evaluate import evaluate
 from tokenizer.load import PROBES, Fast, HuggingFace, TokenizerError, fastest, load_tokenizer
-from tokenizer.train import EOS, train_bpe, train_sentencepiece
+from tokenizer.train import EOS, _runs, train_bpe, train_sentencepiece
 
 TEXT = ("the quick brown fox jumps over the lazy dog while counting 1234 sheep, naïvely; über-Größe 東京 "
         "def function(x): return x + 1\n\tprint('hello')\n")
@@ -189,3 +190,23 @@ def test_a_folder_says_its_eos(folder, tmp_path):
 def test_very_long_lines_train(tmp_path):
     train_sentencepiece(["ab cd " * 5000, "é" * 9000, *corpus(50)], 330, tmp_path / "m.model", "bpe")
     assert load_tokenizer(tmp_path / "m.model").vocab_size == 330
+
+
+def test_runs_without_a_space_do_not_hold_up_bpe(tmp_path):
+    """Half a million letters in a row would take minutes if the trainer saw them as one word."""
+    letters = np.random.default_rng(0).choice(list("ACGT"), 500_000)
+    code = ("import sys; from tokenizer.train import train_bpe; from tests.tokenizer.test_tokenizers import corpus\n"
+            "train_bpe([*corpus(50), open(sys.argv[1], encoding='utf-8').read(), ' ' * 300_000], 400, sys.argv[2])")
+    (tmp_path / "genome.txt").write_text("".join(letters), encoding="utf-8")
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "genome.txt"), str(tmp_path / "t.json")], check=True,
+                   timeout=60, cwd=Path(__file__).resolve().parents[2])
+    assert load_tokenizer(tmp_path / "t.json").vocab_size == 400
+
+
+def test_runs_are_cut_and_nothing_is_lost():
+    texts = ["", "ab cd", "x" * 2500, "a " * 3000, " " * 1024, "word " + "y" * 1030 + " end"]
+    pieces = list(_runs(texts))
+    assert "".join(pieces) == "".join(texts)
+    assert "ab cd" in pieces
+    assert "a " * 3000 in pieces                                 # a run ends at every space
+    assert max(len(word) for piece in pieces for word in piece.split()) == 1024
