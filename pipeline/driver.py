@@ -12,13 +12,14 @@ from typing import Any
 
 from pipeline.engine.task import FileInfo, PartRecord, TaskSpec
 from pipeline.plan.passes import DOCUMENTS, Node, PassResult
+from pipeline.store.dataset import stream_quarantine
 
 #: runs specs and gives their records in the same order
 Execute = Callable[[list[TaskSpec]], list[PartRecord]]
 
 
 class TooManyErrors(Exception):
-    """More documents of a pass failed than `run.max_error_rate` allows: bad code, not bad data."""
+    """More documents of a pass or a token stream failed than `run.max_error_rate` allows: bad code, not bad data."""
 
 
 def drive(nodes: list[Node], execute: Execute, finished: Callable[[Node, Any], None]) -> dict[str, Any]:
@@ -78,9 +79,10 @@ PENDING = "pending"
 class NodeState:
     """What `plan` knows of a node.
 
-    `fresh` tasks are done, `stale` ones have to run, `pending` ones wait for a part of the pass before them, `more` may
-    follow those; `unknown`: nothing can be said before its inputs are complete. `weight` is the bytes the stale tasks
-    read, `weight_fresh` those of the fresh ones.
+    `fresh` tasks are done, `stale` ones have to run, `pending` ones wait for a part of the pass before them, `more`
+    may follow those; `unknown`: nothing can be said before its inputs are complete. `replayed` of the stale ones take
+    over what is unchanged of an earlier pass (`tasks.replay`). `weight` is the bytes the stale tasks read,
+    `weight_fresh` those of the fresh ones.
     """
 
     node: Node
@@ -89,6 +91,7 @@ class NodeState:
     pending: int = 0
     weight: int = 0
     weight_fresh: int = 0
+    replayed: int = 0
     more: bool = False
     unknown: bool = False
     tasks: list[TaskSpec] = field(default_factory=list)
@@ -121,6 +124,7 @@ def survey(nodes: list[Node], get: Callable[[str], PartRecord | None]) -> list[N
             missing = [s for s, r in zip(work.specs, found) if r is None]
             state.fresh += len(found) - len(missing)
             state.stale += len(missing)
+            state.replayed += sum("replay" in s.args.get("$volatile", ()) for s in missing)
             state.weight += sum(s.weight for s in missing)
             state.weight_fresh += sum(s.weight for s, r in zip(work.specs, found) if r is not None)
             state.tasks += work.specs
@@ -142,11 +146,15 @@ def _pending(spec: TaskSpec | None) -> PartRecord:
 
 
 def check_error_rate(node: Node, records: list[PartRecord], allowed: float) -> None:
-    """Raise when a pass lost more than `allowed` of its documents to errors (reader errors do not count)."""
+    """Raise when a pass, or the encoding of a token stream, lost more than `allowed` of its documents to errors (reader
+    errors do not count)."""
     reasons: dict[str, int] = {}
     seen = 0
     for record in records:
         seen += sum(s["docs"] for s in record.counters.get("in", {}).values())
+        if node.kind == "shards":                # documents of these are the encoded ones, and the lost ones
+            seen += sum(record.counters[split]["docs"] for split in ("train", "val"))
+            seen += sum(record.counters["quarantined"].values())
         unreadable = {r for read in record.counters.get("read", {}).values() for r in read["bad"]}
         for reason, n in record.counters.get("quarantined", {}).items():
             if reason not in unreadable:
@@ -154,6 +162,7 @@ def check_error_rate(node: Node, records: list[PartRecord], allowed: float) -> N
     lost = sum(reasons.values())
     if seen and lost > max(10, allowed * seen):
         listing = ", ".join(f"{r} × {n}" for r, n in sorted(reasons.items(), key=lambda x: -x[1])[:8])
+        folder = stream_quarantine(node.name.removeprefix("shards:")) if node.kind == "shards" else node.dataset
         raise TooManyErrors(
             f"{node.name}: {lost} of {seen} documents failed ({lost / seen:.1%}, allowed {allowed:.1%}): {listing}. "
-            f"Look at quarantine/{node.dataset}/, mend the stage, or raise `run.max_error_rate`")
+            f"Look at quarantine/{folder}/, mend the stage, or raise `run.max_error_rate`")

@@ -51,8 +51,8 @@ class StageConfig(BaseModel):
 
 
 def decision(default: Any, help: str, **kw: Any) -> Any:
-    """A threshold: it changes verdicts alone, not what is computed. Changing it reruns the pass from the stored text of
-    the dataset before it (docs/architecture.md, "Decisions"), never extraction."""
+    """A threshold: it changes what `verdict` says, not what is computed. Changing it replays verdicts from the stored
+    signals; only documents about which it says something new are computed again."""
     return Field(default, description=help, json_schema_extra={"role": "decision"}, **kw)
 
 
@@ -114,6 +114,15 @@ class Stage:
     def process_batch(self, docs: list[Document]) -> list[str | None]:
         """Batched form: one verdict a document, in order."""
         return [self.process(doc) for doc in docs]
+
+    def verdict(self, doc: Document) -> str | None:
+        """The part of the decision that thresholds take part in: None or a reason, from `doc.signals` and
+        `doc.language` alone. They are all that is there when verdicts are replayed: no text, and no signal that
+        `process` did not write. With the same answer under other thresholds `process` must do the same.
+
+        A stage without it (NotImplementedError) is run again when a threshold changes.
+        """
+        raise NotImplementedError
 
     # -- keys ----------------------------------------------------------------------------------------------------
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:

@@ -57,6 +57,7 @@ class TaskSpec:
     memory_mb: int = 500               # RSS declared for the child that runs it
     gpus: float = 0.0
     order: int = 0                     # position in the node's plan order
+    basis: str = ""                    # key without thresholds: an outcome with the same basis can be replayed
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -123,6 +124,7 @@ class PartRecord:
     cpu_s: float = 0.0
     wall_s: float = 0.0
     rss_mb: float = 0.0
+    basis: str = ""                    # of its spec
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

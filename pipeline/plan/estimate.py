@@ -30,6 +30,8 @@ TABLE: dict[str, tuple[float, float]] = {
     "datatrove": (1e6, 0.9), "exact": (3e8, 0.95), "minhash": (3e7, 0.8), "tokenizer": (4e6, 1.0), "shards": (8e6, 1.0),
 }
 UNKNOWN = (5e6, 1.0)
+#: share of a pass' CPU time that replaying its verdicts takes, when about one document of ten gets another one
+REPLAYED = 0.2
 #: stages that turn raw bytes into text
 EXTRACTS = ("html", "pdf")
 #: bytes a pass writes per byte of text (Parquet, zstd); bytes it reads, or an index task inflates, per CPU-second
@@ -109,7 +111,8 @@ def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = Fals
     if store.local is not None and store.local.exists() and not store.local.is_dir():
         raise StoreError(f"{store.root} is a file, not a store; choose another --store")
     log = Log.read(store)
-    planner = Planner(recipe, store.read, quarantined=log.quarantined, verify_inputs=verify_inputs)
+    planner = Planner(recipe, store.read, quarantined=log.quarantined, earlier=log.earlier,
+                          verify_inputs=verify_inputs)
     nodes = planner.nodes() + token_nodes(recipe, planner)
     inputs = {}
     for name in planner.sources_used():
@@ -156,6 +159,8 @@ class Flow:
         else:
             status = "partly" if state.fresh else "stale"
         cpu, disk, seen = self._cost(node, state, status)
+        if state.stale:
+            cpu *= 1 - (1 - REPLAYED) * state.replayed / state.stale
         left = 0.0 if status == "fresh" else 1.0
         if status == "partly" and not state.pending:
             left = state.weight / max(state.weight + state.weight_fresh, 1)
@@ -164,6 +169,7 @@ class Flow:
         return {"name": node.name, "kind": node.kind, "deps": list(node.deps), "steps": list(node.steps),
                 "publishes": node.publishes, "status": status, "partitions": None if state.unknown else total,
                 "fresh": state.fresh, "stale": state.stale, "pending": state.pending, "more": state.more,
+                "replayed": state.replayed,
                 "expected_partitions": self._expected(node, seen) if state.unknown else None,
                 "bytes_in": int(seen), "cpu_s": round(cpu * left, 1), "disk_bytes": int(disk * left)}
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.engine.task import PartRecord, TaskSpec, content_key
 from pipeline.plan.inputs import InputError, SourceFile, list_source
 from pipeline.plan.split import needs_index, partitions
 from pipeline.recipe.model import Recipe, Step
+from pipeline.tasks.replay import replay_arg
 from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
 from stages.catalog import STAGES, load, reader_class, stage_class
 from stages.read.reader import Reader
@@ -32,6 +33,8 @@ from stages.stage import Stage, file_sha256, role_of
 Work = Generator[list[TaskSpec], list[PartRecord], Any]
 
 DOCUMENTS = "pipeline.tasks.documents:DocumentPass"
+#: for the row groups of the earlier parts
+REPLAY_MB = 150
 INDEX = "pipeline.tasks.index:Index"
 
 
@@ -41,6 +44,7 @@ class ChainStep:
 
     name: str
     key: str
+    basis: str                                    # its key without thresholds
     target: str
     config: dict[str, Any]
     stage: Stage
@@ -99,14 +103,15 @@ class Planner:
     """Makes the nodes of a recipe.
 
     `read_file` reads a small file of the store (the splits of a big input); `quarantined` gives the documents the log
-    says were condemned, for a list of stage keys.
+    says were condemned, for a list of stage keys; `earlier` the latest record of a pass with the same basis.
     """
 
     def __init__(self, recipe: Recipe, read_file: Callable[[str], bytes], *, quarantined: Any = None,
-                 verify_inputs: bool = False) -> None:
+                 earlier: Callable[[str], PartRecord | None] = lambda basis: None, verify_inputs: bool = False) -> None:
         self.recipe = recipe
         self.read_file = read_file
         self.quarantined = quarantined or (lambda keys: {})
+        self.earlier = earlier
         self.target = recipe.run.partition
         self.verify = verify_inputs
         self.warnings: list[str] = []                    # found while planning, for people
@@ -206,16 +211,17 @@ class Planner:
 
     def _made(self, name: str, target: str, config: Mapping[str, Any]) -> ChainStep:
         stage = (stage_class(name) if target == STAGES.get(name) else load(target))(dict(config))
-        key = stage.key()
+        key, basis = stage.key(), stage.key(("signal", "resource"))
         module = target.partition(":")[0]
         if module.partition(".")[0] != "stages":         # a user's own stage: its source code counts (contracts §3)
             import importlib
 
             own = {importlib.import_module(module).__file__ or "", *self.recipe.code}
-            key = content_key(key, 0, sorted(file_sha256(path) for path in own))
+            source = sorted(file_sha256(path) for path in own)
+            key, basis = content_key(key, 0, source), content_key(basis, 0, source)
         config = stage.config.model_dump(mode="json")
         resources = {v: file_sha256(v) for f, v in config.items() if v and role_of(type(stage.config), f) == "resource"}
-        return ChainStep(name if ":" not in name else name.rpartition(":")[2], key, target, config, stage, resources)
+        return ChainStep(name.rpartition(":")[2], key, basis, target, config, stage, resources)
 
     # -- work ----------------------------------------------------------------------------------------------------
     def check_inputs(self) -> None:
@@ -296,7 +302,14 @@ class Planner:
                                 "code": list(self.recipe.code)}}
 
         def add(args: dict[str, Any], weight: int, label: str, came_from: str) -> None:
-            specs.append(self._spec(DOCUMENTS, plan.name, len(specs), weight, label, {**common, **args}, memory))
+            bare = [{**entry, "key": s.basis} for entry, s in zip(chain, plan.chain)]
+            basis = content_key(DOCUMENTS, load(DOCUMENTS).version, {**common, **args, "chain": bare})
+            spec = self._spec(DOCUMENTS, plan.name, len(specs), weight, label, {**common, **args}, memory)
+            was = self.earlier(basis)
+            if was is not None and was.key != spec.key:
+                hidden = {**common["$volatile"], "replay": replay_arg(was)}
+                spec = replace(spec, args={**spec.args, "$volatile": hidden}, memory_mb=memory + REPLAY_MB)
+            specs.append(replace(spec, basis=basis))
             origin.append(came_from)
 
         for kind, name in plan.inputs:

@@ -65,6 +65,9 @@ def _node(row: dict[str, Any], width: int) -> list[str]:
     origin = [d.removeprefix("index:").rstrip(":") for d in row["deps"] if not d.startswith(barrier)]
     steps = " → ".join(row["steps"]) or ("read" if row["kind"] == "pass" else "where to split big files")
     text = steps + (f"  ← {', '.join(origin)}" if origin else "")
+    if row["replayed"]:
+        which = "verdicts" if row["replayed"] == row["stale"] else f"verdicts of {row['replayed']}"
+        text += f"; {which} replayed from stored signals"
     return [first, *(f"[dim]    {escape(part)}[/]" for part in textwrap.wrap(text, WIDTH - 4))]
 
 

@@ -24,6 +24,11 @@ def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
     return rows
 
 
+def _before(node: Node) -> float:
+    """CPU seconds spent on what was replayed, when it was computed."""
+    return node.counters.get("replayed", {}).get("cpu_s", 0.0)
+
+
 def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
     """Documents in, dropped, CPU seconds, documents a CPU-second and share of all CPU, for every stage as it ran."""
     rows = []
@@ -36,7 +41,7 @@ def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
                          "cpu_s": stats["cpu_s"]})
         docs = sum(s["docs"] for s in node.counters.get("in", {}).values())
         rows.append({"pass": node.name, "stage": "read and write", "in": docs, "dropped": 0,
-                     "cpu_s": max(0.0, node.cpu_s - inside)})
+                     "cpu_s": max(0.0, node.cpu_s + _before(node) - inside)})
     total = sum(r["cpu_s"] for r in rows) or 1.0
     for row in rows:
         row["share"] = row["cpu_s"] / total

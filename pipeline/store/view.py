@@ -68,12 +68,18 @@ class LogView:
         self.holder: dict[str, Any] | None = None            # who opened it
         self._records: dict[str, bytes] = {}                 # key → record, in the order of the log
         self._quarantine: dict[str, dict[str, dict[str, Any]]] = {}   # stage key → document id → entry
+        self._by_basis: dict[str, str] = {}                  # basis of a pass → key of its latest record
         self._struck: dict[str, dict[int, tuple[int, str]]] = {}      # key without a record → row → (stage, reason)
 
     def get(self, key: str) -> PartRecord | None:
         """The record that won `key`, or None."""
         found = self._records.get(key)
         return None if found is None else PartRecord.from_json(json.loads(found))
+
+    def earlier(self, basis: str) -> PartRecord | None:
+        """The latest record of a pass that differs in thresholds alone (`TaskSpec.basis`), or None."""
+        key = self._by_basis.get(basis)
+        return None if key is None else self.get(key)
 
     def __contains__(self, key: object) -> bool:
         return key in self._records
@@ -128,6 +134,8 @@ class LogView:
         if record["key"] in self._records:
             return False
         self._records[record["key"]] = dumps(record)
+        if record.get("basis"):
+            self._by_basis[record["basis"]] = record["key"]
         self._struck.pop(record["key"], None)
         for entry in record["quarantine"]:
             self._condemn(entry)

@@ -13,9 +13,11 @@ crash cursor before a stage sees it, so its death costs that document and nothin
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +27,12 @@ import pyarrow.parquet as pq
 from pipeline.engine.task import ChangedInput, Counters, Cursor, Inputs, Out
 from pipeline.recipe.code import import_code
 from pipeline.store.parts import PartWriter, document_schema, read_documents
+from pipeline.store.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row
+from pipeline.tasks.replay import Earlier, thresholds, without_zeros
 from stages.catalog import load, reader_class
 from stages.document import BadRecord, Document
 from stages.read.reader import Skipped, Slice
-from stages.scrub.pii import scrub_text, scrub_value
+from stages.scrub.pii import scrub_value
 from stages.stage import Stage, file_sha256
 
 #: documents (or bytes of raw input) held between two looks at the clock and the writers; decides nothing about text
@@ -36,9 +40,6 @@ BATCH_DOCS, BATCH_BYTES = 64, 8 << 20
 
 #: every side table begins with these: the row in kept.parquet, and whose it is
 SIDE_COLUMNS = (pa.field("row", pa.uint32()), pa.field("id", pa.string()))
-QUARANTINE_SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("file", pa.string()),
-                               ("record", pa.int64()), ("stage", pa.string()), ("reason", pa.string()),
-                               ("detail", pa.string())])
 
 
 @dataclass
@@ -84,7 +85,8 @@ def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
 class DocumentPass:
     """args: either source, reader {name, key, config} and slices [$file…], or part {text: $ref, removed: $ref | null,
     barrier}; where {source | language: [values]} of the documents taken; chain [{name, key, $volatile: {target,
-    config}}], signals [names], signals_mode until-drop | all, $volatile {quarantined: {id: entry of the log}}.
+    config}}], signals [names], signals_mode until-drop | all, $volatile {quarantined: {id: entry of the log}, replay:
+    `replay.replay_arg` of the same pass under other thresholds}.
     """
 
     version = 1
@@ -102,18 +104,34 @@ class _Run:
         self.until_drop = self.args["signals_mode"] == "until-drop"
         names = tuple(self.args["signals"])
         self.kept_rows = 0                     # the writer counts when it flushes; side tables need the row at once
-        self.kept = PartWriter(out.path("kept.parquet"), document_schema(names))
+        self.kept = PartWriter(out.path("kept.parquet"), document_schema(names).with_metadata(thresholds(self.steps)))
         self.dropped = PartWriter(out.path("dropped.parquet"), document_schema(names, dropped=True))
-        self.quarantine = _RowWriter(out.path("quarantine.parquet"), QUARANTINE_SCHEMA)
-        self.sides = {s.side: _RowWriter(out.path(f"side.{s.side}.parquet"), pa.schema([*SIDE_COLUMNS, *s.stage.side]))
+        self.quarantine = RowWriter(out.path("quarantine.parquet"), QUARANTINE_SCHEMA)
+        self.sides = {s.side: RowWriter(out.path(f"side.{s.side}.parquet"), pa.schema([*SIDE_COLUMNS, *s.stage.side]))
                       for s in self.steps if s.stage.side is not None}
         hidden = self.args.get("$volatile", {}).get("quarantined", {})
         keys = {s.key for s in self.steps}
         self.condemned = {id: q for id, q in hidden.items() if q["stage_key"] in keys}
+        self.earlier = self._earlier()
         self.counters: Counters = {
             "read": {}, "in": {}, "kept": {}, "dropped_bytes": {}, "quarantined": {}, "languages": {},
             "lengths": {}, "stages": {s.label: {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}}
                                       for s in self.steps}}
+        if self.earlier is not None:
+            self._take_over(self.earlier)
+
+    def _earlier(self) -> Earlier | None:
+        said = self.args.get("$volatile", {}).get("replay")
+        with suppress(FileNotFoundError, ValueError):       # gone, or made by other code: everything is done again
+            return Earlier(self.inputs, said, self.steps, list(self.sides)) if said else None
+        return None
+
+    def _take_over(self, earlier: Earlier) -> None:
+        """Begin with the earlier pass' counters of what is not counted document by document again."""
+        was = earlier.counters
+        self.counters["stages"] |= copy.deepcopy(was["stages"])
+        self.counters["dropped_bytes"] = dict(was["dropped_bytes"])
+        self.counters["replayed"] = {"docs": 0, "cpu_s": earlier.cpu_s}
 
     # -- reading -------------------------------------------------------------------------------------------------
     def records(self) -> Iterator[Document | BadRecord]:
@@ -146,11 +164,13 @@ class _Run:
     def _remove(self, doc: Document, barrier: str, reason: str) -> None:
         """A document the barrier before this pass removed."""
         size = self._count_in(doc)
-        stats = self.counters["stages"].setdefault(
-            f"barrier:{barrier}", {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}})
-        stats["in"] += 1
-        stats["bytes_in"] += size
-        _add(stats["dropped"].setdefault(reason, {}), doc.source, 1)
+        if self.earlier is None:                     # otherwise counted then
+            stats = self.counters["stages"].setdefault(
+                f"barrier:{barrier}", {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}})
+            stats["in"] += 1
+            stats["bytes_in"] += size
+            _add(stats["dropped"].setdefault(reason, {}), doc.source, 1)
+            _add(self.counters["dropped_bytes"], doc.source, size)
         self._drop(doc, barrier, reason)
 
     # -- the loop ------------------------------------------------------------------------------------------------
@@ -206,49 +226,81 @@ class _Run:
         return False
 
     def _process(self, batch: list[tuple[int, Document]]) -> None:
-        """Take a batch through the chain, stage by stage, and write what became of it."""
+        """Take a batch through the chain and write what became of it."""
+        settled: dict[int, tuple[Document, tuple[str, str] | None]] = {}
+        todo = batch
+        if self.earlier is not None:
+            settled = {row: said for row, doc in batch if (said := self.earlier.outcome(doc)) is not None}
+            todo = [(row, doc) for row, doc in batch if row not in settled]
+            self.counters["replayed"]["docs"] += len(settled)
+            # what the earlier counters hold of these is taken out by doing to copies what was done then
+            self._through(self.earlier.steps, [(row, copy.deepcopy(doc)) for row, doc in todo
+                                               if doc.id not in self.earlier.skipped], -1)
+        verdicts, failures = self._through(self.steps, todo)
+        self.cursor.clear()
+        for row, doc in batch:
+            if row in settled:
+                was, fate = settled[row]
+                if fate is None:
+                    self._keep(was)
+                else:
+                    self.dropped.write(was, stage=fate[0], reason=fate[1])
+            elif row in verdicts:
+                self._drop(doc, *verdicts[row])
+            elif row in failures:
+                self._note(doc.id, doc.source, doc.locator, *failures[row])
+            else:
+                self._keep(doc)
+
+    def _through(self, steps: list[Step], batch: list[tuple[int, Document]], sign: int = 1) -> tuple[
+            dict[int, tuple[str, str]], dict[int, tuple[str, str, str]]]:
+        """Stage by stage; counts `sign` times. Returns, by row, verdicts (stage, reason) and failures (stage, reason,
+        detail)."""
         verdicts: dict[int, tuple[str, str]] = {}
+        failures: dict[int, tuple[str, str, str]] = {}
         alive = batch
-        for place, step in enumerate(self.steps):
+        for place, step in enumerate(steps):
             if not alive:
                 break
             stats = self.counters["stages"][step.label]
             # with `signals: all` dropped documents come along for their signals; they are in nobody's funnel
-            stats["in"] += sum(row not in verdicts for row, _ in alive)
-            stats["bytes_in"] += sum(_payload(d) for row, d in alive if row not in verdicts)
+            stats["in"] += sign * sum(row not in verdicts for row, _ in alive)
+            stats["bytes_in"] += sign * sum(_payload(d) for row, d in alive if row not in verdicts)
             began = time.thread_time()
-            alive = self._apply(place, step, alive, verdicts)
+            judged = self._apply(place, step, alive, verdicts, failures)
+            alive = []
+            for (row, doc), reason in judged:
+                if reason is not None and row not in verdicts:
+                    verdicts[row] = (step.name, reason)
+                    _add(stats["dropped"].setdefault(reason, {}), doc.source, sign)
+                # with `signals: all` a dropped document goes on through filters, to have every signal stored
+                if reason is None or not (self.until_drop or step.stage.extracts):
+                    alive.append((row, doc))
             if step.side in self.sides:
                 for _, doc in alive:
                     if step.stage.name in doc.side:
                         doc.side[step.side] = doc.side.pop(step.stage.name)
             stats["cpu_s"] += time.thread_time() - began
-            stats["bytes_out"] += sum(_utf8(d.text) for row, d in alive if row not in verdicts)
-        self.cursor.clear()
-        lost = {row for row, _ in batch} - {row for row, _ in alive}
+            stats["bytes_out"] += sign * sum(_utf8(d.text) for row, d in alive if row not in verdicts)
         for row, doc in batch:
             if row in verdicts:
-                self._drop(doc, *verdicts[row])
-            elif row not in lost:
-                self._keep(doc)
+                _add(self.counters["dropped_bytes"], doc.source, sign * _utf8(doc.text))
+        return verdicts, failures
 
-    def _apply(self, place: int, step: Step, alive: list[tuple[int, Document]],
-               verdicts: dict[int, tuple[str, str]]) -> list[tuple[int, Document]]:
+    def _apply(self, place: int, step: Step, alive: list[tuple[int, Document]], verdicts: dict[int, tuple[str, str]],
+               failures: dict[int, tuple[str, str, str]]) -> list[tuple[tuple[int, Document], str | None]]:
+        """(item, verdict) of those that did not fail."""
         stage, after = step.stage, []
         if stage.batched and len(alive) > 1:
             self.cursor.set(alive[0][0], alive[-1][0], place)
             before = [(d.text, d.language, dict(d.signals), dict(d.meta)) for _, d in alive]
             try:
-                reasons = stage.process_batch([d for _, d in alive])
+                return list(zip(alive, stage.process_batch([d for _, d in alive]), strict=True))
             except MemoryError:
                 raise
             except Exception:                       # find the culprit: as they were, one by one
-                reasons = None
                 for (_, doc), state in zip(alive, before):
                     doc.text, doc.language, doc.signals, doc.meta = state
-            if reasons is not None:
-                return [item for item, reason in zip(alive, reasons)
-                        if self._survives(step, item, reason, verdicts)]
         for row, doc in alive:
             self.cursor.set(row, row, place)
             facts = (dict(doc.meta), dict(doc.signals)) if step.foreign else None
@@ -264,23 +316,10 @@ class _Run:
                 if facts is not None:
                     doc.meta, doc.signals = facts   # what it wrote before it failed may not be storable
                 if row not in verdicts:
-                    self._note(doc.id, doc.source, doc.locator, step.name, f"error:{type(e).__name__}", str(e))
+                    failures[row] = (step.name, f"error:{type(e).__name__}", str(e))
                 continue
-            if self._survives(step, (row, doc), reason, verdicts):
-                after.append((row, doc))
+            after.append(((row, doc), reason))
         return after
-
-    def _survives(self, step: Step, item: tuple[int, Document], reason: str | None,
-                  verdicts: dict[int, tuple[str, str]]) -> bool:
-        row, doc = item
-        if reason is None:
-            return True
-        if row not in verdicts:
-            verdicts[row] = (step.name, reason)
-            by_source = self.counters["stages"][step.label]["dropped"].setdefault(reason, {})
-            _add(by_source, doc.source, 1)
-        # with `signals: all` a dropped document goes on through filters, to have every signal stored
-        return not self.until_drop and not step.stage.extracts
 
     # -- writing -------------------------------------------------------------------------------------------------
     def _keep(self, doc: Document) -> None:
@@ -296,15 +335,12 @@ class _Run:
         _add(self.counters["lengths"].setdefault(doc.source, {}), str(max(len(doc.text), 1).bit_length() - 1), 1)
 
     def _drop(self, doc: Document, stage: str, reason: str) -> None:
-        _add(self.counters["dropped_bytes"], doc.source, _utf8(doc.text))
         doc.text, doc.url, doc.meta = scrub_value(doc.text), scrub_value(doc.url), scrub_value(doc.meta)
         self.dropped.write(doc, reason=reason, stage=stage)
 
     def _note(self, id: str, source: str, locator: dict[str, Any], stage: str, reason: str, detail: str) -> None:
         _add(self.counters["quarantined"], reason, 1)
-        self.quarantine.write({"id": id, "source": source, "file": locator.get("file") or "",
-                                "record": locator.get("record"), "stage": stage, "reason": reason,
-                                "detail": scrub_text(detail[:5000])[:500]})
+        self.quarantine.write(quarantine_row(id, source, locator, stage, reason, detail))
 
     def _close(self) -> Counters:
         for name, writer in (("kept.parquet", self.kept), ("dropped.parquet", self.dropped)):
@@ -315,33 +351,11 @@ class _Run:
             self.out.note(f"side.{name}.parquet", rows=side.rows)
         self.quarantine.close()
         self.out.note("quarantine.parquet", rows=self.quarantine.rows)
+        if self.earlier is not None:                 # what has come to nothing would not be there
+            self.counters["dropped_bytes"] = without_zeros(self.counters["dropped_bytes"])
+            for stats in self.counters["stages"].values():
+                stats["dropped"] = without_zeros(stats["dropped"])
         return self.counters
-
-
-class _RowWriter:
-    """Small rows into Parquet (side tables, quarantine), flushed every 8 k of them."""
-
-    FLUSH = 1 << 13
-
-    def __init__(self, path: str, schema: pa.Schema) -> None:
-        self.schema = schema
-        self.writer = pq.ParquetWriter(path, schema, compression="zstd")
-        self.pending: list[dict[str, Any]] = []
-        self.rows = 0
-
-    def write(self, row: dict[str, Any]) -> None:
-        self.pending.append(row)
-        self.rows += 1
-        if len(self.pending) >= self.FLUSH:
-            self._flush()
-
-    def _flush(self) -> None:
-        self.writer.write_table(pa.Table.from_pylist(self.pending, schema=self.schema))
-        self.pending = []
-
-    def close(self) -> None:
-        self._flush()
-        self.writer.close()
 
 
 def _check(doc: Document) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stages.stage import Stage, StageConfig, decision, signal
@@ -28,7 +27,7 @@ class C4(Stage):
     """
 
     name = "c4"
-    version = 2
+    version = 3
     libraries = ("spacy",)
     memory_mb = 150
     signals = ("c4_sentences", "c4_lines_kept")
@@ -49,7 +48,7 @@ class C4(Stage):
 
     def process(self, doc: Document) -> str | None:
         config = self.config
-        longest, fewest, counting = config.max_word_length, config.min_words_per_line, config.min_num_sentences
+        longest, fewest = config.max_word_length, config.min_words_per_line
         lines = doc.lines
         kept: list[str] = []
         sentences = 0
@@ -74,18 +73,16 @@ class C4(Stage):
             if (config.filter_policy and ("use" in lower or "policy" in lower)
                     and any(phrase in lower for phrase in _POLICY)):
                 continue
-            if counting is not None:
-                sentences += count_sentences(line)
+            sentences += count_sentences(line)
             kept.append(line)
-        if counting is not None:
-            doc.signals["c4_sentences"] = sentences
+        doc.signals["c4_sentences"] = sentences
         doc.signals["c4_lines_kept"] = len(kept) / len(lines) if lines else 0.0
-        reason = self.verdict(doc.signals)
+        reason = self.verdict(doc)
         if reason is None:
             doc.text = "\n".join(kept).strip()
         return reason
 
-    def verdict(self, signals: Mapping[str, float]) -> str | None:
-        """The decision alone, from stored signals (of a document no phrase has dropped)."""
-        fewest = self.config.min_num_sentences
-        return "too_few_sentences" if fewest is not None and signals["c4_sentences"] < fewest else None
+    def verdict(self, doc: Document) -> str | None:
+        """The decision about sentences alone: phrases drop a document whatever the threshold."""
+        fewest, found = self.config.min_num_sentences, doc.signals.get("c4_sentences")
+        return "too_few_sentences" if fewest is not None and found is not None and found < fewest else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stages.filter.gopher_repetition import duplicates
@@ -43,7 +42,7 @@ class FineWeb(Stage):
         if not measured:
             return "empty"
         doc.signals.update(measured)
-        return self.verdict(doc.signals)
+        return self.verdict(doc)
 
     def measure(self, doc: Document) -> dict[str, float]:
         text = doc.text
@@ -56,10 +55,11 @@ class FineWeb(Stage):
                 "fineweb_char_dup_ratio": duplicates(lines)[1] / (len(text) - breaks),
                 "fineweb_list_ratio": breaks / len(doc.words)}
 
-    def verdict(self, signals: Mapping[str, float]) -> str | None:
-        """The decision alone, from stored signals."""
-        limits = self.config
-        ended = signals["fineweb_line_punct_ratio"]
+    def verdict(self, doc: Document) -> str | None:
+        limits, signals = self.config, doc.signals
+        ended = signals.get("fineweb_line_punct_ratio")
+        if ended is None:                        # no line at all
+            return "empty"
         if ended < limits.line_punct_thr and not (ended == 0 and limits.line_punct_exclude_zero):
             return "line_punct_ratio"
         if signals["fineweb_short_line_ratio"] > limits.short_line_thr:

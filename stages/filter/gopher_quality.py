@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stages.stage import Stage, StageConfig, decision, signal
@@ -47,7 +46,7 @@ class GopherQuality(Stage):
 
     def process(self, doc: Document) -> str | None:
         doc.signals.update(self.measure(doc))
-        return self.verdict(doc.signals)
+        return self.verdict(doc)
 
     def measure(self, doc: Document) -> dict[str, float]:
         text, words = doc.text, doc.words
@@ -71,9 +70,8 @@ class GopherQuality(Stage):
         out["gopher_stop_words"] = words.distinct(dict.fromkeys(self.config.stop_words))
         return out
 
-    def verdict(self, signals: Mapping[str, float]) -> str | None:
-        """The decision alone, from stored signals."""
-        limits = self.config
+    def verdict(self, doc: Document) -> str | None:
+        limits, signals = self.config, doc.signals
         if "gopher_hash_ratio" not in signals:  # no word at all
             return "gopher_short_doc"
         for reason, name, low, high in (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -58,7 +57,7 @@ class GopherRepetition(Stage):
         if not doc.text:
             return "empty"
         doc.signals.update(self.measure(doc))
-        return self.verdict(doc.signals)
+        return self.verdict(doc)
 
     def measure(self, doc: Document) -> dict[str, float]:
         text, out = doc.text, {}
@@ -78,11 +77,10 @@ class GopherRepetition(Stage):
         out.update((f"gopher_rep_dup_{n}_gram", value / size) for n, value in zip(_DUPLICATED, covered.tolist()))
         return out
 
-    def verdict(self, signals: Mapping[str, float]) -> str | None:
-        """The decision alone, from stored signals."""
+    def verdict(self, doc: Document) -> str | None:
         for name in ("dup_para_frac", "dup_para_char_frac", "dup_line_frac", "dup_line_char_frac",
                      *(f"top_{n}_gram" for n in _TOP), *(f"dup_{n}_gram" for n in _DUPLICATED)):
-            limit, value = getattr(self.config, name), signals.get(f"gopher_rep_{name}")
+            limit, value = getattr(self.config, name), doc.signals.get(f"gopher_rep_{name}")
             if limit and value is not None and value > limit:
                 return f"duplicated_{name[4:-5]}_n_grams" if name.startswith("dup_") and "gram" in name else name
         return None

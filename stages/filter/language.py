@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stages.filter.models import FastText, lid176
@@ -54,10 +53,9 @@ class Language(Stage):
         found = self._model.predict(doc.text)
         doc.language, score = found[0] if found else ("", 0.0)
         doc.signals["language_score"] = self.round(score)
-        return self.verdict(doc.signals, doc.language)
+        return self.verdict(doc)
 
-    def verdict(self, signals: Mapping[str, float], language: str) -> str | None:
-        """The decision alone, from the stored score and language."""
-        if self.config.keep is not None and language not in self.config.keep:
+    def verdict(self, doc: Document) -> str | None:
+        if self.config.keep is not None and doc.language not in self.config.keep:
             return "language"
-        return None if signals["language_score"] > self.config.min else "language_score"
+        return None if doc.signals["language_score"] > self.config.min else "language_score"

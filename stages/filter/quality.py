@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,11 +53,10 @@ class Quality(Stage):
     def process(self, doc: Document) -> str | None:
         score = dict(self._model.predict(doc.text, k=-1)).get(self.config.label, 0.0)
         doc.signals["quality_score"] = self.round(score)
-        return self.verdict(doc.signals)
+        return self.verdict(doc)
 
-    def verdict(self, signals: Mapping[str, float]) -> str | None:
-        """The decision alone, from the stored score."""
-        return None if signals["quality_score"] >= self.config.min else "quality"
+    def verdict(self, doc: Document) -> str | None:
+        return None if doc.signals["quality_score"] >= self.config.min else "quality"
 
 
 def train_quality(positive_texts: Iterable[str], negative_texts: Iterable[str], out: str | os.PathLike[str], *,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import tarfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,14 +90,14 @@ class Url(Stage):
             return "url"
         if not words.isdisjoint(self._banned):
             return "hard_blacklisted"
-        reason = self.verdict(doc.signals)
+        reason = self.verdict(doc)
         if reason is None and self._subword is not None and self._subword.search(_NOT_WORD.sub("", url).lower()):
             return "blacklisted_subword"
         return reason
 
-    def verdict(self, signals: Mapping[str, float]) -> str | None:
-        """The decision about soft words alone, from the stored signal."""
-        return "soft_blacklisted" if signals["url_soft_words"] >= self.config.soft_words else None
+    def verdict(self, doc: Document) -> str | None:
+        """The decision about soft words alone: the only one that a threshold takes part in."""
+        return "soft_blacklisted" if doc.signals.get("url_soft_words", -1) >= self.config.soft_words else None
 
 
 def _assets() -> Path:

@@ -31,7 +31,7 @@ def test_language_keeps_what_is_wanted_and_sure():
         if language:
             assert (doc.language, found) == (language, reason)
         assert doc.signals["language_score"] == round(doc.signals["language_score"], 4)
-        assert found == stage.verdict(doc.signals, doc.language)
+        assert found == stage.verdict(Document("", signals=doc.signals, language=doc.language))
     assert loaded(min=0.999999).process(Document("id", "und the и")) == "language_score"
 
 
@@ -108,7 +108,7 @@ def test_quality_is_trained_and_sorts(tmp_path):
     assert stage.process(poor) == "quality"
     assert good.signals["quality_score"] > 0.5 > poor.signals["quality_score"]
     assert good.signals["quality_score"] == round(good.signals["quality_score"], 4)
-    assert stage.verdict(good.signals) is None
+    assert stage.verdict(Document("", signals=good.signals)) is None
     assert stage.process(Document("c", "")) in (None, "quality")
     assert [p.name for p in model.parent.iterdir()] == ["quality.bin"]
 

@@ -118,7 +118,7 @@ def test_verdicts_replay_from_signals(pair):
             continue
         assert set(doc.signals) <= set(stage.signals)
         assert all(isinstance(value, (int, float)) for value in doc.signals.values())
-        assert stage.verdict(doc.signals) == reason
+        assert stage.verdict(Document("", signals=doc.signals)) == reason
 
 
 def test_thresholds_do_not_change_signals():

@@ -39,7 +39,7 @@ def test_rules_in_their_order(lists):
         assert stage.process(doc) == reason, url
         assert ("url_soft_words" in doc.signals) == bool(url)
     assert Url(integrated=False, soft_words=1, **lists).config.soft_words == 1
-    assert stage.verdict({"url_soft_words": 3}) == "soft_blacklisted"
+    assert stage.verdict(Document("", signals={"url_soft_words": 3})) == "soft_blacklisted"
 
 
 def test_blank_lines_block_nothing(lists, tmp_path):

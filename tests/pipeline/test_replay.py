@@ -1,0 +1,248 @@
+"""Changed thresholds: verdicts are replayed from stored signals, and nothing tells the outcome from a run anew."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.plan.estimate import survey_recipe
+from pipeline.plan.show import lines
+from pipeline.recipe import load_recipe
+from pipeline.run import make_backend, run_recipe
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
+from pipeline.tasks.replay import without_zeros
+from tests.corpus import sentences
+
+#: a user's stage in front (fails on some texts, counts its calls) and one with a threshold but without `verdict`
+STAGES = """
+    from pathlib import Path
+    from stages.stage import Stage, StageConfig, decision
+
+    class Moody(Stage):
+        '''Fails on what it does not like.'''
+        name = "moody"
+        version = 1
+        signals = ("moody_length",)
+
+        def process(self, doc):
+            with open(Path(__file__).with_suffix(".seen"), "a") as f:
+                f.write(doc.id + "\\n")
+            if "MOODY" in doc.text:
+                raise ValueError("no")
+            doc.signals["moody_length"] = len(doc.text)
+
+    class Blunt(Stage):
+        '''Drops long texts, and says nothing of replaying.'''
+        name = "blunt"
+        signals = ("blunt_length",)
+
+        class Config(StageConfig):
+            most: int = decision(9000, "longest text, characters")
+
+        def process(self, doc):
+            doc.signals["blunt_length"] = len(doc.text)
+            return "too_long" if len(doc.text) > self.config.most else None
+"""
+RECIPE = """
+version: 1
+code: [{module}.py]
+sources: {{web: {{read: jsonl, path: in}}}}
+datasets:
+  texts: {{from: web, steps: []}}
+  clean: {{from: texts, steps: ['{module}:Moody', gopher_repetition, gopher_quality, c4, fineweb, pii]}}
+  deduped: {{from: clean, steps: [{{minhash: {{verify: 0.75}}}}, '{module}:Blunt']}}
+run: {{partition: 120KB, signals: {mode}, max_error_rate: 20%}}
+"""
+STEPS = {"gopher_repetition": 1, "gopher_quality": 2, "c4": 3, "fineweb": 4}
+
+
+def texts() -> list[str]:
+    """Prose of many lengths, a third of it spoilt in the ways the rules look for."""
+    rng, prose = random.Random(5), sentences()
+    made = []
+    for i in range(180):
+        picked = rng.sample(prose, rng.randint(2, 30))
+        match rng.randrange(12):
+            case 0:
+                picked += [picked[0]] * rng.randint(1, 12)
+            case 1:
+                picked = [s.rstrip(".") + "..." if rng.random() < 0.4 else s for s in picked]
+            case 2:
+                picked = ["- " + s if rng.random() < 0.8 else s for s in picked]
+            case 3:
+                picked = [" ".join(s.split()[:4]) if rng.random() < 0.7 else s for s in picked]
+            case 4:
+                picked[0] += " { lorem ipsum"
+            case 5:
+                picked[0] += f" Ask someone{i}@mail.example.org or 8.8.4.{i % 250}."
+            case 6:
+                picked = made[-1].split("\n")
+        if i % 37 == 5:
+            picked[0] += " MOODY"
+        made.append("\n".join(picked))
+    return made + ["", "\n", "+ + +"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    return make_site(tmp_path_factory.mktemp("replay"), "until-drop")
+
+
+@pytest.fixture(scope="module")
+def with_all_signals(tmp_path_factory) -> Path:
+    return make_site(tmp_path_factory.mktemp("replay"), "all")
+
+
+def make_site(top: Path, mode: str) -> Path:
+    module = f"replayed_{mode.replace('-', '_')}"
+    (top / f"{module}.py").write_text(textwrap.dedent(STAGES))
+    (top / "in").mkdir()
+    for i, text in enumerate(texts()):
+        with open(top / "in" / f"{i // 30}.jsonl", "a") as f:
+            f.write(json.dumps({"text": text, "url": f"https://a.example/{i}"}) + "\n")
+    (top / "r.yaml").write_text(RECIPE.format(module=module, mode=mode))
+    execute(top, top / "store")
+    return top
+
+
+def overrides(changed: dict[str, Any]) -> list[str]:
+    out = []
+    for name, value in changed.items():
+        step, _, field = name.partition(".")
+        place = f"datasets.clean.steps.{STEPS[step]}" if step in STEPS else "datasets.deduped.steps.1"
+        out.append(f"{place}={{{step if step in STEPS else '@' + step}: {{{field}: {json.dumps(value)}}}}}")
+    return out
+
+
+def recipe_of(site: Path, changed: dict[str, Any]):
+    module = next(site.glob("*.py")).stem
+    said = [o.replace("@blunt", f"'{module}:Blunt'") for o in overrides(changed)]
+    return load_recipe(site / "r.yaml", said, allow_custom=True)
+
+
+def execute(site: Path, store: Path, changed: dict[str, Any] | None = None) -> int:
+    """Run; returns how many documents the first stage of `clean` has seen meanwhile."""
+    seen = next(site.glob("*.py")).with_suffix(".seen")
+    seen.write_text("")
+    run_recipe(recipe_of(site, changed or {}), str(store), make_backend=make_backend("inline", 1, None), report=False)
+    return len(seen.read_text().split())
+
+
+def records(store: Path) -> dict[str, Any]:
+    return {r.key: r for r in Log.read(Store(str(store))).records()}
+
+
+def without_clocks(counters: dict[str, Any]) -> dict[str, Any]:
+    return {**{k: v for k, v in counters.items() if k != "replayed"},
+            "stages": {k: {n: v for n, v in s.items() if n != "cpu_s"} for k, s in counters.get("stages", {}).items()}}
+
+
+def same_as_anew(site: Path, tmp_path: Path, changed: dict[str, Any]) -> tuple[dict[str, Any], int, int]:
+    """Run with `changed` over a copy of the store and over an empty one. All files and counters are equal. Returns the
+    new records of the first, and how many documents the first stage has seen in either."""
+    shutil.copytree(site / "store", tmp_path / "copy")
+    before = records(tmp_path / "copy")
+    few = execute(site, tmp_path / "copy", changed)
+    every = execute(site, tmp_path / "anew", changed)
+    mine, anew = records(tmp_path / "copy"), records(tmp_path / "anew")
+    assert anew.keys() <= mine.keys()
+    for key, record in anew.items():
+        found = mine[key]
+        assert {n: (i.sha256, i.content, i.rows, i.meta) for n, i in found.files.items()} == \
+               {n: (i.sha256, i.content, i.rows, i.meta) for n, i in record.files.items()}, (record.node, changed)
+        assert without_clocks(found.counters) == without_clocks(record.counters), (record.node, changed)
+    return {k: r for k, r in mine.items() if k not in before}, few, every
+
+
+CHANGES = [
+    {"gopher_quality.min_doc_words": 90},                                        # fewer kept
+    {"gopher_quality.max_ellipsis_lines_ratio": None, "gopher_quality.min_doc_words": 10},
+    {"gopher_repetition.dup_line_frac": 0.05, "fineweb.short_line_thr": 0.2},    # in front, and at the end
+    {"gopher_repetition.dup_line_char_frac": None, "gopher_repetition.dup_line_frac": 0.9},
+    {"c4.min_num_sentences": None, "fineweb.line_punct_thr": 0.0},
+    {"c4.min_num_sentences": 12, "gopher_quality.min_stop_words": 5, "fineweb.char_duplicates_ratio": 0.5},
+]
+
+
+@pytest.mark.parametrize("changed", CHANGES, ids=lambda c: " ".join(c))
+def test_the_outcome_is_that_of_a_run_anew_to_the_byte(site, tmp_path, changed):
+    new, few, every = same_as_anew(site, tmp_path, changed)
+    clean = [r for r in new.values() if r.node == "clean"]
+    assert len(clean) > 3 and all("replayed" in r.counters for r in clean)
+    taken = sum(r.counters["replayed"]["docs"] for r in clean)
+    assert 0 < taken < every, "some change, or the test says nothing; most do not"
+    # what changes goes through the chain twice: as it was then, to take it out of the counters, and as it is now
+    assert few == 2 * (every - taken), "no other document was looked at"
+
+
+def test_the_same_where_dropped_documents_have_all_signals(with_all_signals, tmp_path):
+    new, few, every = same_as_anew(with_all_signals, tmp_path, CHANGES[3])
+    assert 0 < few < every
+
+
+def test_replays_of_replays_and_back_again(site, tmp_path):
+    shutil.copytree(site / "store", tmp_path / "copy")
+    for i, changed in enumerate(CHANGES[2:4]):
+        execute(site, tmp_path / "copy", changed)
+        execute(site, tmp_path / f"anew{i}", changed)
+        mine, anew = records(tmp_path / "copy"), records(tmp_path / f"anew{i}")
+        assert all({n: f.sha256 for n, f in mine[k].files.items()} == {n: f.sha256 for n, f in r.files.items()}
+                   and without_clocks(mine[k].counters) == without_clocks(r.counters) for k, r in anew.items())
+    assert execute(site, tmp_path / "copy") == 0, "the first thresholds are still there, nothing runs"
+
+
+def test_a_stage_without_a_verdict_of_its_own_is_run_again(site, tmp_path):
+    new, _, _ = same_as_anew(site, tmp_path, {"blunt.most": 3000})
+    last = [r for r in new.values() if r.node == "deduped"]
+    assert last and sum(r.counters["replayed"]["docs"] for r in last) == 0
+    assert any("too_long" in s["dropped"] for r in last for s in r.counters["stages"].values())
+
+
+def test_thresholds_that_decide_alike_take_everything_over_but_what_had_failed(site, tmp_path):
+    new, few, every = same_as_anew(site, tmp_path, {"gopher_quality.max_doc_words": 99_999})
+    assert {r.node for r in new.values()} == {"clean"}, "equal parts: nothing behind them runs"
+    failed = sum(sum(r.counters["quarantined"].values()) for r in new.values())
+    assert few == 2 * failed > 0
+    assert sum(r.counters["replayed"]["docs"] for r in new.values()) == every - failed
+
+
+def test_a_signal_setting_is_no_threshold(site, tmp_path):
+    new, few, every = same_as_anew(site, tmp_path, {"fineweb.short_line_length": 20})
+    assert few == every and not any("replayed" in r.counters for r in new.values())
+
+
+def test_parts_that_are_gone_are_made_anew(site, tmp_path):
+    shutil.copytree(site / "store", tmp_path / "copy")
+    for record in records(tmp_path / "copy").values():
+        if record.node == "clean":
+            (tmp_path / "copy" / record.files["dropped.parquet"].path).unlink()
+    changed = CHANGES[0]
+    assert execute(site, tmp_path / "copy", changed) == execute(site, tmp_path / "anew", changed)
+
+
+def test_the_plan_says_that_verdicts_are_replayed(site):
+    document = survey_recipe(recipe_of(site, CHANGES[0]), str(site / "store"))
+    [clean] = [r for r in document["nodes"] if r["name"] == "clean"]
+    assert clean["replayed"] == clean["stale"] > 3
+    assert "verdicts replayed from stored signals" in "\n".join(lines(document))
+    document = survey_recipe(recipe_of(site, {"fineweb.short_line_length": 20}), str(site / "store"))
+    [clean] = [r for r in document["nodes"] if r["name"] == "clean"]
+    assert clean["replayed"] == 0 < clean["stale"]
+
+
+def test_thresholds_are_written_into_the_parts(site):
+    part = sorted((site / "store/datasets/clean").glob("part-*.parquet"))[0]
+    said = json.loads(pq.read_schema(part).metadata[b"tokenmill.thresholds"])
+    assert {"min_num_sentences": 5} in said and str(site) not in json.dumps(said)
+
+
+def test_counters_that_have_come_to_nothing_vanish():
+    assert without_zeros({"a": 0, "b": {"c": 0}, "d": {"e": 1, "f": 0}}) == {"d": {"e": 1}}
