@@ -14,10 +14,10 @@ from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Backend, Interrupted, Scheduler
 from pipeline.engine.task import PartRecord, TaskSpec
 from pipeline.plan.passes import Node, Planner
-from pipeline.plan.tokens import TOKENIZER, curriculum_of, token_nodes
+from pipeline.plan.tokens import TOKENIZER, StreamResult, curriculum_of, token_nodes
 from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report
-from pipeline.store.dataset import publish
+from pipeline.store.dataset import publish, publish_quarantine, stream_quarantine
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.tasks.encode import publish_shards
@@ -78,6 +78,9 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
                 check_error_rate(node, result.records, float(recipe.run.max_error_rate))
             if node.publishes:
                 _publish(store, log, planner, node, done)
+            if node.kind == "shards":
+                _publish_lost(store, log, node, result)
+                check_error_rate(node, result.encoded, float(recipe.run.max_error_rate))
 
         results = drive(nodes, execute, finished)
         log.flush()
@@ -128,6 +131,13 @@ def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapp
             quarantine=[r for p in passes for r in p], verify=log.verify)
 
 
+def _publish_lost(store: Store, log: Log, node: Node, result: StreamResult) -> None:
+    """Link what a token stream lost to errors of the tokenizer."""
+    log.flush()
+    log.verify()
+    publish_quarantine(store, stream_quarantine(node.name.removeprefix("shards:")), result.encoded, log.verify)
+
+
 def _finish_tokens(recipe: Recipe, store: Store, name: str, results: Mapping[str, Any],
                    warnings: list[str]) -> dict[str, int]:
     """Publish tokenizer, shards and curriculum; returns the training tokens of every stream."""
@@ -137,8 +147,8 @@ def _finish_tokens(recipe: Recipe, store: Store, name: str, results: Mapping[str
     publish_tokenizer(store, tokenizer)
     sets = {}
     for stream in recipe.shards:
-        assembled, parts = results[f"shards:{stream}"]
-        sets[stream] = publish_shards(store, stream, assembled, parts, tokenizer)
+        found: StreamResult = results[f"shards:{stream}"]
+        sets[stream] = publish_shards(store, stream, found.assembled, found.parts, tokenizer)
     if sets and recipe.curriculum is not None:
         document, said = curriculum_of(recipe, tokenizer, sets)
         warnings += said

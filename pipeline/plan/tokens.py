@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from pipeline.engine.task import PartRecord
 from pipeline.plan.passes import Node, PassResult, Planner, Work, result
 from pipeline.recipe.model import Recipe
 from pipeline.tasks.encode import assemble_drafts, encode_drafts
 from pipeline.tasks.fit_tokenizer import load_draft, tokenizer_draft, tokenizer_info
-from stages.barrier import PartRef
+from stages.barrier import PartRef, TaskResult
 from stages.mix.curriculum import resolve
 
 #: name of the tokenizer's node; a dataset may be called "tokenizer", never this
 TOKENIZER = "tokenizer:"
 
 
+@dataclass(frozen=True)
+class StreamResult:
+    """What the node of a token stream leaves: assembled shards and the parts they were made of, as `publish_shards`
+    needs them, and the records of the encoding, which know what was lost."""
+
+    assembled: list[TaskResult]
+    parts: list[PartRef]
+    encoded: list[PartRecord]
+
+
 def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
-    """The tokenizer (result: `tokenizer_info`) and a node 'shards:NAME' for each stream, whose result
-    is (assembled results, parts): what `publish_shards` needs."""
+    """The tokenizer (result: `tokenizer_info`) and a node 'shards:NAME' for each stream (result:
+    StreamResult)."""
     if recipe.tokenizer is None:
         return []
     trained = recipe.tokenizer.train
@@ -63,11 +75,12 @@ def _tokenizer(recipe: Recipe, planner: Planner, results: Mapping[str, Any]) -> 
 def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], results: Mapping[str, Any]) -> Work:
     config = recipe.plain()["shards"][name]
     tokenizer, parts = results[TOKENIZER], parts_of(results, inputs, config.get("where", {}).get("source"))
-    drafts = encode_drafts(parts, tokenizer, {**config, "val": float(recipe.shards[name].val)})
+    drafts = encode_drafts(parts, tokenizer, {**config, "val": float(recipe.shards[name].val)},
+                           planner.quarantined)
     encoded = yield [planner.draft_spec(f"shards:{name}/encode", i, d) for i, d in enumerate(drafts)]
     drafts = assemble_drafts([result(r) for r in encoded], tokenizer)
     assembled = yield [planner.draft_spec(f"shards:{name}/assemble", i, d) for i, d in enumerate(drafts)]
-    return [result(r) for r in assembled], parts
+    return StreamResult([result(r) for r in assembled], parts, encoded)
 
 
 def curriculum_of(recipe: Recipe, tokenizer: Mapping[str, Any],

@@ -44,7 +44,7 @@ def collect(store: Store, run: str, get: Get) -> dict[str, Any]:
     plan = json.loads(store.read(f"runs/{run}/plan.json"))
     nodes = [Node(n, [r for r in map(get, n["keys"]) if r is not None]) for n in plan["nodes"]]
     passes = [n for n in nodes if n.kind == "pass"]
-    tokens = token_counts(nodes)
+    tokens = token_counts(store, nodes)
     curriculum = curriculum_of(store, run)
     document = {
         "version": 1, "run": run, "recipe": plan["recipe"],

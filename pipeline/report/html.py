@@ -51,7 +51,8 @@ def headline(document: dict[str, Any]) -> dict[str, Any]:
     return {"read": read, "kept": sum(d["docs"] for d in final), "bytes": sum(d["bytes"] for d in final),
             "tokens": sum(t["tokens"] for t in document["tokens"].values()), "duplicates": removed, "cpu_s": cpu,
             "docs_per_cpu_s": read / cpu if cpu else 0.0,
-            "quarantined": sum(n for d in document["datasets"].values() for n in d["quarantined"].values())}
+            "quarantined": sum(n for part in ("datasets", "tokens") for section in document[part].values()
+                               for n in section["quarantined"].values())}
 
 
 def phases(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,23 +7,26 @@ from typing import Any
 
 from pipeline.engine.task import Counters, merge_counters
 from pipeline.report.nodes import Node
+from pipeline.report.samples import quarantine_samples
 from pipeline.store.fs import Store
 from stages.mix.curriculum import Curriculum
 from stages.mix.realised import plan, realised
 
 
-def token_counts(nodes: list[Node]) -> dict[str, Any]:
-    """For every stream: documents and tokens to train on and held out, and both together by source."""
+def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
+    """For every stream: documents and tokens to train on and held out, and both together by source; documents that
+    could not be encoded, by reason, with samples."""
     out = {}
     for node in nodes:
         if node.kind != "shards":
             continue
-        found: Counters = {split: {"docs": 0, "tokens": 0} for split in ("train", "val")}
+        found: Counters = {split: {"docs": 0, "tokens": 0} for split in ("train", "val")} | {"quarantined": {}}
         merge_counters(found, node.counters.get("encode", {}))
         out[node.name.removeprefix("shards:")] = {
             "docs": found["train"]["docs"], "tokens": found["train"]["tokens"],
             "val_docs": found["val"]["docs"], "val_tokens": found["val"]["tokens"],
-            "sources": {s: {"docs": n["docs"], "tokens": n["tokens"]} for s, n in found.get("sources", {}).items()}}
+            "sources": {s: {"docs": n["docs"], "tokens": n["tokens"]} for s, n in found.get("sources", {}).items()},
+            "quarantined": found["quarantined"], "quarantine_samples": quarantine_samples(store, [node])}
     return out
 
 

@@ -2,6 +2,7 @@
 
     datasets/NAME/part-ORDER-KEY.parquet  _manifest.parquet      kept documents
     dropped/NAME/  quarantine/NAME/                              the same for dropped documents and bad records
+    quarantine/shards=STREAM/                                    and for what could not be encoded for a token stream
 
 A part is a second name (hard link) of what a task wrote, or a copy made by the object store. The manifest has a row a
 part. On a local disk a folder is built aside and exchanged for the old one in one step, so that at any moment, whatever
@@ -29,7 +30,7 @@ from pipeline.engine.task import FileInfo, PartRecord
 from pipeline.store.fs import Store, StoreError, make_folder, swap_folders, sync
 from pipeline.store.parts import DuplicateId, RowDigester
 
-MANIFEST = "_manifest.parquet"
+MANIFEST, QUARANTINE = "_manifest.parquet", "quarantine.parquet"
 #: no attempt names, no times: equal data has equal manifests
 MANIFEST_SCHEMA = pa.schema([
     ("part", pa.string()),                     # file name in this folder
@@ -47,15 +48,30 @@ def publish(store: Store, name: str, records: Sequence[PartRecord], *, dropped: 
     """Publish a dataset: `kept.parquet` of `records`, in this order, and `dropped.parquet` and `quarantine.parquet` of
     the records of all its passes. Replaces what was published under the name. Only for the holder of the
     log: `verify` (`Log.verify`) is asked again where copying may have taken long."""
-    for folder, file, of in ((f"quarantine/{name}", "quarantine.parquet", quarantine),
+    for folder, file, of in ((f"quarantine/{name}", QUARANTINE, quarantine),
                              (f"dropped/{name}", "dropped.parquet", dropped),
                              (f"datasets/{name}", "kept.parquet", records)):
-        parts = [(part_name(n, record.key), record, record.files[file])
-                 for n, record in enumerate(r for r in of if file in r.files)]
-        if store.local is not None:
-            _replace(store, store.local / folder, parts)
-        else:
-            _update(store, folder, parts, verify)
+        _publish(store, folder, file, of, verify)
+
+
+def stream_quarantine(stream: str) -> str:
+    """Name, below `quarantine/`, of what a token stream lost. No dataset can be called that: names have no '='."""
+    return f"shards={stream}"
+
+
+def publish_quarantine(store: Store, name: str, records: Sequence[PartRecord],
+                       verify: Callable[[], None] = lambda: None) -> None:
+    """Publish `quarantine.parquet` of `records` alone, as quarantine/NAME/."""
+    _publish(store, f"quarantine/{name}", QUARANTINE, records, verify)
+
+
+def _publish(store: Store, folder: str, file: str, records: Sequence[PartRecord], verify: Callable[[], None]) -> None:
+    parts = [(part_name(n, record.key), record, record.files[file])
+             for n, record in enumerate(r for r in records if file in r.files)]
+    if store.local is not None:
+        _replace(store, store.local / folder, parts)
+    else:
+        _update(store, folder, parts, verify)
 
 
 def part_name(order: int, key: str) -> str:
@@ -110,7 +126,8 @@ def _link(store: Store, path: str, to: str) -> None:
 def _manifest(parts: list[tuple[str, PartRecord, FileInfo]]) -> bytes:
     rows = [{"part": name, "key": record.key, "node": record.node, "rows": info.rows, "bytes": info.bytes,
              "text_bytes": info.meta.get("text_bytes", 0), "sha256": info.sha256, "content": info.content,
-             "sources": sorted(record.counters.get("in", {}))} for name, record, info in parts]
+             "sources": sorted(record.counters.get("in") or record.counters.get("sources", {}))}
+            for name, record, info in parts]
     out = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, schema=MANIFEST_SCHEMA), out, compression="zstd")
     return out.getvalue()

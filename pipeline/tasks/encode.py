@@ -10,32 +10,34 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.engine.task import Counters, Cursor, Inputs, Out
+from pipeline.engine.task import Counters, Cursor, Inputs, Out, content_key
+from pipeline.store.dataset import QUARANTINE
 from pipeline.store.fs import Store
+from pipeline.store.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row, to_blame
+from pipeline.tasks.rows import BATCH, Rows, Where, rows_of
 from stages.barrier import FileRef, PartRef, TaskDraft, TaskResult
 from stages.stage import library_versions
 from stages.text.prf import below
 from tokenizer.encode import encode_documents
-from tokenizer.load import Tokenizer, load_tokenizer
+from tokenizer.load import Tokenizer, TokenizerError, load_tokenizer
 from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest, Shard, file_name, token_dtype
 from tokenizer.shards.writer import ShardWriter
 
 ENCODE = "pipeline.tasks.encode:EncodePart"
 ASSEMBLE = "pipeline.tasks.encode:AssembleShard"
 SPLITS = ("train", "val")
-#: documents, and bytes of their text, encoded at a time; a longer document is a batch of its own
-BATCH, BATCH_BYTES = 256, 8 << 20
+#: what encoding is called in quarantine entries
+STAGE = "encode"
 #: rows of a part's document table read at a time while a shard is assembled, and of its row groups
 TABLE_BATCH, TABLE_ROWS = 4096, 1 << 16
 #: what decides about the ids of a text beside the tokenizer's file
@@ -49,149 +51,129 @@ PART_TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("row", pa.ui
 _loaded: dict[tuple[str, int], Tokenizer] = {}
 
 
-# -- reading documents -------------------------------------------------------------------------------------------
-class Where:
-    """Which documents of a dataset belong to a stream: {source: [names], language: [codes], signals: {name: {min,
-    max}}}.
-
-    A range holds min <= value < max, so that buckets tile; a signal that was not computed is in no range.
-    """
-
-    def __init__(self, spec: Mapping[str, Any] | None) -> None:
-        spec = dict(spec or {})
-        given = {k: spec.pop(k) for k in ("source", "language") if k in spec}
-        self.equal = {k: [v] if isinstance(v, str) else list(v) for k, v in given.items()}
-        self.ranges = {k: (v.get("min"), v.get("max")) for k, v in spec.pop("signals", {}).items()}
-        if spec:
-            raise ValueError(f"where: unknown keys {sorted(spec)}; known are source, language, signals")
-
-    def mask(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Which rows of a batch are taken, bool (rows,)."""
-        keep = np.ones(len(batch), bool)
-        for column, values in self.equal.items():
-            keep &= np.asarray(pc.is_in(batch.column(column), pa.array(values, pa.string())).to_numpy(False), bool)
-        for name, (low, high) in self.ranges.items():
-            signals = batch.column("signals")
-            if signals.type.get_field_index(name) < 0:
-                known = ", ".join(f.name for f in signals.type)
-                raise ValueError(f"where.signals: the dataset has no signal '{name}'; it has {known}")
-            value = pc.struct_field(signals, name).to_numpy(zero_copy_only=False).astype(float)
-            keep &= ~np.isnan(value)
-            keep &= value >= low if low is not None else True
-            keep &= value < high if high is not None else True
-        return keep
-
-
-@dataclass
-class Rows:
-    """Some rows of a part that passed a `where`, in order."""
-
-    batch: pa.RecordBatch
-    rows: np.ndarray              # their row numbers in the part, int64
-    seen: int                     # rows of the part read for them
-
-    @property
-    def ids(self) -> list[str]:
-        return self.batch.column("id").to_pylist()
-
-    def column(self, name: str) -> list[Any]:
-        if name == "bytes":       # UTF-8 length of the text
-            return pc.struct_field(self.batch.column("signals"), "bytes").cast(pa.int64()).to_pylist()
-        return self.batch.column(name).to_pylist()
-
-
-def rows_of(path: str, where: Where, columns: Sequence[str], batch: int = BATCH) -> Iterator[Rows]:
-    """The rows of a part that `where` takes, at most `batch` of them and BATCH_BYTES of text (or one longer document)
-    at a time. The column `bytes` is there without the texts. Memory: one row group of what is read."""
-    need = {"id", *columns, *where.equal} - {"bytes"}
-    if where.ranges:
-        need |= {"signals"}
-    elif "bytes" in columns:
-        need |= {"signals.bytes"}
-    first = 0
-    with pq.ParquetFile(path) as file:
-        # a batch that crosses row groups would keep all of them in memory
-        for group in range(file.num_row_groups):
-            for block in file.iter_batches(batch, row_groups=[group], columns=sorted(need)):
-                for got in _cut(block):
-                    keep = where.mask(got)
-                    rows = np.flatnonzero(keep)
-                    yield Rows(got if keep.all() else got.filter(pa.array(keep)), rows + first, len(got))
-                    first += len(got)
-
-
-def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in runs of rows with at most BATCH_BYTES of text, or of one row."""
-    if "text" not in batch.schema.names:
-        yield batch
-        return
-    ends = np.cumsum(pc.binary_length(batch.column("text")).to_numpy(zero_copy_only=False).astype(np.int64))
-    start = 0
-    while start < len(ends):
-        taken = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, taken + BATCH_BYTES, "right")))
-        yield batch.slice(start, stop - start)
-        start = stop
-
-
 # -- one part ----------------------------------------------------------------------------------------------------
 class EncodePart:
-    """args: part ($ref of kept.parquet), tokenizer ($ref), eos (id), where, val {share, seed}.
+    """args: part ($ref of kept.parquet), tokenizer ($ref), eos (id), libraries, where, val {share, seed}, $volatile
+    {quarantined: {id: entry of the log under `encode_key`}}.
 
     Writes for each split SPLIT.tokens (documents back to back, each ended by EOS, u16 or u32) and SPLIT.parquet
     (PART_TABLE: ends in this file, row in the part). A document is held out by PRF(seed, cluster of its duplicates, or
-    its id), so that near-duplicates stay on one side, in every stream. Memory: one row group and one batch's tokens.
+    its id), so that near-duplicates stay on one side, in every stream. Documents the tokenizer dies of or fails on are
+    in no split but in quarantine.parquet (QUARANTINE_SCHEMA), in the order of the part; those it dies of stand in
+    the log, too (an error comes again by itself). Memory: one row group and one batch's tokens.
     """
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
-        args = inputs.args
-        tokenizer = _tokenizer(inputs, args["tokenizer"], args["eos"])
-        splits = {name: _PartWriter(out, name) for name in SPLITS}
-        counters: Counters = {name: {"docs": 0, "tokens": 0, "bytes": 0} for name in SPLITS}
-        counters.update(skipped=0, sources={}, quarantined={})
-        limit = min(BATCH, inputs.batch_rows or BATCH)
-        columns = ("text", "bytes", "source", "meta")
-        for some in rows_of(inputs.fetch(args["part"]), Where(args.get("where")), columns, limit):
-            counters["skipped"] += some.seen - len(some.rows)
-            _encode(some, tokenizer, args, inputs, cursor, out, splits, counters)
-        cursor.clear()
-        for split in splits.values():
+        return _Encoding(inputs, cursor, out).run()
+
+
+def encode_key(args: Mapping[str, Any]) -> str:
+    """Key of encoding as a stage: what decides about the tokens of a text, whatever part or stream it is in. Under it
+    the log says which documents it condemned. `args`: those of an EncodePart."""
+    return content_key(ENCODE, EncodePart.version, {k: args[k] for k in ("tokenizer", "eos", "libraries")})
+
+
+class _Encoding:
+    """One run of EncodePart."""
+
+    def __init__(self, inputs: Inputs, cursor: Cursor, out: Out) -> None:
+        self.inputs, self.cursor, self.out, self.args = inputs, cursor, out, inputs.args
+        self.tokenizer = _tokenizer(inputs, self.args["tokenizer"], self.args["eos"])
+        self.key = encode_key(self.args)
+        self.condemned = self.args.get("$volatile", {}).get("quarantined", {})
+        self.splits = {name: _PartWriter(out, name) for name in SPLITS}
+        self.quarantine = RowWriter(out.path(QUARANTINE), QUARANTINE_SCHEMA)
+        self.counters: Counters = {name: {"docs": 0, "tokens": 0, "bytes": 0} for name in SPLITS}
+        self.counters.update(skipped=0, sources={}, quarantined={})
+
+    def run(self) -> Counters:
+        limit = min(BATCH, self.inputs.batch_rows or BATCH)
+        columns = ("text", "bytes", "source", "meta", "locator")
+        where = Where(self.args.get("where"))
+        for some in rows_of(self.inputs.fetch(self.args["part"]), where, columns, limit):
+            self.counters["skipped"] += some.seen - len(some.rows)
+            self._batch(some)
+        self.cursor.clear()
+        for split in self.splits.values():
             split.close()
-        return counters
+        self.quarantine.close()
+        self.out.note(QUARANTINE, rows=self.quarantine.rows)
+        return self.counters
+
+    def _batch(self, some: Rows) -> None:
+        ids = some.ids
+        lost: dict[int, tuple[str, str]] = {}           # place in the batch → (reason, detail)
+        taken: list[int] = []
+        for i, row in enumerate(some.rows.tolist()):
+            if row in self.inputs.skip:                 # condemned at this key, by the log or in this very attempt
+                reason = self.inputs.skip[row]["reason"]
+                self.out.quarantine(row, ids[i], STAGE, self.key, reason)
+                lost[i] = (reason, "")
+            elif ids[i] in self.condemned:              # in another part, or for another stream
+                lost[i] = (self.condemned[ids[i]]["reason"], "")
+            elif self.inputs.only is None or row in self.inputs.only:
+                taken.append(i)
+        taken, tokens, lengths = self._tokens(some, taken, lost)
+        self.cursor.clear()
+        if taken:
+            self._write(some, taken, tokens, lengths)
+        for i, (reason, detail) in sorted(lost.items()):
+            self.counters["quarantined"][reason] = self.counters["quarantined"].get(reason, 0) + 1
+            locator = some.batch.column("locator")[i].as_py() or {}
+            self.quarantine.write(quarantine_row(ids[i], some.column("source")[i], locator, STAGE, reason, detail))
+
+    def _tokens(self, some: Rows, taken: list[int],
+                lost: dict[int, tuple[str, str]]) -> tuple[list[int], np.ndarray, np.ndarray]:
+        """(which, tokens, lengths): tokens, back to back, of those of the documents `taken` that can be encoded; `lost`
+        gets the others."""
+        texts, rows = some.column("text"), some.rows
+        if taken:
+            self.cursor.set(int(rows[taken[0]]), int(rows[taken[-1]]), 0)
+            try:
+                return taken, *encode_documents(self.tokenizer, [texts[i] for i in taken])
+            except Exception as e:
+                _see_that_a_text_did_it(e)
+        well, pieces = [], []                           # one by one: who is it?
+        for i in taken:
+            self.cursor.set(int(rows[i]), int(rows[i]), 0)
+            try:
+                pieces.append(encode_documents(self.tokenizer, [texts[i]]))
+                well.append(i)
+            except Exception as e:
+                _see_that_a_text_did_it(e)
+                lost[i] = (f"error:{type(e).__name__}", str(e))
+        if not pieces:
+            return [], np.empty(0, np.uint16), np.empty(0, np.int64)
+        tokens, lengths = zip(*pieces)
+        return well, np.concatenate(tokens), np.concatenate(lengths)
+
+    def _write(self, some: Rows, taken: list[int], tokens: np.ndarray, lengths: np.ndarray) -> None:
+        ids, sources, sizes, metas = some.ids, some.column("source"), some.column("bytes"), some.column("meta")
+        ends = np.cumsum(lengths)
+        held_out = np.array([_held_out(ids[i], metas[i], self.args["val"]) for i in taken], bool)
+        for name in SPLITS:
+            mine = np.flatnonzero(held_out == (name == "val"))
+            if mine.size:
+                self.splits[name].add([tokens[ends[k] - lengths[k]:ends[k]] for k in mine],
+                                      [ids[taken[k]] for k in mine], some.rows[[taken[k] for k in mine]],
+                                      [sizes[taken[k]] for k in mine])
+        for k, i in enumerate(taken):
+            source = self.counters["sources"].setdefault(sources[i], {"docs": 0, "tokens": 0, "bytes": 0})
+            for into in (source, self.counters["val" if held_out[k] else "train"]):
+                into["docs"] += 1
+                into["tokens"] += int(lengths[k])
+                into["bytes"] += sizes[i]
 
 
-def _encode(some: Rows, tokenizer: Tokenizer, args: Mapping[str, Any], inputs: Inputs, cursor: Cursor, out: Out,
-            splits: Mapping[str, _PartWriter], counters: Counters) -> None:
-    ids, texts, sources, metas = some.ids, some.column("text"), some.column("source"), some.column("meta")
-    sizes = some.column("bytes")
-    taken = []
-    for i, row in enumerate(some.rows.tolist()):
-        if row in inputs.skip:
-            reason = inputs.skip[row]["reason"]
-            out.quarantine(row, ids[i], "encode", args["tokenizer"]["content"], reason)
-            counters["quarantined"][reason] = counters["quarantined"].get(reason, 0) + 1
-        elif inputs.only is None or row in inputs.only:
-            taken.append(i)
-    if not taken:
-        return
-    cursor.set(int(some.rows[taken[0]]), int(some.rows[taken[-1]]), 0)
-    tokens, lengths = encode_documents(tokenizer, [texts[i] for i in taken])
-    ends = np.cumsum(lengths)
-    held_out = np.array([_held_out(ids[i], metas[i], args["val"]) for i in taken])
-    for name in SPLITS:
-        mine = np.flatnonzero(held_out == (name == "val"))
-        if mine.size:
-            splits[name].add([tokens[ends[k] - lengths[k]:ends[k]] for k in mine], [ids[taken[k]] for k in mine],
-                             some.rows[[taken[k] for k in mine]], [sizes[taken[k]] for k in mine])
-    for k, i in enumerate(taken):
-        source = counters["sources"].setdefault(sources[i], {"docs": 0, "tokens": 0, "bytes": 0})
-        for into in (source, counters["val" if held_out[k] else "train"]):
-            into["docs"] += 1
-            into["tokens"] += int(lengths[k])
-            into["bytes"] += sizes[i]
+def _see_that_a_text_did_it(error: Exception) -> None:
+    """Raise it again where no text is to blame: the machine is, or an end-of-text token that texts can spell. (A panic
+    of a tokenizer in Rust is no Exception: it ends the child, since what it leaves locked is unknown, and the
+    supervisor finds the text.)"""
+    if isinstance(error, TokenizerError) or not to_blame(error):
+        raise error
 
 
 def _held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
@@ -289,12 +271,15 @@ def libraries() -> dict[str, str | None]:
     return found
 
 
-def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> list[TaskDraft]:
+def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config: Mapping[str, Any],
+                  quarantined: Callable[[list[str]], Mapping[str, Any]] = lambda keys: {}) -> list[TaskDraft]:
     """One task a part, in plan order. `tokenizer`: `fit_tokenizer.tokenizer_info`. `config`: the recipe's entry under
-    `shards:` (`where`, `val`: share held out) and `seed`."""
-    common = {"tokenizer": tokenizer["ref"], "eos": tokenizer["eos"], "libraries": libraries(),
-              "where": dict(config.get("where") or {}),
-              "val": {"share": float(config.get("val", 0.005)), "seed": int(config.get("seed", 0))}}
+    `shards:` (`where`, `val`: share held out) and `seed`. `quarantined`: as `LogView.quarantined`."""
+    common: dict[str, Any] = {
+        "tokenizer": tokenizer["ref"], "eos": tokenizer["eos"], "libraries": libraries(),
+        "where": dict(config.get("where") or {}),
+        "val": {"share": float(config.get("val", 0.005)), "seed": int(config.get("seed", 0))}}
+    common["$volatile"] = {"quarantined": dict(quarantined([encode_key(common)]))}
     return [TaskDraft(ENCODE, {"part": part.text, **common}, part.bytes, f"encode part {part.key[:8]}", memory_mb=700)
             for part in parts]
 

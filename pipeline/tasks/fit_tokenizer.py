@@ -11,7 +11,8 @@ from typing import Any
 
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
 from pipeline.store.fs import Store
-from pipeline.tasks.encode import Where, libraries, rows_of
+from pipeline.tasks.encode import libraries
+from pipeline.tasks.rows import Where, rows_of
 from stages.barrier import FileRef, PartRef, TaskDraft, TaskResult
 from stages.text.prf import prf
 from tokenizer.load import Tokenizer, TokenizerError, load_tokenizer
@@ -22,7 +23,7 @@ LOAD = "pipeline.tasks.fit_tokenizer:LoadTokenizer"
 
 
 class FitTokenizer:
-    """args: parts [$ref of kept.parquet, in plan order], where (see `pipeline.tasks.encode.Where`), kind bpe |
+    """args: parts [$ref of kept.parquet, in plan order], where (see `pipeline.tasks.rows.Where`), kind bpe |
     sentencepiece, model unigram | bpe, vocab, sample (bytes of text), seed. Writes tokenizer.json or tokenizer.model.
 
     The sample is the documents with the lowest PRF(seed, id), until the next one would make it more than `sample`

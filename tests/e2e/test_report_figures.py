@@ -286,7 +286,9 @@ def test_tokens(site, report):
         assert said == {"docs": len(train), "tokens": sum(t for *_, t in train), "val_docs": len(val),
                         "val_tokens": sum(t for *_, t in val),
                         "sources": {s: {"docs": n, "tokens": t} for (name, s), (n, t) in by_source.items()
-                                    if name == stream}}
+                                    if name == stream},
+                        "quarantined": dict(site.sql(f"select reason, count(*) from {{quarantine:shards={stream}}} "
+                                                     f"group by all")), "quarantine_samples": []}
     assert {s for t in report["tokens"].values() for s in t["sources"]} == {"web", "docs", "notes"}
 
 
@@ -385,7 +387,8 @@ def test_headline(site, report):
     assert head["tokens"] == sum(len(np.fromfile(p, "<u2")) for s in ("web", "rest")
                                  for p in published_bodies(site, s))
     assert head["duplicates"] == count("select count(*) from {dropped:deduped}")
-    assert head["quarantined"] == sum(count(f"select count(*) from {{quarantine:{d}}}") for d in DATASETS)
+    assert head["quarantined"] == sum(count(f"select count(*) from {{quarantine:{d}}}")
+                                      for d in (*DATASETS, "shards=web", "shards=rest"))
 
 
 def published_bodies(site: Site, stream: str) -> list[Path]:

@@ -68,3 +68,15 @@ def test_error_rate_counts_failed_documents_not_unreadable_records():
     check_error_rate(Node("clean", "pass", (), None), [bad], 0.03)
     with pytest.raises(TooManyErrors, match=r"clean: 30 of 1000 documents failed \(3\.0%.*ValueError × 30"):
         check_error_rate(Node("clean", "pass", (), None), [bad], 0.02)
+
+
+def test_error_rate_of_a_token_stream():
+    made = [record(k, quarantined={"error:ValueError": 8, "crash:SIGSEGV": 1}, sources={}, skipped=5,
+                   train={"docs": 480, "tokens": 1, "bytes": 1}, val={"docs": 11, "tokens": 1, "bytes": 1})
+            for k in ("a", "b")]
+    node = Node("shards:web", "shards", (), None)
+    check_error_rate(node, made, 0.018)
+    check_error_rate(node, made[:1], 0)                    # ten may always fail
+    with pytest.raises(TooManyErrors, match=r"shards:web: 18 of 1000 documents failed \(1\.8%, allowed 1\.7%\): "
+                                            r"error:ValueError × 16, crash:SIGSEGV × 2.*quarantine/shards=web/"):
+        check_error_rate(node, made, 0.017)

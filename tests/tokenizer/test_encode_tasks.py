@@ -6,7 +6,6 @@ import json
 from importlib import metadata
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -14,24 +13,23 @@ from pipeline.engine.attempt import run_attempt
 from pipeline.engine.task import Cursor, TaskSpec, content_key
 from pipeline.store.fs import Store
 from pipeline.store.parts import PartWriter, document_schema
+from pipeline.tasks import encode as encode_module
 from pipeline.tasks.encode import (
-    BATCH_BYTES,
-    Where,
     _held_out,
     _PartWriter,
     assemble_drafts,
     encode_drafts,
     publish_shards,
-    rows_of,
 )
 from pipeline.tasks.fit_tokenizer import _sample, load_draft, publish_tokenizer, tokenizer_draft, tokenizer_info
+from pipeline.tasks.rows import BATCH_BYTES, Where, rows_of
 from stages.barrier import PartRef, TaskResult
 from stages.catalog import load
 from stages.document import Document, document_id
 from stages.mix.curriculum import resolve
 from stages.text.prf import prf
 from tests.tokenizer.test_tokenizers import corpus
-from tokenizer.load import load_tokenizer
+from tokenizer.load import TokenizerError, load_tokenizer
 from tokenizer.shards.reader import ShardSet
 from tokenizer.shards.verify import verify
 
@@ -243,20 +241,110 @@ def test_published_sets_stay_when_others_are_published_and_a_curriculum_pins_one
     assert np.dtype(stream.dtype) == shards.dtype
 
 
-def test_a_condemned_document_is_left_out_and_logged(run):
-    docs = documents(40)
-    [part] = run.parts(docs, 40)
-    [fitted] = run([tokenizer_draft(TRAIN, [part])])
-    [draft] = encode_drafts([part], tokenizer_info(fitted), {"val": 0.0})
-    spec = TaskSpec("k" * 32, draft.task, "t", draft.args)
-    record = run_attempt(spec, run.store, "1", Cursor(), str(run.root), skip={5: {"stage": 0, "reason": "crash"}},
-                         batch_rows=1)
+class Encode:
+    """Encodes one part of forty documents, with a tokenizer that fails on some of them."""
+
+    def __init__(self, run: Runner, monkeypatch) -> None:
+        self.run, self.docs = run, documents(40)
+        [self.part] = run.parts(self.docs, 40)
+        [fitted] = run([tokenizer_draft(TRAIN, [self.part])])
+        self.tokenizer = tokenizer_info(fitted)
+        self.fails: dict[str, BaseException] = {}          # text → what the tokenizer does
+        real = encode_module.encode_documents
+
+        def encode_documents(tokenizer, texts):
+            for text in texts:
+                if text in self.fails:
+                    raise self.fails[text]
+            return real(tokenizer, texts)
+
+        monkeypatch.setattr(encode_module, "encode_documents", encode_documents)
+
+    def __call__(self, quarantined=lambda keys: {}, where=None, **kw):
+        [draft] = encode_drafts([self.part], self.tokenizer, {"val": 0.0, "where": where}, quarantined)
+        spec = TaskSpec(content_key(draft.task, load(draft.task).version, draft.args), draft.task, "t", draft.args)
+        return run_attempt(spec, self.run.store, "1", Cursor(), str(self.run.root), **kw)
+
+    def lost(self, record) -> list[dict]:
+        return pq.read_table(self.run.store.at(record.files["quarantine.parquet"].path)).to_pylist()
+
+    def ids(self, record) -> list[str]:
+        return pq.read_table(self.run.store.at(record.files["train.parquet"].path))["id"].to_pylist()
+
+
+@pytest.fixture
+def encoding(run, monkeypatch):
+    return Encode(run, monkeypatch)
+
+
+def test_a_condemned_document_is_left_out_and_logged_and_other_tasks_replay_it(encoding):
+    docs = encoding.docs
+    whole = encoding()
+    assert (whole.files["quarantine.parquet"].rows, encoding.lost(whole)) == (0, [])
+    record = encoding(skip={5: {"stage": 0, "reason": "crash"}}, batch_rows=1)
     assert record.counters["train"]["docs"] == 39
     assert record.counters["quarantined"] == {"crash": 1}
     assert [(q["row"], q["id"], q["stage"], q["reason"]) for q in record.quarantine] == \
         [(5, docs[5].id, "encode", "crash")]
-    table = pa.parquet.read_table(run.store.at(record.files["train.parquet"].path))
-    assert docs[5].id not in table["id"].to_pylist()
+    assert encoding.lost(record) == [{"id": docs[5].id, "source": docs[5].source, "file": "", "record": None,
+                                      "stage": "encode", "reason": "crash", "detail": ""}]
+    assert encoding.ids(record) == [d.id for d in docs if d is not docs[5]]
+
+    # what the log then gives every task that encodes with this tokenizer, this end of text, these libraries
+    said = {q["stage_key"]: {q["id"]: q} for q in record.quarantine}
+    asked = []
+
+    def quarantined(keys):
+        asked.extend(keys)
+        return {id: q for k in keys for id, q in said.get(k, {}).items()}
+
+    again = encoding(quarantined)
+    assert (again.key, asked) == (record.key, list(said)), "the list must not change the key"
+    assert again.quarantine == []
+    assert {n: f.content for n, f in again.files.items()} == {n: f.content for n, f in record.files.items()}
+    assert again.counters == record.counters
+    source = docs[5].source
+    other = encoding(quarantined, where={"source": source})
+    assert other.key != record.key
+    assert encoding.lost(other) == encoding.lost(record)
+    assert encoding.ids(other) == [d.id for d in docs if d is not docs[5] and d.source == source]
+    away = encoding(quarantined, where={"source": {"web": "wiki", "wiki": "web"}[source]})
+    assert encoding.lost(away) == [] and away.counters["quarantined"] == {}
+    encoding.tokenizer = {**encoding.tokenizer, "eos": 1}
+    [draft] = encode_drafts([encoding.part], encoding.tokenizer, {}, quarantined)
+    assert draft.args["$volatile"] == {"quarantined": {}}, "another end of text is another stage"
+
+
+@pytest.mark.parametrize("batch_rows", [None, 1, 7])
+def test_a_text_the_tokenizer_fails_on_is_quarantined_and_nothing_else_changes(encoding, batch_rows):
+    docs, well = encoding.docs, encoding()
+    encoding.fails = {docs[i].text: ValueError(f"cannot {i}: someone@mail.example.org") for i in (0, 13, 39)}
+    record = encoding(batch_rows=batch_rows, skip={20: {"stage": 0, "reason": "memory"}})
+    assert [(r["id"], r["reason"]) for r in encoding.lost(record)] == [
+        (docs[0].id, "error:ValueError"), (docs[13].id, "error:ValueError"), (docs[20].id, "memory"),
+        (docs[39].id, "error:ValueError")]                 # in the order of the part, however it was cut into batches
+    assert [r["detail"] for r in encoding.lost(record)] == [
+        "cannot 0: email@example.com", "cannot 13: email@example.com", "", "cannot 39: email@example.com"]
+    assert record.counters["quarantined"] == {"error:ValueError": 3, "memory": 1}
+    assert record.counters["train"]["docs"] == 36
+    gone = {0, 13, 20, 39}
+    assert encoding.ids(record) == [d.id for i, d in enumerate(docs) if i not in gone]
+    tokens, ends = (np.fromfile(encoding.run.store.at(well.files["train.tokens"].path), np.uint16),
+                    pq.read_table(encoding.run.store.at(well.files["train.parquet"].path))["end"].to_numpy())
+    left = np.concatenate([t for i, t in enumerate(np.split(tokens, ends[:-1].astype(int))) if i not in gone])
+    assert np.array_equal(np.fromfile(encoding.run.store.at(record.files["train.tokens"].path), np.uint16), left)
+    encoding.fails = {d.text: ValueError() for d in docs}
+    assert encoding().counters["train"]["docs"] == 0
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "no space left"), ModuleNotFoundError("fastokens"),
+                                   TokenizerError("text encodes to its end-of-text token"), KeyboardInterrupt()])
+def test_what_no_text_did_ends_the_task(encoding, error):
+    encoding.fails = {encoding.docs[13].text: error}
+    with pytest.raises(type(error)):
+        encoding()
+    encoding.fails = {encoding.docs[13].text: OSError("a decoder says so")}        # no errno: not the machine's
+    assert encoding().counters["quarantined"] == {"error:OSError": 1}
 
 
 def write_part(path, docs) -> str:
