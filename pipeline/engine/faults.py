@@ -51,6 +51,11 @@ def classify(returncode: int) -> Fault:
     return Fault(f"killed:{number.name}", False)        # the kernel's OOM killer, a preemption, an operator
 
 
+#: memory that ran out while nothing but the task itself was at work
+_TOO_BIG = ("; reading or writing its files takes more memory than its reader and stages declare: cut the input into "
+            "smaller files (Parquet: smaller row groups), or lower the caps of its reader")
+
+
 class GaveUp(Exception):
     """The inquiry ends without a verdict. `kind`: exception (the task is wrong) or environment (the node is)."""
 
@@ -110,7 +115,8 @@ class Inquest:
             self.environment += 1
             if self.environment > self.max_environment:
                 raise GaveUp("exception" if fault.charged else "environment",
-                             f"child died {self.environment} times ({fault.reason}, {_place(cursor)})")
+                             f"child died {self.environment} times ({fault.reason}, {_place(cursor)})"
+                             + (_TOO_BIG if fault is MEMORY else ""))
             return None
         if all(row in self.skip for row in range(first, last + 1)):
             raise GaveUp("exception", f"the task works on row {first}, which it was told to skip; "

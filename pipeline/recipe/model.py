@@ -260,6 +260,9 @@ class Recipe(Model):
             source["path"] = [p if "://" in p else os.path.join(self.base, p) for p in source["path"]]
             if "root" in source and "://" not in source["root"]:
                 source["root"] = os.path.join(self.base, source["root"])
+        if "load" in doc.get("tokenizer", {}):
+            doc["tokenizer"]["load"] = os.path.join(self.base, doc["tokenizer"]["load"])
+        doc["code"] = [os.path.join(self.base, path) for path in doc["code"]]
         for dataset in doc["datasets"].values():
             dataset["steps"] = [{s["name"]: s["config"]} for s in dataset["steps"]]
         return dump_yaml(doc)

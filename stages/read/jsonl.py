@@ -11,6 +11,9 @@ from stages.read.reader import Reader, Slice, Split, bad, check_file, locator, s
 from stages.read.streams import Damaged, Stream, read_lines
 from stages.stage import StageConfig, signal
 
+#: deepest nesting of a line: far below where Python gives up, which depends on who calls
+MAX_DEPTH = 100
+
 
 class Jsonl(Reader):
     """Keys may be paths into nested objects ("metadata.url"). The set's own id is kept as `meta.id`.
@@ -20,6 +23,7 @@ class Jsonl(Reader):
     """
 
     name = "jsonl"
+    version = 2
     suffixes = tuple(f"{s}{z}" for s in (".jsonl", ".ndjson", ".json") for z in ("", ".gz", ".zst", ".bz2", ".xz"))
 
     class Config(StageConfig):
@@ -57,6 +61,8 @@ class Jsonl(Reader):
             return bad("invalid_utf8", slice, offset, ordinal, detail=str(e))
         except (ValueError, RecursionError) as e:
             return bad("bad_json", slice, offset, ordinal, detail=str(e))
+        if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _deeper(row, MAX_DEPTH):
+            return bad("bad_json", slice, offset, ordinal, detail=f"nested deeper than {MAX_DEPTH} levels")
         text = _at(row, self.config.text)
         if not isinstance(text, str):
             return bad("missing_text", slice, offset, ordinal, detail=f"no string at '{self.config.text}'")
@@ -94,6 +100,17 @@ def _ends_in_newline(local: str, size: int) -> bool:
     with open(local, "rb") as f:
         f.seek(size - 1)
         return f.read() == b"\n"
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    """Whether lists and objects stand in one another more than `depth` levels deep."""
+    level = [value]
+    for _ in range(depth + 1):
+        level = [v for v in level if isinstance(v, (dict, list))]
+        if not level:
+            return False
+        level = [inner for v in level for inner in (v.values() if isinstance(v, dict) else v)]
+    return True
 
 
 def _at(row: Any, key: str) -> Any:

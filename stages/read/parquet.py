@@ -14,7 +14,9 @@ from stages.read.jsonl import make_document
 from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, skipped
 from stages.stage import StageConfig, signal
 
-_BATCH = 256
+#: rows turned into documents at a time, and bytes they may have: by the mean row, and if each were the largest entry
+#: of a dictionary (one page of text that a million rows name takes a few bytes in the file)
+_BATCH, _BATCH_BYTES, _LIKELY_BYTES = 256, 256 << 20, 32 << 20
 
 
 class Parquet(Reader):
@@ -50,7 +52,7 @@ class Parquet(Reader):
                         yield bad("too_large", slice, group, ordinal, detail=f"{info.num_rows} rows of a row group of "
                                   f"{info.total_byte_size} bytes")
                     else:
-                        for batch in file.iter_batches(_BATCH, row_groups=[group], columns=columns):
+                        for batch in file.iter_batches(_rows(info, columns), row_groups=[group], columns=columns):
                             for record in self._batch(batch, slice, group, ordinal):
                                 yield record
                                 ordinal += 1
@@ -78,9 +80,11 @@ class Parquet(Reader):
 
     def _batch(self, batch: pa.RecordBatch, slice: Slice, group: int, ordinal: int) -> Iterator[Document | BadRecord]:
         texts = batch.column(self.config.text)
-        if pa.types.is_dictionary(texts.type):
-            texts = texts.dictionary_decode()
-        values = pc.cast(texts, pa.large_binary())              # decoded one by one: one bad row is one bad record
+        if pa.types.is_dictionary(texts.type):                  # stays one: every row would get a copy of its text
+            entries = pc.cast(texts.dictionary, pa.large_binary())
+            values: Any = pa.DictionaryArray.from_arrays(texts.indices, entries)
+        else:
+            values = pc.cast(texts, pa.large_binary())          # decoded one by one: one bad row is one bad record
         others = {n: batch.column(n) for n in batch.schema.names}
         for i, value in enumerate(values):
             data: bytes | None = value.as_py()
@@ -132,3 +136,12 @@ class Parquet(Reader):
                 pieces.append(Split(start, i + 1, ordinal, rows, size))
                 start, ordinal, rows, size = i + 1, ordinal + rows, 0, 0
         return pieces or None
+
+
+def _rows(group: Any, columns: list[str]) -> int:
+    """Rows of a row group to read at a time, by the sizes its metadata states."""
+    chunks = [group.column(i) for i in range(group.num_columns)]
+    chunks = [c for c in chunks if c.path_in_schema in columns or c.path_in_schema.partition(".")[0] in columns]
+    size = sum(c.total_uncompressed_size for c in chunks)
+    largest = max((c.total_uncompressed_size for c in chunks if c.has_dictionary_page), default=0)
+    return max(1, min(_BATCH, _LIKELY_BYTES * group.num_rows // max(size, 1), _BATCH_BYTES // max(largest, 1)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import re
 import tarfile
 import zipfile
 import zlib
@@ -17,7 +18,9 @@ import pyarrow as pa
 from stages.read.reader import environment
 
 _BLOCK = 1 << 20
-_MAGIC = ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"))
+_MAGIC = ((b"\x1f\x8b", "gzip"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"))
+#: a text may begin with "BZh"; bzip2 goes on with its block size and the mark of a block, or of the end
+_BZ2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
 #: what the decompressors of the standard library and of pyarrow raise on damaged input, and some of it for other
 #: reasons: `environment` tells
 _ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException)
@@ -38,8 +41,8 @@ class Stream:
 
     def __init__(self, local: str) -> None:
         self._file = open(local, "rb")  # noqa: SIM115 - closed by close()
-        magic = self._file.peek(8)[:8]
-        self.coding = next((name for start, name in _MAGIC if magic.startswith(start)), "")
+        magic = self._file.peek(10)[:10]
+        self.coding = "bz2" if _BZ2.match(magic) else next((n for start, n in _MAGIC if magic.startswith(start)), "")
         if self.coding == "zstd":
             self._stream: Any = pa.CompressedInputStream(pa.PythonFile(self._file, "r"), "zstd")
             self._read = self._stream.read

@@ -20,7 +20,10 @@ _TOKEN = re.compile(r"\{\{|\}\}|\[\[|\]\]|^[ :]*\{\||^ *\|\}(?!\})", re.MULTILIN
 _NAMESPACED = re.compile(r"\s*(file|image|category|media|template|special|wikipedia|portal|help|module|draft|user|datei"
                          r"|bild|fichier|archivo|categor[ií]a|kategorie|catégorie|файл|категория)\s*:", re.IGNORECASE)
 _INTERWIKI = re.compile(r"[a-z]{2,3}(?:-[a-z]{2,8})?:\S")
-_EXTERNAL = re.compile(r"\[(?:https?:|ftp:|mailto:|//)[^\s\[\]]{1,2048}(?:[ \t]+([^\[\]\n]*))?\]")
+#: one blank before the label, which may begin with more: two runs that both take blanks try every way to share them
+_EXTERNAL = re.compile(r"\[(?:https?:|ftp:|mailto:|//)[^\s\[\]]{1,2048}(?:[ \t]([^\[\]\n]*))?\]")
+#: a character reference longer than any number Python reads; what it says is no character
+_LONG_NUMBER = re.compile(r"&#([0-9]{20,});?")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,500}>")
 _BREAK = re.compile(r"<(?:br|p|/p|div|/div|blockquote|/blockquote|poem|/poem)\b[^<>]{0,500}>", re.IGNORECASE)
 _BARE = re.compile(r"\((?:[\s,;:/]|or\b)*\)")                           # brackets that only held templates
@@ -43,9 +46,10 @@ def plain(markup: str) -> str:
     text = _without_comments(markup)
     text = _without_elements(text)
     text = _without_brackets(text)
-    text = _EXTERNAL.sub(lambda m: m[1] or "", text)
+    text = _EXTERNAL.sub(lambda m: (m[1] or "").lstrip(" \t"), text)
     text = re.sub(r"'{2,5}", "", text)
     text = _TAG.sub("", _BREAK.sub("\n", text))
+    text = _LONG_NUMBER.sub(lambda m: f"&#{m[1].lstrip('0')[:20] or '0'};", text)
     text = _MAGIC.sub("", html.unescape(text)).replace("\xa0", " ").replace("\r", "")
     text = _OPENING.sub("(", _BARE.sub("", text))
     return _paragraphs(text)

@@ -98,6 +98,14 @@ def test_a_crash_in_set_up_is_never_charged_to_a_document():
     assert (e.value.kind, q.skip) == ("exception", {})
 
 
+def test_memory_that_no_document_took_says_what_would_help():
+    q = Inquest()
+    for _ in range(3):
+        assert q.died(MEMORY, (-1, -1, -1)) is None
+    with pytest.raises(GaveUp, match="smaller files"):
+        q.died(MEMORY, (-1, -1, -1))
+
+
 def test_a_task_that_does_not_skip_or_single_out_is_told_so():
     q = Inquest({5: (0, "memory")})
     with pytest.raises(GaveUp, match=r"honour inputs\.skip"):

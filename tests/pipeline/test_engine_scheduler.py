@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -322,6 +323,15 @@ def test_quiet_says_nothing_and_plain_text_says_what_matters(backend):
             Scheduler(backend, t.MemoryLog(), progress).run(t.row_specs(parts=2))
     assert quiet.getvalue() == ""
     assert "t: 2/2" in plain.getvalue()
+
+
+def test_names_of_nodes_are_no_emoji():
+    plain, spec = io.StringIO(), replace(t.row_specs(parts=1)[0], node="index:b:")
+    with Progress("rich", stream=plain) as progress:
+        progress.planned([spec], {})
+        progress.failed(spec, "exception", "no")
+        progress.done(spec, run_record(spec))
+    assert "index:b: 1/1" in plain.getvalue() and "\N{NEGATIVE SQUARED LATIN CAPITAL LETTER B}" not in plain.getvalue()
 
 
 def test_a_snapshot_that_cannot_be_written_does_not_stop_a_run(backend):

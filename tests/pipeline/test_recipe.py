@@ -122,6 +122,14 @@ def test_canonical_yaml_runs_from_anywhere(load, tmp_path):
     assert again.digest() == recipe.digest()
     assert again.sources["web"].path == [str(tmp_path / "data/*.warc.gz")]
     assert yaml.safe_load(recipe.canonical_yaml())["curriculum"]["phases"][0]["until"] == "70%"
+    (tmp_path / "tok.json").write_text("{}")
+    (tmp_path / "mine_elsewhere.py").write_text("")
+    trained = CONTRACT[CONTRACT.index("tokenizer:"):].split("\n")[0]
+    mine = load("code: [mine_elsewhere.py]\n" + CONTRACT.replace(trained, "tokenizer: {load: tok.json}"),
+                allow_custom=True)
+    kept.write_text(mine.canonical_yaml())
+    again = load_recipe(kept, allow_custom=True)
+    assert again.tokenizer.load == str(tmp_path / "tok.json") and again.code == mine.code
 
 
 def test_scalars_follow_yaml_1_2(load):

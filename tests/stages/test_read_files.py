@@ -33,7 +33,7 @@ from stages.read.files import HtmlFiles, PdfFiles, TextFiles
 from stages.read.jsonl import Jsonl
 from stages.read.parquet import Parquet
 from stages.read.reader import Reader, Skipped, Slice
-from stages.read.streams import Damaged
+from stages.read.streams import Damaged, Stream
 from stages.read.wiki import Wiki
 from tests.conftest import shared_data
 
@@ -286,6 +286,39 @@ def test_parquet_row_group_cap_leaves_ordinals_alone(tmp_path):
     pq.write_table(table(300), tmp_path / "a.parquet", row_group_size=100)
     size = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0).total_byte_size
     assert reasons(read(Parquet(max_group=size - 1), tmp_path / "a.parquet"))["too_large"] >= 1
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["dictionary", "plain"])
+def test_a_parquet_file_that_repeats_one_text_needs_no_memory_for_each(tmp_path, named):
+    """1_000 rows of one megabyte in a file of a few kB: they are never all in memory, whatever type the column says."""
+    text = "all work and no play " * 50_000
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 1_000, pa.int32()), pa.array([text]))
+    # without Arrow's schema in the file the column is one of plain strings
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", compression="zstd", store_schema=named)
+    assert pa.types.is_dictionary(pq.read_schema(tmp_path / "a.parquet").field("text").type) == named
+    held, before, docs = 0, pa.total_allocated_bytes(), 0
+    for doc in Parquet().read(str(tmp_path / "a.parquet"), Slice("s", "a.parquet")):
+        held = max(held, pa.total_allocated_bytes() - before)
+        docs += doc.text == text
+    assert docs == 1_000 and held < 300 << 20
+
+
+def test_parquet_reads_books_a_few_at_a_time(tmp_path):
+    books = [f"book {i} " + "x" * (2 << 20) for i in range(40)]
+    pq.write_table(pa.table({"text": books, "n": range(40)}), tmp_path / "a.parquet", use_dictionary=False)
+    info = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
+    assert info.num_rows == 40 and parquet._rows(info, ["text"]) == 15 and parquet._rows(info, ["n"]) == 256
+    assert [d.text for d in read(Parquet(), tmp_path / "a.parquet")] == books
+
+
+def test_a_text_may_begin_like_a_compressed_file(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"BZh is how bzip2 begins.")
+    (item,) = read(TextFiles(), tmp_path / "a.txt")
+    assert item.text == "BZh is how bzip2 begins."
+    for text in (b"", b"something"):
+        (tmp_path / "a.txt.bz2").write_bytes(bz2.compress(text))
+        with Stream(str(tmp_path / "a.txt.bz2")) as stream:
+            assert stream.coding == "bz2" and stream.read_all(100) == text
 
 
 def test_parquet_one_bad_cell_is_one_bad_record(tmp_path):

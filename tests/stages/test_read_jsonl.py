@@ -53,6 +53,19 @@ def test_keys_ids_and_places(tmp_path):
     assert two.locator == {"file": "a.jsonl", "offset": local.read_bytes().index(b"\n") + 1, "record": 1, "sub": ""}
 
 
+def test_nesting_is_capped_by_a_count_not_by_the_stack_of_the_caller(tmp_path):
+    """Where Python's recursion ends depends on who calls the reader, so it must not decide."""
+    lines = ['{"text": "a", "x": ' + "[" * depth + "]" * depth + "}" for depth in (99, 100, 300, 960, 5000)]
+    lines.append(json.dumps({"text": "[{" * 500, "x": ["{", "["] * 200}))
+    local = put(tmp_path / "a", *lines)
+
+    def deep(frames: int) -> list[str]:
+        return deep(frames - 1) if frames else [facts(i)[0][:8] for i in read(local, keep=("x",))]
+
+    assert deep(0) == deep(700)
+    assert reasons(read(local, keep=("x",))) == {"document": 2, "bad_json": 4}
+
+
 def test_every_bad_line_is_counted_and_the_rest_is_read(tmp_path):
     path = tmp_path / "a"
     deep = b'{"text": ' + b"[" * 200_000

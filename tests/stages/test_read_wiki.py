@@ -58,6 +58,8 @@ def reasons(items: list[Document | BadRecord]) -> Counter[str]:
     ("== A ==\n=== B ===\nText", "A\n\nB\n\nText"),
     ("<ref>never closed. Text goes on", "never closed. Text goes on"),
     ("a [[b|c", "a b|c"), ("a {{b", "a b"), ("a ]] b }} c |} d", "a b c |} d"),
+    ("[http://x   spaced label] [http://x  ]", "spaced label"),
+    ("&#0065; &#" + "0" * 6000 + "66; &#" + "9" * 6000 + "; &#" + "7" * 6000 + " end", "A B \ufffd \ufffd end"),
     ("", ""), ("{{only a template}}", ""),
 ])
 def test_markup(markup, text):
@@ -67,11 +69,23 @@ def test_markup(markup, text):
 @pytest.mark.parametrize("unit", ["{{", "[[", "{|", "}}", "{{a|", "[[a|", "<ref>", "<!--", "'''", "[http://x ", "= ",
                                   "(", "&#", "<a ", "{{a}}[[b]]", "\n{|\n", "( , ", "<ref name=", "{{{", "}}}"])
 def test_hostile_markup_takes_linear_time(unit):
+    assert_linear(lambda n: unit * n)
+
+
+@pytest.mark.parametrize("make", [
+    lambda n: "[http://x" + " " * n, lambda n: "[http://x" + " \t" * n + "\n]", lambda n: "(" + " or" * n,
+    lambda n: "<a " + "x " * n, lambda n: "&#" + "1" * n, lambda n: "'" * n, lambda n: " " * n + "{|"])
+def test_one_long_run_takes_linear_time(make):
+    """A pattern that shares a run between two repetitions tries every way to share it, once there is no end."""
+    assert_linear(make)
+
+
+def assert_linear(make):
     began = time.process_time()
-    plain(unit * 20_000)
+    plain(make(20_000))
     small = time.process_time() - began
     began = time.process_time()
-    plain(unit * 200_000)
+    plain(make(200_000))
     assert time.process_time() - began < 40 * max(small, 0.05), "10 times the markup, not 100 times the time"
 
 
