@@ -83,7 +83,7 @@ class Progress:
         self._bars: Bars | None = None
         self._ids: dict[str, TaskID] = {}
         if mode == "rich":
-            console = Console(file=self._stream, emoji=False)        # a node may be called index:b:
+            console = Console(file=self._stream, emoji=False)        # a node is called index:b:1
             self._console = console
             if console.is_terminal:
                 self._bars = Bars(TextColumn("{task.description}", markup=False), BarColumn(bar_width=24),
