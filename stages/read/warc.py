@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, BinaryIO
 
 from fastwarc import GzipReader, Lz4Reader, ZstdReader
@@ -32,7 +32,7 @@ _SMALL = ("http", "https", "ftp", "file")
 
 class Warc(Reader):
     name = "warc"
-    version = 2
+    version = 3
     libraries = ("FastWARC",)
     suffixes = (".warc.gz", ".warc", ".warc.lz4", ".warc.zst", ".warc.wet.gz", ".wet.gz")
 
@@ -50,30 +50,58 @@ class Warc(Reader):
                 yield bad("arc_format", slice, slice.start, slice.ordinal, fatal=True,
                           detail="an ARC file, the format before WARC; convert it with `warcio recompress`")
                 return
-            stream, offset_of = _open(_Range(file, slice.start, stop), magic)
-            ordinal, offset, broken = slice.ordinal, slice.start, False
-            records: Any = None
-            while True:
-                try:
-                    records = records or iter(_archive(stream))
-                    record = next(records, None)
-                    if record is None:
-                        break
-                    offset = slice.start + offset_of(record)
-                    expected = min(record.content_length, self.config.max_bytes + MAX_HTTP_HEAD)
-                    block = record.reader.read(expected)
-                except BaseException as e:
-                    if not _broken_input(e):
-                        raise
-                    coding = "" if "header" in str(e).lower() else _coding(magic)
-                    yield bad(f"corrupt_{coding or 'warc'}", slice, offset, ordinal, detail=str(e), fatal=True)
-                    return
-                broken = len(block) < expected
-                yield (bad("truncated", slice, offset, ordinal, detail="the file ends inside this record", fatal=True)
-                       if broken else self._document(record, block, slice, offset, ordinal))
-                ordinal += 1
-            if stop == size and not broken:
-                yield from _check_end(file, stream, slice, size, ordinal)
+            ordinal, at = slice.ordinal, slice.start
+            while at is not None:
+                at, ordinal = yield from self._stretch(file, slice, at, stop, ordinal)
+            if ordinal == slice.ordinal and stop == size:
+                yield bad("not_warc", slice, slice.start, ordinal, detail="holds no WARC record", fatal=True)
+
+    def _stretch(self, file: BinaryIO, slice: Slice, start: int, stop: int, ordinal: int,
+                 ) -> Generator[Document | BadRecord, None, tuple[int | None, int]]:
+        """Records from byte `start` on, as far as fastwarc gets. Returns where to go on (None: nowhere) and the number
+        of the next record. It ends at what is no record, and quietly at an empty gzip member; the members behind are
+        sound, and walking them one by one finds where."""
+        magic = _peek(file, start, 16)
+        stream, offset_of = _open(_Range(file, start, stop), magic)
+        gzip, offset, begun, records = isinstance(stream, GzipReader), start, False, None
+        while True:
+            try:
+                records = records or iter(_archive(stream))
+                record = next(records, None)
+                if record is None:
+                    break
+                offset, begun = start + offset_of(record), True
+                expected = min(record.content_length, self.config.max_bytes + MAX_HTTP_HEAD)
+                block = record.reader.read(expected)
+            except BaseException as e:
+                if not _broken_input(e):
+                    raise
+                after = _member_end(file, offset, stop)[0] if gzip else None
+                if after is not None and begun and start + (stream.frame_start_position() or 0) > offset \
+                        and _peek(file, after, 2) == GZIP:
+                    return after, ordinal                       # the next stretch begins with what is wrong
+                further = _next_record(file, after, stop) if after is not None else None
+                coding = "" if "header" in str(e).lower() else _coding(magic)
+                yield bad(f"corrupt_{coding or 'warc'}", slice, offset, ordinal, detail=str(e), fatal=further is None)
+                return further, ordinal + 1
+            if len(block) < expected:
+                after = _member_end(file, offset, stop)[0] if gzip else None
+                further = _next_record(file, after, stop) if after is not None else None
+                yield bad("truncated", slice, offset, ordinal, fatal=further is None,
+                          detail="the file ends inside this record" if further is None else "shorter than it says")
+                return further, ordinal + 1
+            yield self._document(record, block, slice, offset, ordinal)
+            ordinal += 1
+        if not gzip:
+            return None, ordinal
+        offset = start + (stream.frame_start_position() or 0)
+        after, wrong = _member_end(file, offset, stop)
+        if after is None:
+            if ordinal > slice.ordinal:
+                yield bad("corrupt_gzip" if wrong else "truncated", slice, offset, ordinal, fatal=True,
+                          detail=wrong or "the file ends inside a gzip member")
+            return None, ordinal
+        return _next_record(file, after, stop), ordinal
 
     def _document(self, record: WarcRecord, block: bytes, slice: Slice, offset: int,
                   ordinal: int) -> Document | BadRecord:
@@ -137,7 +165,7 @@ class Warc(Reader):
                 self.warnings.append(f"{path}: read in one piece; with gzip instead of {coding} it could be split")
                 return None
             starts = list(_record_starts(file, bool(coding)))       # (offset, uncompressed bytes before it)
-        if len(starts) < 2:
+        if len(starts) < 2 or starts[0][0]:             # what stands before the first record may belong to it
             self.warnings.append(f"{path}: read in one piece, for it is not compressed record by record; "
                                  "`fastwarc recompress` would make it so")
             return None
@@ -256,21 +284,28 @@ def _record_starts(file: BinaryIO, gzip: bool) -> Iterator[tuple[int, int]]:
             raise                                                   # what is readable before the damage is indexed
 
 
-def _check_end(file: BinaryIO, stream: Any, slice: Slice, size: int, ordinal: int) -> Iterator[BadRecord]:
-    """fastwarc ends quietly at a file that stops in the middle of a member or holds no record at all: say so."""
-    if ordinal == slice.ordinal:
-        yield bad("not_warc", slice, slice.start, ordinal, detail="holds no WARC record", fatal=True)
-        return
-    if not isinstance(stream, GzipReader):
-        return
-    start = slice.start + (stream.frame_start_position() or 0)
-    file.seek(start)
-    engine, block = zlib.decompressobj(31), b""
+def _member_end(file: BinaryIO, offset: int, stop: int) -> tuple[int | None, str]:
+    """(where the gzip member at `offset` ends, ""), or None and what is wrong ("": it is cut off)."""
+    engine, at = zlib.decompressobj(31), offset
     try:
-        while not engine.eof and (block := engine.unconsumed_tail or file.read(1 << 16)):
+        while not engine.eof:
+            block = engine.unconsumed_tail
+            if not block:
+                block = _peek(file, at, min(1 << 16, stop - at))
+                at += len(block)
+                if not block:
+                    return None, ""
             engine.decompress(block, 1 << 20)
     except zlib.error as e:
-        yield bad("corrupt_gzip", slice, start, ordinal, detail=str(e), fatal=True)
-        return
-    if not engine.eof:
-        yield bad("truncated", slice, start, ordinal, detail="the file ends inside a gzip member", fatal=True)
+        return None, str(e)
+    return at - len(engine.unused_data), ""
+
+
+def _next_record(file: BinaryIO, at: int, stop: int) -> int | None:
+    """The first gzip member from `at` on, itself the end of one, that begins like a record; None when there is none."""
+    here: int | None = at
+    while here is not None and here < stop:
+        if _head(file, here, 5) == b"WARC/":
+            return here
+        here = _member_end(file, here, stop)[0]
+    return None

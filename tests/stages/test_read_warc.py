@@ -226,6 +226,37 @@ def test_garbage_after_the_last_member_is_counted(tmp_path):
     assert reasons(items) == {"document": 1, "corrupt_gzip": 1} and items[-1].fatal
 
 
+LIES = {
+    "no length": (page(9).replace(b"Content-Length", b"Xontent-Length"), {"not_http": 1, "corrupt_warc": 1}),
+    "negative length": (page(9).replace(b"Content-Length: ", b"Content-Length: -"), {"not_http": 1, "corrupt_warc": 1}),
+    "too long": (page(9).replace(b"Content-Length: ", b"Content-Length: 9"), {"truncated": 1}),
+    "another version": (page(9).replace(b"WARC/1.", b"WARC/9."), {"corrupt_warc": 1}),
+    "garbage": (b"garbage" * 9, {"corrupt_warc": 1}), "zeros": (bytes(99), {"corrupt_warc": 1}),
+    "nothing": (b"", {}), "blank lines": (b"\r\n" * 9, {}),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_record_that_lies_costs_no_other_member_of_a_gzip_file(tmp_path, lie):
+    """Each member holds one record: behind the one that is none fastwarc sees no further, or swallows what follows."""
+    wrong, counted = LIES[lie]
+    local = write(tmp_path / "a", *map(gzip.compress, (page(0), page(1), wrong, page(2), wrong, wrong, page(3))))
+    items = read(local)
+    assert [i.url for i in items if isinstance(i, Document)] == [facts(i)[1] for i in read(write(
+        tmp_path / "sound", *(gzip.compress(page(i)) for i in range(4))))]
+    seen = reasons(items)
+    assert seen.pop("document") == 4 and set(seen) == set(counted)
+    assert not any(i.fatal for i in items if isinstance(i, BadRecord))
+    assert len({i.id for i in items}) == len(items)
+    assert_splits_change_nothing(local, 1)
+
+
+def test_what_stands_before_the_first_record_is_not_cut_off(tmp_path):
+    parts = (b"WARC/1.0\r\n", page(0).replace(b"WARC/1.", b"WARC/9."), page(1))
+    local = write(tmp_path / "a", *map(gzip.compress, parts))
+    assert Warc().splits(local, "a", 1) is None
+
+
 def test_what_is_no_document_is_counted_not_quarantined(tmp_path):
     local = write(tmp_path / "a.warc", record(0, b"", "warcinfo"), record(1, http(b""), "request"),
                   record(2, http(b"moved", status="301 Moved")), record(3, http(b"no", status="404 Not Found")),
