@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -102,9 +103,11 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is float and not isinstance(value, bool):
         try:                             # YAML 1.1 reads 1e-3 (without a dot) as a string
-            return float(value)
+            number = float(value)
         except (TypeError, ValueError):
-            pass
+            number = math.nan
+        if not math.isnan(number):       # no comparison finds a NaN wrong: `check` would let it pass
+            return number
     if hint is str and isinstance(value, str):
         return value
     if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trainer.config import ConfigError
+
 VERSION = 1
 
 
@@ -24,10 +26,14 @@ class Metrics:
         self.enabled, self.board = enabled, None
         if not enabled:
             return
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
-        torn = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
-        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            torn = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
+            self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written ({error.strerror}); name a folder you may write to with "
+                              f"--out") from None
         if torn:                                         # a kill in the middle of a line
             self.file.write("\n")
         try:

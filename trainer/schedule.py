@@ -1,8 +1,8 @@
 """The learning rate as a pure function of tokens: nothing to save, nothing to get wrong on resume.
 
 Warm-up is linear. `wsd` (MiniCPM, arXiv 2404.06395; Hägele et al., arXiv 2405.18392) holds the peak and decays at the
-end: over the phases that say `lr: decay` or, where none does, over the last `decay` of all tokens. `cosine` and
-`linear` fall from the end of the warm-up to the end of the run; `constant` does not fall.
+end: over the phases that say `lr: decay` or, where none does, over the last `decay` of all tokens. It does not rise
+again: what follows a fall to 0 would learn nothing and is refused. `cosine` and `linear` fall from the end of the warm-up to the end of the run; `constant` does not fall.
 """
 
 from __future__ import annotations
@@ -83,6 +83,14 @@ class Schedule:
             at += phase.tokens
         if config.kind == "wsd" and not self.decays and span(config.decay, self.total):
             self.decays.append((self.total - span(config.decay, self.total), self.total))
+        if config.kind == "wsd" and config.floor == 0 and self.decays:
+            at = 0
+            for phase in phases:
+                if at >= self.decays[0][1]:
+                    raise ConfigError(f"curriculum.json: phase {phase.name!r} comes after the learning rate has fallen "
+                                      f"to 0 and would learn nothing: let only the last phases say lr: decay (a phase "
+                                      f"inherits it), or give train.schedule.floor")
+                at += phase.tokens
         if config.kind in ("cosine", "linear"):
             self.decays.append((min(self.warmup, self.total), self.total))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import struct
@@ -93,6 +94,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
         values = heldout.evaluate(model, micro_rows(run, heldout.length), dtype, config.loss.chunk, world)
         if values:
             metrics.write("eval", step, tokens=tokens, **values)
+            metrics.flush()              # a checkpoint may follow, and after it this step is not evaluated again
             each = "  ".join(f"{name} {v['loss']:.3f}" for name, v in values["streams"].items())
             say(f"step {step:>6}  held-out {values['loss']:.3f} nats/token (unigram entropy "
                 f"{values['unigram_entropy']:.3f})  {each}")
@@ -101,14 +103,19 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     def save(step: Step) -> None:
         rows = list(range(step.stop - min(PROBE_ROWS, step.batch), step.stop))
         began = time.perf_counter()
+        probe = probe_loss(rows, run, data, model, world, dtype)
+        if not math.isfinite(probe):     # the step's own loss is of the parameters before it
+            raise TrainingError(diverged(run, step.number + 1, f"loss {probe} after it"))
         meta = {"step": step.number + 1, "samples": step.stop, "tokens": tokens, "world": world.size,
                 "pinned": step.stop == curriculum.phases[step.phase].stop, "torch": torch.__version__,
                 "config": config.identity(), "curriculum": curriculum.to_json(),
-                "probe": {"samples": rows, "loss": probe_loss(rows, run, data, model, world, dtype)}}
+                "probe": {"samples": rows, "loss": probe}}
         made = ckpt.save(checkpoints, model, optimizer, meta, world, config.checkpoint.keep)
         metrics.write("checkpoint", step.number + 1, folder=made.folder.parent.name,
                       seconds=round(time.perf_counter() - began, 3))
 
+    if world.first and first is not None:
+        done.unlink(missing_ok=True)     # of a curriculum that has been prolonged since
     before = after = evaluate(0, 0) if not found else {}
     window = Window(run, data.streams, metrics, world, say)
     began = time.perf_counter()
@@ -243,10 +250,7 @@ class Window:
                 streams={name: n / c for name, n, c in zip(self.streams, nll, counted) if c})
             if loss != loss or norm != norm or abs(norm) == float("inf"):
                 self.metrics.flush()
-                raise TrainingError(
-                    f"step {step.number + 1}: loss {loss}, gradient norm {norm}: training has diverged. The last "
-                    f"checkpoint in {self.run.out / 'checkpoints'} is sound; lower train.optimizer.lr, or lengthen the "
-                    f"warm-up, and start with another --out")
+                raise TrainingError(diverged(self.run, step.number + 1, f"loss {loss}, gradient norm {norm}"))
             if (step.number + 1) % self.run.config.log_every == 0 or step.number + 1 == self.steps:
                 left = (self.run.curriculum.tokens - tokens) * self.busy / self.trained
                 self.say(f"step {step.number + 1:>6}/{self.steps}  {phase:<8} loss {loss:.4f}  lr {rate:.2e}  "
@@ -255,6 +259,14 @@ class Window:
         self.rows = []
         self.metrics.flush()
         return signalled
+
+
+def diverged(run: Run, step: int, seen: str) -> str:
+    """What to say when numbers are no longer numbers."""
+    last = ckpt.latest(run.out / "checkpoints")
+    return (f"step {step}: {seen}: training has diverged. "
+            + (f"{last.folder.parent} is sound; " if last else "There is no checkpoint yet; ")
+            + "lower train.optimizer.lr, or lengthen the warm-up, and start with another --out")
 
 
 def refuse_another(found: ckpt.Checkpoint, run: Run) -> None:

@@ -242,12 +242,13 @@ def big_stream(root, tokens: int) -> Stream:
         writer.add(block, np.full(docs, 1024), [f"{a + i:032x}" for i in range(docs)], 0, np.arange(docs),
                    np.full(docs, 4096))
     facts = writer.close()
-    names = {}
+    names, sums = {}, {}
     for kind, name in (("body", "b"), ("ends", "e"), ("table", "t")):
-        names[kind] = file_name(0, kind, file_sha256(folder / name))
+        sums[kind] = file_sha256(folder / name)
+        names[kind] = file_name(0, kind, sums[kind])
         (folder / name).rename(folder / names[kind])
     made = Manifest("big", "train", "uint16", "t" * 64, 60_000, EOS, facts["tokens"], facts["documents"],
-                    facts["text_bytes"], (Shard(index=0, **facts, **names, table_sha256="-"),))
+                    facts["text_bytes"], (Shard(index=0, **facts, **names, table_sha256=sums["table"]),))
     made = replace(made, sha256=made.identity())
     (folder / f"shards-{made.sha256[:16]}.json").write_text(made.dumps())
     return Stream("big", "shards/big/split=train", None, made.sha256, None, made.tokens, 0, "uint16")

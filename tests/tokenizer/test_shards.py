@@ -185,6 +185,19 @@ def test_verify_names_every_kind_of_damage(tmp_path):
     (folder / MANIFEST).write_text(json.dumps(doc))
     with pytest.raises(ShardError, match="edited by hand"):
         verify(folder)
+    for key, value, message in (("documents", 31, "do not add up to 31 documents"),
+                                ("text_bytes", 1, "do not add up to 1 text_bytes")):
+        folder, _ = fresh(key)
+        doc = json.loads((folder / MANIFEST).read_text())
+        (folder / MANIFEST).write_text(json.dumps({**doc, key: value}))
+        with pytest.raises(ShardError, match=message):
+            verify(folder)
+    folder, shard = fresh("name")                                # a manifest from elsewhere opens no other file
+    doc = json.loads((folder / MANIFEST).read_text())
+    doc["shards"][0]["table"] = "../../secret.parquet"
+    (folder / MANIFEST).write_text(json.dumps(doc))
+    with pytest.raises(ShardError, match="is no name of shard 0's table"):
+        verify(folder)
     with pytest.raises(ShardError, match="no shard set there"):
         ShardSet(tmp_path / "nowhere")
 

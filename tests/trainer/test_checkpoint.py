@@ -161,7 +161,7 @@ def test_a_mixture_can_be_edited_ahead_but_not_behind(folder, whole, tmp_path, a
 
 def test_a_longer_run_must_not_move_the_learning_rate(folder, tmp_path):
     """Warm-up as a share of the total: tokens that had the peak would be in the warm-up of a run ten times as long."""
-    run = opened(folder, tmp_path, "schedule.warmup=10%", "schedule.decay=0")
+    run = opened(folder, tmp_path, "schedule.warmup=10%", "schedule.floor=0.1")
     old, phase = run.curriculum, run.curriculum.phases[0]
     meta = {"config": run.config.identity(), "curriculum": old.to_json(), "samples": 12 * phase.batch,
             "tokens": 12 * phase.batch * phase.sequence}
@@ -171,7 +171,7 @@ def test_a_longer_run_must_not_move_the_learning_rate(folder, tmp_path):
     assert differences(meta, run) == []
     [said] = differences(meta, longer)
     assert "learning rate would jump from 1 to 0." in said and "in tokens" in said
-    in_tokens = opened(folder, tmp_path, "schedule.warmup=64", "schedule.decay=0")
+    in_tokens = opened(folder, tmp_path, "schedule.warmup=64", "schedule.floor=0.1")
     meta["config"] = in_tokens.config.identity()
     assert differences(meta, Run(run.folder, run.store, run.out, longer.curriculum, in_tokens.config)) == []
 

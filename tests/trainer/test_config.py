@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +53,8 @@ def test_what_is_no_count(text):
      r"optimizer\.kind: 'adam' is not one of 'adamw'; did you mean 'adamw'\?"),
     ({"model": MODEL, "optimizer": {"betas": [0.9]}}, r"optimizer\.betas: expected 2 values, got 1"),
     ({"model": MODEL, "optimizer": {"lr": 0}}, r"train\.optimizer: lr"),
+    ({"model": MODEL, "optimizer": {"lr": "nan"}}, r"train\.optimizer\.lr: expected float, got 'nan'"),
+    ({"model": MODEL, "clip": math.nan}, r"train\.clip: expected float, got nan"),
     ({"model": MODEL, "schedule": {"warmup": "fast"}}, r"train\.schedule: 'fast' is not a count"),
     ({"model": MODEL, "schedule": {"shape": "sqrt"}}, r"shape: 'sqrt' is not one of.*did you mean '1-sqrt'\?"),
     ({"model": MODEL, "micro_batch": "16q"}, r"train\.micro_batch: '16q' is not a count"),

@@ -12,7 +12,7 @@ import torch
 
 from stages.mix.curriculum import Curriculum, resolve
 from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, make_run
-from tokenizer.shards.layout import MANIFEST, Manifest, Shard, ShardError
+from tokenizer.shards.layout import MANIFEST, Manifest, Shard, ShardError, file_name
 from trainer.config import ConfigError
 from trainer.data import Data, Prefetch, collate, padding, runs
 from trainer.loss import IGNORE
@@ -169,10 +169,11 @@ def sparse_curriculum(store: Path, tokens: int) -> Curriculum:
     made = []
     for i, start in enumerate(range(0, tokens, per_shard)):
         n = min(per_shard, tokens - start)
-        with open(folder / f"{i}.tokens", "wb") as f:
+        body, ends, table = (file_name(i, kind, "b") for kind in ("body", "ends", "table"))
+        with open(folder / body, "wb") as f:
             f.truncate(2 * n)
-        np.arange(n // 8, n + 1, n // 8, dtype="<u8").tofile(folder / f"{i}.ends")
-        made.append(Shard(i, n, 8, n, f"{i}.tokens", f"{i}.ends", f"{i}.parquet", "b", "e", "i", "t"))
+        np.arange(n // 8, n + 1, n // 8, dtype="<u8").tofile(folder / ends)
+        made.append(Shard(i, n, 8, n, body, ends, table, "b", "b", "i", "b"))
     found = Manifest("big", "train", "uint16", TOKENIZER["sha256"], VOCAB, EOS, tokens, 8 * len(made), tokens,
                      tuple(made))
     found = replace(found, sha256=found.identity())

@@ -38,9 +38,19 @@ def test_golden_values(config, phases, values):
 
 
 def test_neighbouring_decay_phases_are_one_decay_and_nothing_comes_back_after_it():
-    schedule = Schedule(ScheduleConfig(warmup="0%"), [Phase("a", 400, "stable"), Phase("b", 200, "decay"),
-                                                      Phase("c", 200, "decay"), Phase("d", 200, "stable")])
-    assert [schedule.factor(t) for t in (400, 500, 600, 700, 800, 900)] == pytest.approx([1, 0.75, 0.5, 0.25, 0, 0])
+    phases = [Phase("a", 400, "stable"), Phase("b", 200, "decay"), Phase("c", 200, "decay"), Phase("d", 200, "stable")]
+    schedule = Schedule(ScheduleConfig(warmup="0%", floor=0.2), phases)
+    assert [schedule.factor(t) for t in (400, 500, 600, 700, 800, 900)] == pytest.approx([1, 0.8, 0.6, 0.4, 0.2, 0.2])
+
+
+@pytest.mark.parametrize("lr", ["stable", "decay"])
+def test_a_phase_after_the_fall_to_zero_is_refused(lr):
+    """Its steps would cost what steps cost and change nothing."""
+    phases = [Phase("a", 400, "decay"), Phase("b", 200, "stable"), Phase("c", 200, lr)]
+    with pytest.raises(ConfigError, match=r"phase 'b' comes after the learning rate has fallen to 0.*schedule\.floor"):
+        Schedule(ScheduleConfig(), phases)
+    Schedule(ScheduleConfig(), phases[1:])
+    Schedule(ScheduleConfig(), [phases[1], phases[0]])
 
 
 def test_a_second_decay_starts_where_the_first_one_ended():

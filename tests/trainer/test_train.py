@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from trainer.__main__ import main
 from trainer.evaluate import unigram_entropy
 from trainer.generate import SampleConfig, load_tokenizer
 from trainer.metrics import Metrics, read
+from trainer.optim import adamw
 from trainer.plot import smooth, svg, thin, ticks
 from trainer.run import open_run
 from trainer.train import TrainingError, clock, train
@@ -157,6 +159,51 @@ def test_divergence_stops_with_a_reason_and_no_bad_checkpoint(tmp_path, alone):
     with pytest.raises(TrainingError, match=r"training has diverged.*lower train\.optimizer\.lr"):
         train(run, alone, None, quiet)
     assert list((run.out / "checkpoints").glob("step_*/COMPLETE")) == []
+
+
+def test_parameters_that_are_no_numbers_are_not_saved(tmp_path, alone, monkeypatch):
+    """A step's loss and norm are of the parameters before it: the last step before a checkpoint can spoil them."""
+    folder = make_run(tmp_path, documents=60, total=1920)
+    run = open_run(str(folder), None, None, ["checkpoint.every=2"])
+
+    def spoil(optimizer, *_):
+        for group in optimizer.param_groups:
+            if optimizer.state[group["params"][0]]["step"].item() == 4:
+                group["params"][0].data.mul_(math.nan)
+
+    build = adamw.build
+
+    def built(*a):
+        made = build(*a)
+        made.register_step_post_hook(spoil)
+        return made
+
+    monkeypatch.setattr(adamw, "build", built)
+    with pytest.raises(TrainingError, match=r"step 4: loss nan after it.*step_00000002 is sound"):
+        train(run, alone, None, quiet)
+    assert ckpt.latest(run.out / "checkpoints").step == 2
+
+
+def test_a_summary_is_of_the_whole_curriculum_or_not_there(tmp_path, alone):
+    """A run that was at its end and has been prolonged must not show the old end as its own."""
+    folder = make_run(tmp_path, documents=300, total=1920, train={"schedule": {"warmup": "64", "floor": 0.1}})
+    run = open_run(str(folder), None, None, [])
+    train(run, alone, None, quiet)
+    assert (run.out / "summary.json").exists()
+    last = run.curriculum.phases[-1]
+    more = replace(last, name="more", start=last.stop, lr="stable")
+    longer = replace(run.curriculum, phases=(*run.curriculum.phases, more))
+    steps = run.curriculum.steps
+    train(replace(run, curriculum=longer), alone, steps + 1, quiet)
+    assert not (run.out / "summary.json").exists()
+    assert train(replace(run, curriculum=longer), alone, None, quiet)["steps"] == steps + more.steps
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, capsys):
+    folder = make_run(tmp_path, documents=60, total=1920)
+    (tmp_path / "file").write_text("in the way")
+    assert main(["run", str(folder), "--out", str(tmp_path / "file" / "out")]) == 2
+    assert "cannot be written" in (said := capsys.readouterr().err) and "--out" in said
 
 
 def test_a_signal_ends_two_ranks_with_a_checkpoint(tmp_path):

@@ -119,6 +119,13 @@ class Manifest:
             raise ShardError(f"{where}: its sha256 does not follow from its contents: edited by hand? Publish again")
         if made.dtype != token_dtype(made.vocab_size).name:
             raise ShardError(f"{where}: dtype {made.dtype} does not fit a vocabulary of {made.vocab_size}")
-        if made.tokens != sum(s.tokens for s in made.shards):
-            raise ShardError(f"{where}: shards do not add up to {made.tokens} tokens")
+        for count in ("tokens", "documents", "text_bytes"):
+            if getattr(made, count) != sum(getattr(s, count) for s in made.shards):
+                raise ShardError(f"{where}: shards do not add up to {getattr(made, count)} {count}")
+        for s in made.shards:                # names follow from sums, so that a manifest names no file but its own
+            sums = {"body": s.sha256, "ends": s.ends_sha256, "table": s.table_sha256}
+            wrong = [k for k, sha in sums.items() if getattr(s, k) != file_name(s.index, k, sha)]
+            if wrong:
+                raise ShardError(f"{where}: {getattr(s, wrong[0])!r} is no name of shard {s.index}'s {wrong[0]}; "
+                                 f"publish the set again")
         return made
