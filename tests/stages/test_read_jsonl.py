@@ -53,6 +53,12 @@ def test_keys_ids_and_places(tmp_path):
     assert two.locator == {"file": "a.jsonl", "offset": local.read_bytes().index(b"\n") + 1, "record": 1, "sub": ""}
 
 
+def test_what_is_kept_is_json(tmp_path):
+    local = put(tmp_path / "a", '{"text": "a", "x": [NaN, {"y": -Infinity}, 1.5]}')
+    (doc,) = read(local, keep=("x",))
+    assert doc.meta == {"x": [None, {"y": None}, 1.5]}
+
+
 def test_nesting_is_capped_by_a_count_not_by_the_stack_of_the_caller(tmp_path):
     """Where Python's recursion ends depends on who calls the reader, so it must not decide."""
     lines = ['{"text": "a", "x": ' + "[" * depth + "]" * depth + "}" for depth in (99, 100, 300, 960, 5000)]
