@@ -2,7 +2,8 @@
 
 Warm-up is linear. `wsd` (MiniCPM, arXiv 2404.06395; Hägele et al., arXiv 2405.18392) holds the peak and decays at the
 end: over the phases that say `lr: decay` or, where none does, over the last `decay` of all tokens. It does not rise
-again: what follows a fall to 0 would learn nothing and is refused. `cosine` and `linear` fall from the end of the warm-up to the end of the run; `constant` does not fall.
+again: what follows a fall to 0 would learn nothing and is refused. `cosine` and `linear` fall from the end of the
+warm-up to the end of the run; `constant` does not fall.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     first = next(steps, None)
     done = run.out / "summary.json"
     if done.exists() if first is None else stop_at is not None and stop_at <= first.number:
-        say(f"nothing to do: {found.folder.parent if found else run.out} is at the end of "
-            + ("the curriculum" if first is None else f"the {stop_at} steps asked for"))
+        say(f"nothing to do: {found.folder.parent if found else run.out} is at "
+            + ("the end of the curriculum" if first is None else f"or beyond step {stop_at}, where this was to stop"))
         return json.loads(done.read_text(encoding="utf-8")) if first is None else {}
     # at the end without a summary: an earlier process died between its last checkpoint and the end; do the rest
     number, samples, tokens = (found.meta[k] for k in ("step", "samples", "tokens")) if found else (0, 0, 0)
