@@ -25,13 +25,14 @@ def known_errors() -> tuple[type[BaseException], ...]:
     from pipeline.recipe.errors import RecipeError
     from pipeline.store.fs import StoreError
     from stages.catalog import UnknownName
+    from stages.filter.models import MissingModel
     from stages.mix.order import CurriculumError
     from tokenizer.load import TokenizerError
     from tokenizer.shards.layout import ShardError
 
     known: tuple[type[BaseException], ...] = (
         RecipeError, InputError, StoreError, TaskFailed, Interrupted, TooManyErrors, UnknownName, CurriculumError,
-        FetchError, TokenizerError, ShardError, UserError)
+        FetchError, MissingModel, TokenizerError, ShardError, UserError)
     ray = sys.modules.get("pipeline.engine.ray_backend")         # only where it is in use: importing Ray takes seconds
     return (*known, ray.NoNodes) if ray is not None else known
 
@@ -41,8 +42,9 @@ def usage_errors() -> tuple[type[BaseException], ...]:
     from pipeline.plan.inputs import InputError
     from pipeline.recipe.errors import RecipeError
     from stages.catalog import UnknownName
+    from stages.filter.models import MissingModel
 
-    return (RecipeError, InputError, UnknownName, BadUsage)
+    return (RecipeError, InputError, MissingModel, UnknownName, BadUsage)
 
 
 @contextlib.contextmanager

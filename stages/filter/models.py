@@ -13,11 +13,15 @@ from typing import Any
 LID176 = "lid.176.ftz"
 
 
+class MissingModel(FileNotFoundError):
+    """A model that has to be fetched first; the message says how."""
+
+
 def lid176() -> Path:
     """Path of the language model.
 
     Raises:
-        FileNotFoundError: it is in none of the places; says where it was looked for and how to get it.
+        MissingModel: it is in none of the places; says where it was looked for and how to get it.
     """
     folders = [Path(folder) for folder in (os.environ.get("TOKENMILL_MODELS"),) if folder]
     folders.append(Path.home() / ".cache" / "tokenmill")
@@ -25,7 +29,7 @@ def lid176() -> Path:
         if (folder / LID176).is_file():
             return folder / LID176
     places = ", ".join(str(folder / LID176) for folder in folders)
-    raise FileNotFoundError(f"the language model is missing (looked for {places}); get it with `tokenmill fetch "
+    raise MissingModel(f"the language model is missing (looked for {places}); get it with `tokenmill fetch "
                             f"lid176`, or name a file: {{language: {{model: path/to/{LID176}}}}}")
 
 

@@ -45,6 +45,18 @@ def test_bad_usage_exits_2(tokenmill, arguments):
     assert said.code == 2 and "Usage: tokenmill" in said.err and said.out == ""
 
 
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_missing_model_is_one_line_that_says_how_to_get_it(tmp_path, command):
+    """The first thing that goes wrong on a new machine."""
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "recipe.yaml").write_text("version: 1\nsources: {s: {read: text, path: a.txt}}\n"
+                                          "datasets: {d: {from: s, steps: [language]}}\n")
+    said = process(command, tmp_path / "recipe.yaml", "--store", tmp_path / "store", HOME=str(tmp_path),
+                   TOKENMILL_MODELS=str(tmp_path / "models"))
+    assert said.code == 2 and said.err.startswith("error: the language model is missing") and said.err.count("\n") == 1
+    assert "tokenmill fetch lid176" in said.err
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["shards", "--help"]])
 def test_help_imports_nothing_heavy(arguments):
     said = process("-c", f"import sys; sys.argv[1:] = {arguments}; from pipeline.cli import main\n"
