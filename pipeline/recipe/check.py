@@ -224,7 +224,9 @@ def _curriculum(recipe: Recipe, checker: Checker) -> None:
                          f"of '{next(iter(val))}': near-duplicates of what one holds out would be trained on in the "
                          "other; give all shards of a curriculum the same `val`")
     held: dict[str, Any] = {}
-    before, seen = Fraction(0), set()
+    before, seen, fallen = Fraction(0), set(), False
+    schedule = recipe.train.get("schedule") if recipe.train else {"floor": 1}
+    schedule = schedule if isinstance(schedule, dict) else {}
     for i, phase in enumerate(curriculum.phases):
         at: KeyPath = ("curriculum", "phases", i)
         if phase.name in seen:
@@ -241,6 +243,14 @@ def _curriculum(recipe: Recipe, checker: Checker) -> None:
             checker.fail((*at, "until"), f"'{phase.until}' is not after the phase before it; `until` counts from the "
                                          "start of the run")
         before = end
+        # what trainer.schedule refuses; here before the data is made
+        if phase.lr == "decay" and schedule.get("kind", "wsd") != "wsd":
+            checker.fail((*at, "lr"), f"train.schedule.kind {schedule['kind']} has no stretch of decay; use kind: wsd, "
+                                      "or lr: stable")
+        fallen = fallen or phase.lr == "decay"
+        if fallen and phase.lr not in (None, "decay") and not schedule.get("floor"):
+            checker.fail((*at, "lr"), "the learning rate has fallen to 0 before this phase, which would learn nothing: "
+                                      "let only the last phases say lr: decay, or give train.schedule.floor")
         for key in ("mix", "max_epochs"):
             for name in getattr(phase, key) or ():
                 checker.known(name, recipe.shards, (*at, key, name), "shards")
