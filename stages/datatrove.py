@@ -185,14 +185,14 @@ class ReaderConfig(BlockConfig):
 class DatatroveReader(Reader):
     """A file through one of datatrove's disk readers (CSVReader, JsonlReader, ParquetReader, IpcReader, WarcReader).
 
-    The document's own id is kept as `meta.id`; `url`, `date` and `language` of its metadata are the document's.
-    WarcReader gives pages, not text: they are `raw`, for `html` or an extractor. Records that datatrove passes over
-    (without text, or broken lines, which it only logs) are not seen here and not counted: prefer the readers of this
-    project where there is one.
+    The document's own id is kept as `meta.id`, a `cluster` as `meta.their_cluster`; `url`, `date` and `language` of its
+    metadata are the document's. WarcReader gives pages, not text: they are `raw`, for `html` or an extractor. Records
+    that datatrove passes over (without text, or broken lines, which it only logs) are not seen here and not counted:
+    prefer the readers of this project where there is one.
     """
 
     name = "datatrove"
-    version = 1
+    version = 2
     libraries = ("datatrove",)
     suffixes = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".csv", ".csv.gz", ".warc", ".warc.gz", ".parquet", ".arrow")
     Config = ReaderConfig
@@ -217,6 +217,8 @@ class DatatroveReader(Reader):
 def _document(theirs: Any, slice: Slice, ordinal: int, pages: bool) -> Document:
     meta = dict(theirs.metadata)
     meta.pop("file_path", None)
+    if "cluster" in meta:                               # here it names near-duplicates, and decides who is held out
+        meta["their_cluster"] = meta.pop("cluster")
     if not str(theirs.id).startswith(f"{os.path.basename(slice.path)}/"):
         meta["id"] = theirs.id
     # readers of typed files give dates and bytes, which JSON has not

@@ -185,6 +185,15 @@ def test_a_damaged_file_is_a_bad_record(tmp_path):
         list(DatatroveReader(block="readers.CSVReader").read(str(tmp_path / "gone.csv"), Slice("web", "gone.csv")))
 
 
+def test_foreign_metadata_does_not_choose_who_is_held_out(tmp_path):
+    """`meta.cluster` is what deduplication writes; shards split train from val by it."""
+    row = {"text": "hello", "id": "1", "metadata": {"cluster": "a" * 32}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    reader = DatatroveReader(block="readers.JsonlReader")
+    (doc,) = reader.read(str(tmp_path / "rows.jsonl"), Slice("web", "rows.jsonl"))
+    assert doc.meta == {"id": "1", "their_cluster": "a" * 32}
+
+
 def test_text_key_and_other_arguments(tmp_path):
     (tmp_path / "x.jsonl").write_text(json.dumps({"body": "the text", "key": "k"}) + "\n")
     reader = DatatroveReader(block="readers.JsonlReader", text_key="body", id_key="key")
