@@ -1,74 +1,61 @@
 """Runs a plan: starts every node whose inputs are there, sends its tasks to the scheduler, publishes what is finished.
 
-The driver holds task records, never documents. Nodes advance together: the tasks that all startable nodes want next go
-to the scheduler as one batch, largest first, so independent sources share the workers.
+The driver holds neither documents nor, beyond what is in flight, tasks and records. Every node goes on as soon as its
+own tasks are done, whatever the others do; the tasks of all of them share the workers, largest first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.task import FileInfo, PartRecord, TaskSpec
-from pipeline.plan.passes import DOCUMENTS, Node, PassResult
+from pipeline.plan.passes import DOCUMENTS, Node, PassResult, Work
 from pipeline.store.dataset import stream_quarantine
-
-#: runs specs and gives their records in the same order
-Execute = Callable[[list[TaskSpec]], list[PartRecord]]
 
 
 class TooManyErrors(Exception):
     """More documents of a pass or a token stream failed than `run.max_error_rate` allows: bad code, not bad data."""
 
 
-def drive(nodes: list[Node], execute: Execute, finished: Callable[[Node, Any], None]) -> dict[str, Any]:
+def drive(nodes: list[Node], scheduler: Scheduler, finished: Callable[[Node, Any], None]) -> dict[str, Any]:
     """Run all nodes; returns their results by name. `finished` is called with each node as it ends."""
     results: dict[str, Any] = {}
     waiting = list(nodes)
-    active: list[_Active] = []
-    while waiting or active:
-        moved = True
-        while moved:                      # as far as everybody gets without new records
-            moved = False
-            for node in [n for n in waiting if all(d in results for d in n.deps)]:
-                waiting.remove(node)
-                active.append(_Active(node, node.work(results)))
-            for work in [w for w in active if w.ready]:
-                work.advance()
-                moved = True
-                if work.done:
-                    active.remove(work)
-                    results[work.node.name] = work.result
-                    finished(work.node, work.result)
-        if waiting and not active:
-            raise RuntimeError(f"nodes wait for each other: {', '.join(n.name for n in waiting)}")
-        records = execute([s for w in active for s in w.specs]) if active else []
-        for work in active:
-            work.records, records = records[:len(work.specs)], records[len(work.specs):]
-            work.ready = True
+    active: dict[int, tuple[Node, Work]] = {}             # by the number of the batch it waits for
+
+    def go_on(node: Node, work: Work, records: Any) -> None:
+        """To the next batch of tasks it wants, or to its end."""
+        try:
+            specs = next(work) if records is None else work.send(records)
+        except StopIteration as stop:
+            results[node.name] = stop.value
+            finished(node, stop.value)
+            return
+        active[scheduler.add(_noted(node, specs)).number] = (node, work)
+
+    with scheduler:
+        while waiting or active:
+            ready = [n for n in waiting if all(d in results for d in n.deps)]
+            waiting = [n for n in waiting if n not in ready]
+            for node in ready:
+                go_on(node, node.work(results), None)
+            if not ready:
+                if not active:
+                    raise RuntimeError(f"nodes wait for each other: {', '.join(n.name for n in waiting)}")
+                scheduler.step()
+                for batch, records in scheduler.finished():
+                    go_on(*active.pop(batch.number), records)
+        scheduler.check_stop()
     return results
 
 
-@dataclass
-class _Active:
-    node: Node
-    generator: Generator[list[TaskSpec], list[PartRecord], Any]
-    records: list[PartRecord] | None = None       # None: not started
-    specs: list[TaskSpec] = field(default_factory=list)
-    result: Any = None
-    ready: bool = True
-    done: bool = False
-
-    def advance(self) -> None:
-        """To the next batch of tasks it wants, or to its end."""
-        try:
-            self.specs = next(self.generator) if self.records is None else self.generator.send(self.records)
-        except StopIteration as stop:
-            self.result, self.done, self.specs = stop.value, True, []
-        self.ready = not self.done and not self.specs
-        self.records = []
-        self.node.keys += [s.key for s in self.specs]
+def _noted(node: Node, specs: Iterable[TaskSpec]) -> Iterable[TaskSpec]:
+    for spec in specs:
+        node.keys.append(spec.key)
+        yield spec
 
 
 #: attempt name of a record that stands for a part of a pass which has still to be made: it holds no rows
@@ -114,25 +101,26 @@ def survey(nodes: list[Node], get: Callable[[str], PartRecord | None]) -> list[N
         if missing_inputs or (state.pending and node.kind != "pass"):
             state.unknown, state.pending = True, 0
             continue
-        work = _Active(node, node.work(results))
+        work, records = node.work(results), None
         while True:
-            work.advance()
-            if work.done:
-                results[node.name] = work.result
+            try:
+                specs = list(next(work) if records is None else work.send(records))
+            except StopIteration as stop:
+                results[node.name] = stop.value
                 break
-            found = [get(s.key) for s in work.specs]
-            missing = [s for s, r in zip(work.specs, found) if r is None]
+            found = [get(s.key) for s in specs]
+            missing = [s for s, r in zip(specs, found) if r is None]
             state.fresh += len(found) - len(missing)
             state.stale += len(missing)
             state.replayed += sum("replay" in s.args.get("$volatile", ()) for s in missing)
             state.weight += sum(s.weight for s in missing)
-            state.weight_fresh += sum(s.weight for s, r in zip(work.specs, found) if r is not None)
-            state.tasks += work.specs
+            state.weight_fresh += sum(s.weight for s, r in zip(specs, found) if r is not None)
+            state.tasks += specs
             state.records += [r for r in found if r is not None]
             if missing and any(s.task != DOCUMENTS for s in missing):
                 state.more = node.kind not in ("index", "pass")
                 break
-            work.records = [_pending(s) if r is None else r for s, r in zip(work.specs, found)]
+            records = [_pending(s) if r is None else r for s, r in zip(specs, found)]
         if state.pending and isinstance(results.get(node.name), PassResult):
             results[node.name].records += [_pending(None)] * state.pending
             results[node.name].source_of += [""] * state.pending

@@ -47,7 +47,7 @@ def materialize(store_root: str, run: str, format: str, *, make_backend: Callabl
     state = "failed"
     try:
         scheduler = Scheduler(backend, log, progress)
-        results = drive([Node("materialize", "materialize", (), work)], scheduler.run, lambda node, found: None)
+        results = drive([Node("materialize", "materialize", (), work)], scheduler, lambda node, found: None)
         log.flush()
         state = "done"
         return results["materialize"], folder

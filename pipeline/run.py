@@ -12,7 +12,6 @@ from typing import Any
 from pipeline.driver import check_error_rate, drive
 from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Backend, Interrupted, Scheduler
-from pipeline.engine.task import PartRecord, TaskSpec
 from pipeline.plan.passes import Node, Planner
 from pipeline.plan.tokens import TOKENIZER, StreamResult, curriculum_of, token_nodes
 from pipeline.recipe.model import Recipe
@@ -60,17 +59,13 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
     try:
         log.collect_garbage()
         store.write(f"runs/{name}/recipe.yaml", recipe.canonical_yaml().encode())
-        planner = Planner(recipe, store.read, quarantined=log.quarantined, verify_inputs=verify_inputs)
+        planner = Planner(recipe, store.read, quarantined=log.quarantined, earlier=log.earlier,
+                          verify_inputs=verify_inputs)
         nodes = planner.nodes() + token_nodes(recipe, planner)
         for source in planner.sources_used():
             planner.source_files(source)                  # a missing input is an error before anything runs
         scheduler = Scheduler(backend, log, progress, dispatch_seed=dispatch_seed)
         done: dict[str, Any] = {}
-        executed: set[str] = set()
-
-        def execute(specs: list[TaskSpec]) -> list[PartRecord]:
-            executed.update(s.key for s in specs if s.key not in log)
-            return scheduler.run(specs)
 
         def finished(node: Node, result: Any) -> None:
             done[node.name] = result
@@ -82,7 +77,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
                 _publish_lost(store, log, node, result)
                 check_error_rate(node, result.encoded, float(recipe.run.max_error_rate))
 
-        results = drive(nodes, execute, finished)
+        results = drive(nodes, scheduler, finished)
         log.flush()
         warnings = [*recipe.warnings, *planner.warnings]
         log.verify()
@@ -92,7 +87,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
         state = "done"
         return RunSummary(name, store.root,
                           {d: sum(r.files["kept.parquet"].rows for r in results[d].records) for d in recipe.datasets},
-                          shards, len(executed), sum(len(set(n.keys)) for n in nodes) - len(executed), warnings)
+                          shards, scheduler.executed, scheduler.reused, warnings)
     except Interrupted:
         state = "stopped"
         raise

@@ -34,8 +34,7 @@ class InlineBackend:
     def slots(self) -> int:
         return 1
 
-    @property
-    def room(self) -> int:
+    def room_for(self, memory_mb: int, gpus: float) -> int:
         return 1 - len(self._queue)
 
     def submit(self, assignment: dict[str, Any]) -> None:

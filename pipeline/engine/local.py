@@ -28,8 +28,7 @@ class ProcessBackend:
             self.supervisor = Supervisor(self.store.root, self.slots, self.limits, memory_mb=self.memory_mb,
                                          scratch=self._scratch)
 
-    @property
-    def room(self) -> int:
+    def room_for(self, memory_mb: int, gpus: float) -> int:
         return self.slots - len(self._open)
 
     def submit(self, assignment: dict[str, Any]) -> None:

@@ -152,8 +152,7 @@ class RayBackend:
     def slots(self) -> int:
         return sum(n.slots for n in self._nodes.values() if n.ready)
 
-    @property
-    def room(self) -> int:
+    def room_for(self, memory_mb: int, gpus: float) -> int:
         rooms = [n.room for n in self._nodes.values() if n.ready]
         free = sum(r for r in rooms if r > 0)         # a full node does not make an idle one less idle
         return free or sum(rooms)

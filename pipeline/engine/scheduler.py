@@ -18,17 +18,16 @@ Only O(slots) assignments exist at a time, however many tasks there are.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import random
 import signal
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pipeline.engine.queue import Batch, Records, TaskQueue
 from pipeline.engine.task import PartRecord, TaskSpec
 
 FLUSH_S = 1.0            # a record waits at most this long for its commit (contracts §1)
@@ -36,6 +35,8 @@ MAX_LOST = 8             # node deaths and environment failures a task may meet 
 STRAGGLER_FACTOR = 3.0   # a task this many times slower than the p95 of its node gets a second attempt beside the first
 STRAGGLER_KNOWN = 5      # tasks that must have finished before a p95 means anything
 STRAGGLER_S = 30.0       # never double a task that runs for less
+TIMES = 512              # latest tasks of a node that its p95 is taken of
+READ_AHEAD = 1000        # tasks of a batch that are read between two looks at the backend
 
 
 class Backend(Protocol):
@@ -50,9 +51,9 @@ class Backend(Protocol):
     def slots(self) -> int:
         """Tasks that can run at the same time right now."""
 
-    @property
-    def room(self) -> int:
-        """Assignments it would start at once; it takes up to `slots` more to keep at hand."""
+    def room_for(self, memory_mb: int, gpus: float) -> int:
+        """Assignments of this kind it would start at once (negative: as many are at hand); it takes up to `slots` more
+        to keep at hand."""
 
     def submit(self, assignment: dict[str, Any]) -> None: ...
 
@@ -122,138 +123,164 @@ class _History:
 
 
 class Scheduler:
-    """Runs task specs on a backend and commits their records.
+    """Runs tasks on a backend and commits their records. To be used as a context manager: whatever happens, at its end
+    nothing runs and everything that finished is committed.
 
+    `add` takes the tasks of a node, `step` goes on with all of them, `finished` gives those that are complete.
     `dispatch_seed` shuffles the order of dispatch (tests: nothing may depend on it); by default the largest goes first.
     """
 
     def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
                  dispatch_seed: int | None = None, straggler_s: float = STRAGGLER_S) -> None:
         self.backend, self.log, self.progress = backend, log, progress
-        self.max_attempts, self.dispatch_seed, self.straggler_s = max_attempts, dispatch_seed, straggler_s
-        self._serial = 0
-        self._stop: int | None = None
+        self.max_attempts, self.straggler_s = max_attempts, straggler_s
+        self.executed = self.reused = 0              # tasks: run here, and found in the log
+        self._queue = TaskQueue(log.get, dispatch_seed)
+        self._again: deque[TaskSpec] = deque()       # to be repeated, before anything new
+        self._flights: dict[int, _Flight] = {}
+        self._history: dict[str, _History] = defaultdict(_History)
+        self._times: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=TIMES))
+        self._serial, self._stop, self._flushed = 0, None, 0.0
+        self._ending = contextlib.ExitStack()
+        self._started = False
 
-    def run(self, specs: list[TaskSpec]) -> list[PartRecord]:
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.backend.cancel(list(self._flights))
+            self._flights.clear()
+            if self.executed:
+                self.log.flush()
+        finally:
+            self._ending.close()
+            self._started = False
+
+    def run(self, specs: Iterable[TaskSpec]) -> list[PartRecord]:
         """Records of `specs` in their order. What the log holds already is not run again; equal keys run once.
 
-        Raises TaskFailed, Interrupted, and what the log raises (Fenced when another driver took over). In every case
-        the backend is left with nothing running and everything that finished is committed.
+        Raises TaskFailed, Interrupted, and what the log raises (Fenced when another driver took over).
         """
-        by_key = {s.key: s for s in reversed(specs)}
-        fresh = {key: record for key in by_key if (record := self.log.get(key)) is not None}
-        if self.progress:
-            self.progress.planned(specs, fresh)
-        todo = [s for key, s in by_key.items() if key not in fresh]
-        if todo:
-            # before the signal handlers: ray.init installs its own
-            self.backend.start(max(s.memory_mb for s in todo))
-            with self._signals():
-                fresh.update(self._run(todo))
-        return [fresh[s.key] for s in specs]
+        with self:
+            batch = self.add(specs)
+            while True:
+                self.step()
+                for done, records in self.finished():
+                    if done is batch:
+                        return list(records)
 
-    def _run(self, todo: list[TaskSpec]) -> dict[str, PartRecord]:
-        if self.dispatch_seed is None:
-            todo.sort(key=lambda s: (-s.weight, s.node, s.order, s.key))
-        else:
-            todo.sort(key=lambda s: s.key)
-            random.Random(self.dispatch_seed).shuffle(todo)
-        queue = deque(todo)
-        left = {s.key for s in todo}
-        records: dict[str, PartRecord] = {}
-        flights: dict[int, _Flight] = {}
-        history: dict[str, _History] = defaultdict(_History)
-        times: dict[str, list[float]] = defaultdict(list)
-        flushed = time.monotonic()
-        try:
-            while left:
-                self._check_stop()
-                while queue and self._has_room(len(queue)):
-                    self._dispatch(queue.popleft(), flights)
-                if not queue:
-                    self._double_stragglers(flights, times)
-                verdicts = False
-                for event in self.backend.wait(0.5):
-                    match event["event"]:
-                        case "done" if event["id"] in flights:
-                            spec = flights[event["id"]].spec
-                            record = PartRecord.from_json(event["record"])
-                            self.log.append(record)
-                            records[spec.key] = self.log.get(spec.key) or record     # the first one counts
-                            left.discard(spec.key)
-                            bisect.insort(times[spec.node], time.monotonic() - flights[event["id"]].started)
-                            history.pop(spec.key, None)
-                            twins = [i for i, f in flights.items() if f.spec.key == spec.key]
-                            for i in twins:
-                                del flights[i]
-                            self.backend.cancel([i for i in twins if i != event["id"]])
-                            if self.progress:
-                                self.progress.done(spec, records[spec.key])
-                        case "failed" if event["id"] in flights:
-                            spec = flights.pop(event["id"]).spec
-                            self._failed(spec, event, history[spec.key])
-                            if not any(f.spec.key == spec.key for f in flights.values()):
-                                queue.insert(self.backend.slots, spec)    # soon, so that a hopeless run ends soon
-                        case "lost":
-                            for i in event["ids"]:
-                                if i in flights:
-                                    spec = flights.pop(i).spec
-                                    self._failed(spec, {"kind": "lost", **event}, history[spec.key])
-                                    if not any(f.spec.key == spec.key for f in flights.values()):
-                                        queue.appendleft(spec)
-                        case "condemned" if event["id"] in flights:
-                            spec = flights[event["id"]].spec
-                            self.log.condemn(spec.key, event["row"], event["stage"], event["reason"])
-                            verdicts = True
-                            if self.progress:
-                                self.progress.condemned(spec, event["row"], event["reason"])
-                        case "progress":
-                            self._show(event["running"], flights)
-                # a verdict cost two children and more: it is committed before the part goes on
-                if verdicts or time.monotonic() - flushed > FLUSH_S:
-                    self.log.flush()
-                    flushed = time.monotonic()
-            self._check_stop()
-        finally:
-            self.backend.cancel(list(flights))
-            if records:
-                self.log.flush()
-        return records
+    def add(self, specs: Iterable[TaskSpec]) -> Batch:
+        """Run these tasks; they are read as the run goes on. What the log holds already is not run again, equal keys
+        run once."""
+        return self._queue.add(specs)
+
+    def finished(self) -> list[tuple[Batch, Records]]:
+        """Batches that are complete, once each."""
+        return self._queue.finished()
+
+    def step(self) -> None:
+        """Read a few more tasks, hand out what there is room for, commit what comes back. Waits half a second at most.
+
+        Raises TaskFailed, Interrupted, and what the log raises (Fenced when another driver took over).
+        """
+        self.check_stop()
+        for specs, fresh in self._queue.read(READ_AHEAD):
+            self.reused += len(fresh)
+            if self.progress:
+                self.progress.planned(specs, fresh)
+        if not (len(self._queue) or self._again or self._flights):
+            return
+        self._start()
+        self._hand_out()
+        verdicts = False
+        for event in self.backend.wait(0.5):
+            match event["event"]:
+                case "done" if event["id"] in self._flights:
+                    self._commit(event)
+                case "failed" if event["id"] in self._flights:
+                    self._failed(self._flights.pop(event["id"]).spec, event)
+                case "lost":
+                    for i in event["ids"]:
+                        if i in self._flights:
+                            self._failed(self._flights.pop(i).spec, {"kind": "lost", **event})
+                case "condemned" if event["id"] in self._flights:
+                    spec = self._flights[event["id"]].spec
+                    self.log.condemn(spec.key, event["row"], event["stage"], event["reason"])
+                    verdicts = True
+                    if self.progress:
+                        self.progress.condemned(spec, event["row"], event["reason"])
+                case "progress":
+                    self._show(event["running"])
+        # a verdict cost two children and more: it is committed before the part goes on
+        if verdicts or time.monotonic() - self._flushed > FLUSH_S:
+            self.log.flush()
+            self._flushed = time.monotonic()
+
+    def _start(self) -> None:
+        if not self._started:
+            # before the signal handlers: ray.init installs its own
+            self.backend.start(max([*(m for m, _ in self._queue.waiting), *(s.memory_mb for s in self._again)]))
+            self._ending.enter_context(self._signals())
+            self._started, self._flushed = True, time.monotonic()
+
+    def _commit(self, event: dict[str, Any]) -> None:
+        flight = self._flights[event["id"]]
+        spec, record = flight.spec, PartRecord.from_json(event["record"])
+        self.log.append(record)
+        self.executed += 1
+        self._queue.done(spec.key)
+        self._times[spec.node].append(time.monotonic() - flight.started)
+        self._history.pop(spec.key, None)
+        twins = [i for i, f in self._flights.items() if f.spec.key == spec.key]
+        for i in twins:
+            del self._flights[i]
+        self.backend.cancel([i for i in twins if i != event["id"]])
+        if self.progress:
+            self.progress.done(spec, self.log.get(spec.key) or record)       # the first one counts
 
     # -- dispatch ------------------------------------------------------------------------------------------------
-    def _has_room(self, queued: int) -> bool:
+    def _hand_out(self) -> None:
+        while self._again and self._has_room(self._again[0].memory_mb, self._again[0].gpus):
+            self._dispatch(self._again.popleft())
+        for kind in self._queue.kinds():
+            while self._queue.waiting.get(kind) and self._has_room(*kind):
+                self._dispatch(self._queue.pop(kind))
+        if not (len(self._queue) or self._again or self._queue.unread):
+            self._double_stragglers()
+
+    def _has_room(self, memory_mb: int, gpus: float) -> bool:
         """One task a slot; and one more at hand for each slot while there is plenty, so that a slot never waits for us.
         Near the end nothing is held at hand: it would sit behind a long task while another slot is idle."""
-        room = self.backend.room
-        return room > 0 or (room > -self.backend.slots and queued > 2 * self.backend.slots)
+        room, slots = self.backend.room_for(memory_mb, gpus), self.backend.slots
+        return room > 0 or (room > -slots and self._queue.waiting.get((memory_mb, gpus), 0) > 2 * slots)
 
-    def _dispatch(self, spec: TaskSpec, flights: dict[int, _Flight]) -> None:
+    def _dispatch(self, spec: TaskSpec) -> None:
         self._serial += 1
-        flights[self._serial] = _Flight(spec, time.monotonic())
+        self._flights[self._serial] = _Flight(spec, time.monotonic())
         skip = self.log.condemned(spec.key)      # by attempts of this driver and of those before it
         self.backend.submit({"id": self._serial, "spec": spec.to_json(),
                              "attempt": f"{self.log.epoch:08d}-{self._serial:08d}",
                              "skip": [[row, stage, reason] for row, (stage, reason) in sorted(skip.items())]})
 
-    def _double_stragglers(self, flights: dict[int, _Flight], times: dict[str, list[float]]) -> None:
+    def _double_stragglers(self) -> None:
         """Start a second attempt of tasks that take suspiciously long, on idle slots. Whoever commits first counts."""
         now = time.monotonic()
-        if self.backend.room <= 0:
-            return
-        attempts = Counter(f.spec.key for f in flights.values())
-        for flight in list(flights.values()):
-            known = times[flight.spec.node]          # sorted
-            if self.backend.room <= 0 or len(known) < STRAGGLER_KNOWN:
+        attempts = Counter(f.spec.key for f in self._flights.values())
+        for flight in list(self._flights.values()):
+            spec, known = flight.spec, sorted(self._times[flight.spec.node])
+            if len(known) < STRAGGLER_KNOWN or attempts[spec.key] > 1:
                 continue
             p95 = known[int(0.95 * (len(known) - 1))]
             if now - flight.started < max(self.straggler_s, STRAGGLER_FACTOR * p95):
                 continue
-            if attempts[flight.spec.key] == 1:
-                self._dispatch(flight.spec, flights)
+            if self.backend.room_for(spec.memory_mb, spec.gpus) > 0:
+                self._dispatch(spec)
 
     # -- failure -------------------------------------------------------------------------------------------------
-    def _failed(self, spec: TaskSpec, event: dict[str, Any], past: _History) -> None:
-        """Note a failed attempt; raises TaskFailed when it was the last one."""
+    def _failed(self, spec: TaskSpec, event: dict[str, Any]) -> None:
+        """Note a failed attempt, and repeat it; raises TaskFailed when it was the last one."""
+        past = self._history[spec.key]
         past.reasons.append(event["message"] + (f"\n{event['traceback'].rstrip()}" if event.get("traceback") else ""))
         if event["kind"] == "exception":
             past.exceptions += 1
@@ -263,10 +290,12 @@ class Scheduler:
             self.progress.failed(spec, event["kind"], event["message"])
         if past.exceptions >= self.max_attempts or past.lost >= MAX_LOST:
             raise TaskFailed(spec, past.reasons)
+        if not any(f.spec.key == spec.key for f in self._flights.values()):
+            self._again.append(spec)             # soon, so that a hopeless run ends soon
 
-    def _show(self, running: list[dict[str, Any]], flights: dict[int, _Flight]) -> None:
+    def _show(self, running: list[dict[str, Any]]) -> None:
         if self.progress:
-            tasks = [(flights[r["id"]].spec, r["seconds"], r["row"]) for r in running if r["id"] in flights]
+            tasks = [(self._flights[r["id"]].spec, r["seconds"], r["row"]) for r in running if r["id"] in self._flights]
             self.progress.running(self.backend.slots, tasks)
 
     # -- stop ----------------------------------------------------------------------------------------------------
@@ -297,7 +326,8 @@ class Scheduler:
         """Ask `run` to stop: it kills its children, commits what is finished and raises Interrupted."""
         self._stop = signum
 
-    def _check_stop(self) -> None:
+    def check_stop(self) -> None:
+        """Raises Interrupted when a stop was asked for."""
         if self._stop is not None:
             signum, self._stop = self._stop, None
             raise Interrupted(signum)

@@ -57,6 +57,7 @@ class TaskSpec:
     memory_mb: int = 500               # RSS declared for the child that runs it
     gpus: float = 0.0
     order: int = 0                     # position in the node's plan order
+    origin: str = ""                   # source or dataset its part comes from
     basis: str = ""                    # key without thresholds: an outcome with the same basis can be replayed
 
     def to_json(self) -> dict[str, Any]:

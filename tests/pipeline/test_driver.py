@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pipeline.driver import TooManyErrors, check_error_rate, drive, survey
+from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.task import PartRecord, TaskSpec
 from pipeline.plan.passes import Node
+from tests.pipeline.engine_tasks import MemoryLog
 
 
 def spec(key: str) -> TaskSpec:
@@ -35,23 +37,66 @@ def diamond() -> list[Node]:
             node("c", ("a", "none"), [["c1"]])]
 
 
+class Backend:
+    """Two slots; ends tasks in the order it is told (`slow` ones last of all that run)."""
+
+    interruptible, slots = False, 2
+
+    def __init__(self, slow: str = "") -> None:
+        self.slow, self.open, self.order = slow, [], []
+
+    def start(self, memory_mb: int = 0) -> None: ...
+    def close(self) -> None: ...
+    def cancel(self, ids: list[int]) -> None: ...
+
+    def room_for(self, memory_mb: int, gpus: float) -> int:
+        return self.slots - len(self.open)
+
+    def submit(self, assignment: dict) -> None:
+        self.open.append(assignment)
+
+    def wait(self, timeout: float) -> list[dict]:
+        done = next((a for a in self.open if a["spec"]["key"] != self.slow), self.open[0])
+        self.open.remove(done)
+        self.order.append(done["spec"]["key"])
+        return [{"event": "done", "id": done["id"], "record": record(done["spec"]["key"]).to_json()}]
+
+
 def test_nodes_run_together_and_get_their_own_records():
-    batches: list[list[str]] = []
-
-    def execute(specs):
-        batches.append([s.key for s in specs])
-        return [record(s.key) for s in specs]
-
-    order: list[str] = []
-    results = drive(diamond(), execute, lambda n, r: order.append(n.name))
-    assert batches == [["a1", "a2", "b1"], ["a3"], ["c1"]]
+    backend, order = Backend(), []
+    results = drive(diamond(), Scheduler(backend, MemoryLog()), lambda n, r: order.append(n.name))
+    assert sorted(backend.order[:3]) == ["a1", "a2", "b1"] and sorted(backend.order) == ["a1", "a2", "a3", "b1", "c1"]
     assert results == {"a": ["a1", "a2", "a3"], "b": ["b1"], "none": [], "c": ["c1"]}
     assert order.index("a") < order.index("c") and set(order) == set(results)
 
 
+def test_a_node_goes_on_though_a_task_of_another_is_still_running():
+    chain = [node("slow", (), [["z"]]), *diamond()]
+    backend = Backend(slow="z")
+    drive(chain, Scheduler(backend, MemoryLog()), lambda n, r: None)
+    assert backend.order[-1] == "z", "the others did not wait for it"
+
+
+def test_tasks_are_read_as_the_run_goes_on():
+    """A node of 5,000 tasks: what is in memory is a few of them."""
+
+    def work(results):
+        def specs():
+            for i in range(5000):
+                yield spec(f"{i:032d}")
+
+        records = yield specs()
+        return sum(1 for _ in records), records[4999].key, len(records[10:20])
+
+    backend = Backend()
+    results = drive([Node("big", "pass", (), work)], Scheduler(backend, MemoryLog()), lambda n, r: None)
+    assert results["big"] == (5000, f"{4999:032d}", 10)
+    assert backend.order[0] < f"{1000:032d}", "it began before all were read"
+
+
 def test_nodes_that_wait_for_each_other_are_an_error():
     with pytest.raises(RuntimeError, match="wait for each other: x, y"):
-        drive([node("x", ("y",), []), node("y", ("x",), [])], lambda s: [], lambda n, r: None)
+        drive([node("x", ("y",), []), node("y", ("x",), [])], Scheduler(Backend(), MemoryLog()), lambda n, r: None)
 
 
 def test_survey_drives_nodes_as_far_as_the_records_carry():

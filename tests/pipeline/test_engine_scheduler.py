@@ -149,8 +149,7 @@ class Scripted:
     def cancel(self, ids):
         self.queue = [a for a in self.queue if a["id"] not in ids]
 
-    @property
-    def room(self):
+    def room_for(self, memory_mb, gpus):
         return self.slots - len(self.queue)
 
     def submit(self, assignment):

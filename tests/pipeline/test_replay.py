@@ -88,7 +88,7 @@ def texts() -> list[str]:
         if i % 37 == 5:
             picked[0] += " MOODY"
         made.append("\n".join(picked))
-    return made + ["", "\n", "+ + +"]
+    return [*made, "", "\n", "+ + +"]
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_the_outcome_is_that_of_a_run_anew_to_the_byte(site, tmp_path, changed):
 
 
 def test_the_same_where_dropped_documents_have_all_signals(with_all_signals, tmp_path):
-    new, few, every = same_as_anew(with_all_signals, tmp_path, CHANGES[3])
+    _, few, every = same_as_anew(with_all_signals, tmp_path, CHANGES[3])
     assert 0 < few < every
 
 
