@@ -135,14 +135,18 @@ class Scheduler:
         self.backend, self.log, self.progress = backend, log, progress
         self.max_attempts, self.straggler_s = max_attempts, straggler_s
         self.executed = self.reused = 0              # tasks: run here, and found in the log
-        self._queue = TaskQueue(log.get, dispatch_seed)
-        self._again: deque[TaskSpec] = deque()       # to be repeated, before anything new
+        self._dispatch_seed = dispatch_seed
         self._flights: dict[int, _Flight] = {}
+        self._forget()
         self._history: dict[str, _History] = defaultdict(_History)
         self._times: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=TIMES))
         self._serial, self._stop, self._flushed = 0, None, 0.0
         self._ending = contextlib.ExitStack()
         self._started = False
+
+    def _forget(self) -> None:
+        self._queue = TaskQueue(self.log.get, self._dispatch_seed)
+        self._again: deque[TaskSpec] = deque()       # to be repeated, before anything new
 
     def __enter__(self) -> Scheduler:
         return self
@@ -151,6 +155,7 @@ class Scheduler:
         try:
             self.backend.cancel(list(self._flights))
             self._flights.clear()
+            self._forget()
             if self.executed:
                 self.log.flush()
         finally:
