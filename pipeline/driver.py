@@ -34,7 +34,7 @@ def drive(nodes: list[Node], scheduler: Scheduler, finished: Callable[[Node, Any
             results[node.name] = stop.value
             finished(node, stop.value)
             return
-        active[scheduler.add(_noted(node, specs)).number] = (node, work)
+        active[scheduler.add(specs).number] = (node, work)
 
     with scheduler:
         while waiting or active:
@@ -47,15 +47,11 @@ def drive(nodes: list[Node], scheduler: Scheduler, finished: Callable[[Node, Any
                     raise RuntimeError(f"nodes wait for each other: {', '.join(n.name for n in waiting)}")
                 scheduler.step()
                 for batch, records in scheduler.finished():
-                    go_on(*active.pop(batch.number), records)
+                    node, work = active.pop(batch.number)
+                    node.batches.append(records)
+                    go_on(node, work, records)
         scheduler.check_stop()
     return results
-
-
-def _noted(node: Node, specs: Iterable[TaskSpec]) -> Iterable[TaskSpec]:
-    for spec in specs:
-        node.keys.append(spec.key)
-        yield spec
 
 
 #: attempt name of a record that stands for a part of a pass which has still to be made: it holds no rows
@@ -120,11 +116,20 @@ def survey(nodes: list[Node], get: Callable[[str], PartRecord | None]) -> list[N
             if missing and any(s.task != DOCUMENTS for s in missing):
                 state.more = node.kind not in ("index", "pass")
                 break
-            records = [_pending(s) if r is None else r for s, r in zip(specs, found)]
+            records = Known([_pending(s) if r is None else r for s, r in zip(specs, found)], [s.origin for s in specs])
         if state.pending and isinstance(results.get(node.name), PassResult):
-            results[node.name].records += [_pending(None)] * state.pending
-            results[node.name].source_of += [""] * state.pending
+            known = results[node.name].records
+            results[node.name].records = Known([*known, *[_pending(None)] * state.pending],
+                                               [*known.origins, *[""] * state.pending])
     return states
+
+
+class Known(list[PartRecord]):
+    """Records in memory, with `origins` as `engine.queue.Records` has them."""
+
+    def __init__(self, records: Iterable[PartRecord], origins: Iterable[str]) -> None:
+        super().__init__(records)
+        self.origins = list(origins)
 
 
 def _pending(spec: TaskSpec | None) -> PartRecord:
@@ -133,7 +138,7 @@ def _pending(spec: TaskSpec | None) -> PartRecord:
     return PartRecord(key, DOCUMENTS, node, PENDING, {"kept.parquet": FileInfo("", 0, "", "")}, {})
 
 
-def check_error_rate(node: Node, records: list[PartRecord], allowed: float) -> None:
+def check_error_rate(node: Node, records: Iterable[PartRecord], allowed: float) -> None:
     """Raise when a pass, or the encoding of a token stream, lost more than `allowed` of its documents to errors (reader
     errors do not count)."""
     reasons: dict[str, int] = {}

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from pipeline.driver import check_error_rate, drive
@@ -19,6 +20,7 @@ from pipeline.report.collect import write_report
 from pipeline.store.dataset import publish, publish_quarantine, stream_quarantine
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
+from pipeline.store.runs import write_tasks
 from pipeline.tasks.encode import publish_shards
 from pipeline.tasks.fit_tokenizer import publish_tokenizer
 
@@ -83,7 +85,9 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
         log.verify()
         shards = _finish_tokens(recipe, store, name, results, warnings)
         store.write(f"runs/{name}/plan.json", json.dumps(plan_document(planner, nodes, warnings), indent=1).encode())
-        write_report(store, name, log.get)
+        write_tasks(store, name, ((n.name, chain.from_iterable(b.keys for b in n.batches)) for n in nodes))
+        if report:
+            write_report(store, name, log.get)
         state = "done"
         return RunSummary(name, store.root,
                           {d: sum(r.files["kept.parquet"].rows for r in results[d].records) for d in recipe.datasets},
@@ -122,8 +126,8 @@ def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapp
     log.flush()
     log.verify()          # publishing is no commit: a fenced driver must not replace what its successor made
     passes = [results[p.name].records for p in planner.passes[node.dataset]]
-    publish(store, node.dataset, passes[-1], dropped=[r for p in passes for r in p],
-            quarantine=[r for p in passes for r in p], verify=log.verify)
+    publish(store, node.dataset, passes[-1], dropped=chain.from_iterable(passes),
+            quarantine=chain.from_iterable(passes), verify=log.verify)
 
 
 def _publish_lost(store: Store, log: Log, node: Node, result: StreamResult) -> None:
@@ -152,7 +156,7 @@ def _finish_tokens(recipe: Recipe, store: Store, name: str, results: Mapping[str
 
 
 def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> dict[str, Any]:
-    """plan.json: what ran, in which order, under which keys. The report and the lineage are read from it."""
+    """plan.json: what ran and in which order. The report and the lineage are read from it, and from tasks.parquet."""
     return {
         "version": 1,
         "recipe": planner.recipe.digest(),
@@ -160,7 +164,7 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
         "sources": {name: {"files": len(files), "bytes": sum(f.size for f in files)}
                     for name, files in planner.files.items()},
         "nodes": [{"name": n.name, "kind": n.kind, "dataset": n.dataset, "deps": list(n.deps), "steps": list(n.steps),
-                   "publishes": n.publishes, "keys": n.keys} for n in nodes],
+                   "publishes": n.publishes, "tasks": sum(map(len, n.batches))} for n in nodes],
     }
 
 

@@ -1,7 +1,7 @@
 """What the driver keeps of tasks: which there are, in which order they go, what became of them. On disk.
 
 A run may have millions of tasks, and a spec is a few kB: they stand in a temporary SQLite database of this process, so
-that memory is the page cache (CACHE_MB) and what is in flight. A node asks for tasks with an iterable, which is read as
+that memory is what is in flight. A node asks for tasks with an iterable, which is read as
 the run goes on, and is given back their records as a sequence that is read from the log.
 """
 
@@ -14,22 +14,13 @@ from itertools import islice
 from typing import overload
 
 from pipeline.engine.task import PartRecord, TaskSpec
+from pipeline.store.temp import scratch_database
 from stages.text.prf import prf
 
-CACHE_MB = 8
 #: rows of a batch read at a time
 CHUNK = 1000
 
 Get = Callable[[str], PartRecord | None]
-
-
-def scratch_database(cache_mb: int = CACHE_MB) -> sqlite3.Connection:
-    """An empty database that nobody else sees and that is gone with this process. SQLite keeps it in a file without a
-    name below TMPDIR as soon as it outgrows the cache; it may be used from several threads under a lock of theirs."""
-    db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-    for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE", f"cache_size={-1024 * cache_mb}"):
-        db.execute(f"PRAGMA {pragma}")
-    return db
 
 
 class Records(Sequence[PartRecord]):
@@ -103,13 +94,11 @@ class TaskQueue:
     def __init__(self, get: Get, seed: int | None = None) -> None:
         self._get, self._seed = get, seed
         self._db = scratch_database()
-        self._db.executescript(
-            "CREATE TABLE task (batch INTEGER, place INTEGER, key TEXT, origin TEXT, PRIMARY KEY (batch, place)) "
-            "WITHOUT ROWID;"
-            "CREATE TABLE waits (key TEXT, batch INTEGER, PRIMARY KEY (key, batch)) WITHOUT ROWID;"
-            "CREATE TABLE todo (memory INTEGER, gpus REAL, rank REAL, key TEXT, spec TEXT,"
-            "                   PRIMARY KEY (memory, gpus, rank, key)) WITHOUT ROWID;"
-            "BEGIN")                      # never committed: nobody else is to see it
+        for table in ("task (batch INTEGER, place INTEGER, key TEXT, origin TEXT, PRIMARY KEY (batch, place))",
+                      "waits (key TEXT, batch INTEGER, PRIMARY KEY (key, batch))",
+                      "todo (memory INTEGER, gpus REAL, rank REAL, key TEXT, spec TEXT, "
+                      "PRIMARY KEY (memory, gpus, rank, key))"):
+            self._db.execute(f"CREATE TABLE {table} WITHOUT ROWID")
         self._batches: dict[int, Batch] = {}
         self._serial = 0
         #: tasks waiting to be dispatched, by what they declare: (memory_mb, gpus)

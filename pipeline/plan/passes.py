@@ -15,22 +15,23 @@ How a dataset becomes passes (contracts §4, §5):
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pipeline.engine.queue import Records
 from pipeline.engine.task import PartRecord, TaskSpec, content_key
 from pipeline.plan.inputs import InputError, SourceFile, list_source
-from pipeline.plan.split import needs_index, partitions
+from pipeline.plan.split import Partition, needs_index, partitions
 from pipeline.recipe.model import Recipe, Step
 from pipeline.tasks.replay import replay_arg
 from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
 from stages.catalog import STAGES, load, reader_class, stage_class
 from stages.read.reader import Reader
-from stages.stage import Stage, file_sha256, role_of
+from stages.stage import Stage, file_sha256
 
 #: what a node yields and is sent
-Work = Generator[list[TaskSpec], list[PartRecord], Any]
+Work = Generator[Iterable[TaskSpec], Records, Any]
 
 DOCUMENTS = "pipeline.tasks.documents:DocumentPass"
 #: for the row groups of the earlier parts
@@ -48,7 +49,7 @@ class ChainStep:
     target: str
     config: dict[str, Any]
     stage: Stage
-    resources: dict[str, str] = field(default_factory=dict)    # path → sha256, which a worker checks
+    resources: dict[str, str] = field(default_factory=dict)    # field of the config → sha256, which a worker checks
 
     def arg(self) -> dict[str, Any]:
         return {"name": self.name, "key": self.key,
@@ -66,16 +67,19 @@ class Node:
     dataset: str = ""
     steps: tuple[str, ...] = ()                   # for people
     publishes: bool = False                       # the last pass of a dataset
-    keys: list[str] = field(default_factory=list) # of the tasks it asked for, as it ran
+    batches: list[Records] = field(default_factory=list)     # of its tasks, as it ran
 
 
 @dataclass
 class PassResult:
-    """What a pass left: its records and the parts later nodes build on, in plan order."""
+    """What a pass left: its records in plan order, which name the parts later nodes build on."""
 
-    records: list[PartRecord]
-    source_of: list[str] = field(default_factory=list)   # source or dataset each part was read from
+    records: Records
     dataset: str = ""
+
+    def parts(self) -> Iterator[tuple[PartRecord, str]]:
+        """Its records, each with the source or dataset its part was read from."""
+        return zip(self.records, self.records.origins)
 
 
 @dataclass
@@ -97,6 +101,22 @@ class _PassPlan:
             return
         place = next((i for i, s in enumerate(self.chain) if s.stage.scrubs), len(self.chain))
         self.chain.insert(place, step)
+
+
+class Splits(Mapping[str, Any]):
+    """Path of a big input file → its splits, read from the store when asked for."""
+
+    def __init__(self, places: dict[str, str], read: Callable[[str], bytes]) -> None:
+        self._places, self._read = places, read
+
+    def __getitem__(self, path: str) -> list[dict[str, int]]:
+        return json.loads(self._read(self._places[path]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 class Planner:
@@ -220,7 +240,7 @@ class Planner:
             source = sorted(file_sha256(path) for path in own)
             key, basis = content_key(key, 0, source), content_key(basis, 0, source)
         config = stage.config.model_dump(mode="json")
-        resources = {v: file_sha256(v) for f, v in config.items() if v and role_of(type(stage.config), f) == "resource"}
+        resources = {f: file_sha256(path) for f, path in stage.resource_files().items()}
         return ChainStep(name.rpartition(":")[2], key, basis, target, config, stage, resources)
 
     # -- work ----------------------------------------------------------------------------------------------------
@@ -269,15 +289,19 @@ class Planner:
             files = self.source_files(name)
             can = type(reader).splits is not Reader.splits
             big = [f for f in files if can and needs_index(f, reader.expansion(f.path), self.target)]
-            specs = [self._spec(INDEX, f"index:{name}", i, f.size, f"index of {f.path}",
-                                {"reader": self.reader_arg(name), "file": f.arg(), "target": self.target})
-                     for i, f in enumerate(big)]
-            records = yield specs
-            found = {f.path: json.loads(self.read_file(r.files["splits.json"].path)) for f, r in zip(big, records)}
-            for path in (p for p, splits in found.items() if splits is None):
-                self.warnings.append(f"source '{name}': {path} cannot be split (one stream of compressed data), so one "
-                                     f"worker reads all of it; gzip per record, or several files, would share the work")
-            return found
+            arg = self.reader_arg(name)
+            records = yield (self._spec(INDEX, f"index:{name}", i, f.size, f"index of {f.path}",
+                                        {"reader": arg, "file": f.arg(), "target": self.target})
+                             for i, f in enumerate(big))
+            places = {}
+            for file, record in zip(big, records):
+                if record.counters["unsplittable"]:
+                    self.warnings.append(f"source '{name}': {file.path} cannot be split (one stream of compressed data)"
+                                         f", so one worker reads all of it; gzip per record, or several files, would "
+                                         f"share the work")
+                else:
+                    places[file.path] = record.files["splits.json"].path
+            return Splits(places, self.read_file)
 
         return work
 
@@ -290,8 +314,10 @@ class Planner:
                     tuple(labels), plan.final)
 
     def _pass_work(self, plan: _PassPlan, results: Mapping[str, Any]) -> Work:
-        specs: list[TaskSpec] = []
-        origin: list[str] = []
+        return PassResult((yield self._pass_specs(plan, results)), plan.dataset)
+
+    def _pass_specs(self, plan: _PassPlan, results: Mapping[str, Any]) -> Iterator[TaskSpec]:
+        """The tasks of a pass: one a partition of its sources, one a part of the passes before it."""
         chain = [s.arg() for s in plan.chain]
         memory = 300 + sum(s.stage.memory_mb for s in plan.chain) + max(
             (reader_class(self.recipe.sources[n].read).memory_mb for kind, n in plan.inputs if kind == "source"),
@@ -300,45 +326,46 @@ class Planner:
                   "signals_mode": self.recipe.run.signals,
                   "$volatile": {"quarantined": self.quarantined([s.key for s in plan.chain]),
                                 "code": list(self.recipe.code)}}
-
-        def add(args: dict[str, Any], weight: int, label: str, came_from: str) -> None:
-            bare = [{**entry, "key": s.basis} for entry, s in zip(chain, plan.chain)]
-            basis = content_key(DOCUMENTS, load(DOCUMENTS).version, {**common, **args, "chain": bare})
-            spec = self._spec(DOCUMENTS, plan.name, len(specs), weight, label, {**common, **args}, memory)
+        bare = [{**entry, "key": s.basis} for entry, s in zip(chain, plan.chain)]
+        version = load(DOCUMENTS).version
+        for order, (args, weight, label, origin) in enumerate(self._pass_inputs(plan, results)):
+            spec = self._spec(DOCUMENTS, plan.name, order, weight, label, {**common, **args}, memory)
+            basis = content_key(DOCUMENTS, version, {**common, **args, "chain": bare})
             was = self.earlier(basis)
             if was is not None and was.key != spec.key:
                 hidden = {**common["$volatile"], "replay": replay_arg(was)}
                 spec = replace(spec, args={**spec.args, "$volatile": hidden}, memory_mb=memory + REPLAY_MB)
-            specs.append(replace(spec, basis=basis))
-            origin.append(came_from)
+            yield replace(spec, origin=origin, basis=basis)
 
+    def _pass_inputs(self, plan: _PassPlan,
+                     results: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int, str, str]]:
+        """(arguments that name the input, bytes, label, source or dataset it comes from) of each task of a pass."""
         for kind, name in plan.inputs:
             if kind == "source":
+                reader = self.reader_arg(name)
                 for part in self._partitions(name, results[f"index:{name}"]):
-                    add({"source": name, "reader": self.reader_arg(name), "slices": list(part.slices)},
-                        part.weight, part.label, name)
+                    yield ({"source": name, "reader": reader, "slices": list(part.slices)}, part.weight, part.label,
+                           name)
             elif not plan.barrier:
                 before: PassResult = results[name]
-                for record, source in zip(before.records, before.source_of):
+                for record, source in before.parts():
                     text = record.files["kept.parquet"]
                     if text.rows:
                         # an upstream dataset's parts are its own, whatever source they came from: `priority` ranks
                         # the names of `from:`
-                        add({"part": {"text": text.ref(), "removed": None, "barrier": ""}}, text.bytes * 3,
-                            f"{name}: part {record.key[:8]}",
-                            source if before.dataset == plan.dataset else before.dataset)
+                        yield ({"part": {"text": text.ref(), "removed": None, "barrier": ""}}, text.bytes * 3,
+                               f"{name}: part {record.key[:8]}",
+                               source if before.dataset == plan.dataset else before.dataset)
         if plan.barrier:
             for part, removed in results[plan.barrier]:
                 if part.rows:
-                    add({"part": {"text": part.text, "removed": removed, "barrier": plan.barrier_name}},
-                        part.bytes * 3, f"{part.dataset}: part {part.key[:8]}", part.dataset)
-        records = yield specs
-        return PassResult(records, origin, plan.dataset)
+                    yield ({"part": {"text": part.text, "removed": removed, "barrier": plan.barrier_name}},
+                           part.bytes * 3, f"{part.dataset}: part {part.key[:8]}", part.dataset)
 
-    def _partitions(self, name: str, index: Mapping[str, Any]) -> list[Any]:
+    def _partitions(self, name: str, index: Mapping[str, Any]) -> Iterator[Partition]:
         files = self.source_files(name)
         reader = reader_class(self.recipe.sources[name].read)(self.recipe.sources[name].config)
-        return partitions(name, files, {f.path: reader.expansion(f.path) for f in files}, self.target, index)
+        return partitions(name, files, reader.expansion, self.target, index)
 
     def _barrier_node(self, plan: _PassPlan) -> Node:
         assert plan.barrier is not None
@@ -354,7 +381,7 @@ class Planner:
         given_names = names if len(plan.inputs) == len(names) else [None] * len(plan.inputs)
         for (_, node), given in zip(plan.inputs, given_names):
             before: PassResult = results[node]
-            for record, source in zip(before.records, before.source_of):
+            for record, source in before.parts():
                 text, side = record.files["kept.parquet"], record.files.get(f"side.{prepare}.parquet")
                 dataset = given if given is not None else source
                 rank = ranks.index(dataset) if dataset in ranks else len(ranks)
@@ -364,8 +391,7 @@ class Planner:
         done: dict[str, list[TaskResult]] = {}
         for wave in barrier.waves(parts):
             drafts = wave.tasks(done)
-            specs = [self.draft_spec(f"{plan.barrier}/{wave.name}", i, d) for i, d in enumerate(drafts)]
-            records = yield specs
+            records = yield (self.draft_spec(f"{plan.barrier}/{wave.name}", i, d) for i, d in enumerate(drafts))
             done[wave.name] = [result(r) for r in records]
         return list(zip(parts, barrier.slices(parts, done)))
 

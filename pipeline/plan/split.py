@@ -7,7 +7,7 @@ disturbs only its neighbours. Big files are split at record boundaries along the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,43 +34,41 @@ def needs_index(file: SourceFile, expansion: float, target: int) -> bool:
     return file.size * expansion > 1.5 * target
 
 
-def partitions(source: str, files: list[SourceFile], expansions: Mapping[str, float], target: int,
-               indexes: Mapping[str, list[dict[str, int]] | None]) -> list[Partition]:
-    """Partitions of a source in path order.
+def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[str], float], target: int,
+               indexes: Mapping[str, list[dict[str, int]] | None]) -> Iterator[Partition]:
+    """Partitions of a source in path order, one after the other: there may be millions.
 
-    `expansions` gives expected uncompressed bytes per stored byte by path; `indexes` the splits of the big files by
-    path ({start, stop, ordinal, records, bytes}), None where a file cannot be split.
+    `expansions` gives expected uncompressed bytes per stored byte of a path; `indexes` the splits of the big files by
+    path ({start, stop, ordinal, records, bytes}), none or None where a file cannot be split.
     """
-    done: list[Partition] = []
     pending: list[SourceFile] = []
     size = 0.0
 
-    def flush() -> None:
+    def packed() -> Iterator[Partition]:
         nonlocal size
         if pending:
             names = pending[0].path if len(pending) == 1 else f"{pending[0].path} … {pending[-1].path}"
-            done.append(Partition(source, tuple(f.arg() for f in pending), int(size) + 1, f"{source}: {names}"))
+            yield Partition(source, tuple(f.arg() for f in pending), int(size) + 1, f"{source}: {names}")
             pending.clear()
         size = 0.0
 
     for file in files:
-        expected = file.size * expansions[file.path]
+        expected = file.size * expansions(file.path)
         splits = indexes.get(file.path)
         if splits and len(splits) > 1:
-            flush()
+            yield from packed()
             for i, split in enumerate(splits):
                 arg = file.arg(start=split["start"], stop=split["stop"], ordinal=split["ordinal"])
                 label = f"{source}: {file.path} [{i + 1}/{len(splits)}]"
-                done.append(Partition(source, (arg,), split["bytes"] + 1, label))
+                yield Partition(source, (arg,), split["bytes"] + 1, label)
             continue
         if pending and (size + expected > OVERFULL * target or len(pending) >= MAX_FILES):
-            flush()
+            yield from packed()
         pending.append(file)
         size += expected
         if boundary(file.path, expected / target):
-            flush()
-    flush()
-    return done
+            yield from packed()
+    yield from packed()
 
 
 def boundary(path: str, probability: float) -> bool:

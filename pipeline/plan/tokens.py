@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.engine.task import PartRecord
+from pipeline.engine.queue import Records
 from pipeline.plan.passes import Node, PassResult, Planner, Work, result
 from pipeline.recipe.model import Recipe
 from pipeline.tasks.encode import assemble_drafts, encode_drafts
@@ -26,7 +26,7 @@ class StreamResult:
 
     assembled: list[TaskResult]
     parts: list[PartRef]
-    encoded: list[PartRecord]
+    encoded: Records
 
 
 def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
@@ -52,7 +52,7 @@ def parts_of(results: Mapping[str, Any], datasets: list[str], sources: list[str]
     parts = []
     for dataset in datasets:
         before: PassResult = results[dataset]
-        for record, source in zip(before.records, before.source_of):
+        for record, source in before.parts():
             text = record.files["kept.parquet"]
             held = record.counters["kept"]
             if text.rows and (sources is None or any(s in held for s in sources)):
@@ -77,9 +77,9 @@ def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], resu
     tokenizer, parts = results[TOKENIZER], parts_of(results, inputs, config.get("where", {}).get("source"))
     drafts = encode_drafts(parts, tokenizer, {**config, "val": float(recipe.shards[name].val)},
                            planner.quarantined)
-    encoded = yield [planner.draft_spec(f"shards:{name}/encode", i, d) for i, d in enumerate(drafts)]
+    encoded = yield (planner.draft_spec(f"shards:{name}/encode", i, d) for i, d in enumerate(drafts))
     drafts = assemble_drafts([result(r) for r in encoded], tokenizer)
-    assembled = yield [planner.draft_spec(f"shards:{name}/assemble", i, d) for i, d in enumerate(drafts)]
+    assembled = yield (planner.draft_spec(f"shards:{name}/assemble", i, d) for i, d in enumerate(drafts))
     return StreamResult([result(r) for r in assembled], parts, encoded)
 
 

@@ -20,6 +20,7 @@ from pipeline.report.nodes import Node
 from pipeline.report.tokens import curriculum_of, mixture, token_counts, warnings
 from pipeline.report.training import training
 from pipeline.store.fs import Store
+from pipeline.store.runs import RunTasks
 
 Get = Callable[[str], PartRecord | None]
 
@@ -41,14 +42,13 @@ def write_report(store: Store, run: str, get: Get) -> dict[str, Any]:
 
 def collect(store: Store, run: str, get: Get) -> dict[str, Any]:
     """The report as one JSON document; each section is described where it is made."""
-    plan = json.loads(store.read(f"runs/{run}/plan.json"))
-    nodes = [Node(n, [r for r in map(get, n["keys"]) if r is not None]) for n in plan["nodes"]]
+    plan, nodes = nodes_of(store, run, get)
     passes = [n for n in nodes if n.kind == "pass"]
     tokens = token_counts(store, nodes)
     curriculum = curriculum_of(store, run)
     document = {
         "version": 1, "run": run, "recipe": plan["recipe"],
-        "missing_records": sum(len(n["keys"]) for n in plan["nodes"]) - sum(len(n.records) for n in nodes),
+        "missing_records": sum(n["tasks"] for n in plan["nodes"]) - sum(n.tasks for n in nodes),
         "names": names(plan, passes, tokens),
         "sources": {name: source_section(name, info, passes) for name, info in plan["sources"].items()},
         "funnel": funnel(plan["sources"], passes, tokens),
@@ -65,6 +65,13 @@ def collect(store: Store, run: str, get: Get) -> dict[str, Any]:
     }
     document["warnings"] = warnings(document)
     return document
+
+
+def nodes_of(store: Store, run: str, get: Get) -> tuple[dict[str, Any], list[Node]]:
+    """plan.json of a run, and its nodes with what their tasks have counted."""
+    plan = json.loads(store.read(f"runs/{run}/plan.json"))
+    tasks = RunTasks(store, run)
+    return plan, [Node(n, lambda name=n["name"]: filter(None, map(get, tasks.keys(name)))) for n in plan["nodes"]]
 
 
 def names(plan: dict[str, Any], passes: list[Node], tokens: dict[str, Any]) -> dict[str, list[str]]:

@@ -17,10 +17,10 @@ def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
     for node in passes:
         found = node.counters.get("in", {}).values()
         docs = sum(s["docs"] for s in found)
-        rows.append({"pass": node.name, "tasks": len(node.records), "docs": docs,
+        rows.append({"pass": node.name, "tasks": node.tasks, "docs": docs,
                      "bytes": sum(s["bytes"] for s in found), "cpu_s": node.cpu_s, "wall_s": node.wall_s,
                      "docs_per_core_s": docs / node.wall_s if node.wall_s > 1e-6 else None,
-                     "max_rss_mb": max((r.rss_mb for r in node.records), default=0.0)})
+                     "max_rss_mb": node.max_rss_mb})
     return rows
 
 
@@ -51,5 +51,5 @@ def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
 
 def task_costs(nodes: list[Node]) -> list[dict[str, Any]]:
     """For every node of the plan: tasks, CPU and wall seconds, the largest memory of a task (MB)."""
-    return [{"node": n.name, "kind": n.kind, "tasks": len(n.records), "cpu_s": n.cpu_s, "wall_s": n.wall_s,
-             "max_rss_mb": max((r.rss_mb for r in n.records), default=0.0)} for n in nodes]
+    return [{"node": n.name, "kind": n.kind, "tasks": n.tasks, "cpu_s": n.cpu_s, "wall_s": n.wall_s,
+             "max_rss_mb": n.max_rss_mb} for n in nodes]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow.compute as pc
@@ -73,7 +73,7 @@ def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
     kept = last.counters.get("kept", {})
     return {
         "docs": sum(s["docs"] for s in kept.values()), "bytes": sum(s["bytes"] for s in kept.values()),
-        "parts": len(last.records), "kept": kept,
+        "parts": last.tasks, "kept": kept,
         "reasons": sorted(reasons.values(), key=lambda r: (-r["docs"], r["stage"], r["reason"])),
         "quarantined": quarantined,
         "quarantine_samples": quarantine_samples(store, passes) if quarantined else [],
@@ -82,7 +82,7 @@ def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
     }
 
 
-def pii_counts(store: Store, files: list[FileInfo]) -> dict[str, int]:
+def pii_counts(store: Store, files: Iterable[FileInfo]) -> dict[str, int]:
     """Sums of the `pii_*` signals over the kept documents: how many were found, never what. Reads nothing else."""
     out: dict[str, int] = {}
     for info in files:

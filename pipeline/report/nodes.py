@@ -8,7 +8,7 @@ published parts can check every figure.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -16,44 +16,51 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.task import Counters, FileInfo, PartRecord, merge_counters
 from pipeline.store.fs import Store
+from pipeline.store.temp import scratch_database
 
 
 class Node:
     """A node of the plan with its records and their counters, added up: those of a pass as they are, those of other
     nodes by wave, since waves count different things."""
 
-    def __init__(self, doc: dict[str, Any], records: list[PartRecord]) -> None:
+    def __init__(self, doc: dict[str, Any], records: Callable[[], Iterator[PartRecord]]) -> None:
+        """`records` gives its records in plan order, as often as it is asked: there may be millions, none is kept."""
         self.name, self.kind, self.dataset = doc["name"], doc["kind"], doc["dataset"]
         self.steps, self.deps, self.publishes = doc["steps"], doc["deps"], doc["publishes"]
         self.records = records
         self.counters: Counters = {}
-        for record in records:
+        self.tasks = self.bytes = 0
+        self.cpu_s = self.wall_s = self.max_rss_mb = 0.0
+        contents = scratch_database()
+        contents.execute("CREATE TABLE content (sum TEXT)")
+        for record in records():
             into = self.counters
             if self.kind != "pass":
                 into = into.setdefault(record.node.removeprefix(self.name).strip("/") or "task", {})
             merge_counters(into, record.counters)
+            self.tasks += 1
+            self.cpu_s += record.cpu_s
+            self.wall_s += record.wall_s
+            self.max_rss_mb = max(self.max_rss_mb, record.rss_mb)
+            self.bytes += sum(f.bytes for f in record.files.values())
+            contents.executemany("INSERT INTO content VALUES (?)",
+                                 [(f.content,) for n, f in record.files.items()
+                                  if self.kind != "pass" or n == "kept.parquet"])
+        digest = hashlib.sha256()
+        for i, (content,) in enumerate(contents.execute("SELECT sum FROM content ORDER BY sum")):
+            digest.update(("\n" * bool(i) + content).encode())
+        contents.close()
+        self.content = digest.hexdigest()
 
-    def files(self, name: str) -> list[FileInfo]:
+    def files(self, name: str) -> Iterator[FileInfo]:
         """The files of this name that its tasks wrote, those with rows, in plan order."""
-        return [r.files[name] for r in self.records if name in r.files and r.files[name].rows]
-
-    @property
-    def cpu_s(self) -> float:
-        return sum(r.cpu_s for r in self.records)
-
-    @property
-    def wall_s(self) -> float:
-        return sum(r.wall_s for r in self.records)
+        return (r.files[name] for r in self.records() if name in r.files and r.files[name].rows)
 
     def lineage(self) -> dict[str, Any]:
         """Where it comes from and a hash of what it made: of the `content` of its kept parts (of all files for other
         tasks), sorted, so that the order of the parts does not count."""
-        wanted = "kept.parquet" if self.kind == "pass" else None
-        files = [(n, f) for r in self.records for n, f in r.files.items()]
-        contents = sorted(f.content for n, f in files if wanted in (None, n))
-        return {"name": self.name, "kind": self.kind, "deps": self.deps, "steps": self.steps,
-                "tasks": len(self.records), "bytes": sum(f.bytes for _, f in files), "cpu_s": round(self.cpu_s, 2),
-                "content": hashlib.sha256("\n".join(contents).encode()).hexdigest()}
+        return {"name": self.name, "kind": self.kind, "deps": self.deps, "steps": self.steps, "tasks": self.tasks,
+                "bytes": self.bytes, "cpu_s": round(self.cpu_s, 2), "content": self.content}
 
 
 def batches(store: Store, info: FileInfo, columns: list[str], rows: int = 1 << 14) -> Iterator[pa.RecordBatch]:

@@ -11,6 +11,7 @@ import heapq
 import json
 from collections.abc import Iterable
 from difflib import SequenceMatcher
+from itertools import islice
 from typing import Any
 
 from pipeline.engine.task import FileInfo
@@ -46,10 +47,14 @@ def shown(address: str | None) -> str:
     return scrub_text((address or "").replace("%40", "@"))[:EXCERPT]
 
 
+def _looked_through(node: Node, name: str) -> list[FileInfo]:
+    return list(islice(node.files(name), SAMPLE_PARTS))
+
+
 def smallest(store: Store, files: list[FileInfo], by: list[str], n: int) -> dict[tuple[str, ...], list[Place]]:
     """For each value of the columns `by` the places of the `n` documents with the smallest ids, in that order."""
     best: dict[tuple[str, ...], list[tuple[str, Place]]] = {}
-    for number, info in enumerate(files[:SAMPLE_PARTS]):
+    for number, info in enumerate(files):
         row = 0
         for batch in batches(store, info, ["id", *by]):
             for id, *key in zip(*(batch.column(c).to_pylist() for c in ("id", *by))):
@@ -78,7 +83,7 @@ def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list
     """A few dropped documents for each (stage, reason) of the passes of a dataset."""
     out: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
-        files = node.files("dropped.parquet")
+        files = _looked_through(node, "dropped.parquet")
         chosen = smallest(store, files, ["stage", "reason"], SAMPLES)
         rows = rows_at(store, files, (p for places in chosen.values() for p in places),
                        ["id", "url", "source", "text", "meta"])
@@ -107,7 +112,7 @@ def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]
     columns = ["id", "source", "file", "record", "stage", "reason", "detail"]
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
-        files = node.files("quarantine.parquet")
+        files = _looked_through(node, "quarantine.parquet")
         chosen = smallest(store, files, ["stage", "reason"], SAMPLES)
         rows = rows_at(store, files, (p for places in chosen.values() for p in places), columns)
         for key, places in chosen.items():
@@ -122,7 +127,7 @@ def pair_samples(store: Store, barrier: str, appliers: list[Node]) -> list[dict[
     out: list[dict[str, Any]] = []
     columns = ["id", "url", "source", "text", "meta"]
     for node in appliers:
-        dropped, kept = node.files("dropped.parquet"), node.files("kept.parquet")
+        dropped, kept = _looked_through(node, "dropped.parquet"), _looked_through(node, "kept.parquet")
         places = smallest(store, dropped, ["stage"], PAIRS_TRIED).get((barrier,), [])
         said = {place[0]: verdict(row["meta"], barrier)
                 for place, row in rows_at(store, dropped, places, ["id", "meta"]).items()}
@@ -155,7 +160,7 @@ def parting(first: str, second: str) -> tuple[str, str]:
 def _find(store: Store, files: list[FileInfo], ids: set[str]) -> dict[str, Place]:
     """Where documents with these ids stand, as far as they are found."""
     found: dict[str, Place] = {}
-    for number, info in enumerate(files[:SAMPLE_PARTS]):
+    for number, info in enumerate(files):
         row = 0
         for batch in batches(store, info, ["id"]):
             for id in batch.column("id").to_pylist():

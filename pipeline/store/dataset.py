@@ -18,7 +18,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,15 @@ MANIFEST_SCHEMA = pa.schema([
 HASH_ROWS = 1 << 20
 
 
-def publish(store: Store, name: str, records: Sequence[PartRecord], *, dropped: Sequence[PartRecord] = (),
-            quarantine: Sequence[PartRecord] = (), verify: Callable[[], None] = lambda: None) -> None:
+#: rows of a manifest that are in memory while it is written
+MANIFEST_ROWS = 1 << 13
+
+#: a part to publish: its file name, its record, its file
+Part = tuple[str, PartRecord, FileInfo]
+
+
+def publish(store: Store, name: str, records: Iterable[PartRecord], *, dropped: Iterable[PartRecord] = (),
+            quarantine: Iterable[PartRecord] = (), verify: Callable[[], None] = lambda: None) -> None:
     """Publish a dataset: `kept.parquet` of `records`, in this order, and `dropped.parquet` and `quarantine.parquet` of
     the records of all its passes. Replaces what was published under the name. Only for the holder of the
     log: `verify` (`Log.verify`) is asked again where copying may have taken long."""
@@ -59,15 +66,16 @@ def stream_quarantine(stream: str) -> str:
     return f"shards={stream}"
 
 
-def publish_quarantine(store: Store, name: str, records: Sequence[PartRecord],
+def publish_quarantine(store: Store, name: str, records: Iterable[PartRecord],
                        verify: Callable[[], None] = lambda: None) -> None:
     """Publish `quarantine.parquet` of `records` alone, as quarantine/NAME/."""
     _publish(store, f"quarantine/{name}", QUARANTINE, records, verify)
 
 
-def _publish(store: Store, folder: str, file: str, records: Sequence[PartRecord], verify: Callable[[], None]) -> None:
-    parts = [(part_name(n, record.key), record, record.files[file])
-             for n, record in enumerate(r for r in records if file in r.files)]
+def _publish(store: Store, folder: str, file: str, records: Iterable[PartRecord], verify: Callable[[], None]) -> None:
+    """Goes through `records` once: there may be millions."""
+    parts = ((part_name(n, record.key), record, record.files[file])
+             for n, record in enumerate(r for r in records if file in r.files))
     if store.local is not None:
         _replace(store, store.local / folder, parts)
     else:
@@ -78,7 +86,7 @@ def part_name(order: int, key: str) -> str:
     return f"part-{order:06d}-{key[:12]}.parquet"
 
 
-def _replace(store: Store, target: Path, parts: list[tuple[str, PartRecord, FileInfo]]) -> None:
+def _replace(store: Store, target: Path, parts: Iterable[Part]) -> None:
     """Build the folder aside, out of the way of every glob, and exchange it for the old one.
 
     The old one is left aside until the next publication: a reader that is listing it would otherwise see it shrink. It
@@ -89,9 +97,10 @@ def _replace(store: Store, target: Path, parts: list[tuple[str, PartRecord, File
         shutil.rmtree(aside)
     make_folder(aside)
     make_folder(target.parent)
-    for name, _, info in parts:
-        _link(store, info.path, f".publish/{target.parent.name}/{target.name}/{name}")
-    (aside / MANIFEST).write_bytes(_manifest(parts))
+    with ManifestWriter(aside / MANIFEST) as manifest:
+        for part in parts:
+            _link(store, part[2].path, f".publish/{target.parent.name}/{target.name}/{part[0]}")
+            manifest.add(part)
     sync(aside / MANIFEST)
     sync(aside)
     if target.exists():
@@ -101,8 +110,8 @@ def _replace(store: Store, target: Path, parts: list[tuple[str, PartRecord, File
     sync(target.parent)
 
 
-def _update(store: Store, folder: str, parts: list[tuple[str, PartRecord, FileInfo]],
-            verify: Callable[[], None]) -> None:
+def _update(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[], None]) -> None:
+    parts = list(parts)
     names = {name for name, _, _ in parts} | {MANIFEST}
     for name, _, info in parts:
         # a key names its content, but a copy that was cut short would have another size
@@ -110,7 +119,11 @@ def _update(store: Store, folder: str, parts: list[tuple[str, PartRecord, FileIn
             store.remove(f"{folder}/{name}")
             _link(store, info.path, f"{folder}/{name}")
     verify()                       # copying may have taken hours: is the log still ours?
-    store.write(f"{folder}/{MANIFEST}", _manifest(parts))
+    with tempfile.TemporaryDirectory() as scratch:
+        with ManifestWriter(Path(scratch) / MANIFEST) as manifest:
+            for part in parts:
+                manifest.add(part)
+        store.write(f"{folder}/{MANIFEST}", (Path(scratch) / MANIFEST).read_bytes())
     for path in list(store.list(folder)):
         if path.removeprefix(f"{folder}/") not in names:
             store.remove(path)
@@ -123,14 +136,33 @@ def _link(store: Store, path: str, to: str) -> None:
         raise StoreError(f"{store.at(path)} is gone though the log names it; restore it, or start a new --store") from e
 
 
-def _manifest(parts: list[tuple[str, PartRecord, FileInfo]]) -> bytes:
-    rows = [{"part": name, "key": record.key, "node": record.node, "rows": info.rows, "bytes": info.bytes,
-             "text_bytes": info.meta.get("text_bytes", 0), "sha256": info.sha256, "content": info.content,
-             "sources": sorted(record.counters.get("in") or record.counters.get("sources", {}))}
-            for name, record, info in parts]
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema=MANIFEST_SCHEMA), out, compression="zstd")
-    return out.getvalue()
+class ManifestWriter:
+    """Writes a manifest, a few rows at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._writer = pq.ParquetWriter(path, MANIFEST_SCHEMA, compression="zstd")
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, part: Part) -> None:
+        name, record, info = part
+        self._rows.append({
+            "part": name, "key": record.key, "node": record.node, "rows": info.rows, "bytes": info.bytes,
+            "text_bytes": info.meta.get("text_bytes", 0), "sha256": info.sha256, "content": info.content,
+            "sources": sorted(record.counters.get("in") or record.counters.get("sources", {}))})
+        if len(self._rows) == MANIFEST_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=MANIFEST_SCHEMA))
+        self._rows = []
+
+    def __enter__(self) -> ManifestWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._rows:
+            self._flush()
+        self._writer.close()
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import threading
 import time
 import uuid
@@ -277,21 +278,25 @@ class Log(LogView):
         is fenced; attempts of our own epoch or later are not looked at.
         """
         self.flush()
-        named = {info.path for record in self.records() for info in record.files.values()}
-        removed = folders = 0
-        for path in list(self.store.list("objects")):
-            whose = path.rpartition("/")[2].split("-")[0]
+        garbage, folders = [], 0
+        key, named = "", set()
+        for path in self.store.list("objects"):
+            of, _, file = path.removeprefix("objects/").partition("/")
+            if of != key:                                     # objects/KEY/ATTEMPT.name
+                record = self.get(of)
+                key, named = of, {info.path for info in record.files.values()} if record else set()
+            whose = file.split("-")[0]
             if path not in named and len(whose) == 8 and whose.isdigit() and int(whose) < self.epoch:
-                self.store.remove(path)
-                removed += 1
+                garbage.append(path)
+        for path in garbage:
+            self.store.remove(path)
         for path in list(self.store.list("log/heartbeat")):
             if path < _heartbeat_name(self.epoch):
                 self.store.remove(path)
         if self.store.local is not None:
-            for folder in sorted((self.store.local / "objects").glob("*")):
-                try:
-                    folder.rmdir()
-                    folders += 1
-                except OSError:                               # in use
-                    continue
-        return removed, folders
+            with contextlib.suppress(FileNotFoundError), os.scandir(self.store.local / "objects") as found:
+                for folder in found:
+                    with contextlib.suppress(OSError):        # in use
+                        os.rmdir(folder)
+                        folders += 1
+        return len(garbage), folders

@@ -20,6 +20,7 @@ from typing import Any
 
 from pipeline.engine.task import PartRecord
 from pipeline.store.fs import Store, StoreError
+from pipeline.store.temp import scratch_database
 
 FORMAT = 1
 
@@ -59,38 +60,44 @@ def decode_segment(data: bytes, where: str) -> dict[str, Any]:
 
 
 class LogView:
-    """What the log says, for reading. Records are kept as JSON and decoded when asked for: memory is their size."""
+    """What the log says, for reading. Records stand as JSON in a temporary database and are decoded when asked for, so
+    that a log of millions costs no memory."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.segments = 0                                    # segments replayed
         self.epoch = 0                                       # the latest epoch
         self.holder: dict[str, Any] | None = None            # who opened it
-        self._records: dict[str, bytes] = {}                 # key → record, in the order of the log
+        self._db = scratch_database()
+        self._db.execute("CREATE TABLE record (number INTEGER PRIMARY KEY, key TEXT UNIQUE, data BLOB)")
+        self._db.execute("CREATE TABLE basis (basis TEXT PRIMARY KEY, key TEXT) WITHOUT ROWID")    # its latest record
         self._quarantine: dict[str, dict[str, dict[str, Any]]] = {}   # stage key → document id → entry
-        self._by_basis: dict[str, str] = {}                  # basis of a pass → key of its latest record
         self._struck: dict[str, dict[int, tuple[int, str]]] = {}      # key without a record → row → (stage, reason)
 
     def get(self, key: str) -> PartRecord | None:
         """The record that won `key`, or None."""
-        found = self._records.get(key)
-        return None if found is None else PartRecord.from_json(json.loads(found))
+        found = self._db.execute("SELECT data FROM record WHERE key = ?", (key,)).fetchone()
+        return None if found is None else PartRecord.from_json(json.loads(found[0]))
 
     def earlier(self, basis: str) -> PartRecord | None:
         """The latest record of a pass that differs in thresholds alone (`TaskSpec.basis`), or None."""
-        key = self._by_basis.get(basis)
-        return None if key is None else self.get(key)
+        found = self._db.execute("SELECT key FROM basis WHERE basis = ?", (basis,)).fetchone()
+        return None if found is None else self.get(found[0])
 
     def __contains__(self, key: object) -> bool:
-        return key in self._records
+        return self._db.execute("SELECT 1 FROM record WHERE key = ?", (key,)).fetchone() is not None
 
     def __len__(self) -> int:
-        return len(self._records)
+        return self._db.execute("SELECT count(*) FROM record").fetchone()[0]
 
     def records(self) -> Iterator[PartRecord]:
         """All winning records in the order in which they were committed."""
-        for data in list(self._records.values()):
-            yield PartRecord.from_json(json.loads(data))
+        last = 0
+        while rows := self._db.execute("SELECT number, data FROM record WHERE number > ? ORDER BY number LIMIT 256",
+                                       (last,)).fetchall():
+            last = rows[-1][0]
+            for _, data in rows:
+                yield PartRecord.from_json(json.loads(data))
 
     def quarantined(self, stage_keys: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Documents that one of these stages condemned, by id: {"id", "stage", "stage_key", "reason", "row"}. Later
@@ -131,11 +138,12 @@ class LogView:
 
     def _take(self, record: dict[str, Any]) -> bool:
         """False when the key has a record already."""
-        if record["key"] in self._records:
+        took = self._db.execute("INSERT OR IGNORE INTO record (key, data) VALUES (?, ?)",
+                                (record["key"], dumps(record)))
+        if not took.rowcount:
             return False
-        self._records[record["key"]] = dumps(record)
         if record.get("basis"):
-            self._by_basis[record["basis"]] = record["key"]
+            self._db.execute("INSERT OR REPLACE INTO basis VALUES (?, ?)", (record["basis"], record["key"]))
         self._struck.pop(record["key"], None)
         for entry in record["quarantine"]:
             self._condemn(entry)
@@ -147,7 +155,7 @@ class LogView:
 
     def _strike(self, entry: dict[str, Any]) -> bool:
         """False when that is known, or of no use any more."""
-        if entry["key"] in self._records:
+        if entry["key"] in self:
             return False
         rows = self._struck.setdefault(entry["key"], {})
         if entry["row"] in rows:

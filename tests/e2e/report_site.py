@@ -90,6 +90,15 @@ class Site:
                 query = query.replace(f"{{{word}:{name}}}", f"read_parquet('{parts}', union_by_name=true)")
         return duckdb.sql(query).fetchall()
 
+    def plan(self) -> dict:
+        """plan.json, each node with the `keys` of its tasks."""
+        plan = json.loads((self.folder / "plan.json").read_text())
+        for node in plan["nodes"]:
+            node["keys"] = [k.hex() for k, in duckdb.execute(
+                f"select key from '{self.folder}/tasks.parquet' where node = ?", [node["name"]]).fetchall()]
+            assert len(node["keys"]) == node["tasks"]
+        return plan
+
     def records(self) -> dict[str, dict]:
         """Commit records by key, read from the log's files."""
         return {r["key"]: r for p in sorted((self.store / "log").glob("0*.json"))

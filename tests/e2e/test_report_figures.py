@@ -61,7 +61,7 @@ def test_every_section_is_checked_here(report):
 
 
 def test_identity(site, report):
-    plan = json.loads((site.folder / "plan.json").read_text())
+    plan = site.plan()
     records = site.records()
     assert report["run"] == site.run and report["recipe"][:8] == site.run.rpartition("-")[2]
     assert report["missing_records"] == sum(k not in records for n in plan["nodes"] for k in n["keys"]) == 0
@@ -228,7 +228,7 @@ def test_duplicates(site, report):
 def test_near_duplicate_clusters(site, report):
     """Candidates and clusters from the band keys in the side tables, by union-find over all of them."""
     minhash = report["duplicates"][1]
-    plan = json.loads((site.folder / "plan.json").read_text())
+    plan = site.plan()
     records = site.records()
     deps = next(n["deps"] for n in plan["nodes"] if n["name"] == minhash["barrier"])
     sides = [f"{site.store}/{info['path']}" for n in plan["nodes"] if n["name"] in deps for k in n["keys"]
@@ -324,7 +324,7 @@ def test_mixture(site, report):
 # -- passes, lineage, warnings ---------------------------------------------------------------------------------------
 def test_passes_and_stages(site, report):
     """Documents into each pass and each of its stages, from the parts its tasks wrote."""
-    plan, records = json.loads((site.folder / "plan.json").read_text()), site.records()
+    plan, records = site.plan(), site.records()
     kept_bytes: dict[str, int] = {}
     for node in plan["nodes"]:
         if node["kind"] != "pass":
@@ -354,7 +354,7 @@ def test_passes_and_stages(site, report):
 
 
 def test_lineage(site, report):
-    plan, records = json.loads((site.folder / "plan.json").read_text()), site.records()
+    plan, records = site.plan(), site.records()
     for said, node in zip(report["lineage"], plan["nodes"], strict=True):
         files = [(name, i) for k in node["keys"] for name, i in records[k]["files"].items()]
         assert (said["name"], said["kind"], said["deps"], said["steps"]) == (node["name"], node["kind"], node["deps"],

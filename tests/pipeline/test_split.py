@@ -16,7 +16,7 @@ def files(n: int, size: int = 10_000) -> list[SourceFile]:
 
 def plan(given: list[SourceFile], target: int = 200_000, indexes=None):
     given = sorted(given)
-    return partitions("s", given, {f.path: 1.0 for f in given}, target, indexes or {})
+    return list(partitions("s", given, lambda path: 1.0, target, indexes or {}))
 
 
 def slices_of(parts) -> list[tuple[str, ...]]:

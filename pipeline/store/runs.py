@@ -1,0 +1,54 @@
+"""Which tasks a run consisted of: runs/RUN/tasks.parquet, a row a task in the order of the plan.
+
+plan.json says what the nodes are; their tasks may be millions, so they stand here and are read a few at a time.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.store.fs import Store
+
+SCHEMA = pa.schema([("node", pa.dictionary(pa.int32(), pa.string())), ("key", pa.binary(16))])
+ROWS = 1 << 14
+
+
+def write_tasks(store: Store, run: str, nodes: Iterable[tuple[str, Iterable[str]]]) -> None:
+    """`nodes`: (name, keys of its tasks) in the order of the plan. Memory: 20 bytes a task."""
+    out = io.BytesIO()
+    with pq.ParquetWriter(out, SCHEMA, compression="zstd") as writer:
+        for name, keys in nodes:
+            for some in _chunks(keys):
+                names = pa.DictionaryArray.from_arrays(pa.array([0] * len(some), pa.int32()), [name])
+                writer.write_table(pa.table([names, pa.array([bytes.fromhex(k) for k in some], pa.binary(16))],
+                                            schema=SCHEMA))
+    store.write(f"runs/{run}/tasks.parquet", out.getvalue())
+
+
+def _chunks(keys: Iterable[str]) -> Iterator[list[str]]:
+    some: list[str] = []
+    for key in keys:
+        some.append(key)
+        if len(some) == ROWS:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+class RunTasks:
+    """Keys of the tasks of a run, by node."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._file = pq.ParquetFile(io.BytesIO(store.read(f"runs/{run}/tasks.parquet")))
+
+    def keys(self, node: str) -> Iterator[str]:
+        """In the order of the plan; a task that was asked for twice is there twice."""
+        for batch in self._file.iter_batches(ROWS):
+            mine = batch.filter(pc.equal(batch.column("node").cast(pa.string()), node))
+            yield from (key.hex() for key in mine.column("key").to_pylist())
