@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import xxhash
@@ -13,12 +14,18 @@ def document_id(source: str, path: str, member: str, ordinal: int) -> str:
     `path` is relative to the source root, `member` names a file inside an archive ("" when there is none), `ordinal`
     counts records in file order from 0. Offsets, roots and partition numbers never enter.
     """
-    h = xxhash.xxh3_128()
-    for field in (source, path, member, str(ordinal)):
-        data = field.encode("utf-8", "surrogatepass")
-        h.update(len(data).to_bytes(8, "little"))
-        h.update(data)
-    return h.hexdigest()
+    return xxhash.xxh3_128_hexdigest(_before_ordinal(source, path, member) + _field(str(ordinal)))
+
+
+@lru_cache(maxsize=64)
+def _before_ordinal(source: str, path: str, member: str) -> bytes:
+    """What is the same in the identities of all records of a file."""
+    return _field(source) + _field(path) + _field(member)
+
+
+def _field(value: str) -> bytes:
+    data = value.encode("utf-8", "surrogatepass")
+    return len(data).to_bytes(8, "little") + data
 
 
 def piece_id(parent: str, ordinal: int) -> str:

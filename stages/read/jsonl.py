@@ -136,6 +136,9 @@ def make_document(slice: Slice, ordinal: int, offset: int, text: str, get: Any, 
             setattr(doc, field, clean(str(value)))
     for name, key in (("id", config.id), *((k, k) for k in config.keep)):
         if key and (value := get(key)) is not None:
+            if type(value) is str:
+                doc.meta[name] = clean(value)
+                continue
             # NaN and Infinity are no JSON, though Python reads and writes them
             plain = clean(json.dumps(value, default=str, ensure_ascii=False))
             doc.meta[name] = json.loads(plain, parse_constant=lambda _: None)
@@ -144,6 +147,8 @@ def make_document(slice: Slice, ordinal: int, offset: int, text: str, get: Any, 
 
 def clean(text: str) -> str:
     """Without lone surrogates."""
+    if text.isascii():
+        return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,8 @@ from stages.stage import StageConfig, signal
 #: rows turned into documents at a time, and bytes they may have: by the mean row, and if each were the largest entry
 #: of a dictionary (one page of text that a million rows name takes a few bytes in the file)
 _BATCH, _BATCH_BYTES, _LIKELY_BYTES = 256, 256 << 20, 32 << 20
+#: rows of text, and bytes of another column, made Python objects at once: one by one takes three times as long
+_LISTED, _LISTED_BYTES = 32, 1 << 20
 
 
 class Parquet(Reader):
@@ -82,12 +85,12 @@ class Parquet(Reader):
         texts = batch.column(self.config.text)
         if pa.types.is_dictionary(texts.type):                  # stays one: every row would get a copy of its text
             entries = pc.cast(texts.dictionary, pa.large_binary())
-            values: Any = pa.DictionaryArray.from_arrays(texts.indices, entries)
+            values: Any = (v.as_py() for v in pa.DictionaryArray.from_arrays(texts.indices, entries))
         else:
-            values = pc.cast(texts, pa.large_binary())          # decoded one by one: one bad row is one bad record
-        others = {n: batch.column(n) for n in batch.schema.names}
-        for i, value in enumerate(values):
-            data: bytes | None = value.as_py()
+            plain = pc.cast(texts, pa.large_binary())           # decoded one by one: one bad row is one bad record
+            values = (v for a in range(0, len(plain), _LISTED) for v in plain.slice(a, _LISTED).to_pylist())
+        others = {n: texts if n == self.config.text else _values(batch.column(n)) for n in batch.schema.names}
+        for i, data in enumerate(values):
             if data is None:
                 yield bad("missing_text", slice, group, ordinal + i, detail="null")
                 continue
@@ -104,7 +107,8 @@ class Parquet(Reader):
                 continue
 
             def get(key: str, row: int = i) -> Any:
-                return others[key][row].as_py() if key in others else None
+                column = others.get(key)
+                return column[row] if type(column) is list else None if column is None else column[row].as_py()
 
             try:
                 doc: Document | BadRecord = make_document(slice, ordinal + i, group, text, get, self.config,
@@ -136,6 +140,16 @@ class Parquet(Reader):
                 pieces.append(Split(start, i + 1, ordinal, rows, size))
                 start, ordinal, rows, size = i + 1, ordinal + rows, 0, 0
         return pieces or None
+
+
+def _values(column: pa.Array) -> list[Any] | pa.Array:
+    """Values of a column; the column itself where that would take much memory, or one of them cannot be had."""
+    if column.nbytes > _LISTED_BYTES:
+        return column
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_integer(column.type):
+        with suppress(UnicodeDecodeError):
+            return column.to_pylist()
+    return column
 
 
 def _rows(group: Any, columns: list[str]) -> int:
