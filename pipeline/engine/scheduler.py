@@ -128,19 +128,22 @@ class Scheduler:
 
     `add` takes the tasks of a node, `step` goes on with all of them, `finished` gives those that are complete.
     `dispatch_seed` shuffles the order of dispatch (tests: nothing may depend on it); by default the largest goes first.
+    `grace_s`: for how long what runs may go on after a SIGTERM.
     """
 
     def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
-                 dispatch_seed: int | None = None, straggler_s: float = STRAGGLER_S) -> None:
+                 dispatch_seed: int | None = None, straggler_s: float = STRAGGLER_S, grace_s: float = 0.0) -> None:
         self.backend, self.log, self.progress = backend, log, progress
-        self.max_attempts, self.straggler_s = max_attempts, straggler_s
+        self.max_attempts, self.straggler_s, self.grace_s = max_attempts, straggler_s, grace_s
         self.executed = self.reused = 0              # tasks: run here, and found in the log
         self._dispatch_seed = dispatch_seed
         self._flights: dict[int, _Flight] = {}
         self._forget()
         self._history: dict[str, _History] = defaultdict(_History)
         self._times: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=TIMES))
-        self._serial, self._stop, self._flushed = 0, None, 0.0
+        self._serial, self._flushed = 0, 0.0
+        self._stop: int | None = None                # the signal that asked for it
+        self._stop_at = 0.0                          # monotonic: what still runs then is killed
         self._ending = contextlib.ExitStack()
         self._started = False
 
@@ -197,7 +200,8 @@ class Scheduler:
         if not (len(self._queue) or self._again or self._flights):
             return
         self._start()
-        self._hand_out()
+        if self._stop is None:
+            self._hand_out()
         verdicts = False
         for event in self.backend.wait(0.5):
             match event["event"]:
@@ -317,7 +321,7 @@ class Scheduler:
                 signal.signal(s, old)
             if self.backend.interruptible:
                 raise Interrupted(signum)
-            self.stop(signum)
+            self.stop(signum, self.grace_s if signum == signal.SIGTERM else 0.0)
 
         for s in before:
             signal.signal(s, handler)
@@ -327,12 +331,15 @@ class Scheduler:
             for s, old in before.items():
                 signal.signal(s, old)
 
-    def stop(self, signum: int = signal.SIGTERM) -> None:
-        """Ask `run` to stop: it kills its children, commits what is finished and raises Interrupted."""
-        self._stop = signum
+    def stop(self, signum: int = signal.SIGTERM, grace_s: float = 0.0) -> None:
+        """Ask for a stop, from any thread: nothing new begins, what runs may finish within `grace_s`. Then it kills its
+        children, commits what is finished and raises Interrupted. The earliest of several requests counts."""
+        at = time.monotonic() + grace_s
+        if self._stop is None or at < self._stop_at:
+            self._stop_at, self._stop = at, signum
 
     def check_stop(self) -> None:
-        """Raises Interrupted when a stop was asked for."""
-        if self._stop is not None:
+        """Raises Interrupted when a stop was asked for, and nothing runs any more or its time is up."""
+        if self._stop is not None and (not self._flights or time.monotonic() >= self._stop_at):
             signum, self._stop = self._stop, None
             raise Interrupted(signum)

@@ -1,0 +1,102 @@
+"""Secrets out of everything that is written or shown: messages, progress, logs of drivers, facts of a submission.
+
+Three nets. What this process knows to be a secret (values of environment variables that are called so, Ray's token) is
+masked wherever it turns up. So is what has the shape of one: passwords in URLs, signed queries, bearer tokens, AWS
+and Hugging Face keys, private keys, `aws_secret_access_key=…`. And what is kept with a run must not hold any to begin
+with: `secret_in` says why a URL may not stand in a recipe or be the root of a store.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
+
+MASK = "***"
+SHORTEST = 8             # shorter values of variables are words, not secrets
+
+#: names of environment variables whose value is a secret, word by word (TOKENMILL_STORE, TOKENIZERS_… are none)
+_SECRET_NAME = re.compile(r"(?:^|_)(?:secret|token|password|passwd|credentials?|(?:api|access|private)_?key)(?:_|$)",
+                          re.IGNORECASE)
+_PLACE_NAME = re.compile(r"_(?:path|file|dir|uri|url|mode)$", re.IGNORECASE)
+
+_QUERY = (r"sig|auth|authorization|key|pwd|x-(?:amz|goog|ms)-[\w-]{1,60}|googleaccessid|key-pair-id|policy|"
+          r"[\w.-]{0,40}(?:signature|token|secret|passw|credential|api[_-]?key|access[_-]?key)[\w.-]{0,40}")
+_NAMED = (r"aws_access_key_id|aws_secret_access_key|aws_session_token|secret_access_key|secret_key|client_secret|"
+          r"account_key|sas_token|api_key|access_token|auth_token|ray_auth_token|hf_token|password|passwd")
+_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
+    # user:password@, where the password may hold a slash (AWS secrets do) but a port does not count as one
+    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]{1,20}://)[^\s/?#@'\"<>:]{0,256}:(?!\d{1,5}[/?#\s])[^\s@'\"<>]{1,1024}@"),
+     rf"\1{MASK}@"),
+    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]{1,20}://)[^\s/?#@'\"<>:]{1,1024}@"), rf"\1{MASK}@"),
+    (re.compile(rf"(?i)([?&;](?:{_QUERY})=)[^&;\s'\"<>#]+"), rf"\1{MASK}"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/-]{8,}=*"), rf"\1 {MASK}"),
+    (re.compile(rf"(?i)\b({_NAMED})(['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&]{{4,}}"), rf"\1\2{MASK}"),
+    (re.compile(r"(?i)\b(secret|token|key)(['\"]?\s*[=:]\s*)(['\"])[^\s'\"]{16,}\3"), rf"\1\2\3{MASK}\3"),
+    (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), MASK),
+    (re.compile(r"\bhf_[A-Za-z0-9]{20,}\b"), MASK),
+)
+_QUERY_NAME = re.compile(rf"(?i)(?:{_QUERY})$")
+
+
+def redact(text: str) -> str:
+    """`text` with every secret masked. Harmless text comes back as it was."""
+    known = _known(tuple(sorted(_values(os.environ))))
+    if known is not None:
+        text = known.sub(MASK, text)
+    for pattern, mask in _RULES:
+        text = pattern.sub(mask, text)
+    return text
+
+
+def redact_json(value: Any) -> Any:
+    """JSON with `redact` applied to every string in it, keys of objects too."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {redact(k) if isinstance(k, str) else k: redact_json(v) for k, v in value.items()}
+    return [redact_json(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def secret_in(url: str) -> str | None:
+    """What of a URL is a secret ("a password", "a signed query"); None when nothing is, or when it is no URL."""
+    if "://" not in url:
+        return None
+    if any(pattern.search(url) for pattern, _ in _RULES[1:3]):
+        return "a password or key before the '@'"
+    try:
+        query = urlsplit(url).query
+    except ValueError:
+        return None
+    names = [part.partition("=")[0] for part in re.split("[&;]", query)]
+    return "a signature or key in its query" if any(_QUERY_NAME.match(n) for n in names) else None
+
+
+def _values(environment: Mapping[str, str]) -> set[str]:
+    found = {v for name, v in environment.items()
+             if len(v) >= SHORTEST and _SECRET_NAME.search(name) and not _PLACE_NAME.search(name)
+             and not os.path.exists(v)}
+    for path in (environment.get("RAY_AUTH_TOKEN_PATH"), os.path.expanduser("~/.ray/auth_token")):
+        token = _token_file(path) if path else ""
+        if len(token) >= SHORTEST:
+            found.add(token)
+    return found
+
+
+@lru_cache(maxsize=8)
+def _token_file(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as f:
+            return f.read(4096).strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+@lru_cache(maxsize=8)
+def _known(values: tuple[str, ...]) -> re.Pattern[str] | None:
+    longest_first = sorted(values, key=lambda v: (-len(v), v))
+    return re.compile("|".join(map(re.escape, longest_first))) if values else None
