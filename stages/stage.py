@@ -124,6 +124,18 @@ class Stage:
         """
         raise NotImplementedError
 
+    # -- resources -----------------------------------------------------------------------------------------------
+    def resource_files(self) -> dict[str, str]:
+        """The files it reads, {field of its config: path}: those the config names, and those it takes by itself where
+        the config says nothing. A worker checks that its own are the driver's. Raises what finding them raises."""
+        return {field: value for field, value in self.config.model_dump(mode="json").items()
+                if value and role_of(type(self.config), field) == "resource"}
+
+    def problems(self) -> dict[str, str]:
+        """Settings that do not fit what is in its resource files, {field: what is wrong and what to do}. Asked while a
+        recipe is checked; a file that is not at hand, or too big to look into, says nothing."""
+        return {}
+
     # -- keys ----------------------------------------------------------------------------------------------------
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
         """32 hex characters over everything that decides about this stage's output (restricted to `roles`)."""

@@ -58,6 +58,7 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
     kind = "quarantine" if quarantined else "dropped" if dropped or reason or stage else "datasets"
     if quarantined and language:
         raise BadUsage("--language: nothing is known of the language of a quarantined record; leave it out")
+    _check_published(at, kind, dataset)
     wanted = {"reason": reason, "stage": stage, "source": source, "language": language}
     count = 0
     for row in rows(at, kind, dataset, {k: v for k, v in wanted.items() if v is not None}, id):
@@ -69,6 +70,17 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
     if not count:
         typer.echo(f"no {KINDS[kind]} document of '{dataset}' matches" if id or any(wanted.values())
                    else f"'{dataset}' has no {KINDS[kind]} documents", err=True)
+
+
+def _check_published(store: Store, kind: str, dataset: str) -> None:
+    """Raises BadUsage for a dataset that is not there."""
+    from pipeline.store.dataset import manifest
+    from pipeline.store.fs import StoreError
+
+    try:
+        manifest(store, dataset, kind)
+    except StoreError as e:
+        raise BadUsage(str(e)) from None
 
 
 def rows(store: Store, kind: str, dataset: str, equal: dict[str, str] | None = None, id: str | None = None,

@@ -116,7 +116,8 @@ def _step(checker: Checker, step: Any, path: KeyPath) -> None:
         checker.fail(path, f"'{step.name}' is a stage of your own; such code is run only with --allow-custom-stages")
         return
     try:
-        config = stage_class(step.name).Config
+        found = stage_class(step.name)
+        config = found.Config
     except UnknownName:
         checker.fail(path, f"unknown step '{step.name}': {nearest(step.name, STAGES)}")
         return
@@ -126,7 +127,11 @@ def _step(checker: Checker, step: Any, path: KeyPath) -> None:
     except AttributeError:
         checker.fail(path, f"'{step.name}' names no stage; write 'module:Class', where Class derives from Stage")
         return
+    before = len(checker.problems)
     _settings(checker, config, step.config, (*path, step.name))
+    if len(checker.problems) == before and "problems" in vars(found):     # they fit the stage: do they fit its files?
+        for field, message in found(step.config).problems().items():
+            checker.fail((*path, step.name, field), message)
 
 
 def _not_installed(what: str, e: ImportError) -> str:

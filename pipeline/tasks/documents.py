@@ -71,11 +71,12 @@ def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
     for place, (ident, entry) in enumerate(zip(idents, chain)):
         if ident not in _loaded:
             hidden = entry["$volatile"]
-            for path, planned in hidden.get("resources", {}).items():
-                if file_sha256(path) != planned:
+            stage = load(hidden["target"])(hidden["config"])
+            planned = hidden.get("resources", {})
+            for field, path in stage.resource_files().items() if planned else ():
+                if file_sha256(path) != planned.get(field):
                     raise ChangedInput(f"{path} is not the file this run was planned with; run again to plan with the "
                                        f"new one, and see that all nodes have the same")
-            stage = load(hidden["target"])(hidden["config"])
             stage.setup()
             foreign = not hidden["target"].startswith("stages.") or entry["name"] == "datatrove"
             _loaded[ident] = Step(entry["name"], entry["key"], f"{place}:{entry['name']}", stage, foreign)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stages.filter.models import FastText, lid176
+from stages.filter.models import FastText, default_lid176, labels_of, lid176
 from stages.stage import Stage, StageConfig, decision, resource
 
 if TYPE_CHECKING:
@@ -42,12 +42,19 @@ class Language(Stage):
             return Language(self.config.model_copy(update={"model": str(lid176())})).key(roles)
         return super().key(roles)
 
+    def resource_files(self) -> dict[str, str]:
+        return {"model": self.config.model or str(lid176())}
+
+    def problems(self) -> dict[str, str]:
+        known = labels_of(self.config.model or default_lid176()) if self.config.keep else None
+        unknown = sorted(set(self.config.keep or ()) - known) if known is not None else []
+        return {"keep": f"the model knows no language {', '.join(unknown)}; it names them as ISO 639-1 does where "
+                        f"there is a code: en, de, zh"} if unknown else {}
+
     def setup(self) -> None:
         self._model = FastText(self.config.model or lid176())
-        unknown = sorted(set(self.config.keep or ()) - set(self._model.labels()))
-        if unknown:
-            raise ValueError(f"language: keep: the model knows no language {', '.join(unknown)}; "
-                             "it names them as ISO 639-1 does where there is a code: en, de, zh")
+        for field, message in self.problems().items():
+            raise ValueError(f"language: {field}: {message}")
 
     def process(self, doc: Document) -> str | None:
         found = self._model.predict(doc.text)

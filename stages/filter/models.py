@@ -7,10 +7,13 @@ looked for in the folder TOKENMILL_MODELS, else in ~/.cache/tokenmill; `tokenmil
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 LID176 = "lid.176.ftz"
+#: bytes of the largest model that is loaded only to check settings
+LOOKED_INTO = 64 << 20
 
 
 class MissingModel(FileNotFoundError):
@@ -23,14 +26,37 @@ def lid176() -> Path:
     Raises:
         MissingModel: it is in none of the places; says where it was looked for and how to get it.
     """
-    folders = [Path(folder) for folder in (os.environ.get("TOKENMILL_MODELS"),) if folder]
-    folders.append(Path.home() / ".cache" / "tokenmill")
-    for folder in folders:
-        if (folder / LID176).is_file():
-            return folder / LID176
-    places = ", ".join(str(folder / LID176) for folder in folders)
+    found = default_lid176()
+    if found is not None:
+        return found
+    places = ", ".join(str(folder / LID176) for folder in _folders())
     raise MissingModel(f"the language model is missing (looked for {places}); get it with `tokenmill fetch "
-                            f"lid176`, or name a file: {{language: {{model: path/to/{LID176}}}}}")
+                       f"lid176`, or name a file: {{language: {{model: path/to/{LID176}}}}}")
+
+
+def default_lid176() -> Path | None:
+    """Path of the language model, None where it is not at hand."""
+    return next((folder / LID176 for folder in _folders() if (folder / LID176).is_file()), None)
+
+
+def _folders() -> list[Path]:
+    return [*(Path(folder) for folder in (os.environ.get("TOKENMILL_MODELS"),) if folder),
+            Path.home() / ".cache" / "tokenmill"]
+
+
+def labels_of(path: str | Path | None) -> frozenset[str] | None:
+    """Labels of a fastText model, for checking settings before anything runs; None when it is not at hand, is none, or
+    has more than `LOOKED_INTO` bytes, which take seconds to load."""
+    try:
+        info = os.stat(path or "")
+        return None if info.st_size > LOOKED_INTO else _labels(str(path), info.st_mtime_ns)
+    except (OSError, ValueError, ImportError):
+        return None
+
+
+@lru_cache(maxsize=8)
+def _labels(path: str, _mtime_ns: int) -> frozenset[str]:
+    return frozenset(FastText(path).labels())
 
 
 class FastText:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.filter.models import FastText
+from stages.filter.models import FastText, labels_of
 from stages.stage import Stage, StageConfig, decision, resource, signal
 
 if TYPE_CHECKING:
@@ -42,6 +42,11 @@ class Quality(Stage):
         super().__init__(config, **kw)
         size = Path(self.config.model).stat().st_size if Path(self.config.model).is_file() else 0
         self.memory_mb = 150 + 2 * (size >> 20)          # fastText reads a model into memory, buffers beside it
+
+    def problems(self) -> dict[str, str]:
+        known = labels_of(self.config.model)
+        return {"label": f"{self.config.model} has no label '{self.config.label}'; it has {', '.join(sorted(known))}"} \
+            if known is not None and self.config.label not in known else {}
 
     def setup(self) -> None:
         self._model = FastText(self.config.model)

@@ -71,7 +71,7 @@ def test_inspect_masks_personal_data_though_the_dataset_is_not_scrubbed(site, to
 def test_inspect_names_the_mistake(site, tokenmill):
     at = ("--store", site / "store")
     missing = tokenmill("inspect", "claen", *at)
-    assert missing.code == 1 and "no dataset 'claen'" in missing.err and "clean" in missing.err
+    assert missing.code == 2 and "no dataset 'claen'" in missing.err and "clean" in missing.err
     assert tokenmill("inspect", "clean", *at, "--dropped", "--quarantined").code == 2
     assert tokenmill("inspect", "clean", *at, "-n", "-3").code == 2
 

@@ -9,7 +9,7 @@ import pytest
 
 from stages.document import Document
 from stages.filter.language import Language
-from stages.filter.models import lid176
+from stages.filter.models import LID176, lid176
 from stages.filter.quality import Quality, train_quality
 from tests.stages.lid import lid176_model
 from tests.stages.texts import AWKWARD, PROSE, real_texts
@@ -131,3 +131,35 @@ def test_quality_errors(tmp_path):
     train_quality(GOOD, POOR, tmp_path / "model.bin", dim=4, buckets=1 << 10)
     with pytest.raises(ValueError, match="has no label 'good'; it has hq, lq"):
         Quality(model=str(tmp_path / "model.bin"), label="good").setup()
+
+
+def test_settings_are_held_against_the_model_where_it_is_at_hand(monkeypatch, tmp_path):
+    lid = lid176_model()
+    named = Language(keep=["en", "xx"], model=str(lid))
+    assert "knows no language xx" in named.problems()["keep"]
+    assert Language(keep=["en", "de"], model=str(lid)).problems() == {}
+    assert Language(model=str(lid)).problems() == {}
+    monkeypatch.setenv("TOKENMILL_MODELS", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Language(keep=["xx"]).problems() == {}, "no model at hand: set-up will say"
+    (tmp_path / LID176).write_bytes(lid.read_bytes())
+    assert "xx" in Language(keep=["xx"]).problems()["keep"]
+    assert Language().resource_files() == {"model": str(tmp_path / LID176)}
+
+
+def test_a_worker_whose_default_model_is_another_file_refuses(monkeypatch, tmp_path):
+    """Its scores would be committed under the key of the driver's model."""
+    from pipeline.engine.task import ChangedInput
+    from pipeline.tasks.documents import load_chain
+
+    lid = lid176_model()
+    entry = {"name": "language", "key": "0" * 32, "$volatile": {
+        "target": "stages.filter.language:Language", "config": {"keep": None, "min": 0.5, "model": None},
+        "resources": {"model": hashlib.sha256(lid.read_bytes()).hexdigest()}}}
+    monkeypatch.setenv("TOKENMILL_MODELS", str(tmp_path))
+    (tmp_path / "lid.176.ftz").write_bytes(lid.read_bytes())
+    assert load_chain([entry])[0].name == "language"
+    (tmp_path / "lid.176.ftz").write_bytes(lid.read_bytes() + b"\0")
+    entry["key"] = "1" * 32                                # another process: nothing is loaded yet
+    with pytest.raises(ChangedInput, match=r"lid\.176\.ftz is not the file this run was planned with"):
+        load_chain([entry])
