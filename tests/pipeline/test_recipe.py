@@ -134,8 +134,8 @@ def test_canonical_yaml_runs_from_anywhere(load, tmp_path):
 
 def test_scalars_follow_yaml_1_2(load):
     plain = "train: {model: {lr: 1e-3, x: yes, t: 2026-01-01, z: 0x10, n: ~}}"
-    recipe = load(SMALL.replace("[en]", "[no, on, 'true']") + plain)
-    assert recipe.datasets["clean"].steps[1].config["keep"] == ["no", "on", "true"]
+    recipe = load(SMALL.replace("{read: warc,", "{read: jsonl, keep: [no, on, 'true'],") + plain)
+    assert recipe.sources["web"].config["keep"] == ["no", "on", "true"]
     assert recipe.train["model"] == {"lr": 0.001, "x": "yes", "t": "2026-01-01", "z": 16, "n": None}
 
 
