@@ -23,13 +23,13 @@ demo: .venv/.models     ## the whole way on real input, in under ten minutes on 
 	$(BIN)/python -m demo
 
 test: .venv/.models     ## all tests but the slow ones
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not chaos and not gpu"
 
 slow: .venv/.models     ## the slow ones: whole recipes, kills, real corpora
 	$(PYTEST) -m "slow and not gpu"
 
 chaos: .venv/.models    ## kills at seeded points, poisoned documents, fenced drivers
-	$(PYTEST) -m "not gpu" tests/e2e tests/pipeline/test_engine_faults.py tests/pipeline/test_engine_processes.py tests/pipeline/test_engine_ray.py
+	$(PYTEST) -m "not gpu" tests/chaos tests/e2e tests/pipeline/test_engine_faults.py tests/pipeline/test_engine_processes.py tests/pipeline/test_engine_ray.py
 
 fuzz: .venv/.models     ## the property tests with many more examples
 	$(PYTEST) --hypothesis-profile fuzz -m "hypothesis and not gpu"

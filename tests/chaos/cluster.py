@@ -1,0 +1,128 @@
+"""A Ray cluster of several nodes on this machine, in a process of its own: whatever is done to it, the test lives on.
+
+`python -m tests.chaos.cluster` makes it: a command a line on stdin (JSON: the arguments of a node to add), the pids of
+what was started as answer. Everything it starts dies with it (Ray's own parent-death signals).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.processes import children_of, kill_tree, named
+
+ROOT = Path(__file__).resolve().parents[2]
+#: a dead node or GCS is noticed after seconds, not after a minute
+FAST = {"RAY_health_check_initial_delay_ms": "1000", "RAY_health_check_period_ms": "500",
+        "RAY_health_check_timeout_ms": "2000", "RAY_health_check_failure_threshold": "8",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+
+
+@dataclass
+class Node:
+    """A node by the pid of its raylet."""
+
+    raylet: int
+
+    @property
+    def supervisors(self) -> list[int]:
+        return [p for p in children_of(self.raylet) if named(p, "ray::SupervisorActor")]
+
+    @property
+    def children(self) -> list[int]:
+        """Children of its supervisors: the processes documents are worked on in."""
+        return [c for s in self.supervisors for c in children_of(s) if named(c, "pipeline.engine.child")]
+
+    @property
+    def processes(self) -> list[int]:
+        """The whole machine."""
+        return [self.raylet, *children_of(self.raylet), *self.children]
+
+    def kill(self) -> None:
+        """The machine loses power."""
+        for pid in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def send(self, signum: int) -> None:
+        for pid in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+
+class Cluster:
+    """A head without CPUs and `nodes` nodes with one each."""
+
+    def __init__(self, env: dict[str, str], nodes: int = 2) -> None:
+        self._process = subprocess.Popen([sys.executable, "-m", "tests.chaos.cluster"], cwd=ROOT, env={**env, **FAST},
+                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                         start_new_session=True)
+        said = self._answer()
+        self.address, self.gcs, self.head = said["address"], said["gcs"], Node(said["raylet"])
+        self.nodes: list[Node] = []
+        for _ in range(nodes):
+            self.add()
+
+    def _answer(self) -> dict[str, Any]:
+        for line in self._process.stdout:
+            if line.startswith('{"raylet"'):
+                return json.loads(line)
+        raise AssertionError(f"the cluster did not come up (exit {self._process.wait()})")
+
+    def add(self, **node: Any) -> Node:
+        """Another machine joins."""
+        self._process.stdin.write(json.dumps(node) + "\n")
+        self._process.stdin.flush()
+        self.nodes.append(Node(self._answer()["raylet"]))
+        return self.nodes[-1]
+
+    def kill_gcs(self) -> None:
+        os.kill(self.gcs, signal.SIGKILL)
+
+    def kill_head(self) -> None:
+        """The head machine loses power: GCS, raylet, everything."""
+        self.kill_gcs()
+        self.head.kill()
+
+    @property
+    def children(self) -> list[int]:
+        return [c for n in self.nodes for c in n.children]
+
+    @property
+    def supervisors(self) -> list[int]:
+        return [s for n in self.nodes for s in n.supervisors]
+
+    def close(self) -> None:
+        kill_tree(self._process.pid)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def main() -> None:
+    from ray.cluster_utils import Cluster as Ray
+
+    ray = Ray(initialize_head=True, head_node_args={**NODE, "num_cpus": 0})
+    out = sys.stdout
+
+    def say(node: Any, **more: Any) -> None:
+        out.write(json.dumps({"raylet": node.all_processes["raylet"][0].process.pid, **more}) + "\n")
+        out.flush()
+
+    say(ray.head_node, address=ray.address, gcs=ray.head_node.all_processes["gcs_server"][0].process.pid)
+    for line in sys.stdin:
+        say(ray.add_node(**{**NODE, **json.loads(line)}))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

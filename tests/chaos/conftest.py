@@ -1,0 +1,159 @@
+"""What scenarios share: the corpus, the result of an undisturbed run, and a world of processes that ends with them."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pipeline.recipe import load_recipe
+from pipeline.run import make_backend, run_recipe
+from tests.chaos import checks, site
+from tests.chaos.cluster import ROOT, Cluster
+from tests.chaos.driver import Driver
+from tests.chaos.processes import alive, descendants, marked, signal_all, until
+
+HOOK = Path(__file__).parent / "hook"
+
+
+def pytest_collection_modifyitems(items):
+    """Scenarios are run one after the other: each wants the machine."""
+    for item in items:
+        if Path(item.fspath).parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.chaos)
+            item.add_marker(pytest.mark.xdist_group("chaos"))
+            item.add_marker(pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux"))
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run nothing happened to."""
+
+    hashes: dict[str, str]
+    places: dict[str, list[str]]
+    tasks: Counter[str]            # by node
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory) -> str:
+    """Compiled once, not by every scenario."""
+    return str(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    top = tmp_path_factory.mktemp("chaos")
+    site.write_corpus(top)
+    site.write_recipe(top / "recipe.yaml")
+    return top
+
+
+@pytest.fixture(scope="session")
+def undisturbed(corpus, kernels, tmp_path_factory) -> Undisturbed:
+    return reference(corpus / "recipe.yaml", str(tmp_path_factory.mktemp("undisturbed") / "store"), kernels)
+
+
+def reference(recipe: Path, store: str, kernels: str) -> Undisturbed:
+    driver = Driver({**os.environ, "NUMBA_CACHE_DIR": kernels}, recipe, store)
+    try:
+        assert driver.finish(300) == 0, driver.stderr
+    finally:
+        driver.close()
+    tasks = Counter(e["node"] for e in driver.told("done") if "key" in e)
+    assert tasks["clean"] >= 40 and sum("/exact" in n or "/minhash" in n for n in tasks) >= 6
+    found = checks.places(store)
+    read = [*found["datasets/clean"], *found["dropped/clean"], *found["quarantine/clean"]]
+    assert len(read) == len(set(read)) == site.WEB
+    unique = [*found["datasets/unique"], *found["dropped/unique"], *found["quarantine/unique"]]
+    assert len(unique) == len(set(unique)) == len(found["datasets/clean"]) + site.NOTES
+    assert len(found["dropped/unique"]) > 200, "there must be duplicates to lose"
+    return Undisturbed(checks.hashes(store), found, tasks)
+
+
+class World:
+    """A scenario: its store, its cluster, its drivers. At its end nothing of them may be left."""
+
+    def __init__(self, name: str, corpus: Path, kernels: str) -> None:
+        self.corpus, self.rng = corpus, random.Random(f"chaos/{name}")
+        self.temp = Path(tempfile.mkdtemp(prefix="tmc", dir="/tmp"))          # short: Ray's sockets lie below
+        self.store = str(self.temp / "store")
+        self.mark = f"chaos-{secrets.token_hex(8)}"
+        self.env = {**{k: v for k, v in os.environ.items() if not k.startswith("RAY_")}, "CHAOS": self.mark,
+                    "TMPDIR": str(self.temp), "RAY_TMPDIR": str(self.temp), "NUMBA_CACHE_DIR": kernels,
+                    "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
+                    "PYTHONPATH": f"{HOOK}{os.pathsep}{ROOT}", "CHAOS_FOLDER": str(self.temp)}
+        self.cluster: Cluster | None = None
+        self._drivers: list[Driver] = []
+        self._clusters: list[Cluster] = []
+        self._seen: set[int] = set()
+
+    def start(self, nodes: int = 2) -> Cluster:
+        self.cluster = Cluster(self.env, nodes)
+        self._clusters.append(self.cluster)
+        return self.cluster
+
+    def run(self, *more: str, recipe: Path | None = None, local: bool = False, **kw) -> Driver:
+        """A driver on the cluster, or with children of its own (`local`)."""
+        address = None if local else self.cluster.address
+        self._drivers.append(Driver(self.env, recipe or self.corpus / "recipe.yaml", self.store, *more,
+                                    address=address, **kw))
+        return self._drivers[-1]
+
+    def note(self) -> None:
+        """Remember the workers there are now: none of them may outlive the run."""
+        if self.cluster is not None:
+            self._seen.update(p for n in self.cluster.nodes for p in (*n.supervisors, *n.children))
+        for driver in self._drivers:
+            self._seen.update(descendants(driver.pid))
+
+    def check_workers_are_gone(self) -> None:
+        """Supervisors and children of runs that have ended."""
+        until(lambda: not [p for p in self._seen if alive(p)], 20, f"the end of all workers ({self._seen})")
+        if self.cluster is not None:
+            until(lambda: not (self.cluster.children or self.cluster.supervisors), 20, "the end of all workers")
+
+    def replace_cluster(self, nodes: int = 2) -> Cluster:
+        """The cluster is lost; another one is got."""
+        self.cluster.close()
+        return self.start(nodes)
+
+    def close(self) -> None:
+        for driver in self._drivers:
+            driver.close()
+        for cluster in self._clusters:
+            cluster.close()
+        try:
+            until(lambda: not marked(self.mark), 20, f"the end of all processes ({marked(self.mark)})")
+        finally:
+            signal_all(marked(self.mark), signal.SIGKILL)
+            shutil.rmtree(self.temp, ignore_errors=True)
+
+    def check(self, expected: Undisturbed, recipe: Path | None = None) -> None:
+        """The run has ended well: everything is as if nothing had happened, and nothing is left behind."""
+        self.note()
+        self.check_workers_are_gone()
+        assert checks.hashes(self.store) == expected.hashes
+        assert checks.places(self.store) == expected.places
+        checks.check_log(self.store)
+        again = load_recipe(recipe or self.corpus / "recipe.yaml", [], allow_custom=True)
+        summary = run_recipe(again, self.store, make_backend=make_backend("inline", 1, None), report=False)
+        assert summary.executed == 0, "something was lost"
+        checks.check_objects(self.store)
+        assert checks.hashes(self.store) == expected.hashes
+        checks.check_scratch(self.temp)
+
+
+@pytest.fixture
+def world(request, corpus, kernels):
+    made = World(request.node.name, corpus, kernels)
+    yield made
+    made.close()

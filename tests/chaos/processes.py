@@ -1,0 +1,92 @@
+"""Processes as /proc shows them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+
+def until(condition: Callable[[], Any], seconds: float = 30.0, what: str = "it") -> Any:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{what} did not come to pass within {seconds:.0f} s")
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on; [] when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def alive(pid: int) -> bool:
+    fields = _stat(pid)
+    return bool(fields) and fields[0] not in "ZX"
+
+
+def named(pid: int, part: str) -> bool:
+    try:
+        return part.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def parents() -> dict[int, int]:
+    """pid → parent of all living processes."""
+    pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal()]
+    return {pid: int(fields[1]) for pid in pids if (fields := _stat(pid)) and fields[0] not in "ZX"}
+
+
+def children_of(pid: int) -> list[int]:
+    return sorted(p for p, parent in parents().items() if parent == pid)
+
+
+def descendants(pid: int) -> list[int]:
+    table = parents()
+    found, todo = [], [pid]
+    while todo:
+        top = todo.pop()
+        mine = [p for p, parent in table.items() if parent == top]
+        found += mine
+        todo += mine
+    return found
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL to a process and all below it."""
+    for p in [pid, *descendants(pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(p, signal.SIGKILL)
+
+
+def marked(mark: str) -> set[int]:
+    """Living processes with `mark` in their environment or command line."""
+    found = set()
+    for pid in parents():
+        try:
+            said = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if mark.encode() in said:
+            found.add(pid)
+    return found - {os.getpid()}
+
+
+def signal_all(pids: Iterable[int], signum: int) -> list[int]:
+    """Who got it."""
+    got = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+            got.append(pid)
+    return got

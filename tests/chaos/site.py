@@ -1,0 +1,88 @@
+"""The corpus and the recipe every scenario runs: 2,000 documents, about 60 partitions, two barriers, tokens.
+
+Two sources: `web` in four big files of WARC conversion records, which are indexed and split, and `notes` in small ones,
+which are packed. Both hold exact copies and near-duplicates, of their own and of each other. Everything comes from a
+seed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+from tests.corpus import sentences
+
+DOCUMENTS = 2000
+WEB, NOTES = 1600, 400
+
+RECIPE = """
+version: 1
+{code}
+sources:
+  web: {{read: warc, path: web/*.warc.gz}}
+  notes: {{read: jsonl, path: notes/*.jsonl}}
+datasets:
+  clean: {{from: web, steps: [{steps}gopher_quality, pii]}}
+  unique: {{from: [clean, notes], steps: [exact, {{minhash: {{verify: 0.75}}}}], priority: [notes, clean]}}
+tokenizer: {{train: {{kind: bpe, vocab: 600, from: unique, sample: 100KB}}}}
+shards:
+  web: {{from: unique, where: {{source: web}}, longest: 512, val: 5%}}
+  notes: {{from: unique, where: {{source: notes}}, longest: 512, val: 5%}}
+curriculum:
+  seed: 3
+  total: 100k
+  phases:
+    - {{name: stable, until: 70%, sequence: 128, batch: 1024, mix: {{web: 80, notes: 20}}, on_exhausted: repeat}}
+    - {{name: anneal, until: 100%, sequence: 256, mix: {{web: 50, notes: 50}}, lr: decay}}
+run: {{partition: 40KB}}
+"""
+
+
+def write_recipe(path: Path, steps: str = "", code: str = "") -> None:
+    """`steps` come before all others of `clean`; `code` is the file of custom stages."""
+    path.write_text(RECIPE.format(steps=f"{steps}, " if steps else "", code=f"code: [{code}]" if code else ""))
+
+
+def texts(n: int, seed: int) -> list[str]:
+    """`n` texts of about 1.2 kB: 10 % exact copies, 15 % near-duplicates, 5 % too short for the filter."""
+    rng, prose = random.Random(seed), sentences()
+    found: list[str] = []
+    for i in range(n):
+        draw = rng.random()
+        if draw < 0.10 and found:
+            found.append(rng.choice(found))
+        elif draw < 0.25 and found:
+            words = rng.choice(found).split(" ")
+            words[rng.randrange(len(words))] = "otherwise"
+            found.append(" ".join(words))
+        elif draw < 0.30:
+            found.append(f"Too short to be kept: number {i}.")
+        else:
+            found.append(" ".join(rng.sample(prose, rng.randint(7, 13))))
+    return found
+
+
+def write_corpus(top: Path, planted: dict[int, str] | None = None) -> None:
+    """The inputs below `top`. `planted`: a word put into the documents of `web` with these numbers."""
+    found = texts(DOCUMENTS, 11)
+    for number, word in (planted or {}).items():
+        found[number] = f"Number {number} {word}. " + " ".join(random.Random(number).sample(sentences(), 9))
+    for folder in ("web", "notes"):
+        (top / folder).mkdir(parents=True, exist_ok=True)
+    for i in range(4):
+        with open(top / "web" / f"{i:02d}.warc.gz", "wb") as f:
+            for number in range(i * WEB // 4, (i + 1) * WEB // 4):
+                f.write(gzip.compress(_conversion(number, found[number].encode()), 1, mtime=0))
+    for i in range(10):
+        with open(top / "notes" / f"{i:02d}.jsonl", "w", encoding="utf-8") as f:
+            for text in found[WEB + i * NOTES // 10:WEB + (i + 1) * NOTES // 10]:
+                f.write(json.dumps({"text": text}) + "\n")
+
+
+def _conversion(number: int, body: bytes) -> bytes:
+    """A WET record."""
+    return (f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Record-ID: <urn:uuid:00000000-0000-0000-0000-{number:012d}>\r\n"
+            f"WARC-Date: 2026-01-01T00:00:00Z\r\nWARC-Target-URI: https://site.example/{number}\r\n"
+            f"Content-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n").encode() + body + b"\r\n\r\n"

@@ -1,0 +1,91 @@
+"""Drivers are killed, stopped and doubled: one run more ends well, and a store never has two masters."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.chaos import checks
+from tests.chaos.processes import until
+from tests.chaos.test_workers import moment
+
+
+@pytest.mark.parametrize(("phase", "new"), [
+    pytest.param("read", False, marks=pytest.mark.slow), ("near", True), ("tokens", False)])
+def test_the_driver_is_killed(world, undisturbed, phase, new):
+    """The next one goes on, on the same cluster or on a `new` one."""
+    cluster = world.start()
+    driver = world.run()
+    driver.until(*moment(world, undisturbed, phase))
+    world.note()
+    driver.send(signal.SIGKILL)
+    assert driver.finish() == -signal.SIGKILL
+    world.check_workers_are_gone()
+    if new:
+        cluster = world.replace_cluster()
+    again = world.run()
+    assert again.finish() == 0, again.stderr
+    world.check(undisturbed)
+    assert cluster is world.cluster
+    assert [e for e in again.told("planned") if e["reused"]], "it began anew"
+
+
+@pytest.mark.parametrize(("point", "nth"), [("commit", 37), ("publish", 2)])
+def test_the_driver_dies_at_its_most_delicate(world, undisturbed, point, nth):
+    """A result is in the store and its record not yet in the log; a dataset's folder is half built."""
+    world.start()
+    died = world.run(module=("tests.e2e.kill", point, str(nth)))
+    assert died.finish() == -signal.SIGKILL, died.stderr
+    again = world.run()
+    assert again.finish() == 0, again.stderr
+    world.check(undisturbed)
+
+
+def test_the_driver_is_asked_to_stop(world, undisturbed):
+    """SIGTERM: a clean end, exit 1, no worker is left, everything finished is committed."""
+    world.start()
+    driver = world.run()
+    driver.until(*moment(world, undisturbed, "apply"))
+    world.note()
+    driver.send(signal.SIGTERM)
+    assert driver.finish(30) == 1
+    assert "run again to go on" in driver.stderr
+    world.check_workers_are_gone()
+    again = world.run()
+    assert again.finish() == 0, again.stderr
+    assert sum(e["reused"] for e in again.told("planned")) >= driver.done() - 2
+    world.check(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_fenced_driver_changes_nothing(world, undisturbed):
+    """Driver 1 is stopped, driver 2 takes over and finishes; when driver 1 goes on, it ends with exit 1, says why, and
+    not a byte of the store has changed."""
+    world.start()
+    first = world.run()
+    first.until(*moment(world, undisturbed, "read"))
+    world.note()
+    first.send(signal.SIGSTOP)
+    second = world.run("--takeover", local=True)
+    assert second.finish() == 0, second.stderr
+    before = checks.tree(world.store)
+    assert checks.hashes(world.store) == undisturbed.hashes
+    first.send(signal.SIGCONT)
+    assert first.finish(60) == 1
+    assert "took the store over" in first.stderr
+    after = {k: v for k, v in checks.tree(world.store).items() if k in before or not k.startswith("objects/")}
+    assert after == before
+    world.check(undisturbed)
+
+
+def test_a_second_driver_is_refused_while_the_first_one_lives(world, undisturbed):
+    world.start()
+    first = world.run()
+    first.until(*moment(world, undisturbed, "read"))
+    second = world.run(local=True)
+    assert second.finish(60) == 1
+    assert "is in use by run" in second.stderr
+    assert first.finish() == 0, first.stderr
+    world.check(undisturbed)
+    until(lambda: not world.cluster.children)

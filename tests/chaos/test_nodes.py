@@ -1,0 +1,74 @@
+"""Machines are lost and join, the head dies: the same run ends well, or one more on a new cluster does."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.chaos.processes import until
+from tests.chaos.test_workers import finish_well, moment
+
+
+@pytest.mark.parametrize(("phase", "joins"), [
+    pytest.param("read", True, marks=pytest.mark.slow), ("exact", False), ("near", True), ("last", False)])
+def test_a_node_is_lost(world, undisturbed, phase, joins):
+    """With a machine that joins in its place, or none."""
+    cluster = world.start()
+    driver = world.run()
+    driver.until(*moment(world, undisturbed, phase))
+    world.note()
+    world.rng.choice(cluster.nodes).kill()
+    if joins:
+        cluster.add()
+    finish_well(world, driver, undisturbed)
+    assert not [e for e in driver.told("failed") if e["kind"] == "exception"]
+
+
+def test_all_nodes_are_lost_before_another_one_joins(world, undisturbed):
+    cluster = world.start()
+    driver = world.run()
+    driver.until(*moment(world, undisturbed, "apply"))
+    world.note()
+    for node in cluster.nodes:
+        node.kill()
+    until(lambda: not cluster.supervisors)
+    cluster.add()
+    finish_well(world, driver, undisturbed)
+
+
+@pytest.mark.parametrize(("what", "phase"), [
+    pytest.param("gcs", "read", marks=pytest.mark.slow), ("gcs", "tokens"), ("head", "near")])
+def test_the_head_is_lost_and_the_run_resumed_on_a_new_cluster(world, undisturbed, what, phase):
+    cluster = world.start()
+    driver = world.run()
+    driver.until(*moment(world, undisturbed, phase))
+    world.note()
+    cluster.kill_gcs() if what == "gcs" else cluster.kill_head()
+    code = driver.finish(90)
+    if code != 0:                     # it may have had all that it needed: nothing but its end is left then
+        assert code in (1, -signal.SIGABRT, -signal.SIGTERM) or code > 0, driver.stderr
+        world.replace_cluster()
+        driver = world.run()
+        assert driver.finish() == 0, driver.stderr
+        assert [e for e in driver.told("planned") if e["reused"]], "it began anew"
+    world.check(undisturbed)
+    assert not driver.told("condemned")
+
+
+def test_a_node_is_frozen(world, undisturbed):
+    """All processes of a machine stand still and never go on: what it had at hand is done by others."""
+    cluster = world.start()
+    driver = world.run()
+    driver.until(*moment(world, undisturbed, "read"))
+    world.note()
+    node = world.rng.choice([n for n in cluster.nodes if n.children])
+    node.send(signal.SIGSTOP)
+    try:
+        assert driver.finish(150) == 0, driver.stderr
+    finally:
+        node.kill()
+    assert not driver.told("condemned")
+    world.check(undisturbed)
+    assert os.path.isdir(world.store)

@@ -1,0 +1,95 @@
+"""Children and supervisors are killed and stopped: nobody is condemned, nothing is lost, the same run ends well."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.chaos.processes import signal_all, until
+
+#: where a fault strikes: nodes by the beginning of their names
+PHASES = {"read": "clean", "exact": "unique/exact", "apply": "unique:2", "near": "unique/minhash", "last": "unique",
+          "tokens": "shards:web"}
+
+
+def moment(world, undisturbed, phase: str) -> tuple[str, int]:
+    """(nodes, number of their tasks that are done when it happens), seeded by the scenario; never their last one."""
+    total = sum(n for node, n in undisturbed.tasks.items() if node.startswith(PHASES[phase]))
+    return PHASES[phase], world.rng.randint(1, max(1, total - 2))
+
+
+def finish_well(world, driver, undisturbed) -> None:
+    world.note()
+    assert driver.finish() == 0, driver.stderr
+    assert not driver.told("condemned"), "a document was blamed"
+    world.check(undisturbed)
+
+
+@pytest.mark.parametrize(("phase", "signum"), [
+    pytest.param("read", signal.SIGKILL, marks=pytest.mark.slow), ("near", signal.SIGKILL), ("tokens", signal.SIGTERM)])
+def test_children_are_killed(world, undisturbed, phase, signum):
+    cluster = world.start()
+    driver = world.run()
+    nodes, count = moment(world, undisturbed, phase)
+    killed = []
+    for step in range(3):
+        driver.until(nodes, min(count + step, undisturbed.tasks[nodes] or count + step))
+        world.note()
+        victims = until(lambda: cluster.children, what="a child")
+        killed += signal_all([world.rng.choice(victims)], signum)
+    assert len(killed) >= 2
+    finish_well(world, driver, undisturbed)
+
+
+@pytest.mark.parametrize("phase", ["read", "near", "last"])
+def test_a_supervisor_is_killed(world, undisturbed, phase):
+    """As the kernel's or Ray's OOM killer does it: with everything it had at hand."""
+    cluster = world.start()
+    driver = world.run()
+    driver.until(*moment(world, undisturbed, phase))
+    world.note()
+    victims = until(lambda: cluster.supervisors, what="a supervisor")
+    assert signal_all([world.rng.choice(victims)], signal.SIGKILL)
+    finish_well(world, driver, undisturbed)
+    assert not [e for e in driver.told("failed") if e["kind"] == "exception"]
+
+
+def test_a_storm_of_kills(world, undisturbed):
+    """Every few tasks somebody dies: a child, a supervisor, in any order."""
+    cluster = world.start()
+    driver = world.run()
+    total, at, struck = sum(undisturbed.tasks.values()), 5, 0
+    while at < total - 30:
+        driver.until("", at)
+        world.note()
+        victims = cluster.supervisors if world.rng.random() < 0.3 else cluster.children
+        struck += len(signal_all(world.rng.sample(victims, min(1, len(victims))), signal.SIGKILL))
+        at += world.rng.randint(15, 40)
+    assert struck >= 5
+    finish_well(world, driver, undisturbed)
+
+
+@pytest.mark.parametrize("who", ["children", "supervisors"])
+def test_a_stopped_machine_condemns_nobody(world, undisturbed, who):
+    """Everything of a node stands still for longer than the limits, which count CPU time."""
+    world.env["CHAOS_LIMITS"] = json.dumps({"cpu_s": 2.0, "wall_s": 4.0})
+    cluster = world.start()
+    driver = world.run()
+    driver.until(*moment(world, undisturbed, "read"))
+    world.note()
+    node = world.rng.choice([n for n in cluster.nodes if n.children])
+    stopped = node.children if who == "children" else [*node.supervisors, *node.children]
+    signal_all(stopped, signal.SIGSTOP)
+    timer = threading.Timer(6.0, signal_all, (stopped, signal.SIGCONT))
+    timer.start()
+    began = time.monotonic()
+    try:
+        finish_well(world, driver, undisturbed)
+    finally:
+        timer.join()
+        signal_all(stopped, signal.SIGCONT)
+    assert time.monotonic() - began > 1
