@@ -111,22 +111,26 @@ def _replace(store: Store, target: Path, parts: Iterable[Part]) -> None:
 
 
 def _update(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[], None]) -> None:
-    parts = list(parts)
-    names = {name for name, _, _ in parts} | {MANIFEST}
-    for name, _, info in parts:
-        # a key names its content, but a copy that was cut short would have another size
-        if store.size(f"{folder}/{name}") != info.bytes:
-            store.remove(f"{folder}/{name}")
-            _link(store, info.path, f"{folder}/{name}")
-    verify()                       # copying may have taken hours: is the log still ours?
+    """Copy on the server's side, many parts at a time, what is not there yet, then write the manifest, then remove what
+    it does not name. Memory: names and sizes of the parts that were published before."""
+    present = {entry.path.removeprefix(f"{folder}/"): entry.size for entry in store.entries(folder)}
     with tempfile.TemporaryDirectory() as scratch:
         with ManifestWriter(Path(scratch) / MANIFEST) as manifest:
-            for part in parts:
-                manifest.add(part)
+            def missing() -> Iterator[tuple[str, str]]:
+                for part in parts:
+                    manifest.add(part)
+                    # a key names its content, but a copy that was cut short would have another size
+                    if present.pop(part[0], None) != part[2].bytes:
+                        yield part[2].path, f"{folder}/{part[0]}"
+            try:
+                store.copy_all(missing())
+            except FileNotFoundError as e:
+                raise StoreError(f"{e.filename} is gone though the log names it; restore it, or start a new "
+                                 f"--store") from e
+        verify()                   # copying may have taken hours: is the log still ours?
         store.write(f"{folder}/{MANIFEST}", (Path(scratch) / MANIFEST).read_bytes())
-    for path in list(store.list(folder)):
-        if path.removeprefix(f"{folder}/") not in names:
-            store.remove(path)
+    present.pop(MANIFEST, None)
+    store.remove_all(f"{folder}/{name}" for name in present)
 
 
 def _link(store: Store, path: str, to: str) -> None:

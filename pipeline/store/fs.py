@@ -8,39 +8,24 @@ the commit primitive (contracts §1); nothing here renames as a commit. Locally 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
-import hashlib
 import os
-import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
-import fsspec
+from pipeline.store import disk
+from pipeline.store.cache import fetch
+from pipeline.store.disk import make_folder, swap_folders, sync
+from pipeline.store.errors import EnvironmentFailure, StoreError, cannot_write
+from pipeline.store.remote import REQUESTS, Entry, Range, connect, in_parallel
 
+__all__ = ["EnvironmentFailure", "Needs", "Store", "StoreError", "cannot_write", "make_folder", "swap_folders", "sync"]
 
-class StoreError(Exception):
-    """Something is wrong with the store itself; the message names the path and the remedy."""
-
-
-#: what `os.link` answers on a filesystem that has no hard links (FAT, exFAT, some FUSE and network mounts)
-_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
-_REMEDY = {
-    errno.EACCES: "give this user write permission there or choose another --store",
-    errno.EPERM: "give this user write permission there or choose another --store",
-    errno.EROFS: "the filesystem is read-only: choose another --store",
-    errno.ENOSPC: "the disk is full: free some space and run again, nothing that was committed is lost",
-    errno.EDQUOT: "the disk quota is used up: free some space and run again, nothing that was committed is lost",
-    errno.ENOTDIR: "a file stands where the store needs a folder: move it away or choose another --store",
-    errno.EEXIST: "a file stands where the store needs a folder: move it away or choose another --store",
-}
-
-
-def cannot_write(path: str | os.PathLike[str], error: OSError) -> StoreError:
-    remedy = _REMEDY.get(error.errno or 0, "see that the store can be reached and written, then run again")
-    return StoreError(f"cannot write {path}: {error.strerror or error}; {remedy}")
+T = TypeVar("T")
+S = TypeVar("S")
+#: what of a remote file of so many bytes has to be there: (size, read(start, stop)) -> ranges, None: all of it
+Needs = Callable[[int, Callable[[int, int], bytes]], list[Range] | None]
 
 
 class Store:
@@ -53,69 +38,67 @@ class Store:
             self.root = str(self.local)
         else:
             self.local = None
-            self.fs, self._prefix = fsspec.core.url_to_fs(self.root)
+            self.remote = connect(self.root)
+            self.fs = self.remote.fs
 
     def at(self, path: str) -> str:
         """Full path of `path` as fsspec or the operating system knows it."""
-        return str(self.local / path) if self.local is not None else f"{self._prefix}/{path}"
+        return str(self.local / path) if self.local is not None else self.remote.at(path)
 
     # -- reading -------------------------------------------------------------------------------------------------
     def exists(self, path: str) -> bool:
         if self.local is not None:
             return (self.local / path).exists()
-        self.fs.invalidate_cache()
-        return self.fs.exists(self.at(path))
+        return self.remote.head(path) is not None
 
     def read(self, path: str) -> bytes:
-        return (self.local / path).read_bytes() if self.local is not None else self.fs.cat_file(self.at(path))
+        return (self.local / path).read_bytes() if self.local is not None else self.remote.read(path)
 
     def size(self, path: str) -> int | None:
         """Bytes of a file; None when there is none."""
+        if self.local is None:
+            entry = self.remote.head(path)
+            return None if entry is None else entry.size
         try:
-            if self.local is not None:
-                return (self.local / path).stat().st_size
-            self.fs.invalidate_cache()
-            return self.fs.info(self.at(path))["size"]
+            return (self.local / path).stat().st_size
         except FileNotFoundError:
             return None
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop) of a file: one ranged request on object storage."""
         if self.local is None:
-            return self.fs.cat_file(self.at(path), start=start, end=stop) if stop > start else b""
+            return self.remote.read_range(path, start, stop)
         with open(self.local / path, "rb") as f:
             return os.pread(f.fileno(), stop - start, start)
 
     def open(self, path: str) -> BinaryIO:
-        if self.local is not None:
-            return open(self.at(path), "rb")
-        return self.fs.open(self.at(path), "rb", block_size=8 << 20)
+        """The file to read and seek in; a remote one is read ahead in large blocks."""
+        return open(self.at(path), "rb") if self.local is not None else self.remote.open(path)  # type: ignore
 
     def list(self, prefix: str) -> Iterator[str]:
         """Paths of all files below `prefix`, sorted. Leftovers of writers that died are not files."""
-        if self.local is not None:
-            top = self.local / prefix
-            found = (p.relative_to(self.local).as_posix() for p in top.rglob("*") if p.is_file())
-            yield from sorted(p for p in found if not p.endswith(".tmp~"))
-        else:
-            self.fs.invalidate_cache()      # s3fs remembers listings; another driver's commits must be seen
-            cut = len(self._prefix) + 1
-            try:
-                yield from sorted(p[cut:] for p in self.fs.find(self.at(prefix)))
-            except FileNotFoundError:
-                return
+        return (entry.path for entry in self.entries(prefix))
 
-    def fetch(self, path: str, scratch: str) -> str:
-        """Path of the file on local disk; a remote one is downloaded into `scratch`."""
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """The same with their sizes. Memory: a page of the listing (S3), a folder of each level (disk)."""
+        if self.local is None:
+            yield from self.remote.list(prefix)
+            return
+        begin = prefix.strip("/") + "/" if prefix.strip("/") else ""
+        for path, size in disk.files_below(self.local / prefix):
+            yield Entry(begin + path, size, "")
+
+    def fetch(self, path: str, scratch: str, *, size: int | None = None, version: str | None = None,
+              needs: Needs | None = None) -> str:
+        """Path of the file on local disk. A remote one is downloaded, through the cache of this machine, to a file in
+        `scratch` that is not to be written to; with `needs` it may hold only those ranges, and nothing elsewhere.
+
+        `size` and `version` (as `entries` tell it) are what the file must have: ChangedFile otherwise. A file that is
+        never written twice under its name needs no version.
+        """
         if self.local is not None:
             return self.at(path)
-        name = hashlib.blake2b(f"{self.root}\0{path}".encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
-        target = os.path.join(scratch, f"in.{name}{os.path.splitext(path)[1][:16]}")      # readers look at suffixes
-        if not os.path.exists(target):
-            part = f"{target}.{uuid.uuid4().hex}"
-            self.fs.get_file(self.at(path), part)
-            os.replace(part, target)
-        return target
+        return fetch(self.remote, path, scratch, size, version, needs)
 
     # -- writing -------------------------------------------------------------------------------------------------
     def put_absent(self, path: str, data: bytes) -> bool:
@@ -125,58 +108,23 @@ class Store:
         reads it back. Raises StoreError where the store cannot be written or its filesystem has no hard links.
         """
         if self.local is None:
-            try:
-                self.fs.pipe_file(self.at(path), data, mode="create")
-            except FileExistsError:
-                return False
-            return True
-        target = self.local / path
-        part = _beside(target)
-        try:
-            try:
-                make_folder(target.parent)
-                with open(part, "xb") as f:
-                    f.write(data)
-                    f.flush()
-                    os.fsync(f.fileno())
-            except OSError as e:
-                raise cannot_write(target, e) from e
-            return _link(part, target)
-        finally:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
+            return self.remote.put_absent(path, data)
+        return disk.put_absent(self.local / path, data)
 
     def write(self, path: str, data: bytes) -> None:
         """Write or replace a derived file (reports, snapshots): readers see the old or the new one, never a half."""
         if self.local is None:
-            self.fs.pipe_file(self.at(path), data)
-            return
-        target = self.local / path
-        part = _beside(target)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(data)
-            os.replace(part, target)
-        except OSError as e:
-            raise cannot_write(target, e) from e
-        finally:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
+            self.remote.write(path, data)
+        else:
+            disk.replace(self.local / path, data)
 
     def upload(self, local: str, path: str) -> None:
         """Move a finished scratch file to `path`, a name nobody else uses. Durable on return."""
         if self.local is None:
-            self.fs.put_file(local, self.at(path))
+            self.remote.upload(local, path)
             os.unlink(local)
-            return
-        target = self.local / path
-        try:
-            make_folder(target.parent)
-            shutil.move(local, target)
-            sync(target)
-            sync(target.parent)
-        except OSError as e:
-            raise cannot_write(target, e) from e
+        else:
+            disk.move(local, self.local / path)
 
     def link(self, path: str, to: str) -> bool:
         """Give a file a second name (hard link), or copy it on the server's side; False when `to` exists already.
@@ -184,16 +132,30 @@ class Store:
         if self.local is None:
             if self.exists(to):
                 return False
-            self.fs.cp_file(self.at(path), self.at(to))
+            self.remote.copy(path, to)
             return True
         make_folder((self.local / to).parent)
-        return _link(self.local / path, self.local / to, durable=False)
+        return disk.link(self.local / path, self.local / to, durable=False)
+
+    def copy_all(self, pairs: Iterable[tuple[str, str]]) -> int:
+        """Copy on the server's side, many at a time, replacing what is there; returns how many. Object storage only.
+        `pairs` of (path, to) is read as it goes. FileNotFoundError names what is not there; what had begun is done."""
+        return sum(1 for _ in in_parallel(lambda pair: self.remote.copy(*pair), pairs, REQUESTS))
 
     def remove(self, path: str) -> None:
         if self.local is not None:
             (self.local / path).unlink(missing_ok=True)
-        elif self.exists(path):
-            self.fs.rm_file(self.at(path))
+        else:
+            self.remote.remove(path)
+
+    def remove_all(self, paths: Iterable[str]) -> int:
+        """Remove files, on object storage many at a time; returns how many. `paths` is read as it goes."""
+        return sum(1 for _ in self.map(self.remove, paths))
+
+    def map(self, call: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+        """`call` of each item, in their order: one after the other on a disk, many at a time where each is a request
+        that has to travel."""
+        return map(call, items) if self.local is not None else in_parallel(call, items, REQUESTS)
 
     def check_conditional_put(self) -> None:
         """Refuse a store on which two drivers could both believe they committed (StoreError). Locally a no-op: the
@@ -208,72 +170,6 @@ class Store:
             if not self.put_absent(probe, b"1") or self.put_absent(probe, b"2"):
                 raise StoreError(f"{self.root} ignores conditional writes (put only if absent), so commits would not "
                                  f"be safe; use a local disk, NFS, S3 or another object store that has If-None-Match")
-        except StoreError:
-            raise
-        except Exception as e:                                # object stores raise their client libraries' own kinds
-            raise StoreError(f"cannot write to {self.root}: {type(e).__name__}: {e}; see that the bucket exists and "
-                             f"the credentials may write there") from e
         finally:
             with contextlib.suppress(Exception):              # a probe left behind harms nobody
                 self.remove(probe)
-
-
-# -- local files ---------------------------------------------------------------------------------------------------
-def _beside(target: Path) -> Path:
-    return target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp~"
-
-
-def sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def make_folder(folder: Path) -> None:
-    """mkdir -p whose new entries survive a power cut."""
-    if folder.is_dir():
-        return
-    make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    sync(folder.parent)
-
-
-def _link(source: Path, target: Path, durable: bool = True) -> bool:
-    """Hard link; False when `target` exists."""
-    before = os.stat(source).st_nlink
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        # an NFS server may have linked, lost its reply and refused the repetition: the link count tells (open(2))
-        if not (os.stat(source).st_nlink > before and os.path.samefile(source, target)):
-            return False
-    except OSError as e:
-        if os.stat(source).st_nlink <= before:
-            if e.errno in _NO_LINKS:
-                raise StoreError(f"{target.parent} is on a filesystem without hard links ({e.strerror}), which commits "
-                                 f"need; choose a --store on ext4, xfs, NFS … or on object storage") from e
-            raise cannot_write(target, e) from e
-    if durable:
-        sync(target.parent)
-    return True
-
-
-def swap_folders(a: Path, b: Path) -> None:
-    """Exchange two existing folders of one filesystem in one step (Linux renameat2).
-
-    Where the filesystem cannot (NFS, macOS), `b` is moved aside first and for a moment there is none; a rerun of
-    whoever called puts it right.
-    """
-    at_fdcwd, exchange = -100, 2
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError):
-        renameat2 = None
-    if renameat2 is not None and renameat2(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), exchange) == 0:
-        return
-    aside = _beside(b)
-    os.rename(b, aside)
-    os.rename(a, b)
-    os.rename(aside, a)

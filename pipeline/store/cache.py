@@ -1,0 +1,268 @@
+"""Remote files on local disk: a cache that all tasks of a machine share, of bounded size.
+
+    FOLDER/KEY              a file, read-only; its mtime says when it was last used
+    FOLDER/KEY.BYTES.part   one that is being downloaded, under a lock for as long as its process lives
+    FOLDER/.total           bytes the cache takes, or a little more; .lock guards it
+
+A key names a version of a file (root, path, size, etag, ranges), so nothing in it is ever stale. Who uses a file has
+a hard link to it in its own scratch folder: it stays whole for him though it is evicted meanwhile, and the number of
+links says who is in use, also after a `kill -9`, for scratch folders vanish with their owners (`engine.scratch`). What
+is not in use goes, least recently used first, when the cache would grow beyond its cap; what does not fit is downloaded
+for its one user alone. So the disk holds the cap plus what is in use, never more.
+
+FOLDER is `TOKENMILL_CACHE` or, below the system's folder for temporary files, `tokenmill-UID/cache`; the cap is
+`TOKENMILL_CACHE_SIZE` (`20GB`; 0 for none) or a fifth of that disk. The key holds the id of this boot: after a power
+cut files may be cut, and so none is trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.store.errors import FULL, ChangedFile, EnvironmentFailure, StoreError
+
+if TYPE_CHECKING:
+    from pipeline.store.fs import Needs
+    from pipeline.store.remote import Range, Remote
+
+#: after an eviction the cache holds at most this share of its cap, so that not every download has to look at all of it
+LEAVE = 0.9
+SHARE = 0.2                 # of the disk, where nobody has said how large the cache may be
+#: ranges that are more of a file than this are not worth the trouble
+WORTHWHILE = 0.8
+
+_PART = re.compile(r"[0-9a-f]{32}\.(\d+)\.part")
+_KEY = re.compile(r"[0-9a-f]{32}")
+
+
+def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: str | None, needs: Needs | None) -> str:
+    """`Store.fetch` of a remote file."""
+    if size is None:
+        entry = remote.head(path)
+        if entry is None:
+            raise FileNotFoundError(2, "no such object", remote.url(path))
+        size = entry.size
+    suffix = os.path.splitext(path)[1][:16]                             # readers look at it
+    ranges: list[Range] | None = None
+
+    def key() -> str:
+        named = (_boot(), _endpoint(remote), remote.root, path, str(size), version or "", repr(ranges))
+        return hashlib.blake2b("\0".join(named).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+    def target() -> str:
+        return os.path.join(scratch, f"in.{key()}{suffix}")
+
+    def make(local: str) -> None:
+        remote.download(path, local, size, ranges)
+        if version and ((now := remote.head(path)) is None or (now.size, now.version) != (size, version)):
+            os.unlink(local)
+            raise ChangedFile(f"{remote.url(path)} is not the version it was")
+
+    if os.path.exists(target()):
+        return target()
+    cache = cache_for(remote, scratch)
+    if cache is not None and cache.take(key(), target()):
+        return target()
+    if needs is not None:
+        ranges = joined(needs(size, lambda a, b: remote.read_range(path, a, b)), size)
+        if ranges is not None and sum(b - a for a, b in ranges) > WORTHWHILE * size:
+            ranges = None
+    held = size if ranges is None else sum(b - a for a, b in ranges)
+    if os.path.exists(target()):
+        return target()
+    if cache is None:
+        part = target() + ".part"
+        make(part)
+        os.replace(part, target())
+    else:
+        cache.put(key(), held, target(), make)
+    return target()
+
+
+def joined(ranges: Sequence[Range] | None, size: int) -> list[Range] | None:
+    """Ranges in order, inside a file of `size` bytes, without overlaps or small gaps; None (all of it) stays None."""
+    if ranges is None:
+        return None
+    done: list[Range] = []
+    for a, b in sorted((max(0, a), min(b, size)) for a, b in ranges):
+        if done and a <= done[-1][1] + (64 << 10):                      # a request costs more than 64 KiB of data
+            done[-1] = (done[-1][0], max(b, done[-1][1]))
+        elif a < b:
+            done.append((a, b))
+    return done
+
+
+def cache_for(remote: Remote, scratch: str) -> Cache | None:
+    """The cache of this machine for tasks that work in `scratch`; None where there is none: it is switched off, on
+    another disk (there are no hard links to it), or the files are in memory anyway."""
+    if remote.root.startswith("memory://"):
+        return None
+    cache = _cache(os.environ.get("TOKENMILL_CACHE", ""), os.environ.get("TOKENMILL_CACHE_SIZE", ""))
+    return cache if cache.cap and os.stat(cache.folder).st_dev == os.stat(scratch).st_dev else None
+
+
+@functools.cache
+def _cache(folder: str, size: str) -> Cache:
+    from pipeline.engine.scratch import user_folder
+    from pipeline.recipe.quantities import parse_bytes
+
+    place = Path(folder) if folder else user_folder() / "cache"
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        cap = parse_bytes(size) if size else int(SHARE * shutil.disk_usage(place).total)
+    except OSError as e:
+        raise StoreError(f"cannot make the cache of remote files at {place}: {e.strerror}; set TOKENMILL_CACHE to a "
+                         f"folder that can be written") from e
+    except ValueError as e:
+        raise StoreError(f"TOKENMILL_CACHE_SIZE={size}: {e}; write it like 20GB, or 0 for no cache") from None
+    return Cache(place, cap)
+
+
+@functools.cache
+def _boot() -> str:
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
+        return f.read().strip()
+    return ""
+
+
+def _endpoint(remote: Remote) -> str:
+    """Equal addresses may be different stores."""
+    return str(getattr(remote.fs, "endpoint_url", None) or os.environ.get("AWS_ENDPOINT_URL_S3")
+               or os.environ.get("AWS_ENDPOINT_URL", ""))
+
+
+class Cache:
+    """See above. Safe to be used by any number of processes, any of which may be killed at any moment."""
+
+    def __init__(self, folder: Path, cap: int) -> None:
+        self.folder, self.cap = folder, cap
+
+    def take(self, key: str, target: str) -> bool:
+        """Link the file `key` to `target`; False when it is not there."""
+        try:
+            os.utime(self.folder / key)
+            os.link(self.folder / key, target)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def put(self, key: str, size: int, target: str, make: Callable[[str], None]) -> None:
+        """Have the file `key`, which takes `size` bytes of disk, at `target`: from the cache, or by `make(path)`. Of
+        several who want it at the same time one makes it, the others wait."""
+        part = self.folder / f"{key}.{size}.part"
+        full = False
+        while not self.take(key, target):
+            fd = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if not _is(fd, part):                                   # somebody has made it, or has given up
+                    continue
+                try:
+                    if not self._room(size, part):
+                        make(target)
+                        return
+                    make(str(part))
+                    os.chmod(part, 0o400)
+                    os.link(part, target)                               # before it can be evicted
+                    os.replace(part, self.folder / key)
+                    return
+                finally:
+                    if _is(fd, part):
+                        os.unlink(part)
+            except EnvironmentFailure as e:
+                # full, though the cache keeps to its cap: others fill this disk, too. Make room, once
+                if full or not (isinstance(e.__cause__, OSError) and e.__cause__.errno in FULL and self.evict(0)):
+                    raise
+                full = True
+            finally:
+                os.close(fd)
+
+    def _room(self, size: int, part: Path) -> bool:
+        """Reserve `size` bytes for `part`, evicting what must go; False when they would not fit even so."""
+        if size > self.cap:
+            return False
+        with self._locked():
+            held = self._total()
+            if held + size > self.cap:
+                held = self._evict(max(0, int(LEAVE * self.cap) - size), part)
+            fits = held + size <= self.cap
+            (self.folder / ".total").write_text(str(held + size if fits else held))
+            return fits
+
+    def evict(self, leave: int) -> int:
+        """Remove what is not in use until `leave` bytes are left; returns how many bytes went."""
+        with self._locked():
+            before = sum(size for _, size, _, _ in self._files())
+            held = self._evict(leave, None)
+            (self.folder / ".total").write_text(str(held))
+            return before - held
+
+    def _evict(self, leave: int, part: Path | None) -> int:
+        """Bytes that are left, without those of `part`."""
+        files = sorted((f for f in self._files() if f[0] != str(part)), key=lambda f: f[2])
+        held = sum(size for _, size, _, _ in files)
+        for path, size, _, used in files:
+            if held <= leave:
+                break
+            if not used:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                held -= size
+        return held
+
+    def _files(self) -> Iterator[tuple[str, int, int, bool]]:
+        """(path, bytes on disk or reserved, last use, whether it is in use) of every file. Downloads whose process has
+        died are removed."""
+        with os.scandir(self.folder) as found:
+            for entry in found:
+                with contextlib.suppress(FileNotFoundError):
+                    info = entry.stat(follow_symlinks=False)
+                    if (part := _PART.fullmatch(entry.name)) is not None:
+                        if not _abandoned(entry.path):
+                            yield entry.path, max(int(part[1]), info.st_blocks * 512), info.st_mtime_ns, True
+                    elif _KEY.fullmatch(entry.name):
+                        yield entry.path, info.st_blocks * 512, info.st_mtime_ns, info.st_nlink > 1
+
+    def _total(self) -> int:
+        try:
+            return int((self.folder / ".total").read_text())
+        except (OSError, ValueError):
+            return self.cap                                             # not known: look at all of it
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with open(self.folder / ".lock", "w") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)
+            yield
+
+
+def _is(fd: int, path: str | Path) -> bool:
+    """Whether `path` is (still) the file that is open as `fd`."""
+    try:
+        here, there = os.fstat(fd), os.stat(path)
+    except FileNotFoundError:
+        return False
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _abandoned(part: str) -> bool:
+    """Remove a download that nobody works on; whether it was one."""
+    fd = os.open(part, os.O_RDWR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is(fd, part):
+            os.unlink(part)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)

@@ -1,0 +1,144 @@
+"""Local files under the rules of a commit: durable folders, hard links, the exchange of two folders."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.store.errors import StoreError, cannot_write
+
+#: what `os.link` answers on a filesystem that has no hard links (FAT, exFAT, some FUSE and network mounts)
+_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+#: ending of files that are being written, which are no files of the store yet
+UNFINISHED = ".tmp~"
+
+
+def put_absent(target: Path, data: bytes) -> bool:
+    """Create `target` with `data` if there is no such file, durably."""
+    part = beside(target)
+    try:
+        try:
+            make_folder(target.parent)
+            with open(part, "xb") as f:
+                f.write(data)
+                f.flush()
+                os.fsync(f.fileno())
+        except OSError as e:
+            raise cannot_write(target, e) from e
+        return link(part, target)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def replace(target: Path, data: bytes) -> None:
+    """Write or replace a file in one step."""
+    part = beside(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(data)
+        os.replace(part, target)
+    except OSError as e:
+        raise cannot_write(target, e) from e
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def move(local: str, target: Path) -> None:
+    """Move a finished file to `target`, durably. What a failure leaves half-written there is removed."""
+    try:
+        make_folder(target.parent)
+        shutil.move(local, target)
+        sync(target)
+        sync(target.parent)
+    except OSError as e:
+        if os.path.exists(local):
+            with contextlib.suppress(OSError):
+                target.unlink(missing_ok=True)
+        raise cannot_write(target, e) from e
+
+
+def files_below(top: Path) -> Iterator[tuple[str, int]]:
+    """(path relative to `top`, bytes) of the regular files below it, in the order of their paths. Links are followed
+    to files, not into folders. Memory: one folder of each level."""
+    def walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
+            # a folder sorts as its name and a slash: that is the order of the whole paths
+            entries = sorted((e.name + "/" if e.is_dir(follow_symlinks=False) else e.name) for e in found)
+            for name in entries:
+                if name.endswith("/"):
+                    yield from walk(folder / name[:-1], prefix + name)
+                elif not name.endswith(UNFINISHED):
+                    with contextlib.suppress(FileNotFoundError):
+                        info = os.stat(folder / name)
+                        if stat.S_ISREG(info.st_mode):
+                            yield prefix + name, info.st_size
+    yield from walk(top, "")
+
+
+def beside(target: Path) -> Path:
+    return target.parent / f".{target.name}.{uuid.uuid4().hex}{UNFINISHED}"
+
+
+def sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_folder(folder: Path) -> None:
+    """mkdir -p whose new entries survive a power cut."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync(folder.parent)
+
+
+def link(source: Path, target: Path, durable: bool = True) -> bool:
+    """Hard link; False when `target` exists."""
+    before = os.stat(source).st_nlink
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        # an NFS server may have linked, lost its reply and refused the repetition: the link count tells (open(2))
+        if not (os.stat(source).st_nlink > before and os.path.samefile(source, target)):
+            return False
+    except OSError as e:
+        if os.stat(source).st_nlink <= before:
+            if e.errno in _NO_LINKS:
+                raise StoreError(f"{target.parent} is on a filesystem without hard links ({e.strerror}), which commits "
+                                 f"need; choose a --store on ext4, xfs, NFS … or on object storage") from e
+            raise cannot_write(target, e) from e
+    if durable:
+        sync(target.parent)
+    return True
+
+
+def swap_folders(a: Path, b: Path) -> None:
+    """Exchange two existing folders of one filesystem in one step (Linux renameat2).
+
+    Where the filesystem cannot (NFS, macOS), `b` is moved aside first and for a moment there is none; a rerun of
+    whoever called puts it right.
+    """
+    at_fdcwd, exchange = -100, 2
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        renameat2 = None
+    if renameat2 is not None and renameat2(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), exchange) == 0:
+        return
+    aside = beside(b)
+    os.rename(b, aside)
+    os.rename(a, b)
+    os.rename(aside, a)

@@ -1,0 +1,53 @@
+"""Errors of a store. Their messages name the path or URL and the remedy, and never hold credentials."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+
+#: what a disk that is full says, and a quota that is used up
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_REMEDY = {
+    errno.EACCES: "give this user write permission there or choose another --store",
+    errno.EPERM: "give this user write permission there or choose another --store",
+    errno.EROFS: "the filesystem is read-only: choose another --store",
+    errno.ENOSPC: "the disk is full: free some space and run again, nothing that was committed is lost",
+    errno.EDQUOT: "the disk quota is used up: free some space and run again, nothing that was committed is lost",
+    errno.ENOTDIR: "a file stands where the store needs a folder: move it away or choose another --store",
+    errno.EEXIST: "a file stands where the store needs a folder: move it away or choose another --store",
+}
+
+
+class StoreError(Exception):
+    """Something is wrong with the store itself; the message names the path and the remedy."""
+
+
+class EnvironmentFailure(StoreError):
+    """The machine or the storage service is at fault for now, not the task: a full disk, an endpoint that does not
+    answer. The attempt is repeated without being held against the task."""
+
+
+class ChangedFile(StoreError):
+    """A remote file is not the version that was asked for."""
+
+
+def cannot_write(path: str | os.PathLike[str], error: OSError) -> StoreError:
+    remedy = _REMEDY.get(error.errno or 0, "see that the store can be reached and written, then run again")
+    kind = EnvironmentFailure if error.errno in FULL else StoreError
+    return kind(f"cannot write {path}: {error.strerror or error}; {remedy}")
+
+
+@contextlib.contextmanager
+def disk_full(folder: str) -> Iterator[None]:
+    """A full disk while files are made in `folder` is an EnvironmentFailure that names it; other errors pass."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in FULL:
+            raise
+        what = "the disk is full" if e.errno == errno.ENOSPC else "the disk quota is used up"
+        raise EnvironmentFailure(
+            f"no space left for temporary files in {folder}: {what}; free some space there, set TMPDIR to a larger "
+            f"disk, or make TOKENMILL_CACHE_SIZE smaller. What was committed is kept: run again") from e

@@ -1,0 +1,303 @@
+"""Object storage below one URL, through fsspec: S3, Google Cloud Storage, the Hugging Face hub, or whatever it knows.
+
+Every request goes through `retry.patiently`. Large objects move in parallel pieces, each repeated by itself. Their
+sizes follow from two numbers: a request costs some 30 ms before its first byte, a connection then carries some 60 MB/s;
+so a piece of 8 MiB spends four fifths of its time on data, and eight at a time fill a 4 Gb/s link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import fsspec
+
+from pipeline.store.errors import ChangedFile, StoreError, disk_full
+from pipeline.store.retry import answer, patiently, say, scrubbed
+
+#: bytes of one request of a download, and how many are under way (their product is held in memory)
+PIECE, DOWNLOADS = 8 << 20, 8
+#: copies, deletions and small requests at a time
+REQUESTS = 32
+#: least and most that a sequential reader fetches ahead
+AHEAD_LEAST, AHEAD_MOST = 256 << 10, 8 << 20
+
+#: [start, stop) in a file
+Range = tuple[int, int]
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An object: its path relative to the root, its bytes, and what changes whenever its content does."""
+
+    path: str
+    size: int
+    version: str
+
+
+def version_of(info: dict[str, Any]) -> str:
+    """What identifies the content of an object: the hash the hub keeps, an etag, or when it was made. Never the version
+    id of S3: listings do not tell it, and a file must be the same file however it was found."""
+    lfs = info.get("lfs")
+    hub = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
+    for found in (hub, info.get("blob_id"), info.get("ETag"), info.get("etag"), info.get("generation"),
+                  info.get("mtime"), info.get("created"), info.get("LastModified"), info.get("last_modified")):
+        if found:
+            return str(found).strip('"')
+    return ""
+
+
+class Remote:
+    """Objects below `root`. Paths are relative to it, with forward slashes.
+
+    Errors: FileNotFoundError for an object that is not there, otherwise StoreError; an EnvironmentFailure where storage
+    did not answer for as long as one should wait.
+    """
+
+    #: keyword arguments of the filesystem
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        protocol, _, rest = root.partition("://")
+        if "@" in rest.partition("/")[0]:
+            raise StoreError(f"{scrubbed(root)}: credentials do not belong into an address, which logs and manifests "
+                             f"repeat; give them by environment variables or a profile (docs/storage.md)")
+        try:
+            self.fs, self.prefix = fsspec.core.url_to_fs(root, **self.options)
+        except ImportError as e:
+            extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "hf"}.get(protocol)
+            remedy = f"pip install 'tokenmill[{extra}]'" if extra else str(e)
+            raise StoreError(f"{root}: the package for {protocol}:// is not installed; {remedy}") from e
+        except ValueError as e:
+            raise StoreError(f"{root}: {e}; addresses begin with s3://, gs:// or hf://, everything else is a "
+                             f"folder") from e
+
+    def at(self, path: str) -> str:
+        """Full path as fsspec knows it."""
+        return f"{self.prefix}/{path}" if path else self.prefix
+
+    def url(self, path: str) -> str:
+        return f"{self.root}/{path}" if path else self.root
+
+    def _ask(self, what: str, path: str, call: Callable[[], T], **kw: Any) -> T:
+        return patiently(what, self.url(path), call, **kw)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+    def head(self, path: str) -> Entry | None:
+        """An object as it stands now; None when there is none."""
+        def ask() -> dict[str, Any]:
+            self.fs.invalidate_cache()                  # another driver's commits must be seen
+            return self.fs.info(self.at(path))
+        try:
+            info = self._ask("read", path, ask)
+        except FileNotFoundError:
+            return None
+        return None if info["type"] == "directory" else Entry(path, int(info["size"]), version_of(info))
+
+    def read(self, path: str) -> bytes:
+        return self._ask("read", path, lambda: self.fs.cat_file(self.at(path)))
+
+    def read_range(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes [start, stop), fewer where the object ends: one request."""
+        if stop <= start:
+            return b""
+
+        def get() -> bytes:
+            try:
+                return self.fs.cat_file(self.at(path), start=start, end=stop)
+            except Exception as e:
+                if answer(e)[0] == 416:                 # it ends before `start`
+                    return b""
+                raise
+        return self._ask("read", path, get)
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """All objects below `prefix`, in the order of their paths."""
+        def find() -> dict[str, Any]:
+            self.fs.invalidate_cache()
+            return self.fs.find(self.at(prefix), detail=True)
+        try:
+            found = self._ask("list", prefix, find)
+        except FileNotFoundError:
+            return
+        cut = len(self.prefix) + 1
+        for full, info in sorted(found.items()):
+            if info["type"] == "file":
+                yield Entry(full[cut:], int(info["size"]), version_of(info))
+
+    def open(self, path: str) -> io.RawIOBase:
+        entry = self.head(path)
+        if entry is None:
+            raise FileNotFoundError(errno.ENOENT, "no such object", self.url(path))
+        return RangeFile(entry.size, lambda a, b: self.read_range(path, a, b))
+
+    def download(self, path: str, local: str, size: int, ranges: Sequence[Range] | None = None) -> None:
+        """Write an object of `size` bytes to the new file `local`: all of it, or only `ranges` (elsewhere it is a
+        hole). What comes short of that is an error, and then there is no file."""
+        pieces = [(a, min(a + PIECE, b)) for start, b in ([(0, size)] if ranges is None else ranges)
+                  for a in range(start, b, PIECE)]
+
+        def fetch(piece: Range) -> None:
+            data = self.read_range(path, *piece)
+            if len(data) != piece[1] - piece[0]:
+                raise ChangedFile(f"{self.url(path)} has no {size} bytes any more: at {piece[0]} there are {len(data)} "
+                                  f"instead of {piece[1] - piece[0]}; see what became of it and run again")
+            view = memoryview(data)
+            at = piece[0]
+            while view:
+                wrote = os.pwrite(fd, view, at)
+                view, at = view[wrote:], at + wrote
+
+        fd = os.open(local, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            with disk_full(os.path.dirname(local)):
+                os.ftruncate(fd, size)
+                for _ in in_parallel(fetch, pieces, DOWNLOADS):
+                    pass
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(local)
+            raise
+        finally:
+            os.close(fd)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+    def put_absent(self, path: str, data: bytes) -> bool:
+        """Create an object if there is none (a conditional PUT). True when it was created by us; after a request
+        of unknown outcome, also when what stands there now are our very bytes: put a nonce into them."""
+        doubtful: list[Exception] = []
+
+        def create() -> None:
+            try:
+                self._create(path, data)
+            except FileExistsError:
+                raise
+            except Exception as e:
+                if answer(e)[0] == 412:
+                    raise FileExistsError(errno.EEXIST, "there is one", self.url(path)) from e
+                raise
+        try:
+            self._ask("write", path, create, doubtful=doubtful)
+        except FileExistsError:
+            return bool(doubtful) and self.read(path) == data
+        except FileNotFoundError as e:
+            raise self._no_place(path, e) from e
+        return True
+
+    def _create(self, path: str, data: bytes) -> None:
+        self.fs.pipe_file(self.at(path), data, mode="create")
+
+    def write(self, path: str, data: bytes) -> None:
+        """Create or replace an object."""
+        try:
+            self._ask("write", path, lambda: self.fs.pipe_file(self.at(path), data))
+        except FileNotFoundError as e:
+            raise self._no_place(path, e) from e
+
+    def upload(self, local: str, path: str) -> None:
+        """Copy a local file to an object of a name nobody else uses."""
+        try:
+            self._ask("write", path, lambda: self.fs.put_file(local, self.at(path)))
+        except FileNotFoundError as e:
+            raise (e if not os.path.exists(local) else self._no_place(path, e)) from e
+
+    def _no_place(self, path: str, error: Exception) -> StoreError:
+        return StoreError(f"cannot write {scrubbed(self.url(path))}: {say(error)}; see that the bucket exists")
+
+    def copy(self, path: str, to: str) -> None:
+        """Copy an object on the server's side. FileNotFoundError names it when it is not there."""
+        try:
+            self._ask("copy", path, lambda: self.fs.cp_file(self.at(path), self.at(to)))
+        except FileNotFoundError as e:
+            raise FileNotFoundError(errno.ENOENT, "no such object", self.url(path)) from e
+
+    def remove(self, path: str) -> None:
+        """Remove an object if there is one."""
+        with contextlib.suppress(FileNotFoundError):
+            self._ask("remove", path, lambda: self.fs.rm_file(self.at(path)))
+
+
+def connect(root: str) -> Remote:
+    """The objects below the URL `root`."""
+    if root.startswith(("s3://", "s3a://")):
+        from pipeline.store.s3 import S3
+
+        return S3(root)
+    return Remote(root)
+
+
+def in_parallel(call: Callable[[S], T], items: Iterable[S], threads: int) -> Iterator[T]:
+    """`call` of each item, in the order of the items, up to `threads` at a time. `items` is read by the caller's own
+    thread, as it goes. The first error ends it: what has begun is finished, nothing further is."""
+    window: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="storage") as pool:
+        try:
+            for item in items:
+                window.append(pool.submit(call, item))
+                if len(window) >= 2 * threads:
+                    yield window.popleft().result()
+            while window:
+                yield window.popleft().result()
+        finally:
+            for waiting in window:
+                waiting.cancel()
+
+
+class RangeFile(io.RawIOBase):
+    """An object as a file to read. It fetches what is asked for, and ahead of it the more the longer one reads on: from
+    256 KiB, doubled up to 8 MiB. So a Parquet footer costs little and a row group few requests."""
+
+    def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
+        self.size, self._fetch = size, fetch
+        self._at = self._first = 0
+        self._data = b""
+        self._ahead = AHEAD_LEAST
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(0, offset + (0, self._at, self.size)[whence])
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self.size if size is None or size < 0 else min(self._at + size, self.size)
+        if stop <= self._at:
+            return b""
+        last = self._first + len(self._data)
+        if not (self._first <= self._at and stop <= last):
+            goes_on = self._first <= self._at <= last and self._data
+            self._ahead = min(2 * self._ahead, AHEAD_MOST) if goes_on else AHEAD_LEAST
+            held = self._data[self._at - self._first:] if goes_on else b""
+            start = self._at + len(held)
+            more = self._fetch(start, min(max(stop, start + self._ahead), self.size))
+            if len(more) < stop - start:
+                raise OSError(errno.EIO, f"the object ends at {start + len(more)}, it had {self.size} bytes")
+            self._first, self._data = self._at, held + more
+        data = self._data[self._at - self._first:stop - self._first]
+        self._at = stop
+        return data
+
+    def readall(self) -> bytes:
+        return self.read(-1)
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[:len(data)] = data
+        return len(data)

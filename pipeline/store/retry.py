@@ -1,0 +1,177 @@
+"""Requests to object storage: repeated while it makes sense, and their errors in words.
+
+What is repeated: time-outs, connections that break, 5xx, throttling (429, SlowDown and its relatives) and the conflict
+of two conditional writes, which S3 answers with 409. The wait doubles from 0.2 s to 20 s, of which a random half is
+waited, so that a thousand workers do not come back together. What is not: a refusal (401, 403), an object that is not
+there (404), a request that makes no sense. Nothing here decides about documents, so the jitter needs no seed.
+
+Client libraries raise their own kinds of exception, which are recognized by name and HTTP status: neither botocore nor
+aiohttp, google-auth or httpx need to be installed.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from pipeline.store.errors import FULL, EnvironmentFailure, StoreError
+
+TRIES = 10                  # about a minute and a half in all
+FIRST_S, LONGEST_S = 0.2, 20.0
+QUIET_S = 60.0              # at most one line in the log in this time
+
+T = TypeVar("T")
+log = logging.getLogger("tokenmill")
+
+_AGAIN_STATUS = {408, 425, 429, 500, 502, 503, 504, 509}
+_AGAIN_CODES = {"SlowDown", "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled",
+                "RequestLimitExceeded", "BandwidthLimitExceeded", "TooManyRequestsException", "RequestTimeout",
+                "RequestTimeoutException", "PriorRequestNotComplete", "InternalError", "ServiceUnavailable",
+                "TransientError", "ConditionalRequestConflict", "OperationAborted"}
+#: exceptions of botocore, aiohttp, requests, httpx and google-auth that mean: the connection, not the request
+_AGAIN_NAMES = {"HTTPClientError", "ConnectionError", "IncompleteReadError", "IncompleteRead", "ResponseStreamingError",
+                "ResponseParserError", "ClientConnectionError", "ClientPayloadError", "ClientOSError", "Timeout",
+                "ChunkedEncodingError", "TransportError", "ProtocolError", "FSTimeoutError"}
+_AGAIN_ERRNO = {errno.EBUSY, errno.EREMOTEIO, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE,
+                errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EAGAIN, errno.EINTR}
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError",
+                   "DefaultCredentialsError", "ProfileNotFound", "LocalTokenNotFoundError", "TokenRetrievalError"}
+#: mistakes of ours: not to be dressed up as trouble with the store
+_BUGS = (TypeError, AttributeError, NameError, AssertionError, MemoryError)
+
+
+def patiently(what: str, url: str, call: Callable[[], T], *, doubtful: list[Exception] | None = None) -> T:
+    """`call()`, repeated while storage says to come back. `what` ('read', 'write') and `url` are for messages.
+
+    FileNotFoundError, FileExistsError and a full local disk pass as they are; everything else ends as a StoreError.
+    `doubtful` gets the errors after which it is not known whether the request was performed.
+    """
+    for attempt in range(1, TRIES + 1):
+        try:
+            return call()
+        except (FileNotFoundError, FileExistsError, StoreError, *_BUGS):
+            raise
+        except Exception as e:
+            if not comes_back(e):
+                raise _final(what, url, e) from e
+            if doubtful is not None:
+                doubtful.append(e)
+            if attempt == TRIES:
+                raise EnvironmentFailure(
+                    f"cannot {what} {scrubbed(url)}: {say(e)}, {TRIES} times in a row; see that the endpoint can be "
+                    f"reached from this machine and is not overloaded, then run again: what was committed is kept"
+                ) from e
+            wait = min(LONGEST_S, FIRST_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
+            _tell(what, url, e, attempt, wait)
+            time.sleep(wait)
+    raise AssertionError("unreachable")
+
+
+def comes_back(error: Exception) -> bool:
+    """Whether the same request may well succeed in a while."""
+    status, code = answer(error)
+    if status is not None or code:
+        return status in _AGAIN_STATUS or code in _AGAIN_CODES
+    if isinstance(error, PermissionError) or _kinds(error) & _NO_CREDENTIALS:
+        return False
+    if isinstance(error, (TimeoutError, ConnectionError)) or _kinds(error) & _AGAIN_NAMES:
+        return True
+    return isinstance(error, OSError) and error.errno in _AGAIN_ERRNO
+
+
+def answer(error: BaseException) -> tuple[int | None, str]:
+    """(HTTP status, error code) of the response behind an exception; (None, "") when there was none."""
+    for e in _chain(error):
+        response = getattr(e, "response", None)
+        if isinstance(response, dict):                                          # botocore
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            code = str(response.get("Error", {}).get("Code", ""))
+            if status is None and code.isdecimal():
+                status = int(code)
+            return (status if isinstance(status, int) else None), code
+        for found in (getattr(response, "status_code", None), getattr(e, "status", None), getattr(e, "code", None)):
+            if isinstance(found, int) and 100 <= found < 600:                   # httpx, requests; aiohttp; gcsfs
+                return found, ""
+    return None, ""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and those it was made of, nearest first."""
+    e: BaseException | None = error
+    for _ in range(6):
+        if e is None:
+            return
+        yield e
+        e = e.__cause__ or (None if e.__suppress_context__ else e.__context__)
+
+
+def _kinds(error: BaseException) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
+def _final(what: str, url: str, error: Exception) -> Exception:
+    if isinstance(error, OSError) and error.errno in FULL and answer(error)[0] is None:
+        return error                                                            # the local disk
+    status, _ = answer(error)
+    if _kinds(error) & _NO_CREDENTIALS:
+        remedy = ("there are no credentials for it: give them by environment variables, a profile or the machine's "
+                  "role (docs/storage.md)")
+    elif status in (401, 403) or isinstance(error, PermissionError):
+        remedy = f"access was refused: see that the credentials of this process may {what} there (docs/storage.md)"
+    else:
+        remedy = "see that the address and the credentials are right and the service supports this (docs/storage.md)"
+    return StoreError(f"cannot {what} {scrubbed(url)}: {say(error)}; {remedy}")
+
+
+def say(error: BaseException) -> str:
+    """'Kind: message' of an error, with the HTTP status, without anything secret."""
+    status, code = answer(error)
+    text = " ".join(str(error).split())[:300]
+    known = " ".join(x for x in (str(status or ""), code if not code.isdecimal() else "") if x and x not in text)
+    return scrubbed(f"{type(error).__name__}: {text}" + (f" ({known})" if known else "")).rstrip(": ")
+
+
+# -- secrets -------------------------------------------------------------------------------------------------------
+_SECRET_VARIABLE = re.compile(r"SECRET|PASSWORD|ACCESS_KEY(_ID)?$|API_KEY$|(^|_)TOKEN$", re.IGNORECASE)
+_SECRETS = re.compile(
+    r"(?<=://)[^/@\s]+@"                                                        # user:password@
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{12,}"                                            # ids of AWS keys
+    r"|\bhf_[A-Za-z0-9]{20,}|\bya29\.[\w.-]+"                                   # tokens of the hub, of Google
+    r"|(?<=[?&])(?:X-Amz-[\w-]+|X-Goog-[\w-]+|Signature|sig|AWSAccessKeyId|GoogleAccessId|token)=[^&\s'\"]*",
+    re.IGNORECASE)
+
+
+def scrubbed(text: str) -> str:
+    """`text` without credentials: what looks like one, and whatever stands in a variable of the environment whose name
+    says that it is one."""
+    for name, value in os.environ.items():
+        if len(value) >= 8 and _SECRET_VARIABLE.search(name) and not value.startswith(("/", ".")) and value in text:
+            text = text.replace(value, "***")
+    return _SECRETS.sub("***", text)
+
+
+# -- telling -------------------------------------------------------------------------------------------------------
+class _Told:
+    lock = threading.Lock()
+    at = -QUIET_S
+    since = 0
+
+
+def _tell(what: str, url: str, error: Exception, attempt: int, wait: float) -> None:
+    """One line a minute: storage that stutters must not fill the log."""
+    with _Told.lock:
+        now = time.monotonic()
+        _Told.since += 1
+        if now - _Told.at < QUIET_S:
+            return
+        count, _Told.since, _Told.at = _Told.since, 0, now
+    more = f" ({count} such failures since the last message)" if count > 1 else ""
+    log.warning("storage: cannot %s %s yet: %s; try %d of %d failed, the next in %.1f s%s", what, scrubbed(url),
+                say(error), attempt, TRIES, wait, more)

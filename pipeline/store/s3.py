@@ -1,0 +1,110 @@
+"""S3 and what speaks its protocol (MinIO, Ceph, R2 …), through s3fs.
+
+Needed of a store are conditional writes (`If-None-Match: *`), strong consistency and server-side copies: AWS has all of
+them. Listings come page by page, so that a million objects cost no memory; uploads beyond one part are multipart, each
+part repeated by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.store.errors import StoreError
+from pipeline.store.remote import Entry, Remote, in_parallel, version_of
+from pipeline.store.retry import answer, patiently, say
+
+#: bytes of a part of an upload (S3 wants at least 5 MiB, and at most 10,000 of them), and how many are under way
+PART, UPLOADS, MAX_PARTS = 16 << 20, 4, 10_000
+
+
+class S3(Remote):
+    # Waiting and repeating is `retry.patiently`'s, the client library only goes over one broken connection by itself.
+    # No cache of listings: other drivers' commits must be seen.
+    options = {"use_listings_cache": False, "max_concurrency": 1,  # noqa: RUF012
+               "config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "max_pool_connections": 64,
+                                 "retries": {"mode": "standard", "total_max_attempts": 2}}}
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.fs.retries = 1
+        self.bucket, _, self.folder = self.prefix.partition("/")
+
+    def _key(self, path: str) -> str:
+        return "/".join(p for p in (self.folder, path) if p)
+
+    def _call(self, what: str, path: str, method: str, **arguments: Any) -> dict[str, Any]:
+        return self._ask(what, path, lambda: self.fs.call_s3(method, Bucket=self.bucket, **arguments))
+
+    def head(self, path: str) -> Entry | None:
+        try:
+            found = self._call("read", path, "head_object", Key=self._key(path))
+        except FileNotFoundError:
+            return None
+        return Entry(path, found["ContentLength"], version_of(found))
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        folder = self._key(prefix)
+        cut = len(self.folder) + 1 if self.folder else 0
+        page: dict[str, Any] = {"NextContinuationToken": None}
+        while page.get("NextContinuationToken", "") != "":
+            token = page["NextContinuationToken"]
+            try:
+                page = self._call("list", prefix, "list_objects_v2", Prefix=folder + "/" if folder else "",
+                                  **({"ContinuationToken": token} if token else {}))
+            except FileNotFoundError as e:
+                raise StoreError(f"cannot list {self.url(prefix)}: {say(e)}; see that the bucket exists") from e
+            for found in page.get("Contents", ()):
+                if not found["Key"].endswith("/"):                  # a "folder" that some tool made
+                    yield Entry(found["Key"][cut:], found["Size"], version_of(found))
+
+    def upload(self, local: str, path: str) -> None:
+        size = os.path.getsize(local)
+        if size <= PART:
+            with open(local, "rb") as f:
+                self.write(path, f.read())
+            return
+        key, step = self._key(path), max(PART, -(-size // MAX_PARTS))
+        try:
+            upload = self._call("write", path, "create_multipart_upload", Key=key)["UploadId"]
+        except FileNotFoundError as e:
+            raise self._no_place(path, e) from e
+
+        def send(number: int) -> dict[str, Any]:
+            data = os.pread(fd, step, number * step)
+            sent = self._call("write", path, "upload_part", Key=key, UploadId=upload, PartNumber=number + 1, Body=data)
+            return {"PartNumber": number + 1, "ETag": sent["ETag"]}
+
+        fd = os.open(local, os.O_RDONLY)
+        try:
+            parts = list(in_parallel(send, range(-(-size // step)), UPLOADS))
+            try:
+                self._call("write", path, "complete_multipart_upload", Key=key, UploadId=upload,
+                           MultipartUpload={"Parts": parts})
+            except FileNotFoundError:           # it was completed, and the reply to that was lost
+                there = self.head(path)
+                if there is None or there.size != size:
+                    raise
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.fs.call_s3("abort_multipart_upload", Bucket=self.bucket, Key=key, UploadId=upload)
+            raise
+        finally:
+            os.close(fd)
+
+    def copy(self, path: str, to: str) -> None:
+        # one request, where fsspec would ask for the size before; it is refused beyond 5 GiB
+        def ask() -> None:
+            try:
+                self.fs.call_s3("copy_object", Bucket=self.bucket, Key=self._key(to),
+                                CopySource={"Bucket": self.bucket, "Key": self._key(path)})
+            except OSError as e:
+                if answer(e)[0] != 400:
+                    raise
+                self.fs.cp_file(self.at(path), self.at(to))
+        try:
+            patiently("copy", self.url(path), ask)
+        except FileNotFoundError as e:
+            raise FileNotFoundError(2, "no such object", self.url(path)) from e
