@@ -103,7 +103,10 @@ class Simulated:
 
     def cancel(self, ids: list[int]) -> None: ...
 
-    def room_for(self, memory_mb: int, gpus: float) -> int:
+    def expect(self, waiting: dict) -> dict:
+        return {}
+
+    def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
         return self.slots - len(self._open)
 
     def submit(self, assignment: dict[str, Any]) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import tempfile
 import traceback
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.engine.attempt import run_attempt
-from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.engine.task import Cursor, Kind, TaskSpec
 from pipeline.store.fs import Store
 
 
@@ -34,7 +35,10 @@ class InlineBackend:
     def slots(self) -> int:
         return 1
 
-    def room_for(self, memory_mb: int, gpus: float) -> int:
+    def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
+        return {}                                # nothing is limited here, so everything fits
+
+    def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
         return 1 - len(self._queue)
 
     def submit(self, assignment: dict[str, Any]) -> None:

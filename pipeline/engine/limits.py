@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import resource
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ class Limits:
     memory_share: float = 0.85     # of the cgroup (or machine): above it the largest child is killed
     recycle: int = 64              # tasks after which a child is replaced: libraries leak
     max_condemned: int = 100       # documents of one partition
+    hanging_s: float = 120.0       # seconds without cursor movement: say so (nothing is done about it)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -112,3 +114,46 @@ def _groups(mount: str, path: str, limit: str, usage: str, cache: str) -> list[t
             if 0 < total < 1 << 60:                         # v1 says "no limit" by a number beyond any machine
                 found.append((max(used, 0), total))
     return found
+
+
+def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
+    """Names of this machine's NVIDIA devices as CUDA_VISIBLE_DEVICES has them, without asking the driver."""
+    named = env.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
+    return [str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]     # CUDA counts those it sees from 0
+
+
+class Devices:
+    """The GPUs of a supervisor and who has which part of them. A child keeps its part for as long as it lives: what it
+    has loaded stays there between two tasks."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self._free = dict.fromkeys(self.names, 1.0)
+
+    def take(self, share: float) -> dict[str, float] | None:
+        """Part of each device for somebody who needs `share` (`pools.share`); {} for nothing, None when there is not as
+        much. A part of one device comes from the fullest that has it, so that whole ones stay whole."""
+        if share < 1:
+            fitting = sorted((free, i) for i, free in enumerate(self._free.values()) if free >= share - 1e-6)
+            taken = {self.names[fitting[0][1]]: share} if fitting and share else {}
+            if share and not taken:
+                return None
+        else:
+            whole = [name for name, free in self._free.items() if free > 1 - 1e-6][:int(share)]
+            if len(whole) < share:
+                return None
+            taken = dict.fromkeys(whole, 1.0)
+        for name, part in taken.items():
+            self._free[name] -= part
+        return taken
+
+    def copy(self) -> Devices:
+        other = Devices(self.names)
+        other._free = dict(self._free)
+        return other
+
+    def give_back(self, taken: Mapping[str, float]) -> None:
+        for name, part in taken.items():
+            self._free[name] += part

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping
 from typing import Any
 
+from pipeline.engine import limits as measure
 from pipeline.engine.limits import Limits
+from pipeline.engine.pools import Box, Turns, cannot, room_in
 from pipeline.engine.supervisor import Supervisor
+from pipeline.engine.task import Kind, TaskSpec
 from pipeline.store.fs import Store
+from stages.stage import cpu_tag
 
 
 class ProcessBackend:
@@ -21,35 +27,48 @@ class ProcessBackend:
         self.limits, self.memory_mb, self._scratch = limits, memory_mb, scratch
         self.supervisor: Supervisor | None = None
         self._waiting: list[dict[str, Any]] = []     # assignments for the next poll
-        self._open: set[int] = set()
+        self.box: Box | None = None                  # what the supervisor can take
+        self._turns = Turns()
 
     def start(self, memory_mb: int = 0) -> None:
         if self.supervisor is None:
             self.supervisor = Supervisor(self.store.root, self.slots, self.limits, memory_mb=self.memory_mb,
                                          scratch=self._scratch)
+            # nothing is reserved here: what declares more than is free just now runs alone
+            machine = measure.memory_use()[1] >> 20
+            self.box = Box(self.slots, self.supervisor.memory_mb, len(self.supervisor.devices.names), cpu_tag(),
+                           largest_mb=max(machine, self.supervisor.memory_mb), shared=True)
 
-    def room_for(self, memory_mb: int, gpus: float) -> int:
-        return self.slots - len(self._open)
+    def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
+        assert self.box is not None, "start() comes first"
+        self._turns.look([self.box], waiting, time.monotonic())
+        here = [(self.box.name, self.box.largest_mb, self.box.gpus, self.box.cpu)]
+        return {kind: cannot(kind, here) for kind in waiting if not self.box.takes(kind)}
+
+    def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
+        return room_in([self.box] if self.box else [], Kind(memory_mb, gpus, cpu))
 
     def submit(self, assignment: dict[str, Any]) -> None:
+        assert self.box is not None, "start() comes first"
         self._waiting.append(assignment)
-        self._open.add(assignment["id"])
+        self.box.add(assignment["id"], TaskSpec.from_json(assignment["spec"]).kind)
 
     def cancel(self, ids: list[int]) -> None:
-        self._open.difference_update(ids)
+        if self.box is not None:
+            self.box.remove(ids)
         self._waiting = [a for a in self._waiting if a["id"] not in ids]
         if self.supervisor is not None:
             self.supervisor.cancel(ids)
 
     def wait(self, timeout: float) -> list[dict[str, Any]]:
-        assert self.supervisor is not None, "start() comes first"
+        assert self.supervisor is not None and self.box is not None, "start() comes first"
         assignments, self._waiting = self._waiting, []
         events = self.supervisor.poll(assignments, timeout)
-        self._open.difference_update(e["id"] for e in events if e["event"] in ("done", "failed"))
+        self.box.remove(e["id"] for e in events if e["event"] in ("done", "failed"))
         return events
 
     def close(self) -> None:
         if self.supervisor is not None:
             self.supervisor.close()
             self.supervisor = None
-        self._waiting, self._open = [], set()
+        self._waiting, self.box = [], None

@@ -133,6 +133,16 @@ class Progress:
         self._event("condemned", node=spec.node, key=spec.key, label=spec.label, row=row, reason=reason)
         self._say(f"{spec.node}: {spec.label or spec.key}: document {row} goes into quarantine ({reason})")
 
+    def hanging(self, spec: TaskSpec, row: int, stage: int, seconds: float) -> None:
+        """A task whose cursor has stood still for so long. It may only be slow: limits and stragglers see to the rest.
+        """
+        chain = spec.args.get("chain", ())
+        name = chain[stage].get("name", str(stage)) if 0 <= stage < len(chain) else str(stage)
+        self._event("hanging", node=spec.node, key=spec.key, label=spec.label, row=row, stage=name,
+                    seconds=round(seconds, 1))
+        place = f"document {row} in stage {name}" if row >= 0 else "outside any document"
+        self._say(f"{spec.node}: {spec.label or spec.key}: no progress for {clock(seconds)}, {place}")
+
     def running(self, slots: int, tasks: list[tuple[TaskSpec, float, int]]) -> None:
         """`tasks`: what runs, for how many seconds, at which row (-1: outside any document)."""
         self.slots = slots

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import overload
 
-from pipeline.engine.task import PartRecord, TaskSpec
+from pipeline.engine.task import Kind, PartRecord, TaskSpec
 from pipeline.store.temp import scratch_database
 from stages.text.prf import prf
 
@@ -96,13 +96,13 @@ class TaskQueue:
         self._db = scratch_database()
         for table in ("task (batch INTEGER, place INTEGER, key TEXT, origin TEXT, PRIMARY KEY (batch, place))",
                       "waits (key TEXT, batch INTEGER, PRIMARY KEY (key, batch))",
-                      "todo (memory INTEGER, gpus REAL, rank REAL, key TEXT, spec TEXT, "
-                      "PRIMARY KEY (memory, gpus, rank, key))"):
+                      "todo (memory INTEGER, gpus REAL, cpu TEXT, rank REAL, key TEXT, spec TEXT, "
+                      "PRIMARY KEY (memory, gpus, cpu, rank, key))"):
             self._db.execute(f"CREATE TABLE {table} WITHOUT ROWID")
         self._batches: dict[int, Batch] = {}
         self._serial = 0
-        #: tasks waiting to be dispatched, by what they declare: (memory_mb, gpus)
-        self.waiting: dict[tuple[int, float], int] = {}
+        #: tasks waiting to be dispatched, by what they declare
+        self.waiting: dict[Kind, int] = {}
 
     def __len__(self) -> int:
         """Tasks that were read from their batches and wait to be dispatched."""
@@ -147,25 +147,27 @@ class TaskQueue:
                 self._push(spec)
 
     def _push(self, spec: TaskSpec) -> None:
-        kind = (spec.memory_mb, spec.gpus)
+        kind = spec.kind
         rank = -float(spec.weight) if self._seed is None else float(prf(self._seed, "dispatch", spec.key))
-        self._db.execute("INSERT INTO todo VALUES (?, ?, ?, ?, ?)", (*kind, rank, spec.key, json.dumps(spec.to_json())))
+        self._db.execute("INSERT INTO todo VALUES (?, ?, ?, ?, ?, ?)",
+                         (*kind, rank, spec.key, json.dumps(spec.to_json())))
         self.waiting[kind] = self.waiting.get(kind, 0) + 1
 
-    def kinds(self) -> list[tuple[int, float]]:
-        """(memory_mb, gpus) of the waiting tasks, the kind with the first one first."""
+    def kinds(self) -> list[Kind]:
+        """Kinds of the waiting tasks, the kind with the first one first."""
         heads = []
         for kind in self.waiting:
-            found = self._db.execute("SELECT rank, key FROM todo WHERE memory = ? AND gpus = ? ORDER BY rank, key "
-                                     "LIMIT 1", kind).fetchone()
+            found = self._db.execute("SELECT rank, key FROM todo WHERE memory = ? AND gpus = ? AND cpu = ? "
+                                     "ORDER BY rank, key LIMIT 1", kind).fetchone()
             heads.append((found, kind))
         return [kind for _, kind in sorted(heads)]
 
-    def pop(self, kind: tuple[int, float]) -> TaskSpec:
+    def pop(self, kind: Kind) -> TaskSpec:
         """The next task of a kind."""
-        rank, key, spec = self._db.execute("SELECT rank, key, spec FROM todo WHERE memory = ? AND gpus = ? "
+        rank, key, spec = self._db.execute("SELECT rank, key, spec FROM todo WHERE memory = ? AND gpus = ? AND cpu = ? "
                                            "ORDER BY rank, key LIMIT 1", kind).fetchone()
-        self._db.execute("DELETE FROM todo WHERE memory = ? AND gpus = ? AND rank = ? AND key = ?", (*kind, rank, key))
+        self._db.execute("DELETE FROM todo WHERE memory = ? AND gpus = ? AND cpu = ? AND rank = ? AND key = ?",
+                         (*kind, rank, key))
         self.waiting[kind] -= 1
         if not self.waiting[kind]:
             del self.waiting[kind]

@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +23,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.engine.fingerprint import declared_libraries, differences, fingerprint, roots
 from pipeline.engine.limits import Limits
+from pipeline.engine.pools import OWN_MB
 from pipeline.engine.scratch import Scratch
-from pipeline.engine.supervisor import OWN_MB, Supervisor
+from pipeline.engine.supervisor import Supervisor
+from pipeline.engine.task import Kind
 from pipeline.store.fs import Store
 
 CPUS_AN_ACTOR = 16
@@ -152,7 +155,10 @@ class RayBackend:
     def slots(self) -> int:
         return sum(n.slots for n in self._nodes.values() if n.ready)
 
-    def room_for(self, memory_mb: int, gpus: float) -> int:
+    def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
+        return {}
+
+    def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
         rooms = [n.room for n in self._nodes.values() if n.ready]
         free = sum(r for r in rooms if r > 0)         # a full node does not make an idle one less idle
         return free or sum(rooms)

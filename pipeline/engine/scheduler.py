@@ -7,12 +7,15 @@ which is all that ever crosses a process or machine boundary:
     event       {"event": "done",      "id", "record"}
                 {"event": "failed",    "id", "kind", "message", "traceback"}   kind: exception | environment
                 {"event": "lost",      "ids", "message"}                       the node died; nobody is to blame
+                {"event": "returned",  "ids", "message"}                       never started, or its node was drained
+                {"event": "hanging",   "id", "row", "stage", "seconds"}        no progress for so long; it goes on
                 {"event": "condemned", "id", "row", "stage", "reason"}         a document is out
                 {"event": "progress",  "running": [{"id", "row", "seconds"}]}
 
 A condemnation goes into the log at once: whatever happens to this driver, later attempts at that key skip the row.
 An `exception` is the task's own doing and counts against `max_attempts`. `environment` (a killed child, memory
 pressure) and `lost` do not, but both are bounded, so that a task which takes its node down every time ends the run.
+`returned` costs nothing at all.
 Only O(slots) assignments exist at a time, however many tasks there are.
 """
 
@@ -23,12 +26,12 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pipeline.engine.queue import Batch, Records, TaskQueue
-from pipeline.engine.task import PartRecord, TaskSpec
+from pipeline.engine.task import Kind, PartRecord, TaskSpec
 
 FLUSH_S = 1.0            # a record waits at most this long for its commit (contracts §1)
 MAX_LOST = 8             # node deaths and environment failures a task may meet before the run gives up on it
@@ -51,9 +54,12 @@ class Backend(Protocol):
     def slots(self) -> int:
         """Tasks that can run at the same time right now."""
 
-    def room_for(self, memory_mb: int, gpus: float) -> int:
-        """Assignments of this kind it would start at once (negative: as many are at hand); it takes up to `slots` more
-        to keep at hand."""
+    def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
+        """Tasks that wait, by kind: what to get workers for. Returns the kinds that can never run here, and why."""
+
+    def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
+        """Assignments of this kind it would start at once. 0 or less: none, and as many are at hand already; -slots or
+        less: it takes no more."""
 
     def submit(self, assignment: dict[str, Any]) -> None: ...
 
@@ -86,6 +92,7 @@ class Listener(Protocol):
     def done(self, spec: TaskSpec, record: PartRecord) -> None: ...
     def failed(self, spec: TaskSpec, kind: str, message: str) -> None: ...
     def condemned(self, spec: TaskSpec, row: int, reason: str) -> None: ...
+    def hanging(self, spec: TaskSpec, row: int, stage: int, seconds: float) -> None: ...
     def running(self, slots: int, tasks: list[tuple[TaskSpec, float, int]]) -> None: ...
 
 
@@ -105,6 +112,14 @@ class TaskFailed(Exception):
         self.spec, self.reasons = spec, reasons
         listing = "\n".join(f"  attempt {i}: {r}" for i, r in enumerate(reasons, 1))
         super().__init__(f"{spec.node}: {spec.label or spec.key} failed {len(reasons)} times ({spec.task})\n{listing}")
+
+
+class CannotRun(TaskFailed):
+    """No worker can ever take the task. The message says what it declares and what the largest node has."""
+
+    def __init__(self, spec: TaskSpec, why: str) -> None:
+        super().__init__(spec, [why])
+        self.args = (f"{spec.node}: {spec.label or spec.key} cannot run ({spec.task}): {why}",)
 
 
 @dataclass
@@ -213,6 +228,14 @@ class Scheduler:
                     for i in event["ids"]:
                         if i in self._flights:
                             self._failed(self._flights.pop(i).spec, {"kind": "lost", **event})
+                case "returned":
+                    for i in event["ids"]:
+                        if i in self._flights:
+                            self._repeat(self._flights.pop(i).spec)
+                case "hanging" if event["id"] in self._flights:
+                    if self.progress:
+                        self.progress.hanging(self._flights[event["id"]].spec, event["row"], event["stage"],
+                                              event["seconds"])
                 case "condemned" if event["id"] in self._flights:
                     spec = self._flights[event["id"]].spec
                     self.log.condemn(spec.key, event["row"], event["stage"], event["reason"])
@@ -229,7 +252,7 @@ class Scheduler:
     def _start(self) -> None:
         if not self._started:
             # before the signal handlers: ray.init installs its own
-            self.backend.start(max([*(m for m, _ in self._queue.waiting), *(s.memory_mb for s in self._again)]))
+            self.backend.start(max([*(k.memory_mb for k in self._queue.waiting), *(s.memory_mb for s in self._again)]))
             self._ending.enter_context(self._signals())
             self._started, self._flushed = True, time.monotonic()
 
@@ -250,19 +273,26 @@ class Scheduler:
 
     # -- dispatch ------------------------------------------------------------------------------------------------
     def _hand_out(self) -> None:
-        while self._again and self._has_room(self._again[0].memory_mb, self._again[0].gpus):
-            self._dispatch(self._again.popleft())
+        waiting = Counter(self._queue.waiting) + Counter(s.kind for s in self._again)
+        for kind, why in self.backend.expect(waiting).items():
+            raise CannotRun(next((s for s in self._again if s.kind == kind), None) or self._queue.pop(kind), why)
+        for _ in range(len(self._again)):
+            spec = self._again.popleft()
+            if self._has_room(spec.kind):
+                self._dispatch(spec)
+            else:
+                self._again.append(spec)
         for kind in self._queue.kinds():
-            while self._queue.waiting.get(kind) and self._has_room(*kind):
+            while self._queue.waiting.get(kind) and self._has_room(kind):
                 self._dispatch(self._queue.pop(kind))
         if not (len(self._queue) or self._again or self._queue.unread):
             self._double_stragglers()
 
-    def _has_room(self, memory_mb: int, gpus: float) -> bool:
+    def _has_room(self, kind: Kind) -> bool:
         """One task a slot; and one more at hand for each slot while there is plenty, so that a slot never waits for us.
         Near the end nothing is held at hand: it would sit behind a long task while another slot is idle."""
-        room, slots = self.backend.room_for(memory_mb, gpus), self.backend.slots
-        return room > 0 or (room > -slots and self._queue.waiting.get((memory_mb, gpus), 0) > 2 * slots)
+        room, slots = self.backend.room_for(*kind), self.backend.slots
+        return room > 0 or (room > -slots and self._queue.waiting.get(kind, 0) > 2 * slots)
 
     def _dispatch(self, spec: TaskSpec) -> None:
         self._serial += 1
@@ -283,7 +313,7 @@ class Scheduler:
             p95 = known[int(0.95 * (len(known) - 1))]
             if now - flight.started < max(self.straggler_s, STRAGGLER_FACTOR * p95):
                 continue
-            if self.backend.room_for(spec.memory_mb, spec.gpus) > 0:
+            if self.backend.room_for(*spec.kind) > 0:
                 self._dispatch(spec)
 
     # -- failure -------------------------------------------------------------------------------------------------
@@ -299,8 +329,12 @@ class Scheduler:
             self.progress.failed(spec, event["kind"], event["message"])
         if past.exceptions >= self.max_attempts or past.lost >= MAX_LOST:
             raise TaskFailed(spec, past.reasons)
+        self._repeat(spec)
+
+    def _repeat(self, spec: TaskSpec) -> None:
+        """Soon, so that a hopeless run ends soon."""
         if not any(f.spec.key == spec.key for f in self._flights.values()):
-            self._again.append(spec)             # soon, so that a hopeless run ends soon
+            self._again.append(spec)
 
     def _show(self, running: list[dict[str, Any]]) -> None:
         if self.progress:

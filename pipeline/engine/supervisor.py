@@ -12,13 +12,16 @@ import selectors
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from pipeline.engine import limits as measure
 from pipeline.engine.faults import CPU_LIMIT, MEMORY, PRESSURE, STALLED, Fault, GaveUp, Inquest, classify
 from pipeline.engine.fingerprint import fingerprint
-from pipeline.engine.limits import Limits
+from pipeline.engine.limits import Devices, Limits, visible_gpus
+from pipeline.engine.pools import OWN_MB, share
 from pipeline.engine.process import ChildProcess
 from pipeline.engine.scratch import Scratch, user_folder
 from pipeline.engine.task import TaskSpec
@@ -28,7 +31,6 @@ TICK_S = 0.1             # how often limits are looked at
 PROGRESS_S = 1.0
 PRESSURE_S = 1.0         # how often memory pressure is looked at
 RELIEF_S = 60.0          # without pressure, after which one more child may run again
-OWN_MB = 300             # what the supervisor itself needs, beside its children
 
 
 @dataclass
@@ -37,19 +39,26 @@ class _Job:
     spec: TaskSpec
     inquest: Inquest
     started: float = 0.0     # monotonic, when its first child got it
+    overtaken: int = 0       # jobs that were behind it and started before it
+    place: tuple[int, int, int] = (-1, -1, -1)      # of its cursor,
+    since: float = 0.0       # when it moved there,
+    tell_s: float = 0.0      # and how long it may stand there until somebody is told
 
 
 class Supervisor:
     """Owns up to `slots` children. `memory_mb` bounds the declared memory of what runs at the same time (default: what
-    the cgroup leaves), `libraries` and `witness` (a path in the store) say what the fingerprint is to tell."""
+    the cgroup leaves), `devices` are the GPUs its children share (default: all of this machine), `libraries` and
+    `witness` (a path in the store) say what the fingerprint is to tell."""
 
     def __init__(self, store: str, slots: int, limits: Limits | None = None, *, memory_mb: int | None = None,
-                 scratch: str | None = None, libraries: list[str] | None = None, witness: str | None = None) -> None:
+                 devices: Sequence[str] | None = None, scratch: str | None = None,
+                 libraries: list[str] | None = None, witness: str | None = None) -> None:
         if sys.platform != "linux":
             raise OSError("child processes need Linux (parent-death signal, /proc); use the inline backend here")
         self.store, self.slots, self.limits = store, slots, limits or Limits()
         used, total = measure.memory_use()
         self.memory_mb = memory_mb or max(0, int((self.limits.memory_share * total - used) / 2**20) - OWN_MB)
+        self.devices = Devices(visible_gpus() if devices is None else devices)
         self.scratch = Scratch(scratch)
         own_print = fingerprint(libraries or [])
         if witness is not None:                  # a file the driver wrote into the store
@@ -58,6 +67,7 @@ class Supervisor:
         self._allowed = slots                    # fewer once memory got short
         self._queue: deque[_Job] = deque()
         self._children: list[ChildProcess] = []
+        self._parts: dict[ChildProcess, dict[str, float]] = {}       # of the devices, which children have
         self._events: list[dict[str, Any]] = [{"event": "fingerprint", **own_print}]
         self._selector = selectors.DefaultSelector()
         self._said = self._squeezed = self._short = time.monotonic()
@@ -112,40 +122,72 @@ class Supervisor:
         return _Job(assignment, TaskSpec.from_json(assignment["spec"]), inquest)
 
     def _start(self) -> None:
-        """Give waiting jobs to children, in order, as slots and declared memory allow."""
-        while self._queue:
-            busy = [c.job for c in self._children if c.job]
-            job = self._queue[0]
-            taken = sum(j.spec.memory_mb for j in busy)
-            if len(busy) >= self._allowed or (busy and taken + job.spec.memory_mb > self.memory_mb):
-                return
-            self._queue.popleft()
-            idle = [c for c in self._children if not c.job]
-            if idle and job.inquest.fresh:
-                self._bury(idle[0])              # it makes room for one that has seen nothing yet
-            child = next((c for c in idle if not job.inquest.fresh and self._suits(c, job)), None)
-            if child is None and idle and not job.inquest.fresh:
-                self._bury(idle[0])
-            child = child or self._spawn()
+        """Give waiting jobs to children, as slots, declared memory and devices allow."""
+        while (job := self._next()) is not None:
+            self._queue.remove(job)
+            child = self._warm(job) or self._spawn(job)
             child.node = job.spec.node
             job.started = job.started or time.monotonic()
+            job.place, job.since, job.tell_s = (-1, -1, -1), time.monotonic(), self.limits.hanging_s
             rows, skip = job.inquest.rows, job.inquest.skip
             child.give(job, {
                 "spec": job.assignment["spec"], "attempt": job.assignment["attempt"], "store": self.store,
                 "scratch": child.scratch, "rows": rows, "batch_rows": 1 if rows else job.inquest.batch_rows,
                 "skip": [[row, stage, reason] for row, (stage, reason) in sorted(skip.items())]})
 
-    def _suits(self, child: ChildProcess, job: Any) -> bool:
-        """Whether what a warm child still holds (models of another node) leaves the job the memory it declared."""
+    def _next(self) -> _Job | None:
+        """The job to start now: the first that fits. One that others overtook too often holds up all behind it, so that
+        it finds its memory and devices free some day."""
+        busy = [c.job for c in self._children if c.job]
+        if len(busy) >= self._allowed:
+            return None
+        taken = sum(j.spec.memory_mb for j in busy)
+        for place, job in enumerate(self._queue):
+            if (not busy or taken + job.spec.memory_mb <= self.memory_mb) and (
+                    self._warm(job) or self._could_have(_share(job))):
+                for passed in islice(self._queue, place):
+                    passed.overtaken += 1
+                return job
+            if job.overtaken >= self.slots:
+                return None
+        return None
+
+    def _could_have(self, share: float) -> bool:
+        """Whether the devices have this part free, or idle children have it."""
+        trial = self.devices.copy()
+        for child in self._children:
+            if not child.job:
+                trial.give_back(self._parts[child])
+        return trial.take(share) is not None
+
+    def _warm(self, job: _Job) -> ChildProcess | None:
+        """An idle child that may take the job."""
+        return next((c for c in self._children if not c.job and not job.inquest.fresh and self._suits(c, job)), None)
+
+    def _suits(self, child: ChildProcess, job: _Job) -> bool:
+        """Whether it has the devices, and what it still holds (models of another node) leaves the memory the job
+        declared."""
+        if abs(sum(self._parts[child].values()) - _share(job)) > 1e-6:
+            return False
         if child.node in ("", job.spec.node):
             return True
+        if self._parts[child]:
+            return False                         # nobody can see what it holds on its devices
         try:
             return measure.anonymous_mb(child.pid) - child.empty_mb <= job.spec.memory_mb / 2
         except OSError:
             return False
 
-    def _spawn(self) -> ChildProcess:
-        child = ChildProcess(self.scratch.folder(), self._env)
+    def _spawn(self, job: _Job) -> ChildProcess:
+        """A new child with the devices of the job. An idle one makes room for it: of its sort where there is one."""
+        idle = [c for c in self._children if not c.job]
+        alike = [c for c in idle if bool(self._parts[c]) == bool(job.spec.gpus)]
+        if alike or len(self._children) >= self.slots:
+            self._bury((alike or idle)[0])
+        while (part := self.devices.take(_share(job))) is None:
+            self._bury(next(c for c in self._children if not c.job and self._parts[c]))
+        child = ChildProcess(self.scratch.folder(), {**self._env, "CUDA_VISIBLE_DEVICES": ",".join(part)})
+        self._parts[child] = part
         self._children.append(child)
         child.register(self._selector)
         return child
@@ -199,12 +241,21 @@ class Supervisor:
                 if child in self._children:
                     self._died(child, None)
             elif child.job:
+                self._mind(child.job, child.cursor.read(), now)
                 fault = self._excess(child, now)
                 if fault is not None:
                     self._died(child, fault)
         if now - self._squeezed >= PRESSURE_S:
             self._squeezed = now
             self._relieve()
+
+    def _mind(self, job: _Job, cursor: tuple[int, int, int], now: float) -> None:
+        """Say which task makes no progress, and where; again whenever that has lasted twice as long."""
+        if cursor != job.place:
+            job.place, job.since, job.tell_s = cursor, now, self.limits.hanging_s
+        elif now - job.since >= job.tell_s:
+            job.tell_s *= 2
+            self._event(job, "hanging", row=cursor[0], stage=cursor[2], seconds=round(now - job.since, 1))
 
     def _excess(self, child: ChildProcess, now: float) -> Fault | None:
         """The limit a child is over, if any."""
@@ -271,6 +322,12 @@ class Supervisor:
     def _bury(self, child: ChildProcess) -> None:
         child.end(self._selector)
         self._children.remove(child)
+        self.devices.give_back(self._parts.pop(child))
 
     def _event(self, job: _Job, event: str, **fields: Any) -> None:
         self._events.append({"event": event, "id": job.assignment["id"], **fields})
+
+
+def _share(job: _Job) -> float:
+    """The part of the devices it takes."""
+    return share(job.spec.gpus) if job.spec.gpus else 0.0

@@ -24,9 +24,10 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pipeline.store.fs import Store
 
@@ -36,6 +37,14 @@ if TYPE_CHECKING:
     from pipeline.engine.exchange import SegmentWriter
 
 Counters = dict[str, Any]
+
+
+class Kind(NamedTuple):
+    """What a task needs of the place it runs at. Tasks of one kind wait in one queue."""
+
+    memory_mb: int
+    gpus: float = 0.0                  # a share of one device below 1, else whole devices
+    cpu: str = ""                      # CPU tag its numbers depend on (`stages.stage.cpu_tag`); "": any will do
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,11 @@ class TaskSpec:
     order: int = 0                     # position in the node's plan order
     origin: str = ""                   # source or dataset its part comes from
     basis: str = ""                    # key without thresholds: an outcome with the same basis can be replayed
+    cpu: str = ""                      # CPU tag in the keys of its numeric stages: it runs nowhere else
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.memory_mb, self.gpus, self.cpu)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -160,18 +174,16 @@ class Cursor:
     """
 
     SIZE = 24
-    __slots__ = ("_buffer", "_pack")
+    __slots__ = ("_buffer", "set")
 
     def __init__(self, buffer: mmap.mmap | bytearray | None = None) -> None:
         self._buffer = bytearray(self.SIZE) if buffer is None else buffer
-        self._pack = struct.Struct("<qqq").pack_into
+        #: set(first row, last row, stage); no method, for it is called once a document and stage
+        self.set: Callable[[int, int, int], None] = partial(struct.Struct("<qqq").pack_into, self._buffer, 0)
         self.clear()
 
-    def set(self, first: int, last: int, stage: int) -> None:
-        self._pack(self._buffer, 0, first, last, stage)
-
     def clear(self) -> None:
-        self._pack(self._buffer, 0, -1, -1, -1)
+        self.set(-1, -1, -1)
 
     def read(self) -> tuple[int, int, int]:
         return struct.unpack_from("<qqq", self._buffer, 0)  # type: ignore[return-value]

@@ -49,7 +49,10 @@ class Backend:
     def close(self) -> None: ...
     def cancel(self, ids: list[int]) -> None: ...
 
-    def room_for(self, memory_mb: int, gpus: float) -> int:
+    def expect(self, waiting: dict) -> dict:
+        return {}
+
+    def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
         return self.slots - len(self.open)
 
     def submit(self, assignment: dict) -> None:

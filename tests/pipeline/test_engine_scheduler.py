@@ -149,7 +149,10 @@ class Scripted:
     def cancel(self, ids):
         self.queue = [a for a in self.queue if a["id"] not in ids]
 
-    def room_for(self, memory_mb, gpus):
+    def expect(self, waiting):
+        return {}
+
+    def room_for(self, memory_mb, gpus, cpu=""):
         return self.slots - len(self.queue)
 
     def submit(self, assignment):

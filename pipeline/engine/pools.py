@@ -1,0 +1,203 @@
+"""What fits where: how much a supervisor can take, and how large a new one is. Pure arithmetic: no Ray, no process.
+
+A supervisor is a *box*: so many children at a time, so much memory that they may declare together, so many GPUs. On a
+cluster tasks with and without a GPU have boxes of their own, so that filters run beside a classifier and neither takes
+the other's place; a machine by itself is one box for everything (`shared`). A task is of a `Kind`; a box takes a kind
+when a single task of it fits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.engine.task import Kind
+
+OWN_MB = 300             # what a supervisor itself needs, beside its children
+CPUS_A_BOX = 16          # contracts §5
+PATIENCE_S = 10.0        # a kind that never finds room waits this long before a box is kept for it
+
+
+def share(gpus: float) -> float:
+    """The part of the devices a task really takes: 0.3 is a third of one (three fit), 1.5 are two."""
+    return 1 / int(1 / gpus + 1e-9) if 0 < gpus < 1 else float(math.ceil(gpus))
+
+
+def per_devices(devices: int, gpus: float) -> int:
+    """Tasks of `gpus` each that `devices` devices hold at a time."""
+    return devices * round(1 / share(gpus)) if gpus < 1 else int(devices // share(gpus))
+
+
+@dataclass
+class Box:
+    """One supervisor. `open`: kinds of the assignments it has, by id, in the order it got them."""
+
+    slots: int
+    memory_mb: int
+    gpus: int = 0
+    cpu: str = ""                # CPU tag, "" while it is not known
+    name: str = "this machine"
+    largest_mb: int = 0          # for a task that runs alone: more than `memory_mb` only where nothing is reserved
+    shared: bool = False         # takes tasks with and without a GPU
+    open: dict[int, Kind] = field(default_factory=dict)
+    kept_for: Kind | None = None         # nothing else goes here until a task of this kind came
+    _runs: int = 0               # of `open`, as the supervisor packs them; the others are at hand
+    _memory: int = 0
+    _gpus: float = 0.0
+
+    def takes(self, kind: Kind) -> bool:
+        """Whether a task of this kind can ever run here."""
+        return (kind.memory_mb <= max(self.memory_mb, self.largest_mb) and kind.cpu in ("", self.cpu)
+                and (share(kind.gpus) <= self.gpus if kind.gpus else self.shared or not self.gpus))
+
+    def capacity(self, kind: Kind) -> int:
+        """Tasks of this kind that run at a time when nothing else does."""
+        if not self.takes(kind):
+            return 0
+        found = min(self.slots, max(1, self.memory_mb // max(kind.memory_mb, 1)))
+        return min(found, per_devices(self.gpus, kind.gpus)) if kind.gpus else found
+
+    def room(self, kind: Kind) -> int:
+        """Further tasks of this kind that would start at once."""
+        if not self.takes(kind) or self.kept_for not in (None, kind):
+            return 0
+        by_memory = (self.memory_mb - self._memory) // max(kind.memory_mb, 1)
+        free = min(self.slots - self._runs, by_memory if self._runs else max(1, by_memory))
+        if kind.gpus:
+            free = min(free, int((self.gpus - self._gpus) / share(kind.gpus) + 1e-6))
+        return max(0, free)
+
+    @property
+    def at_hand(self) -> int:
+        """Assignments it has and cannot have started yet."""
+        return len(self.open) - self._runs
+
+    def add(self, id: int, kind: Kind) -> None:
+        self.open[id] = kind
+        self._pack()
+        if self.kept_for == kind:
+            self.kept_for = None
+
+    def remove(self, ids: Iterable[int]) -> set[int]:
+        """Take out those of `ids` it has; returns them."""
+        mine = {i for i in ids if self.open.pop(i, None) is not None}
+        if mine:
+            self._pack()
+        return mine
+
+    def _pack(self) -> None:
+        """What of `open` can run together, as `Supervisor` starts it: in order, whoever does not fit waits."""
+        self._runs, self._memory, self._gpus = 0, 0, 0.0
+        for kind in self.open.values():
+            gpus = share(kind.gpus) if kind.gpus else 0.0
+            if self._runs < self.slots and self._gpus + gpus <= self.gpus + 1e-6 and (
+                    not self._runs or self._memory + kind.memory_mb <= self.memory_mb):
+                self._runs, self._memory = self._runs + 1, self._memory + kind.memory_mb
+                self._gpus += gpus
+
+
+def room_in(boxes: Sequence[Box], kind: Kind) -> int:
+    """`Backend.room_for` over several boxes: a full one does not make an idle one less idle."""
+    free = sum(b.room(kind) for b in boxes)
+    if free:
+        return free
+    takers = [b for b in boxes if b.takes(kind) and b.kept_for is None]
+    at_hand = sum(b.at_hand for b in takers)
+    # one for each that could run, never more: it could wait for a long time there while others become free
+    return -at_hand if at_hand < sum(b.capacity(kind) for b in takers) else -max(1, sum(b.slots for b in boxes))
+
+
+def most_room(boxes: Iterable[Box], kind: Kind) -> list[Box]:
+    """The boxes an assignment of this kind may go to, best first; equals stay in their order."""
+    takers = [b for b in boxes if b.takes(kind) and b.kept_for in (None, kind)]
+    return sorted(takers, key=lambda b: (-b.room(kind), b.at_hand))
+
+
+class Turns:
+    """Gives a large task its turn: where small ones take every bit that becomes free, one that needs more would never
+    find room. After PATIENCE_S without a single task of its kind at work, a box is kept free for it."""
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self.patience_s = patience_s
+        self._since: dict[Kind, float] = {}
+
+    def look(self, boxes: Sequence[Box], waiting: Mapping[Kind, int], now: float) -> None:
+        at_work = {kind for b in boxes for kind in b.open.values()}
+        starved = [k for k in waiting if k not in at_work and any(b.takes(k) for b in boxes)
+                   and not any(b.room(k) for b in boxes)]
+        self._since = {k: self._since.get(k, now) for k in starved}
+        for box in boxes:
+            if box.kept_for is not None and waiting.get(box.kept_for, 0) == 0:
+                box.kept_for = None
+        for kind, since in self._since.items():
+            if now - since < self.patience_s or any(b.kept_for == kind for b in boxes):
+                continue
+            free = [b for b in boxes if b.takes(kind) and b.kept_for is None]
+            if free:
+                min(free, key=lambda b: len(b.open)).kept_for = kind
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a new supervisor reserves: `memory_mb` with its own OWN_MB."""
+
+    slots: int
+    cpus: int
+    memory_mb: int
+    gpus: int = 0
+
+
+@dataclass
+class Free:
+    """What of a node nobody has reserved."""
+
+    cpus: int
+    memory_mb: int
+    gpus: int = 0
+
+    def less(self, shape: Shape) -> Free:
+        return Free(self.cpus - shape.cpus, self.memory_mb - shape.memory_mb, self.gpus - shape.gpus)
+
+    def shape_for(self, kind: Kind, most: int = CPUS_A_BOX) -> Shape | None:
+        """The supervisor to start here for tasks of this kind: its CPUs (at most `most`) and their part of the memory,
+        or more when one task needs more. With a GPU: all devices, and a CPU for each child if there are as many. None
+        when not a single task fits."""
+        need = kind.memory_mb + OWN_MB
+        if need > self.memory_mb:
+            return None
+        if kind.gpus:
+            children = per_devices(self.gpus, kind.gpus)
+            if children < 1:
+                return None
+            cpus = max(0, min(self.cpus, children))
+            memory = max(self.memory_mb * cpus // max(self.cpus, 1), children * kind.memory_mb + OWN_MB)
+            return Shape(children, cpus, min(memory, self.memory_mb), self.gpus)
+        cpus = min(self.cpus, CPUS_A_BOX, most)
+        if cpus < 1:
+            return None
+        return Shape(cpus, cpus, max(need, self.memory_mb * cpus // self.cpus))
+
+
+def needs(kind: Kind) -> str:
+    """What a task of this kind declares, in words."""
+    words = [f"{kind.memory_mb:,} MB of memory"]
+    if kind.gpus:
+        words.append(f"{kind.gpus:g} GPU" + ("s" if kind.gpus > 1 else ""))
+    if kind.cpu:
+        words.append(f"a CPU of type {kind.cpu} (its numeric stages are keyed by that of the driver)")
+    return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
+
+
+def cannot(kind: Kind, places: Iterable[tuple[str, int, float, str]]) -> str:
+    """Why a kind fits nowhere, in words. `places`: (name, largest task in MB, GPUs, CPU tag or "") of every node."""
+    found = sorted(places, key=lambda p: (p[1], p[2], p[0]))
+    if not found:
+        return f"it declares {needs(kind)}, and there is no node"
+    name, memory, gpus, _ = found[-1]
+    tags = Counter(p[3] for p in found if p[3])
+    said = f"it declares {needs(kind)}; the largest node, {name}, can give a task {memory:,} MB and {gpus:g} GPUs"
+    if kind.cpu and kind.cpu not in tags:
+        said += f", and the nodes are {', '.join(sorted(tags)) or 'of unknown type'}"
+    return said
