@@ -11,12 +11,14 @@ from itertools import chain
 from typing import Any
 
 from pipeline.driver import check_error_rate, drive
+from pipeline.engine.attend import GRACE_S, attending
 from pipeline.engine.progress import Progress
-from pipeline.engine.scheduler import Backend, Interrupted, Scheduler
+from pipeline.engine.scheduler import Backend, Scheduler
 from pipeline.plan.passes import Node, Planner
 from pipeline.plan.tokens import TOKENIZER, StreamResult, curriculum_of, token_nodes
 from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report
+from pipeline.store.attempts import code_folder, facts_of, keep_code, note_attempt
 from pipeline.store.dataset import publish, publish_quarantine, stream_quarantine
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
@@ -45,28 +47,41 @@ def run_name(recipe: Recipe) -> str:
 
 def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store], Backend], show: str = "quiet",
                run: str | None = None, dispatch_seed: int | None = None, takeover: bool = False,
-               verify_inputs: bool = False, report: bool = True) -> RunSummary:
+               verify_inputs: bool = False, report: bool = True, attempt: int | None = None) -> RunSummary:
     """Run `recipe` into the store; returns when everything is published, raises when something failed.
 
     `show` is how progress is shown: rich, quiet or json. Every finished task is committed within a second: whatever
     happens, the next run of the same recipe goes on from there. The workers of the backend start when there is
-    something to run, and are gone when this returns.
+    something to run, and are gone when this returns. `attempt`: the one of run.json this is the driver of (default: a
+    new one). `attempts.ask_to_stop` ends it from anywhere: what runs may finish for a minute, then it is Interrupted.
     """
     store = Store(store_root)
     name = run or run_name(recipe)
     log = Log.open(store, run=name, takeover=takeover)
     backend = make_backend(store)
-    progress = Progress(show, lambda doc: store.write(f"runs/{name}/progress.json", json.dumps(doc).encode()))
-    state = "failed"
+    grace_s = GRACE_S if attempt is not None else 0.0          # Ray Jobs waits for it (`engine.jobs`), others may not
+    if attempt is None:
+        attempt = int(facts_of(store, name).get("attempt", 0)) + 1
+        note_attempt(store, name, attempt, "local", recipe=recipe.name, base=recipe.base)
+
+    def snapshot(doc: dict[str, Any]) -> None:
+        log.verify()                              # a driver that was taken over leaves its successor's progress alone
+        store.write(f"runs/{name}/progress.json", json.dumps(doc).encode())
+
+    progress = Progress(show, snapshot, facts={"run": name, "attempt": attempt})
+    state, error = "failed", None
     try:
+        progress.begin()
         log.collect_garbage()
         store.write(f"runs/{name}/recipe.yaml", recipe.canonical_yaml().encode())
+        keep_code(store, name, recipe.code)
+        recipe.keep_code_at(code_folder(name))
         planner = Planner(recipe, store.read, quarantined=log.quarantined, earlier=log.earlier,
                           verify_inputs=verify_inputs)
         nodes = planner.nodes() + token_nodes(recipe, planner)
         for source in planner.sources_used():
             planner.source_files(source)                  # a missing input is an error before anything runs
-        scheduler = Scheduler(backend, log, progress, dispatch_seed=dispatch_seed)
+        scheduler = Scheduler(backend, log, progress, dispatch_seed=dispatch_seed, grace_s=grace_s)
         done: dict[str, Any] = {}
 
         def finished(node: Node, result: Any) -> None:
@@ -79,7 +94,8 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
                 _publish_lost(store, log, node, result)
                 check_error_rate(node, result.encoded, float(recipe.run.max_error_rate))
 
-        results = drive(nodes, scheduler, finished)
+        with attending(store, name, attempt, lambda: scheduler.stop(grace_s=GRACE_S)):
+            results = drive(nodes, scheduler, finished)
         log.flush()
         warnings = [*recipe.warnings, *planner.warnings]
         log.verify()
@@ -92,19 +108,24 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
         return RunSummary(name, store.root,
                           {d: sum(r.files["kept.parquet"].rows for r in results[d].records) for d in recipe.datasets},
                           shards, scheduler.executed, scheduler.reused, warnings)
-    except Interrupted:
+    except (KeyboardInterrupt, SystemExit):           # Interrupted, and signals before and after the tasks
         state = "stopped"
+        raise
+    except Exception as e:
+        error = str(e) or type(e).__name__
         raise
     finally:
         with contextlib.ExitStack() as ending:        # in this order from the last to the first, whatever one raises
             ending.callback(log.close)
-            ending.callback(progress.close, state)
+            ending.callback(progress.close, state, error)
             ending.callback(backend.close)
 
 
-def make_backend(kind: str, workers: int, address: str | None, ship_code: bool = False) -> Callable[[Store], Backend]:
-    """How the workers are made: 'ray' (embedded, or attached to `address`), 'process', 'inline'. `ship_code` sends this
-    machine's packages to the nodes of an attached cluster (contracts §6)."""
+def make_backend(kind: str, workers: int | None, address: str | None,
+                 ship_code: bool = False) -> Callable[[Store], Backend]:
+    """How the workers are made: 'ray' (embedded, or attached to `address`), 'process', 'inline'. `workers` None: as
+    many as there are CPUs. `ship_code` sends this machine's packages to the nodes of an attached cluster (contracts
+    §6)."""
     def make(store: Store) -> Backend:
         if kind == "inline":
             from pipeline.engine.inline import InlineBackend

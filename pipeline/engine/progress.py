@@ -10,7 +10,8 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -19,10 +20,13 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
 from pipeline.engine.task import PartRecord, TaskSpec
+from pipeline.redact import redact
 from pipeline.store.fs import StoreError
 
 SNAPSHOT_S = 3.0
 PLAIN_S = 20.0          # between two lines where there is no terminal to redraw
+SHOWN = 50              # of what runs, and of what failed, in a snapshot: what runs longest, what failed last
+LONGEST = 1000          # characters of a message in a snapshot
 
 
 @dataclass
@@ -39,6 +43,7 @@ class _Node:
     docs_run: int = 0
     quarantined: int = 0
     failed: int = 0             # attempts
+    running: int = 0
     cpu_s: float = 0.0
     started: float | None = None    # while tasks run; waiting for workers is not running
     spent: float = 0.0              # seconds it ran before that
@@ -57,7 +62,8 @@ class _Node:
         s = max(self.seconds(now), 1e-3)
         rate = self.weight_run / s
         left = self.weight - self.weight_done
-        return {"parts": self.parts, "done": self.done, "reused": self.fresh, "bytes": self.weight,
+        return {"parts": self.parts, "done": self.done, "running": self.running, "reused": self.fresh,
+                "bytes": self.weight,
                 "bytes_done": self.weight_done, "docs": self.docs, "quarantined": self.quarantined,
                 "failed_attempts": self.failed, "cpu_s": round(self.cpu_s, 2), "seconds": round(self.seconds(now), 1),
                 "bytes_per_s": round(rate), "docs_per_s": round(self.docs_run / s, 1),
@@ -69,16 +75,20 @@ class Progress:
 
     `mode`: "rich" (bars on a terminal, a line now and then elsewhere), "quiet", or "json" (one event a line on stdout).
     `snapshot` is called with a JSON-able dict every few seconds and at the end; where it writes is its own business.
+    `facts` stand in every snapshot. No secret gets into any of it (`pipeline.redact`).
     """
 
     def __init__(self, mode: str = "rich", snapshot: Callable[[dict[str, Any]], None] | None = None, *,
-                 stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+                 stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic,
+                 facts: Mapping[str, Any] | None = None) -> None:
         if mode not in ("rich", "quiet", "json"):
             raise ValueError(f"progress mode '{mode}': use rich, quiet or json")
         self.mode, self._snapshot, self._clock = mode, snapshot, clock
         self._stream = stream or (sys.stdout if mode == "json" else sys.stderr)
         self.nodes: dict[str, _Node] = {}
         self.state, self.slots, self.tasks = "running", 0, []
+        self.facts, self.error = dict(facts or {}), None
+        self.failures: dict[tuple[str, str, str, str], int] = {}     # (node, label, kind, message) → times, latest last
         self._written = self._said = self._begun = clock()
         self._bars: Bars | None = None
         self._ids: dict[str, TaskID] = {}
@@ -126,6 +136,11 @@ class Progress:
 
     def failed(self, spec: TaskSpec, kind: str, message: str) -> None:
         self.nodes[spec.node].failed += 1
+        message = redact(message)
+        key = (spec.node, spec.label or spec.key, kind, message[:LONGEST])
+        self.failures[key] = self.failures.pop(key, 0) + 1
+        if len(self.failures) > SHOWN:
+            del self.failures[next(iter(self.failures))]
         self._event("failed", node=spec.node, key=spec.key, label=spec.label, kind=kind, message=message)
         self._say(f"{spec.node}: {spec.label or spec.key}: {message} ({kind}, trying again)")
 
@@ -146,8 +161,12 @@ class Progress:
     def running(self, slots: int, tasks: list[tuple[TaskSpec, float, int]]) -> None:
         """`tasks`: what runs, for how many seconds, at which row (-1: outside any document)."""
         self.slots = slots
+        longest = sorted(tasks, key=lambda t: -t[1])[:SHOWN]
         self.tasks = [{"node": s.node, "label": s.label or s.key, "seconds": round(seconds, 1), "row": row}
-                      for s, seconds, row in tasks]
+                      for s, seconds, row in longest]
+        counts = Counter(s.node for s, _, _ in tasks)
+        for name, node in self.nodes.items():
+            node.running = counts[name]
         for spec, seconds, _ in tasks:
             self.nodes[spec.node].start(self._clock() - seconds)
         for name in {s.node for s, _, _ in tasks}:
@@ -160,15 +179,27 @@ class Progress:
         now = self._clock()
         nodes = {name: node.snapshot(now) for name, node in self.nodes.items()}
         left = sum(n.weight - n.weight_done for n in self.nodes.values())
-        rate = sum(n.weight_run for n in self.nodes.values()) / max(now - self._begun, 1e-3)
-        return {"state": self.state, "seconds": round(now - self._begun, 1), "slots": self.slots,
+        spent = max(now - self._begun, 1e-3)
+        rate = sum(n.weight_run for n in self.nodes.values()) / spent
+        failures = [{"node": node, "label": label, "kind": kind, "message": message, "times": times}
+                    for (node, label, kind, message), times in self.failures.items()]
+        return {**self.facts, "state": self.state, "seconds": round(now - self._begun, 1), "slots": self.slots,
                 "parts": sum(n.parts for n in self.nodes.values()), "done": sum(n.done for n in self.nodes.values()),
+                "docs": sum(n.docs for n in self.nodes.values()),
+                "docs_per_s": round(sum(n.docs_run for n in self.nodes.values()) / spent, 1),
                 "bytes_left": left, "eta_s": 0 if left == 0 else round(left / rate) if rate else None,
-                "nodes": nodes, "running": self.tasks}
+                "nodes": nodes, "running": self.tasks, "failures": failures, "error": self.error}
 
-    def close(self, state: str = "done") -> None:
-        """`state`: done, failed or stopped. Writes the last snapshot."""
+    def begin(self) -> None:
+        """Write the first snapshot: from now on others see that this run is under way."""
+        self._write()
+
+    def close(self, state: str = "done", error: str | None = None) -> None:
+        """`state`: done, failed or stopped, and the `error` it ended with. Writes the last snapshot."""
         self.state, self.tasks = state, []
+        self.error = None if error is None else redact(error)[:4 * LONGEST]
+        for node in self.nodes.values():
+            node.running = 0
         for name in self.nodes:
             self._draw(name)
         if self._bars is not None:
@@ -176,7 +207,7 @@ class Progress:
         elif self.mode == "rich":
             self._lines()
         self._write()
-        self._event("end", **{k: v for k, v in self.snapshot().items() if k not in ("running", "nodes")})
+        self._event("end", **{k: v for k, v in self.snapshot().items() if k not in ("running", "nodes", "failures")})
 
     def __enter__(self) -> Progress:
         return self

@@ -325,7 +325,7 @@ class Planner:
         common = {"chain": chain, "where": plan.where, "signals": list(plan.signals),
                   "signals_mode": self.recipe.run.signals,
                   "$volatile": {"quarantined": self.quarantined([s.key for s in plan.chain]),
-                                "code": list(self.recipe.code)}}
+                                "code": self.recipe.code_args()}}
         bare = [{**entry, "key": s.basis} for entry, s in zip(chain, plan.chain)]
         version = load(DOCUMENTS).version
         for order, (args, weight, label, origin) in enumerate(self._pass_inputs(plan, results)):

@@ -1,26 +1,39 @@
-"""Files of the user's own stages (`code:` of a recipe), imported only with --allow-custom-stages."""
+"""Files of the user's own stages (`code:` of a recipe), imported only with --allow-custom-stages.
+
+They travel through the store: a run keeps copies in runs/RUN/code, and a worker that does not see the file the driver
+planned with, or sees another version of it, takes the copy. What it imports has the planned sha256, or nothing runs.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+from pipeline.engine.scratch import user_folder
+from pipeline.engine.task import ChangedInput
+from pipeline.store.fs import Store
+from stages.stage import file_sha256
+
+_imported: set[tuple[str, str]] = set()          # (name, sha256) of files this process has imported as planned
 
 
 def import_code(files: Sequence[str]) -> None:
-    """Import files of custom stages under their stems, so that 'my_stages:Class' finds them. Workers call it too."""
+    """Import files of custom stages under their stems, so that 'my_stages:Class' finds them."""
     for path in files:
         name = Path(path).stem
         known = sys.modules.get(name)
-        if known is not None and os.path.realpath(known.__file__ or "") == os.path.realpath(path):
-            continue
         if not os.path.isfile(path):
             raise FileNotFoundError(f"{path}: no such file")
+        if known is not None and _same(known.__file__, path):
+            continue
         found = None if known is not None else importlib.util.find_spec(name)
         # a worker may have the folder of the recipe on its path already (Ray adds the driver's working directory)
-        if known is not None or (found is not None and os.path.realpath(found.origin or "") != os.path.realpath(path)):
+        if known is not None or (found is not None and not _same(found.origin, path)):
             raise ImportError(f"{path}: a module called '{name}' exists already; rename the file")
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
@@ -32,3 +45,46 @@ def import_code(files: Sequence[str]) -> None:
         except BaseException:
             del sys.modules[name]
             raise
+
+
+def _same(one: str | None, other: str) -> bool:
+    """Whether two paths lead to the same file, or to copies of it."""
+    if one is None or not os.path.isfile(one):
+        return False
+    return os.path.realpath(one) == os.path.realpath(other) or file_sha256(one) == file_sha256(other)
+
+
+def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
+    """In a worker: import files as `Recipe.code_args` names them ({"path", "sha256", "kept"}).
+
+    Raises ChangedInput when neither this machine nor the store has the file the run was planned with.
+    """
+    for file in files:
+        path, name = file["path"], os.path.basename(file["path"])
+        if (name, file["sha256"]) in _imported:
+            continue
+        if not os.path.isfile(path) or file_sha256(path) != file["sha256"]:
+            path = _fetch(store, file, name)
+        import_code([path])
+        _imported.add((name, file["sha256"]))
+
+
+def _fetch(store: Store, file: Mapping[str, str], name: str) -> str:
+    """The copy of the store, in a folder of this user named after its content."""
+    folder = user_folder() / f"code-{file['sha256'][:32]}"
+    target = folder / name
+    if target.is_file() and file_sha256(target) == file["sha256"]:
+        return str(target)
+    try:
+        data = store.read(file["kept"])
+    except FileNotFoundError:
+        data = b""
+    if hashlib.sha256(data).hexdigest() != file["sha256"]:
+        raise ChangedInput(f"{name}: neither {file['path']} on this node nor {file['kept']} in the store is the file "
+                           f"this run was planned with; run again")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    fd, part = tempfile.mkstemp(dir=folder)
+    with os.fdopen(fd, "wb") as f:
+        f.write(data)
+    os.replace(part, target)
+    return str(target)

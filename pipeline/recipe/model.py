@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from pipeline.recipe.marks import dump_yaml
 from pipeline.recipe.quantities import Bytes, Count, Share, Weight, parse_count, parse_share
+from stages.stage import file_sha256
 
 
 class Model(BaseModel):
@@ -192,6 +193,7 @@ class Recipe(Model):
     _name: str = PrivateAttr("recipe")
     _base: str = PrivateAttr(".")
     _warnings: list[str] = PrivateAttr(default_factory=list)
+    _kept_at: str = PrivateAttr("")
 
     @property
     def name(self) -> str:
@@ -204,6 +206,16 @@ class Recipe(Model):
     @property
     def warnings(self) -> list[str]:
         return self._warnings
+
+    def keep_code_at(self, folder: str) -> None:
+        """Say in which folder of the store copies of the files of `code` lie."""
+        self._kept_at = folder
+
+    def code_args(self) -> list[dict[str, str]]:
+        """The files of `code` as a worker gets them (`pipeline.recipe.code.import_planned`): where they are on this
+        machine, what they are, and where the store has a copy."""
+        return [{"path": path, "sha256": file_sha256(path), "kept": f"{self._kept_at}/{os.path.basename(path)}"}
+                for path in self.code]
 
     def dataset_order(self) -> list[str]:
         """Datasets with every input before what is made from it; among equals in the order of the file."""

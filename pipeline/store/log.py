@@ -139,7 +139,7 @@ class Log(LogView):
     def _beat(self, closed: bool = False) -> None:
         self._counter += 1
         self._beaten = time.monotonic()
-        # whose it is and by which clock, for those who only look on (`store.runs`): nothing is decided by that
+        # whose it is and by which clock, for those who only look on (`store.attempts`): nothing is decided by that
         beat = {"counter": self._counter, "closed": closed, "holder": self.holder, "at": round(time.time(), 1)}
         self.store.write(_heartbeat_name(self.epoch), dumps(beat))
 

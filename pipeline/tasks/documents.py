@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.task import ChangedInput, Counters, Cursor, Inputs, Out
-from pipeline.recipe.code import import_code
+from pipeline.recipe.code import import_planned
 from pipeline.store.parts import PartWriter, document_schema, read_documents
 from pipeline.store.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row
 from pipeline.tasks.replay import Earlier, thresholds, without_zeros
@@ -100,7 +100,7 @@ class DocumentPass:
 class _Run:
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out) -> None:
         self.inputs, self.cursor, self.out, self.args = inputs, cursor, out, inputs.args
-        import_code(self.args.get("$volatile", {}).get("code", ()))      # files of the user's own stages
+        import_planned(inputs.store, self.args.get("$volatile", {}).get("code", ()))     # stages of the user's own
         self.steps = load_chain(self.args["chain"])
         self.until_drop = self.args["signals_mode"] == "until-drop"
         names = tuple(self.args["signals"])
