@@ -121,9 +121,12 @@ class LogView:
                 raise CorruptLog(f"{self.store.at(segment_name(expected))} is missing though {segment_name(number)} is "
                                  f"there; restore it from a copy, or start a new --store")
         new = range(self.segments + 1, (numbers[-1] if numbers else 0) + 1)
-        with ThreadPoolExecutor(1 if self.store.local else 16) as pool:      # 16: hides the latency of object storage
-            for number, data in zip(new, pool.map(self.store.read, map(segment_name, new))):
-                self._replay(number, decode_segment(data, self.store.at(segment_name(number))))
+        ahead = 1 if self.store.local else 16                 # hides the latency of object storage
+        with ThreadPoolExecutor(ahead) as pool:
+            for first in range(new.start, new.stop, ahead):   # a segment has a few MB: never all of them at once
+                some = range(first, min(first + ahead, new.stop))
+                for number, data in zip(some, pool.map(self.store.read, map(segment_name, some))):
+                    self._replay(number, decode_segment(data, self.store.at(segment_name(number))))
 
     def _replay(self, number: int, body: dict[str, Any]) -> None:
         if body["kind"] == "epoch":
