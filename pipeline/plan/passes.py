@@ -15,7 +15,7 @@ How a dataset becomes passes (contracts §4, §5):
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,8 +24,9 @@ from pipeline.engine.task import PartRecord, TaskSpec, content_key
 from pipeline.plan.inputs import InputError, SourceFile, list_source
 from pipeline.plan.split import Partition, needs_index, partitions
 from pipeline.recipe.model import Recipe, Step
+from pipeline.store.temp import Spilled
 from pipeline.tasks.replay import replay_arg
-from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
+from stages.barrier import Barrier, FileRef, PartRef, TaskDraft, TaskResult
 from stages.catalog import STAGES, load, reader_class, stage_class
 from stages.read.reader import Reader
 from stages.stage import Stage, file_sha256
@@ -377,7 +378,7 @@ class Planner:
 
     def _barrier_work(self, plan: _PassPlan, barrier: Barrier, prepare: str, ranks: list[str], names: list[str],
                       results: Mapping[str, Any]) -> Work:
-        parts = []
+        parts = spilled_parts()
         given_names = names if len(plan.inputs) == len(names) else [None] * len(plan.inputs)
         for (_, node), given in zip(plan.inputs, given_names):
             before: PassResult = results[node]
@@ -388,12 +389,12 @@ class Planner:
                 if text.rows:
                     parts.append(PartRef(record.key, dataset, rank, text.rows, text.bytes, text.ref(),
                                          side.ref() if side else None))
-        done: dict[str, list[TaskResult]] = {}
+        done: dict[str, Sequence[TaskResult]] = {}
         for wave in barrier.waves(parts):
             drafts = wave.tasks(done)
             records = yield (self.draft_spec(f"{plan.barrier}/{wave.name}", i, d) for i, d in enumerate(drafts))
-            done[wave.name] = [result(r) for r in records]
-        return list(zip(parts, barrier.slices(parts, done)))
+            done[wave.name] = Spilled(map(result, records), encode=vars, decode=lambda doc: TaskResult(**doc))
+        return Applied(parts, Spilled(barrier.slices(parts, done), encode=lambda ref: ref, decode=lambda ref: ref))
 
     # -- specs ---------------------------------------------------------------------------------------------------
     def draft_spec(self, node: str, order: int, draft: TaskDraft) -> TaskSpec:
@@ -403,6 +404,21 @@ class Planner:
               memory_mb: int = 500) -> TaskSpec:
         key = content_key(task, load(task).version, args)
         return TaskSpec(key, task, node, args, weight, label, memory_mb, order=order)
+
+
+@dataclass
+class Applied:
+    """What a barrier says: for every part it looked at the removal slice, or None."""
+
+    parts: Sequence[PartRef]
+    slices: Sequence[FileRef | None]
+
+    def __iter__(self) -> Iterator[tuple[PartRef, FileRef | None]]:
+        return zip(self.parts, self.slices)
+
+
+def spilled_parts() -> Spilled[PartRef]:
+    return Spilled(encode=vars, decode=lambda doc: PartRef(**doc))
 
 
 def result(record: PartRecord) -> TaskResult:

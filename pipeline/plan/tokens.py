@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.engine.queue import Records
-from pipeline.plan.passes import Node, PassResult, Planner, Work, result
+from pipeline.plan.passes import Node, PassResult, Planner, Work, result, spilled_parts
 from pipeline.recipe.model import Recipe
+from pipeline.store.temp import Spilled
 from pipeline.tasks.encode import assemble_drafts, encode_drafts
 from pipeline.tasks.fit_tokenizer import load_draft, tokenizer_draft, tokenizer_info
 from stages.barrier import PartRef, TaskResult
@@ -25,7 +26,7 @@ class StreamResult:
     needs them, and the records of the encoding, which know what was lost."""
 
     assembled: list[TaskResult]
-    parts: list[PartRef]
+    parts: Sequence[PartRef]
     encoded: Records
 
 
@@ -47,9 +48,9 @@ def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
     return nodes
 
 
-def parts_of(results: Mapping[str, Any], datasets: list[str], sources: list[str] | None = None) -> list[PartRef]:
+def parts_of(results: Mapping[str, Any], datasets: list[str], sources: list[str] | None = None) -> Spilled[PartRef]:
     """The kept parts of finished datasets, in plan order; with `sources` only those that hold documents of one."""
-    parts = []
+    parts = spilled_parts()
     for dataset in datasets:
         before: PassResult = results[dataset]
         for record, source in before.parts():

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar, overload
 
 CACHE_MB = 8
+#: items read at a time
+CHUNK = 256
+T = TypeVar("T")
 
 
 def scratch_database(cache_mb: int = CACHE_MB) -> sqlite3.Connection:
@@ -15,3 +21,49 @@ def scratch_database(cache_mb: int = CACHE_MB) -> sqlite3.Connection:
         db.execute(f"PRAGMA {pragma}")
     db.execute("BEGIN")           # never committed: nobody else is to see it, and each statement would be a transaction
     return db
+
+
+class Spilled(Sequence[T], Generic[T]):
+    """A list on disk: it only grows at its end. `encode` makes JSON of an item, `decode` an item of that."""
+
+    def __init__(self, items: Iterable[T] = (), *, encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
+        self._encode, self._decode = encode, decode
+        self._db = scratch_database(1)
+        self._db.execute("CREATE TABLE item (place INTEGER PRIMARY KEY, data TEXT)")
+        self._size = 0
+        for item in items:
+            self.append(item)
+
+    def append(self, item: T) -> None:
+        self._db.execute("INSERT INTO item VALUES (?, ?)", (self._size, json.dumps(self._encode(item))))
+        self._size += 1
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+
+    def __getitem__(self, at: int | slice) -> T | list[T]:
+        if isinstance(at, slice):
+            first, stop, step = at.indices(self._size)
+            if step != 1:
+                return [self[i] for i in range(first, stop, step)]
+            return self._read(first, stop)
+        place = at + self._size if at < 0 else at
+        if not 0 <= place < self._size:
+            raise IndexError(at)
+        return self._read(place, place + 1)[0]
+
+    def __iter__(self) -> Iterator[T]:
+        first = 0
+        while first < self._size:
+            found = self._read(first, first + CHUNK)
+            yield from found
+            first += len(found)
+
+    def _read(self, first: int, stop: int) -> list[T]:
+        rows = self._db.execute("SELECT data FROM item WHERE place >= ? AND place < ? ORDER BY place", (first, stop))
+        return [self._decode(json.loads(data)) for data, in rows.fetchall()]
