@@ -14,6 +14,7 @@ from pipeline.driver import check_error_rate, drive
 from pipeline.engine.attend import GRACE_S, attending
 from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Backend, Scheduler
+from pipeline.plan.basis import write_basis
 from pipeline.plan.passes import Node, Planner
 from pipeline.plan.tokens import TOKENIZER, StreamResult, curriculum_of, token_nodes
 from pipeline.recipe.model import Recipe
@@ -81,6 +82,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
         nodes = planner.nodes() + token_nodes(recipe, planner)
         for source in planner.sources_used():
             planner.source_files(source)                  # a missing input is an error before anything runs
+        write_basis(store, name, planner, nodes, log.epoch)
         scheduler = Scheduler(backend, log, progress, dispatch_seed=dispatch_seed, grace_s=grace_s)
         done: dict[str, Any] = {}
 

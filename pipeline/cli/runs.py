@@ -92,6 +92,8 @@ def shown(quiet: bool, json_lines: bool) -> str:
 
 
 def plan(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, set: SetOpt = None,
+         why: Annotated[str | None, typer.Option("--why", metavar="NODE",
+                                                 help="Say why this node, or dataset, is stale.")] = None,
          verify_inputs: VerifyOpt = False, allow_custom_stages: CodeOpt = False, json_lines: JsonOpt = False) -> None:
     """Show what a run would do, and what it will cost.
 
@@ -102,12 +104,21 @@ def plan(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, s
     Examples:
       tokenmill plan fineweb --input 'crawl/*.warc.gz'
       tokenmill plan recipe.yaml --set datasets.clean.steps.gopher_quality.min_stop_words=3
+      tokenmill plan recipe.yaml --why clean
     """
+    from pipeline.plan import why as explanation
     from pipeline.plan.estimate import survey_recipe
     from pipeline.plan.show import print_plan
     from pipeline.recipe import load_recipe
 
     loaded = load_recipe(recipe, set or [], inputs=input or [], allow_custom=allow_custom_stages)
+    if why is not None:
+        try:
+            document = explanation.explain(loaded, store, why, verify_inputs=verify_inputs)
+        except explanation.UnknownNode as e:
+            raise BadUsage(str(e)) from None
+        typer.echo(json.dumps(document) if json_lines else "\n".join(explanation.lines(document)))
+        return
     document = survey_recipe(loaded, store, verify_inputs=verify_inputs)
     if json_lines:
         typer.echo(json.dumps(document))

@@ -21,6 +21,7 @@ from pipeline.plan.tokens import token_nodes
 from pipeline.recipe import Recipe
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.log import Log
+from pipeline.store.view import LogView
 
 #: stage → (bytes of text, or of raw pages, per CPU-second; bytes of text kept per byte in)
 TABLE: dict[str, tuple[float, float]] = {
@@ -104,16 +105,32 @@ def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_doc
     into[1] += record.cpu_s
 
 
-def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> dict[str, Any]:
-    """The plan as a document: inputs, nodes in order with steps, partitions, fresh and stale tasks, bytes, CPU, disk;
-    what reruns and what has changed since the latest run. Nothing is written, the store need not exist."""
+@dataclass(frozen=True)
+class Plan:
+    """A recipe planned against a store as it stands."""
+
+    store: Store
+    log: LogView
+    planner: Planner
+    nodes: list[Node]
+
+
+def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> Plan:
+    """The plan of a recipe. Nothing is written, the store need not exist."""
     store = Store(store_root)
     if store.local is not None and store.local.exists() and not store.local.is_dir():
         raise StoreError(f"{store.root} is a file, not a store; choose another --store")
     log = Log.read(store)
     planner = Planner(recipe, store.read, quarantined=log.quarantined, earlier=log.earlier,
-                          verify_inputs=verify_inputs)
-    nodes = planner.nodes() + token_nodes(recipe, planner)
+                      verify_inputs=verify_inputs)
+    return Plan(store, log, planner, planner.nodes() + token_nodes(recipe, planner))
+
+
+def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> dict[str, Any]:
+    """The plan as a document: inputs, nodes in order with steps, partitions, fresh and stale tasks, bytes, CPU, disk;
+    what reruns and what has changed since the latest run. Nothing is written, the store need not exist."""
+    plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
+    store, log, planner, nodes = plan.store, plan.log, plan.planner, plan.nodes
     inputs = {}
     for name in planner.sources_used():
         files = planner.source_files(name)

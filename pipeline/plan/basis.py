@@ -1,0 +1,175 @@
+"""What the results of a run were made of, in words: kept beside its recipe, so that a later plan can say what is stale.
+
+Keys are hashes: they say that something differs, never what. So every run writes down, before its first task,
+
+    runs/RUN/basis.json      {"version", "epoch", "nodes": {NODE: ingredients}}
+    runs/RUN/inputs.parquet  the input files: source, path, size, etag
+
+The *ingredients* of a node are a flat dict of what enters the keys of its tasks: `step.language.min`, `step.html
+version`, `reader.web.max_bytes` … Values are those of the recipe and hashes of files, with secrets masked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.plan.passes import DOCUMENTS, ChainStep, Node, Planner
+from pipeline.recipe.model import Recipe
+from pipeline.redact import redact_json
+from pipeline.store.fs import Store
+from pipeline.tasks.encode import ASSEMBLE, ENCODE, libraries
+from pipeline.tasks.fit_tokenizer import FIT, LOAD
+from stages.catalog import load, reader_class
+from stages.stage import Stage, cpu_tag, file_sha256, library_versions, python_version, role_of
+
+VERSION = 1
+#: end of the name of an ingredient that is a threshold: verdicts are replayed when it changes
+THRESHOLD = " (threshold)"
+
+INPUTS = pa.schema([("source", pa.string()), ("path", pa.string()), ("size", pa.int64()), ("etag", pa.string())])
+
+Ingredients = dict[str, Any]
+
+
+def write_basis(store: Store, run: str, planner: Planner, nodes: list[Node], epoch: int) -> None:
+    """Write both files of a run whose plan has just been made."""
+    document = {"version": VERSION, "epoch": epoch, "nodes": redact_json(node_ingredients(planner, nodes))}
+    store.write(f"runs/{run}/basis.json", json.dumps(document, indent=1, sort_keys=True).encode())
+    columns: dict[str, list[Any]] = {name: [] for name in INPUTS.names}
+    for source in planner.sources_used():
+        for file in planner.source_files(source):
+            for name, value in (("source", source), ("path", plain_path(file.path)), ("size", file.size),
+                                ("etag", file.etag)):
+                columns[name].append(value)
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns, schema=INPUTS), out, compression="zstd")
+    store.write(f"runs/{run}/inputs.parquet", out.getvalue())
+
+
+def node_ingredients(planner: Planner, nodes: list[Node]) -> dict[str, Ingredients]:
+    """Ingredients of all nodes by name."""
+    plans = {p.name: p for found in planner.passes.values() for p in found}
+    found: dict[str, Ingredients] = {}
+    for node in nodes:
+        if node.kind == "index":
+            made = {**_reader(planner, node.name.removeprefix("index:")), "run.partition": planner.target}
+        elif node.kind == "pass":
+            plan = plans[node.name]
+            made = {"task version": load(DOCUMENTS).version, "steps": [s.name for s in plan.chain],
+                    "run.signals": planner.recipe.run.signals, "signals": list(plan.signals),
+                    **{f"where.{k}": v for k, v in plan.where.items()}}
+            for name, step in _named(plan.chain):
+                made |= _step(f"step.{name}", step, planner.recipe)
+            for source in (n for kind, n in plan.inputs if kind == "source"):
+                made |= {**_reader(planner, source), "run.partition": planner.target}
+        elif node.kind == "barrier":
+            _, barrier, ranks, _ = planner.barriers[node.name]
+            made = {**_stage(f"step.{barrier.name}", barrier), "priority": list(ranks),
+                    **_task_versions(type(barrier).__module__)}
+        else:
+            made = _tokens(planner.recipe, node)
+        found[node.name] = made
+    return found
+
+
+def _named(chain: list[ChainStep]) -> Iterator[tuple[str, ChainStep]]:
+    """Steps with names of their own: the second `url` is url#2."""
+    seen: dict[str, int] = {}
+    for step in chain:
+        seen[step.name] = seen.get(step.name, 0) + 1
+        yield step.name + (f"#{seen[step.name]}" if seen[step.name] > 1 else ""), step
+
+
+def _step(prefix: str, step: ChainStep, recipe: Recipe) -> Ingredients:
+    found = _stage(prefix, step.stage)
+    module = step.target.partition(":")[0]
+    if module.partition(".")[0] != "stages":
+        own = {importlib.import_module(module).__file__ or "", *recipe.code}
+        found[f"{prefix} source code"] = sorted(file_sha256(path) for path in own)
+    return found
+
+
+def _stage(prefix: str, stage: Stage) -> Ingredients:
+    """What `Stage.key` is made of."""
+    files = stage.resource_files()
+    found: Ingredients = {f"{prefix} version": stage.version, f"{prefix} Python": python_version()}
+    for field, value in stage.config.model_dump(mode="json").items():
+        role = role_of(type(stage.config), field)
+        if field not in files:
+            found[f"{prefix}.{field}{THRESHOLD if role == 'decision' else ''}"] = value
+    found |= {f"{prefix}.{field} (content of the file)": file_sha256(path)[:16] for field, path in files.items()}
+    found |= {f"{prefix} library {name}": version for name, version in library_versions(stage.libraries).items()}
+    if not stage.exact:
+        found[f"{prefix} CPU"] = cpu_tag()
+    return found
+
+
+def _reader(planner: Planner, name: str) -> Ingredients:
+    source = planner.recipe.sources[name]
+    reader = reader_class(source.read)(source.config)
+    prefix = f"sources.{name}"
+    return {f"{prefix}.read": source.read, f"{prefix} reader version": reader.version,
+            f"{prefix} reader Python": python_version(),
+            **{f"{prefix}.{k}": v for k, v in reader.config.model_dump(mode="json").items()},
+            **{f"{prefix} library {n}": v for n, v in library_versions(reader.libraries).items()}}
+
+
+def _task_versions(module: str) -> Ingredients:
+    """Versions of the tasks a barrier's module defines."""
+    return {f"task {name} version": found.version for name, found in vars(importlib.import_module(module)).items()
+            if isinstance(found, type) and hasattr(found, "run") and isinstance(getattr(found, "version", None), int)
+            and not issubclass(found, Stage)}
+
+
+def _tokens(recipe: Recipe, node: Node) -> Ingredients:
+    """Of the tokenizer, or of the shards of a stream."""
+    plain: Mapping[str, Any] = recipe.plain()
+    made: Ingredients = {f"library {name}": version for name, version in libraries().items()}
+    if node.kind == "tokenizer":
+        assert recipe.tokenizer is not None
+        made["task version"] = load(FIT if recipe.tokenizer.train else LOAD).version
+        made |= {f"tokenizer.train.{k}": v for k, v in (plain["tokenizer"].get("train") or {}).items()}
+        if recipe.tokenizer.eos:
+            made["tokenizer.eos"] = recipe.tokenizer.eos
+        return made
+    name = node.name.removeprefix("shards:")
+    made |= {"encode version": load(ENCODE).version, "assemble version": load(ASSEMBLE).version}
+    return made | {f"shards.{name}.{k}": v for k, v in plain["shards"][name].items() if k != "longest"}
+
+
+def plain_path(path: str) -> str:
+    """A path as Parquet can hold it: what is no UTF-8 in it replaced."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+def read_bases(store: Store) -> list[tuple[str, dict[str, Any]]]:
+    """(run, basis.json) of the runs of a store, the latest first."""
+    found = []
+    for path in store.list("runs"):
+        if path.endswith("/basis.json") and path.count("/") == 2:
+            try:
+                document = json.loads(store.read(path))
+            except (OSError, ValueError):
+                continue
+            if document.get("version") == VERSION:
+                found.append((path.split("/")[1], document))
+    return sorted(found, key=lambda f: -f[1]["epoch"])
+
+
+def read_inputs(store: Store, run: str, source: str) -> dict[str, tuple[int, str]] | None:
+    """Path → (size, etag) of the input files of a source as a run saw them; None when that is not known."""
+    try:
+        table = pq.read_table(io.BytesIO(store.read(f"runs/{run}/inputs.parquet")),
+                              filters=[("source", "==", source)])
+    except (OSError, pa.ArrowInvalid):
+        return None
+    rows = zip(*(table[name].to_pylist() for name in ("path", "size", "etag")))
+    return {path: (size, etag) for path, size, etag in rows}

@@ -1,0 +1,236 @@
+"""Why a node is stale: `tokenmill plan --why NODE`. Which of its tasks have to run, because of what, and since when.
+
+A task is stale when the log has no record under its key. What the key was made of is compared with what the runs of
+this store have written down (`pipeline.plan.basis`): settings and thresholds, versions of stages, readers, tasks and
+libraries, contents of resource files, input files, the partition size. What a node only inherits is followed to the
+node where it began.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.driver import NodeState, survey
+from pipeline.engine.task import TaskSpec
+from pipeline.plan.basis import THRESHOLD, Ingredients, node_ingredients, plain_path, read_bases, read_inputs
+from pipeline.plan.estimate import open_plan
+from pipeline.plan.passes import Node
+from pipeline.recipe import Recipe
+from pipeline.recipe.errors import nearest
+from pipeline.redact import redact_json
+
+#: labels of tasks, or names of files, that are shown of a cause
+EXAMPLES = 5
+
+
+class UnknownNode(LookupError):
+    """--why names no node of the plan; the message names the nearest one."""
+
+
+@dataclass
+class Cause:
+    """One reason, and the stale tasks it accounts for (None: it cannot be said of how many)."""
+
+    what: str
+    tasks: int | None = None
+    examples: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"what": self.what, "tasks": self.tasks, "examples": self.examples}
+
+
+def explain(recipe: Recipe, store_root: str, name: str, *, verify_inputs: bool = False) -> dict[str, Any]:
+    """What is stale about the node `name` (a dataset's name means its last pass), as a document:
+
+        {"node", "state": fresh | stale | waits, "fresh", "stale", "pending", "compared_with": run or None,
+         "causes": [{"what", "tasks", "examples"}], "notes": [str], "upstream": [the same of the nodes it waits for]}
+
+    Nothing is run and nothing is written. Raises UnknownNode.
+    """
+    plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
+    states = {s.node.name: s for s in survey(plan.nodes, plan.log.get)}
+    found = next((n for n in (name, f"{name}:", f"shards:{name}") if n in states), None)
+    if found is None:
+        raise UnknownNode(f"--why {name}: there is no such node; "
+                          f"{nearest(name, [n.rstrip(':') for n in states])}")
+    made = redact_json(node_ingredients(plan.planner, plan.nodes))
+    return _Why(plan, states, made).of(found)
+
+
+class _Why:
+    def __init__(self, plan: Any, states: Mapping[str, NodeState], made: Mapping[str, Ingredients]) -> None:
+        self.plan, self.states, self.made = plan, states, made
+        self.bases = read_bases(plan.store)
+        #: where a run of the very same nodes is there, others with a node of the same name mean nothing
+        same = [b for b in self.bases if b[1]["nodes"].keys() == made.keys()]
+        self.bases = same or self.bases
+
+    def of(self, name: str) -> dict[str, Any]:
+        state = self.states[name]
+        node = state.node
+        run, was = next(((r, b["nodes"][name]) for r, b in self.bases if name in b["nodes"]), (None, None))
+        waits = state.unknown or bool(state.pending)
+        if state.stale:
+            causes = self._causes(node, state, run, was)
+        else:                                # nothing is known to be stale, but all that is to come will be
+            causes = [Cause(said) for said in differences(was, self.made[name])] if waits and was is not None else []
+        late = [d for d in node.deps if self.states[d].stale or self.states[d].pending or self.states[d].unknown]
+        if state.pending:
+            causes.append(Cause(f"{_tasks(state.pending)} of it will be known when {_list(late)} "
+                                f"{'is' if len(late) == 1 else 'are'} done: a part that comes out as it was is not "
+                                f"processed again", state.pending))
+        elif state.unknown:
+            causes.append(Cause(f"what of it is stale is known when {_list(late)} {'is' if len(late) == 1 else 'are'} "
+                                f"done: it looks at all of that at once"))
+        return {"node": name, "state": "stale" if state.stale else "waits" if waits else "fresh",
+                "fresh": state.fresh, "stale": state.stale, "pending": state.pending, "compared_with": run,
+                "causes": [c.to_json() for c in causes], "notes": self._notes(node, state),
+                "upstream": [self.of(d) for d in late]}
+
+    # -- causes --------------------------------------------------------------------------------------------------
+    def _causes(self, node: Node, state: NodeState, run: str | None, was: Ingredients | None) -> list[Cause]:
+        stale = [t for t in state.tasks if self.plan.log.get(t.key) is None]
+        if run is None or was is None:
+            said = "no run of this store has made it" if self.bases else "nothing was run in this store yet"
+            return [Cause(said, len(stale), _labels(stale))]
+        causes = [Cause(said, len(stale)) for said in differences(was, self.made[node.name])]
+        causes += self._of_inputs(node, stale, run, settled=bool(causes))
+        if not causes:
+            causes = self._of_parts(node, stale, run)
+        return causes
+
+    def _of_inputs(self, node: Node, stale: list[TaskSpec], run: str, settled: bool) -> list[Cause]:
+        """Input files that were added, removed or changed. `settled`: every task is stale anyway."""
+        read = [(t, [(t.origin or node.dataset, s["$file"]) for s in files]) for t in stale if (files := _files(t))]
+        causes = []
+        for source in dict.fromkeys(s for _, files in read for s, _ in files):
+            was = read_inputs(self.plan.store, run, source)
+            if was is None:
+                continue
+            now = {plain_path(f.path): (f.size, f.etag) for f in self.plan.planner.source_files(source)}
+            kinds = {"added": sorted(now.keys() - was.keys()), "removed": sorted(was.keys() - now.keys()),
+                     "changed": sorted(p for p in now.keys() & was.keys() if now[p] != was[p])}
+            left = [(t, {plain_path(p) for s, p in files if s == source}) for t, files in read]
+            left = [(t, paths) for t, paths in left if paths]
+            for kind in ("changed", "added"):
+                mine = [(t, paths) for t, paths in left if not paths.isdisjoint(kinds[kind])]
+                if mine or (kinds[kind] and settled):
+                    left = [x for x in left if x not in mine]
+                    causes.append(Cause(f"input files {kind} in source '{source}': {_some(kinds[kind])}", len(mine),
+                                        _labels(t for t, _ in mine)))
+            moved = [x for x in left if not settled and any(kinds.values())]
+            if kinds["removed"]:
+                causes.append(Cause(f"input files removed from source '{source}': {_some(kinds['removed'])}"
+                                    + ("; small files that shared a partition with them are packed anew" if moved
+                                       else ""), len(moved), _labels(t for t, _ in moved)))
+            elif moved:
+                causes.append(Cause(f"small files of source '{source}' packed anew, for files that are next to them "
+                                    f"were added or changed", len(moved), _labels(t for t, _ in moved)))
+        return causes
+
+    def _of_parts(self, node: Node, stale: list[TaskSpec], run: str) -> list[Cause]:
+        """Nothing of its own is different: its input parts are, or the run did not get so far."""
+        inherited = []
+        for dep in node.deps:
+            for before, basis in self.bases:
+                if dep in basis["nodes"] and (said := differences(basis["nodes"][dep], self.made[dep])):
+                    inherited += [f"{dep}: {s} (since run {before})" for s in said]
+                break
+        if inherited:
+            return [Cause(f"parts it reads came out different: {'; '.join(inherited[:EXAMPLES])}", len(stale))]
+        if not self.plan.store.exists(f"runs/{run}/plan.json"):
+            return [Cause(f"run {run} had the same settings and did not get to it", len(stale), _labels(stale))]
+        made = Counter(r.node for r in self.plan.log.records())
+        if not made[node.name] and not any(n.startswith(f"{node.name}/") for n in made):
+            return [Cause("it has no record in the log", len(stale), _labels(stale))]
+        upstream = [d for d in node.deps if not d.startswith("index:")]
+        if not upstream:
+            return [Cause("the log has no record under this key: the input was cut differently, or read under another "
+                          "path", len(stale), _labels(stale))]
+        return [Cause(f"parts of {_list(upstream)} are new or came out different from those it has processed",
+                      len(stale), _labels(stale))]
+
+    def _notes(self, node: Node, state: NodeState) -> list[str]:
+        notes = []
+        if state.replayed:
+            notes.append(f"{_tasks(state.replayed)} replay verdicts from stored signals: only documents whose verdict "
+                         f"changes are processed again")
+        condemned = {id for t in state.tasks for id in t.args.get("$volatile", {}).get("quarantined", ())}
+        if condemned and state.stale:
+            notes.append(f"{len(condemned):,} documents are in quarantine for these stages and will be skipped "
+                         f"(quarantine makes nothing stale)")
+        return notes
+
+
+# -- words -----------------------------------------------------------------------------------------------------------
+def differences(was: Ingredients, now: Ingredients) -> list[str]:
+    """What is different between two sets of ingredients, a line each; [] when nothing is."""
+    found = []
+    gone: set[str] = set()
+    if was.get("steps", []) != now.get("steps", []):
+        found.append(f"steps: {_chain(was.get('steps', []))} became {_chain(now.get('steps', []))}")
+        gone = set(was.get("steps", ())) ^ set(now.get("steps", ()))
+    for key in [*now, *(k for k in was if k not in now)]:
+        if key in ("steps", "signals") or key.removeprefix("step.").split(".")[0].split(" ")[0] in gone:
+            continue
+        a, b = was.get(key), now.get(key)
+        if a != b:
+            name = key.removesuffix(THRESHOLD)
+            found.append(f"{name}: {_value(a)} → {_value(b)}" + (
+                " (a threshold: verdicts are replayed)" if key.endswith(THRESHOLD) else ""))
+    if not found and was.get("signals") != now.get("signals"):
+        more = sorted(set(now.get("signals", ())) ^ set(was.get("signals", ())))
+        found.append(f"signals that steps before it write: {', '.join(more)}")
+    return found
+
+
+def _files(task: TaskSpec) -> list[dict[str, Any]]:
+    """The input files a task reads."""
+    if "file" in task.args and task.node.startswith("index:"):
+        return [task.args["file"]]
+    return list(task.args.get("slices", ()))
+
+
+def _labels(tasks: Iterable[TaskSpec]) -> list[str]:
+    return [t.label or t.key[:8] for t in tasks][:EXAMPLES]
+
+
+def _tasks(n: int) -> str:
+    return f"{n:,} task" + ("s" if n != 1 else "")
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - EXAMPLES
+    return ", ".join(names[:EXAMPLES]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(n.rstrip(":") for n in names)
+
+
+def _chain(steps: list[str]) -> str:
+    return " → ".join(steps) or "none"
+
+
+def _value(value: Any) -> str:
+    text = "nothing" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def lines(document: Mapping[str, Any], indent: str = "") -> list[str]:
+    """The explanation for people."""
+    state = {"fresh": "is fresh", "stale": f"{_tasks(document['stale'])} to run, {document['fresh']:,} fresh",
+             "waits": "waits"}[document["state"]]
+    out = [f"{indent}{document['node'].rstrip(':')}: {state}"
+           + (f"   (compared with run {document['compared_with']})" if document["compared_with"] else "")]
+    for cause in document["causes"]:
+        count = f"  [{_tasks(cause['tasks'])}]" if cause["tasks"] else ""
+        out.append(f"{indent}  because {cause['what']}{count}")
+        out += [f"{indent}      {label}" for label in cause["examples"] if cause["tasks"] is not None]
+    out += [f"{indent}  {note}" for note in document["notes"]]
+    for before in document["upstream"]:
+        out += lines(before, indent + "  ")
+    return out
