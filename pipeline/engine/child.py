@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from pipeline.engine import limits
 from pipeline.engine.attempt import run_attempt
-from pipeline.engine.faults import MEMORY_EXIT
+from pipeline.engine.faults import MEMORY_EXIT, hinders
 from pipeline.engine.inline import describe
 from pipeline.engine.task import Cursor, TaskSpec
 from pipeline.store.fs import Store
@@ -95,7 +95,8 @@ def _work(message: dict[str, Any], cursor: Cursor, empty: int) -> dict[str, Any]
     except MemoryError:
         os._exit(MEMORY_EXIT)                           # the cursor still says where
     except Exception as e:
-        return {"failed": describe(e), "traceback": traceback.format_exc()[-8000:]}
+        kind = "environment" if hinders(e) else "exception"
+        return {"failed": describe(e), "kind": kind, "traceback": traceback.format_exc()[-8000:]}
     finally:
         limits.limit_data(None)
     return {"record": record.to_json()}

@@ -8,14 +8,18 @@ supervisor feeds it deaths and does what it says next.
 3. The row it dies at is the suspect. It is *probed*: alone in a fresh child. Only if that dies too, of that row, is it
    condemned, and the partition is run again without it. If the probe passes, nobody is.
 
-Deaths outside any document (row -1), signals from outside (SIGKILL, SIGTERM), memory pressure of the node and stalled
-machines are the environment's: the attempt is repeated a few times, then handed back to the scheduler.
+Deaths outside any document (row -1) or while its record is read (stage -1), signals from outside (SIGKILL, SIGTERM),
+memory pressure of the node and stalled machines are the environment's: the attempt is repeated a few times, then handed
+back to the scheduler. So are a full disk and storage that does not answer, after a wait.
 """
 
 from __future__ import annotations
 
+import errno
 import signal
 from dataclasses import dataclass, field
+
+from pipeline.store.errors import FULL, EnvironmentFailure
 
 #: signals a process brings upon itself by what it executes
 _OWN = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP}
@@ -34,6 +38,7 @@ CPU_LIMIT = Fault("cpu_limit", True)
 MEMORY = Fault("memory", True)
 STALLED = Fault("stalled", False)
 PRESSURE = Fault("memory_pressure", False)
+ENDLESS = Fault("cpu_limit", False)     # of what is done outside documents: nobody is condemned, the task is wrong
 
 
 def classify(returncode: int) -> Fault:
@@ -49,6 +54,11 @@ def classify(returncode: int) -> Fault:
     if number in _OWN:
         return Fault(f"crash:{number.name}", True)
     return Fault(f"killed:{number.name}", False)        # the kernel's OOM killer, a preemption, an operator
+
+
+def hinders(error: Exception) -> bool:
+    """Whether an error a task raised is, for now, the machine's or the storage's fault and not the task's."""
+    return isinstance(error, EnvironmentFailure) or (isinstance(error, OSError) and error.errno in (*FULL, errno.EIO))
 
 
 #: memory that ran out while nothing but the task itself was at work
@@ -101,6 +111,14 @@ class Inquest:
                          f"it dies at row {self.rows[0] if self.rows else -1}, but that document alone is well")
         return False
 
+    def hindered(self, message: str) -> float:
+        """The child lives, but a disk was full or storage did not answer, however often it asked. Returns after how
+        many seconds to try again; raises GaveUp when that was often enough for this node."""
+        self.environment += 1
+        if self.environment > self.max_environment:
+            raise GaveUp("environment", message)
+        return 2.0 ** (self.environment - 1)
+
     def died(self, fault: Fault, cursor: tuple[int, int, int]) -> tuple[int, int, str] | None:
         """A child died with its cursor at (first row, last row, stage). Returns (row, stage, reason) when that condemns
         a document. Raises GaveUp when there is nothing left to try."""
@@ -111,7 +129,11 @@ class Inquest:
                 raise GaveUp("exception", f"child stood still {self.stalls} times, {_place(cursor)}: it waits for "
                                           f"something that does not come (a lock, storage, another process)")
             return None
-        if not fault.charged or first < 0:
+        if fault is ENDLESS:
+            raise GaveUp("exception", f"it computes {_place(cursor)} for longer than any input of its size should "
+                                      f"take: a reader or a step that does not come to an end; take the input it names "
+                                      f"out, or cut it into smaller files")
+        if not fault.charged or first < 0 or stage < 0:
             self.environment += 1
             if self.environment > self.max_environment:
                 raise GaveUp("exception" if fault.charged else "environment",
@@ -148,4 +170,6 @@ class Inquest:
 
 
 def _place(cursor: tuple[int, int, int]) -> str:
+    if cursor[0] >= 0 and cursor[2] < 0:
+        return f"while reading record {cursor[0]}"
     return f"at row {cursor[0]}, stage {cursor[2]}" if cursor[0] >= 0 else "outside any document"

@@ -18,11 +18,16 @@ from typing import Any
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
+#: nothing sound reads, sorts or learns from its input more slowly than this many bytes a CPU second
+READING_BYTES = 20_000
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits of one supervisor's children."""
 
     cpu_s: float = 60.0            # CPU seconds a document may take in one stage (a batch: times its rows)
+    reading_cpu_s: float = 1800.0  # the same outside documents, and a second more for each READING_BYTES of the task
     wall_s: float = 600.0          # seconds without cursor movement and without a second of CPU time: run again
     memory_share: float = 0.85     # of the cgroup (or machine): above it the largest child is killed
     recycle: int = 64              # tasks after which a child is replaced: libraries leak

@@ -18,9 +18,9 @@ from itertools import islice
 from typing import Any
 
 from pipeline.engine import limits as measure
-from pipeline.engine.faults import CPU_LIMIT, MEMORY, PRESSURE, STALLED, Fault, GaveUp, Inquest, classify
+from pipeline.engine.faults import CPU_LIMIT, ENDLESS, MEMORY, PRESSURE, STALLED, Fault, GaveUp, Inquest, classify
 from pipeline.engine.fingerprint import fingerprint
-from pipeline.engine.limits import Devices, Limits, visible_gpus
+from pipeline.engine.limits import READING_BYTES, Devices, Limits, visible_gpus
 from pipeline.engine.pools import OWN_MB, share
 from pipeline.engine.process import ChildProcess
 from pipeline.engine.scratch import Scratch, user_folder
@@ -39,6 +39,7 @@ class _Job:
     spec: TaskSpec
     inquest: Inquest
     started: float = 0.0     # monotonic, when its first child got it
+    rests: float = 0.0       # monotonic, until when it waits for the environment to recover
     overtaken: int = 0       # jobs that were behind it and started before it
     place: tuple[int, int, int] = (-1, -1, -1)      # of its cursor,
     since: float = 0.0       # when it moved there,
@@ -142,7 +143,10 @@ class Supervisor:
         if len(busy) >= self._allowed:
             return None
         taken = sum(j.spec.memory_mb for j in busy)
+        now = time.monotonic()
         for place, job in enumerate(self._queue):
+            if job.rests > now:
+                continue
             if (not busy or taken + job.spec.memory_mb <= self.memory_mb) and (
                     self._warm(job) or self._could_have(_share(job))):
                 for passed in islice(self._queue, place):
@@ -215,16 +219,19 @@ class Supervisor:
     def _answered(self, child: ChildProcess, message: dict[str, Any]) -> None:
         job = child.job
         child.finished()
-        if "failed" in message:
+        if message.get("kind") == "exception":
             self._event(job, "failed", kind="exception", message=message["failed"], traceback=message["traceback"])
         else:
             try:
-                if job.inquest.passed():
+                if "failed" in message:
+                    job.rests = time.monotonic() + job.inquest.hindered(message["failed"])
+                    self._queue.append(job)
+                elif job.inquest.passed():
                     self._event(job, "done", record=message["record"])
                 else:
                     self._queue.appendleft(job)
             except GaveUp as e:
-                self._event(job, "failed", kind=e.kind, message=str(e), traceback="")
+                self._event(job, "failed", kind=e.kind, message=str(e), traceback=message.get("traceback", ""))
         # a failed attempt is repeated in a child that has seen nothing: what it held may have been the reason
         if child.tasks >= self.limits.recycle or "failed" in message:
             self._bury(child)
@@ -268,8 +275,11 @@ class Supervisor:
             child.quiet_since, child.cpu_quiet = now, cpu
         if cursor != child.position:
             child.position, child.cpu_position = cursor, cpu
-        first, last, _ = cursor
-        if first >= 0 and cpu - child.cpu_position > self.limits.cpu_s * (last - first + 1):
+        (first, last, stage), used = cursor, cpu - child.cpu_position
+        if first < 0 or stage < 0:
+            if used > self.limits.reading_cpu_s + child.job.spec.weight / READING_BYTES:
+                return ENDLESS
+        elif used > self.limits.cpu_s * (last - first + 1):
             return CPU_LIMIT
         if memory > child.job.spec.memory_mb + child.empty_mb:
             return MEMORY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import time
@@ -143,6 +144,35 @@ class FailsFirst:
             raise OSError("storage hiccup")
         Path(out.path("ok.txt")).write_text("ok")
         return {"n": 1}
+
+
+class Full:
+    """Meets a full disk, `times` times."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        marks = Path(inputs.args["marks"])
+        n = len(list(marks.iterdir()))
+        (marks / str(n)).touch()
+        if n < inputs.args["times"]:
+            raise OSError(errno.ENOSPC, "No space left on device", "/scratch/x")
+        Path(out.path("ok.txt")).write_text("ok")
+        return {"n": 1}
+
+
+class Endless:
+    """A reader that never comes to the end of record 3."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        if inputs.args["record"] >= 0:
+            cursor.set(inputs.args["record"], inputs.args["record"], -1)
+        spin({})
+        return {}
 
 
 class SetupDies:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 
 import pytest
 
-from pipeline.engine.faults import CPU_LIMIT, MEMORY, PRESSURE, STALLED, GaveUp, Inquest, classify
+from pipeline.engine.faults import CPU_LIMIT, ENDLESS, MEMORY, PRESSURE, STALLED, GaveUp, Inquest, classify, hinders
+from pipeline.store.errors import EnvironmentFailure, StoreError
 
 SEGV = classify(-signal.SIGSEGV)
 OUTSIDE = classify(-signal.SIGKILL)
@@ -124,3 +126,36 @@ def test_condemnations_are_bounded():
     q.died(SEGV, (2, 2, 0))
     with pytest.raises(GaveUp, match="bad code, not bad data"):
         q.died(SEGV, (2, 2, 0))
+
+
+def test_what_happens_while_a_record_is_read_is_not_its_documents_fault():
+    q = Inquest()
+    for _ in range(3):
+        assert q.died(SEGV, (6, 6, -1)) is None
+    with pytest.raises(GaveUp, match="while reading record 6") as e:
+        q.died(SEGV, (6, 6, -1))
+    assert (e.value.kind, q.skip, q.mode) == ("exception", {}, "run")
+
+
+@pytest.mark.parametrize(("cursor", "place"), [((-1, -1, -1), "outside any document"),
+                                               ((12, 12, -1), "while reading record 12")])
+def test_what_never_ends_outside_documents_is_the_tasks_own_doing(cursor, place):
+    with pytest.raises(GaveUp, match=place) as e:
+        Inquest().died(ENDLESS, cursor)
+    assert e.value.kind == "exception"
+
+
+def test_the_environment_is_given_time_and_then_another_node():
+    q = Inquest()
+    assert [q.hindered("the disk is full") for _ in range(3)] == [1.0, 2.0, 4.0]
+    with pytest.raises(GaveUp, match="the disk is full") as e:
+        q.hindered("the disk is full")
+    assert (e.value.kind, q.skip) == ("environment", {})
+
+
+@pytest.mark.parametrize(("error", "verdict"), [
+    (EnvironmentFailure("x"), True), (OSError(errno.ENOSPC, "full"), True), (OSError(errno.EIO, "broken"), True),
+    (StoreError("x"), False), (OSError("a decoder's own"), False), (FileNotFoundError(errno.ENOENT, "x"), False),
+    (ValueError("x"), False)])
+def test_errors_that_are_the_machines(error, verdict):
+    assert hinders(error) is verdict

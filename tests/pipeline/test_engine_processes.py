@@ -198,6 +198,31 @@ def test_a_crash_in_set_up_fails_the_run_with_the_childs_last_words(processes):
     assert "loading the model" in caught.value.reasons[0]
 
 
+@pytest.mark.parametrize(("record", "place"), [(-1, "outside any document"), (3, "while reading record 3")])
+def test_what_computes_for_ever_outside_documents_fails_the_run_and_is_named(processes, record, place):
+    spec = t.spec(t.Endless, record=record)
+    with pytest.raises(TaskFailed, match=f"t 0 failed 1 times.*Endless.*\n.*it computes {place}"):
+        Scheduler(processes(1, reading_cpu_s=0.3, cpu_s=0.1), t.MemoryLog(), max_attempts=1).run([spec])
+
+
+def test_a_full_disk_is_waited_for_and_held_against_nobody(processes, tmp_path):
+    (tmp_path / "marks").mkdir()
+    spec = t.spec(t.Full, marks=str(tmp_path / "marks"), times=2)
+    [record] = Scheduler(processes(1), t.MemoryLog(), max_attempts=1).run([spec])
+    assert record.counters == {"n": 1} and len(list((tmp_path / "marks").iterdir())) == 3
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_its_name(processes, tmp_path, monkeypatch):
+    from pipeline.engine import faults, scheduler
+
+    monkeypatch.setattr(scheduler, "MAX_LOST", 1)
+    monkeypatch.setattr(faults.Inquest, "max_environment", 1)
+    (tmp_path / "marks").mkdir()
+    spec = t.spec(t.Full, marks=str(tmp_path / "marks"), times=99)
+    with pytest.raises(TaskFailed, match="No space left on device: '/scratch/x'"):
+        Scheduler(processes(1), t.MemoryLog(), max_attempts=1).run([spec])
+
+
 def test_an_exception_carries_its_traceback(processes):
     with pytest.raises(TaskFailed, match="no such thing as bread") as caught:
         Scheduler(processes(1), t.MemoryLog(), max_attempts=2).run([t.spec(t.Fails, what="bread")])
