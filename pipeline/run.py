@@ -67,6 +67,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
 
     def snapshot(doc: dict[str, Any]) -> None:
         log.verify()                              # a driver that was taken over leaves its successor's progress alone
+        backend.emit(name, doc)
         store.write(f"runs/{name}/progress.json", json.dumps(doc).encode())
 
     progress = Progress(show, snapshot, facts={"run": name, "attempt": attempt})

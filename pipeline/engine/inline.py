@@ -63,6 +63,9 @@ class InlineBackend:
             self.interruptible = False
         return [{"event": "done", "id": a["id"], "record": record.to_json()}]
 
+    def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
+        """Nobody watches but the terminal and the store."""
+
     def close(self) -> None:
         self._queue.clear()
         if hasattr(self, "_own"):

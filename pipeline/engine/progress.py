@@ -12,13 +12,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
+from pipeline.engine.metrics import OUTCOMES, outcomes
 from pipeline.engine.task import PartRecord, TaskSpec
 from pipeline.redact import redact
 from pipeline.store.fs import StoreError
@@ -43,6 +44,9 @@ class _Node:
     docs_run: int = 0
     quarantined: int = 0
     failed: int = 0             # attempts
+    retried: int = 0            # attempts, begun again
+    doubled: int = 0            # second attempts beside a slow one
+    outcomes_run: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))    # documents, run here
     running: int = 0
     cpu_s: float = 0.0
     started: float | None = None    # while tasks run; waiting for workers is not running
@@ -65,7 +69,9 @@ class _Node:
         return {"parts": self.parts, "done": self.done, "running": self.running, "reused": self.fresh,
                 "bytes": self.weight,
                 "bytes_done": self.weight_done, "docs": self.docs, "quarantined": self.quarantined,
-                "failed_attempts": self.failed, "cpu_s": round(self.cpu_s, 2), "seconds": round(self.seconds(now), 1),
+                "failed_attempts": self.failed, "retried": self.retried, "doubled": self.doubled,
+                "bytes_run": self.weight_run, "documents_run": dict(self.outcomes_run),
+                "cpu_s": round(self.cpu_s, 2), "seconds": round(self.seconds(now), 1),
                 "bytes_per_s": round(rate), "docs_per_s": round(self.docs_run / s, 1),
                 "eta_s": 0 if left == 0 else round(left / rate) if rate else None}
 
@@ -124,6 +130,8 @@ class Progress:
         node.weight_done += spec.weight
         node.weight_run += spec.weight
         node.docs_run += docs_in(record)
+        for outcome, n in outcomes(record.counters).items():
+            node.outcomes_run[outcome] += n
         node.cpu_s += record.cpu_s
         self._count(node, record)
         if node.done == node.parts:
@@ -143,6 +151,15 @@ class Progress:
             del self.failures[next(iter(self.failures))]
         self._event("failed", node=spec.node, key=spec.key, label=spec.label, kind=kind, message=message)
         self._say(f"{spec.node}: {spec.label or spec.key}: {message} ({kind}, trying again)")
+
+    def repeated(self, spec: TaskSpec) -> None:
+        """A task waits for another attempt, because one failed, or was lost or given back by its worker."""
+        self.nodes[spec.node].retried += 1
+
+    def doubled(self, spec: TaskSpec) -> None:
+        """A straggler got a second attempt beside the first."""
+        self.nodes[spec.node].doubled += 1
+        self._event("doubled", node=spec.node, key=spec.key, label=spec.label)
 
     def condemned(self, spec: TaskSpec, row: int, reason: str) -> None:
         self._event("condemned", node=spec.node, key=spec.key, label=spec.label, row=row, reason=reason)

@@ -69,6 +69,9 @@ class Backend(Protocol):
     def wait(self, timeout: float) -> list[dict[str, Any]]:
         """Events, as soon as there are any, after `timeout` seconds at the latest."""
 
+    def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
+        """Show a snapshot of the run's progress to whoever watches the cluster (metrics on Ray); elsewhere nothing."""
+
     def close(self) -> None:
         """Leave no process and no scratch file behind."""
 
@@ -91,6 +94,8 @@ class Listener(Protocol):
     def planned(self, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> None: ...
     def done(self, spec: TaskSpec, record: PartRecord) -> None: ...
     def failed(self, spec: TaskSpec, kind: str, message: str) -> None: ...
+    def repeated(self, spec: TaskSpec) -> None: ...
+    def doubled(self, spec: TaskSpec) -> None: ...
     def condemned(self, spec: TaskSpec, row: int, reason: str) -> None: ...
     def hanging(self, spec: TaskSpec, row: int, stage: int, seconds: float) -> None: ...
     def running(self, slots: int, tasks: list[tuple[TaskSpec, float, int]]) -> None: ...
@@ -315,6 +320,8 @@ class Scheduler:
                 continue
             if self.backend.room_for(*spec.kind) > 0:
                 self._dispatch(spec)
+                if self.progress:
+                    self.progress.doubled(spec)
 
     # -- failure -------------------------------------------------------------------------------------------------
     def _failed(self, spec: TaskSpec, event: dict[str, Any]) -> None:
@@ -335,6 +342,8 @@ class Scheduler:
         """Soon, so that a hopeless run ends soon."""
         if not any(f.spec.key == spec.key for f in self._flights.values()):
             self._again.append(spec)
+            if self.progress:
+                self.progress.repeated(spec)
 
     def _show(self, running: list[dict[str, Any]]) -> None:
         if self.progress:
