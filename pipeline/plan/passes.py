@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeline.engine.queue import Records
 from pipeline.engine.task import PartRecord, TaskSpec, content_key
-from pipeline.plan.inputs import InputError, SourceFile, list_source
+from pipeline.plan.inputs import InputError, Listings, SourceFile, list_source
 from pipeline.plan.split import Partition, needs_index, partitions
 from pipeline.recipe.model import Recipe, Step
 from pipeline.store.temp import Spilled
@@ -136,6 +136,7 @@ class Planner:
         self.target = recipe.run.partition
         self.verify = verify_inputs
         self.warnings: list[str] = []                    # found while planning, for people
+        self.listings: Listings = {}                     # of remote sources: asked once a plan
         self.files: dict[str, list[SourceFile]] = {}
         self.passes: dict[str, list[_PassPlan]] = {}     # dataset → its passes
         self.barriers: dict[str, tuple[str, Barrier, list[str], list[str]]] = {}
@@ -268,7 +269,8 @@ class Planner:
         if name not in self.files:
             source = self.recipe.sources[name]
             self.files[name] = list_source(name, source.path, base=self.recipe.base, root=source.root,
-                                           suffixes=reader_class(source.read).suffixes, verify=self.verify)
+                                           suffixes=reader_class(source.read).suffixes, verify=self.verify,
+                                           warnings=self.warnings, listings=self.listings)
         return self.files[name]
 
     def reader_arg(self, name: str) -> dict[str, Any]:
