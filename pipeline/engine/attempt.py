@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.engine.task import Cursor, FileInfo, Inputs, Out, PartRecord, TaskSpec, ref_contents
+from pipeline.store.errors import disk_full
 from pipeline.store.fs import Store
 from stages.catalog import load
 
@@ -40,8 +41,10 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
     try:
         inputs = Inputs(spec, store, folder, skip=skip, only=only, batch_rows=batch_rows)
         out = Out(folder, ref_contents(spec.args))
-        counters = load(spec.task).run(inputs, cursor, out)
+        with disk_full(folder):
+            counters = load(spec.task).run(inputs, cursor, out)
         cursor.clear()
+        inputs.check()
         attempt = f"{name}-{uuid.uuid4().hex[:8]}"
         files = {} if only is not None else _deliver(spec, store, attempt, out)
         return PartRecord(

@@ -19,17 +19,21 @@ Counters are nested dicts of numbers: leaves add up, keys starting with `max_` t
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import mmap
 import os
+import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from pipeline.store.fs import Store
+from pipeline.store.errors import ChangedFile
+from pipeline.store.fs import Needs, Store
+from stages.stage import file_sha256
 
 if TYPE_CHECKING:
     import numpy as np
@@ -165,6 +169,30 @@ class ChangedInput(Exception):
     """A file is not what it was when the run was planned."""
 
 
+def _changed(ref: Mapping[str, Any]) -> ChangedInput:
+    return ChangedInput(f"{ref['$file']} (below {ref['root']}) changed since the run was planned; run again")
+
+
+def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
+    """Whether a local file is the one that was planned: by size and time, or by its hash where that was asked for."""
+    try:
+        info = os.stat(path)
+    except FileNotFoundError:
+        return False
+    if info.st_size != ref["size"]:
+        return False
+    hashed = re.fullmatch(r"(?:sha256:)?([0-9a-f]{64})", ref["etag"])
+    if hashed is None:
+        return not ref["etag"].isdecimal() or str(info.st_mtime_ns) == ref["etag"]
+    return _sha256(path, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns) == hashed[1]
+
+
+@functools.lru_cache(4096)
+def _sha256(path: str, *identity: int) -> str:
+    """Hash of a file; its partitions are many, and a process reads it for the first of them alone."""
+    return file_sha256(path)
+
+
 class Cursor:
     """The crash cursor: (first row, last row, stage) of what is being worked on, three aligned int64.
 
@@ -201,21 +229,33 @@ class Inputs:
         self.only = None if only is None else frozenset(only)
         #: largest number of documents between two cursor positions; 1 while a dead batch is replayed one by one
         self.batch_rows = batch_rows
+        self._read: dict[str, Mapping[str, Any]] = {}        # input files on this disk that were handed out
 
-    def fetch(self, ref: Mapping[str, Any]) -> str:
-        """Path on local disk of a `$ref` or `$file` (downloaded to scratch unless it is local already).
+    def fetch(self, ref: Mapping[str, Any], needs: Needs | None = None) -> str:
+        """Path on local disk of a `$ref` or `$file`, not to be written to. What is not local already is downloaded,
+        through the cache of this machine; of a remote `$file` only the ranges that `needs` asks for.
 
         Raises ChangedInput when an input file is not the one that was planned: results must not stand under its key.
         """
         if "$ref" in ref:
-            return self.store.fetch(ref["$ref"], self.scratch)
-        path = Store(ref["root"]).fetch(ref["$file"], self.scratch)
-        stat = os.stat(path)
-        local = "://" not in ref["root"] or ref["root"].startswith("file://")
-        dated = local and ref["etag"].isdecimal()
-        if stat.st_size != ref["size"] or (dated and str(stat.st_mtime_ns) != ref["etag"]):
-            raise ChangedInput(f"{ref['$file']} (below {ref['root']}) changed since the run was planned; run again")
+            return self.store.fetch(ref["$ref"], self.scratch, size=ref.get("bytes"))
+        store = Store(ref["root"])
+        if store.local is None:
+            try:
+                return store.fetch(ref["$file"], self.scratch, size=ref["size"], version=ref["etag"], needs=needs)
+            except (ChangedFile, FileNotFoundError) as e:
+                raise _changed(ref) from e
+        path = store.at(ref["$file"])
+        self._read[path] = ref
+        if not _unchanged(path, ref):
+            raise _changed(ref)
         return path
+
+    def check(self) -> None:
+        """Raise ChangedInput when an input file on this disk is not what it was when it was fetched."""
+        for path, ref in self._read.items():
+            if not _unchanged(path, ref):
+                raise _changed(ref)
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
         """Records of one bucket of an exchange file (`Out.segments`), read-only; only they are read."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fnmatch
 import glob
 import os
+import re
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
-import fsspec
-
+from pipeline.store.remote import connect, version_of
+from pipeline.store.retry import patiently
 from stages.stage import file_sha256
 
 
@@ -57,13 +61,22 @@ def common_root(roots: list[str]) -> str:
     return "/".join(shared) or "/"
 
 
+#: what the target of a link answers that is not there, or is the link itself
+_NOWHERE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
+#: what was listed during one plan, by address: a bucket is not asked twice
+Listings = dict[str, list[tuple[str, int, str]]]
+
+
 def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | None = None,
-                suffixes: tuple[str, ...] = (), verify: bool = False) -> list[SourceFile]:
+                suffixes: tuple[str, ...] = (), verify: bool = False, warnings: list[str] | None = None,
+                listings: Listings | None = None) -> list[SourceFile]:
     """Files of source `name`, sorted by relative path.
 
     A pattern is a file, a directory (its files with one of `suffixes`, recursively; all when empty) or a glob with
     `**`; relative ones start at `base` (the recipe's folder). `root` is what relative paths count from; by default the
-    directory before the first wildcard. `verify` hashes the contents instead of trusting size and time.
+    directory itself, or the one before the first wildcard: on a disk as in a bucket, so that both give the same
+    documents. Links to folders are followed, but never around a loop; `warnings` gets what was passed over. `verify`
+    hashes the contents instead of trusting size and time.
     """
     remote = [p for p in patterns if "://" in p]
     if remote and verify:
@@ -71,7 +84,10 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
                          f"own, which always count")
     if remote and len(remote) != len(patterns):
         raise InputError(f"source '{name}': local and remote paths in one source; make two sources of them")
-    found = (_remote if remote else _local)(name, patterns, base, root, suffixes)
+    if remote:
+        found = _remote(name, patterns, root, suffixes, {} if listings is None else listings)
+    else:
+        found = _local(name, patterns, base, root, suffixes, [] if warnings is None else warnings)
     files = []
     for rel, full_root, size, etag in sorted(set(found)):
         if verify and not remote:
@@ -80,59 +96,156 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
     return files
 
 
-def _local(name: str, patterns: list[str], base: str, root: str | None,
-           suffixes: tuple[str, ...]) -> list[tuple[str, str, int, str]]:
+def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes: tuple[str, ...],
+           warnings: list[str]) -> list[tuple[str, str, int, str]]:
     full = [os.path.abspath(os.path.join(base, os.path.expanduser(p))) for p in patterns]
     dirs = [p if os.path.isdir(p) else fixed_prefix(p) for p in full]
     top = os.path.abspath(os.path.join(base, os.path.expanduser(root))) if root else common_root(dirs)
     found = []
+    passed_over: list[str] = []
     for pattern, given in zip(full, patterns):
-        if os.path.isdir(pattern):
-            paths = [os.path.join(d, f) for d, _, names in os.walk(pattern) for f in names]
-            paths = [p for p in paths if not suffixes or p.lower().endswith(suffixes)]
-        elif glob.has_magic(pattern) and not os.path.exists(pattern):
-            paths = [p for p in glob.glob(pattern, recursive=True) if os.path.isfile(p)]
-        else:
-            paths = [pattern] if os.path.isfile(pattern) else []
-        if not paths:
-            raise InputError(f"source '{name}': no file matches '{given}' (looked in {os.path.dirname(pattern)}); "
-                             f"check `path:` of the source, or pass --input")
+        try:
+            if os.path.isdir(pattern):
+                paths = [p for p in _matching(pattern, ["**"], (), hidden=True)
+                         if not suffixes or p.lower().endswith(suffixes)]
+            elif glob.has_magic(pattern) and not os.path.exists(pattern):
+                prefix = fixed_prefix(pattern)
+                parts = os.path.relpath(pattern, prefix).split("/")
+                paths = list(_matching(prefix, parts, (), hidden=False)) if os.path.isdir(prefix) else []
+            else:
+                paths = [pattern] if os.path.lexists(pattern) else []
+                if paths and not os.path.isfile(pattern):
+                    raise InputError(f"source '{name}': '{given}' is a link to nothing, or no regular file; mend "
+                                     f"`path:`")
+        except OSError as e:
+            raise InputError(f"source '{name}': cannot read '{e.filename}': {e.strerror}; give this user permission, "
+                             f"or leave it out of `path:`") from e
+        count = len(found)
         for p in paths:
             try:
                 info = os.stat(p)
             except OSError as e:
-                raise InputError(f"source '{name}': cannot read '{p}': {e.strerror}") from e
+                if e.errno not in _NOWHERE:
+                    raise InputError(f"source '{name}': cannot read '{p}': {e.strerror}") from e
+                passed_over.append(p)
+                continue
+            if stat.S_ISDIR(info.st_mode):
+                continue                                     # a glob matches folders, too
+            if not stat.S_ISREG(info.st_mode):
+                passed_over.append(p)
+                continue
             if not os.access(p, os.R_OK):
                 raise InputError(f"source '{name}': no permission to read '{p}'")
             rel = os.path.relpath(p, top)
             if rel.startswith(".."):
                 raise InputError(f"source '{name}': '{p}' is outside its root '{top}'; set `root:` to one above it")
             found.append((rel.replace(os.sep, "/"), top, info.st_size, str(info.st_mtime_ns)))
+        if len(found) == count:
+            raise InputError(f"source '{name}': no file matches '{given}' (looked in {os.path.dirname(pattern)}); "
+                             f"check `path:` of the source, or pass --input")
+    if passed_over:
+        shown = ", ".join(repr(os.path.relpath(p, top)) for p in sorted(passed_over)[:3])
+        warnings.append(f"source '{name}': {len(passed_over)} passed over for being links to nothing, or no regular "
+                        f"files: {shown}{' …' if len(passed_over) > 3 else ''}; mend or remove them")
     return found
 
 
-def _remote(name: str, patterns: list[str], base: str, root: str | None,
-            suffixes: tuple[str, ...]) -> list[tuple[str, str, int, str]]:
-    scheme = patterns[0].split("://")[0]
-    top = root or common_root([fixed_prefix(p) for p in patterns])
-    if len(top.split("/")) < 3 or not top.split("/")[2]:
+def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...], hidden: bool) -> Iterator[str]:
+    """Paths below `folder` that match the components `parts` of a pattern, as `glob.glob` has it, but through no folder
+    that it is inside of already (`above`: device and inode of each). `hidden`: names with a dot in front match, too."""
+    info = os.stat(folder)
+    here = (info.st_dev, info.st_ino)
+    if here in above:
+        return
+    part, rest = parts[0], parts[1:]
+    if not glob.has_magic(part):
+        path = os.path.join(folder, part)
+        if rest and os.path.isdir(path):
+            yield from _matching(path, rest, above, hidden)
+        elif not rest and os.path.lexists(path):
+            yield path
+        return
+    if part == "**" and rest:
+        yield from _matching(folder, rest, above, hidden)
+    fits = re.compile(fnmatch.translate(part)).match
+    with os.scandir(folder) as entries:
+        names = sorted((e.name, _is_folder(e)) for e in entries)
+    for entry, is_folder in names:
+        if entry.startswith(".") and not hidden and not part.startswith("."):
+            continue
+        path = os.path.join(folder, entry)
+        if part == "**":
+            if is_folder:
+                yield from _matching(path, parts, (*above, here), hidden)
+            elif not rest:
+                yield path
+        elif fits(entry):
+            if not rest:
+                yield path
+            elif is_folder:
+                yield from _matching(path, rest, (*above, here), hidden)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as e:
+        if e.errno not in _NOWHERE:
+            raise
+        return False
+
+
+def _remote(name: str, patterns: list[str], root: str | None, suffixes: tuple[str, ...],
+            listings: Listings) -> list[tuple[str, str, int, str]]:
+    places = {p.split("://")[0] + "://" + p.split("://")[1].split("/")[0] for p in patterns}
+    if len(places) > 1 or any(glob.has_magic(p) for p in places):
         raise InputError(f"source '{name}': its paths lie in different buckets ({', '.join(patterns)}); "
                          f"make a source of each")
-    found = []
+    dirs, found = [], []
     for pattern in patterns:
-        fs, path = fsspec.core.url_to_fs(pattern)
-        cut = len(fs._strip_protocol(top).rstrip("/")) + 1
-        if glob.has_magic(path):
-            infos = fs.glob(path, detail=True)
-        else:
-            infos = fs.find(path, detail=True)
-        infos = {p: i for p, i in infos.items() if i["type"] == "file"}
-        if not glob.has_magic(path) and path not in infos and suffixes:
-            infos = {p: i for p, i in infos.items() if p.lower().endswith(suffixes)}
-        if not infos:
-            raise InputError(f"source '{name}': no object matches '{pattern}'")
-        for p, info in infos.items():
-            etag = info.get("VersionId") or info.get("ETag") or info.get("etag") or str(info.get("mtime", ""))
-            found.append((PurePosixPath(p[cut:]).as_posix(), top if "://" in top else f"{scheme}://{top}",
-                          int(info["size"]), str(etag).strip('"')))
-    return found
+        folder, entries = _listed(pattern.rstrip("/"), listings)
+        if folder == pattern.rstrip("/") and suffixes:
+            entries = [e for e in entries if e[0].lower().endswith(suffixes)]
+        if not entries:
+            raise InputError(f"source '{name}': no object matches '{pattern}'; check `path:` of the source, or pass "
+                             f"--input")
+        dirs.append(folder)
+        found += entries
+    top = (root or common_root(dirs)).rstrip("/")
+    files = []
+    for url, size, etag in found:
+        if not url.startswith(top + "/"):
+            raise InputError(f"source '{name}': '{url}' is outside its root '{top}'; set `root:` to one above it")
+        files.append((url[len(top) + 1:], top, size, etag))
+    return files
+
+
+def _listed(pattern: str, listings: Listings) -> tuple[str, list[tuple[str, int, str]]]:
+    """(folder that relative paths count from, objects as (URL, size, version)) of a pattern."""
+    folder = fixed_prefix(pattern)
+    if glob.has_magic(pattern):
+        if pattern not in listings:
+            listings[pattern] = _glob(folder, pattern)
+        return folder, listings[pattern]
+    if pattern not in listings:
+        name = pattern[len(folder) + 1:] if folder.count("/") >= 2 else ""
+        one = connect(folder).head(name) if name else None
+        below = [one] if one else connect(pattern).list("")
+        listings[pattern] = [(f"{folder if one else pattern}/{e.path}", e.size, e.version) for e in below]
+    alone = [url for url, _, _ in listings[pattern]] == [pattern]
+    return folder if alone else pattern, listings[pattern]
+
+
+def _glob(folder: str, pattern: str) -> list[tuple[str, int, str]]:
+    remote = connect(folder)
+    cut = len(remote.prefix) + 1
+    dotted = any(part.startswith(".") for part in pattern.split("/"))
+    full = remote.at(pattern[len(folder) + 1:])
+    found = patiently("list", pattern, lambda: remote.fs.glob(full, detail=True))
+    entries = []
+    for path, info in sorted(found.items()):
+        rel = path[cut:]
+        # as on a disk: a wildcard does not match a name with a dot in front
+        if info["type"] == "file" and (dotted or not any(part.startswith(".") for part in rel.split("/"))):
+            entries.append((f"{folder}/{rel}", int(info["size"] or 0), version_of(info)))
+    return entries

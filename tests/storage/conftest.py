@@ -1,0 +1,40 @@
+"""Fixtures of the tests against a real S3 protocol: a server a session, a bucket a test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.storage.s3_server import S3Server
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory) -> Iterator[S3Server]:
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto.server")
+    server = S3Server(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch, tmp_path) -> Iterator[S3Server]:
+    """The server, behaving well, with this process set up to talk to it and a cache of its own."""
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+    s3_server.trouble(None)
+    yield s3_server
+    s3_server.trouble(None)
+
+
+@pytest.fixture
+def bucket(s3) -> str:
+    """URL of a new bucket."""
+    import s3fs
+
+    name = f"t-{uuid.uuid4().hex}"
+    s3fs.S3FileSystem(skip_instance_cache=True).mkdir(name)
+    return f"s3://{name}"

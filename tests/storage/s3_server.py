@@ -1,0 +1,162 @@
+"""An S3 server on the loopback for the tests: moto's, in a process of its own, behind a proxy that can misbehave.
+
+    server = S3Server(folder); server.environment() → what a process needs to talk to it
+    server.trouble(lambda method, path, n: "503" | "slow down" | "drop" | "cut" | "hang" | "lost reply" | None)
+
+The proxy forwards one request after the other of each connection, unchanged, and does what `trouble` says about it:
+answers by itself (`503`, `slow down`), closes without an answer (`drop`), answers half of the body (`cut`), performs the
+request and closes without passing the answer on (`lost reply`), or keeps silent until the client gives up (`hang`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+Trouble = Callable[[str, str, int], str | None]
+KEYS = {"AWS_ACCESS_KEY_ID": "testing-key-id", "AWS_SECRET_ACCESS_KEY": "very-secret-testing-key"}
+_ERROR = ('<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>{}</Message>'
+          '<RequestId>1</RequestId></Error>')
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Proxy
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _forward(self) -> None:
+        body = self._body()
+        what = self.server.decide(self.command, self.path)
+        if what in ("503", "slow down"):
+            code = "SlowDown" if what == "slow down" else "ServiceUnavailable"
+            self._answer(503, [("Content-Type", "application/xml")], _ERROR.format(code, "not now").encode())
+            return
+        if what == "drop":
+            self._break()
+            return
+        if what == "hang":
+            time.sleep(self.server.hang_s)
+            self._break()
+            return
+        upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=60)
+        try:
+            headers = {k: v for k, v in self.headers.items()
+                       if k.lower() not in ("connection", "expect", "transfer-encoding", "content-length")}
+            upstream.request(self.command, self.path, body, {**headers, "Content-Length": str(len(body))})
+            got = upstream.getresponse()
+            data = got.read()
+        finally:
+            upstream.close()
+        if what == "lost reply":
+            self._break()
+            return
+        kept = [(k, v) for k, v in got.getheaders()
+                if k.lower() not in ("connection", "transfer-encoding", "content-length", "server", "date")]
+        size = got.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
+        self._answer(got.status, kept, data, size, cut=what == "cut")
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward  # noqa: N815
+
+    def _body(self) -> bytes:
+        if self.headers.get("Expect", "").lower() == "100-continue":
+            self.send_response_only(100)
+            self.end_headers()
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            data = b""
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                data += self.rfile.read(size)
+                self.rfile.readline()
+            while self.rfile.readline().strip():
+                pass
+            return data
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], data: bytes, size: str | None = None,
+                cut: bool = False) -> None:
+        self.send_response_only(status)
+        for k, v in headers:
+            self.send_header(k, v)
+        self.send_header("Content-Length", size if size is not None else str(len(data)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            if self.command != "HEAD":
+                self.wfile.write(data[:len(data) // 2] if cut else data)
+            self.wfile.flush()
+        if cut:
+            self._break()
+
+    def _break(self) -> None:
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Proxy(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, upstream: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream, self.hang_s = upstream, 5.0
+        self.trouble: Trouble | None = None
+        self.lock = threading.Lock()
+        self.seen: list[tuple[str, str]] = []
+
+    def decide(self, method: str, path: str) -> str | None:
+        with self.lock:
+            self.seen.append((method, path))
+            return self.trouble(method, path, len(self.seen) - 1) if self.trouble else None
+
+    def handle_error(self, *_: object) -> None:
+        pass                                            # clients that give up are what we are here for
+
+
+class S3Server:
+    def __init__(self, folder: Path) -> None:
+        said = open(folder / "moto.log", "w+")  # noqa: SIM115
+        # port 0: the system picks a free one, and the server says which
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"],
+            stdout=said, stderr=subprocess.STDOUT, env={**os.environ, **KEYS, "PYTHONUNBUFFERED": "1"})
+        deadline = time.monotonic() + 60
+        while (found := re.search(r"http://127\.0\.0\.1:(\d+)", (folder / "moto.log").read_text())) is None:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"moto's server does not start: {(folder / 'moto.log').read_text()[-2000:]}")
+            time.sleep(0.05)
+        self.proxy = _Proxy(int(found[1]))
+        threading.Thread(target=self.proxy.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.proxy.server_port}"
+
+    def environment(self) -> dict[str, str]:
+        return {**KEYS, "AWS_ENDPOINT_URL": self.url, "AWS_DEFAULT_REGION": "us-east-1",
+                "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull,
+                "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+
+    def trouble(self, decide: Trouble | None) -> None:
+        with self.proxy.lock:
+            self.proxy.trouble = decide
+            self.proxy.seen.clear()
+
+    @property
+    def requests(self) -> list[tuple[str, str]]:
+        """(method, path) since `trouble` was called last."""
+        with self.proxy.lock:
+            return list(self.proxy.seen)
+
+    def close(self) -> None:
+        self.proxy.shutdown()
+        self.proxy.server_close()
+        self.process.kill()
+        self.process.wait()
