@@ -64,7 +64,8 @@ class Supervisor:
         own_print = fingerprint(libraries or [])
         if witness is not None:                  # a file the driver wrote into the store
             own_print["sees_store"] = Store(store).exists(witness)
-        self._env = {"NUMBA_CACHE_DIR": str(user_folder() / f"numba-{own_print['code'][:16]}"), **os.environ}
+        self._env = {"NUMBA_CACHE_DIR": str(user_folder() / f"numba-{own_print['code'][:16]}"),
+                     "TOKENMILL_CACHE": str(user_folder(scratch) / "cache"), **os.environ}
         self._allowed = slots                    # fewer once memory got short
         self._queue: deque[_Job] = deque()
         self._children: list[ChildProcess] = []
