@@ -223,7 +223,7 @@ class Scheduler:
         if self._stop is None:
             self._hand_out()
         verdicts = False
-        for event in self.backend.wait(0.5):
+        for event in self.backend.wait(0.0 if self._queue.unread else 0.5):
             match event["event"]:
                 case "done" if event["id"] in self._flights:
                     self._commit(event)
