@@ -41,15 +41,15 @@ class Document:
     {file, offset, record, sub} as in contracts §4. `side` collects rows for side tables, by stage name.
     """
 
-    __slots__ = ("_text", "_views", "charset", "date", "id", "language", "locator", "loss_spans", "meta", "mime",
-                 "raw", "side", "signals", "source", "url")
+    __slots__ = ("_size", "_text", "_views", "charset", "date", "id", "language", "locator", "loss_spans", "meta",
+                 "mime", "raw", "side", "signals", "source", "url")
 
     def __init__(self, id: str, text: str = "", *, source: str = "", url: str = "", language: str = "",
                  date: str | None = None, raw: bytes | None = None, mime: str = "", charset: str = "",
                  locator: dict[str, Any] | None = None, meta: dict[str, Any] | None = None,
                  signals: dict[str, float] | None = None,
                  loss_spans: list[dict[str, int]] | None = None) -> None:
-        self.id, self._text, self._views = id, text, {}
+        self.id, self._text, self._views, self._size = id, text, {}, -1
         self.source, self.url, self.language, self.date = source, url, language, date
         self.raw, self.mime, self.charset = raw, mime, charset
         self.locator = locator or {}
@@ -65,8 +65,15 @@ class Document:
     @text.setter
     def text(self, value: str) -> None:
         if value is not self._text:
-            self._text = value
-            self._views = {}
+            self._text, self._views, self._size = value, {}, -1
+
+    @property
+    def text_bytes(self) -> int:
+        """UTF-8 bytes of the text (a lone surrogate counts three)."""
+        if self._size < 0:
+            text = self._text
+            self._size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        return self._size
 
     def view(self, name: str, make: Any) -> Any:
         """The cached view `name` of the text, made by `make(text)` at first use."""

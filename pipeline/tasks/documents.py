@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -27,12 +28,12 @@ import pyarrow.parquet as pq
 from pipeline.engine.task import ChangedInput, Counters, Cursor, Inputs, Out
 from pipeline.recipe.code import import_planned
 from pipeline.store.parts import PartWriter, document_schema, read_documents
-from pipeline.store.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row
+from pipeline.store.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row, to_blame
 from pipeline.tasks.replay import Earlier, thresholds, without_zeros
+from pipeline.tasks.storable import check, language_label, restore, scrub_row, state_of
 from stages.catalog import load, reader_class
 from stages.document import BadRecord, Document
 from stages.read.reader import Skipped, Slice
-from stages.scrub.pii import scrub_value
 from stages.stage import Stage, file_sha256
 
 #: documents (or bytes of raw input) held between two looks at the clock and the writers; decides nothing about text
@@ -51,11 +52,10 @@ class Step:
     label: str          # "0:html": its place and name, the name of its counters
     stage: Stage
     foreign: bool = False   # not ours: what it writes is checked
+    side: str = ""          # name of its side table: two dedups of one pass may want signatures of different kinds
 
-    @property
-    def side(self) -> str:
-        """Name of its side table: two dedups of one pass may want signatures of different kinds."""
-        return f"{self.name}-{self.key[:8]}"
+    def __post_init__(self) -> None:
+        self.side = f"{self.name}-{self.key[:8]}"
 
 
 _loaded: dict[str, Step] = {}
@@ -113,6 +113,8 @@ class _Run:
         hidden = self.args.get("$volatile", {}).get("quarantined", {})
         keys = {s.key for s in self.steps}
         self.condemned = {id: q for id, q in hidden.items() if q["stage_key"] in keys}
+        #: documents and bytes kept, by what the counters tell apart: one look-up a document instead of three
+        self.tally: dict[tuple[str, str, int], list[int]] = {}
         self.earlier = self._earlier()
         self.counters: Counters = {
             "read": {}, "in": {}, "kept": {}, "dropped_bytes": {}, "quarantined": {}, "languages": {},
@@ -145,7 +147,7 @@ class _Run:
         for arg in self.args["slices"]:
             piece = Slice(self.args["source"], arg["$file"], arg.get("start", 0), arg.get("stop"),
                           arg.get("ordinal", 0))
-            yield from reader.read(self.inputs.fetch(arg), piece)
+            yield from reader.read(self.inputs.fetch(arg, partial(reader.needs, piece)), piece)
 
     def _part(self, part: dict[str, Any]) -> Iterator[Document]:
         removed: dict[int, dict[str, Any]] = {}
@@ -182,32 +184,40 @@ class _Run:
         where = self.args.get("where") or {}
         seen = self.counters["read"].setdefault(self.args["source"], {"records": 0, "skipped": {}, "bad": {}}) \
             if "source" in self.args else {"records": 0}
+        only, suspects, records = self.inputs.only, bool(self.inputs.skip or self.condemned), 0
         for row, record in enumerate(self.records()):
-            if where and isinstance(record, Document) and not all(getattr(record, k) in v for k, v in where.items()):
+            bad = isinstance(record, BadRecord)
+            if where and not bad and not all(getattr(record, k) in v for k, v in where.items()):
                 continue
-            seen["records"] += 1
-            if self.inputs.only is not None and row not in self.inputs.only:
+            records += 1
+            if only is not None and row not in only:
                 continue
-            if isinstance(record, Skipped):
-                _add(seen["skipped"], record.reason, 1)
-                continue
-            if isinstance(record, BadRecord):
-                _add(seen["bad"], record.reason, 1)
-                self._note(record.id, self.args.get("source", ""), record.locator, "read", record.reason, record.detail)
+            if bad:
+                self._unreadable(record, seen)
                 continue
             size += self._count_in(record)
-            if not self._condemned_before(row, record):
+            if not (suspects and self._condemned_before(row, record)):
                 batch.append((row, record))
             if len(batch) >= limit or size >= BATCH_BYTES:
                 self._process(batch)
                 batch, size = [], 0
         self._process(batch)
+        seen["records"] = records
         self.cursor.clear()
         return self._close()
 
+    def _unreadable(self, record: BadRecord, seen: dict[str, Any]) -> None:
+        if isinstance(record, Skipped):
+            _add(seen["skipped"], record.reason, 1)
+        else:
+            _add(seen["bad"], record.reason, 1)
+            self._note(record.id, self.args.get("source", ""), record.locator, "read", record.reason, record.detail)
+
     def _count_in(self, doc: Document) -> int:
-        size = len(doc.raw) if doc.raw is not None else _utf8(doc.text)
-        into = self.counters["in"].setdefault(doc.source, {"docs": 0, "bytes": 0})
+        size = len(doc.raw) if doc.raw is not None else doc.text_bytes
+        into = self.counters["in"].get(doc.source)
+        if into is None:
+            into = self.counters["in"][doc.source] = {"docs": 0, "bytes": 0}
         into["docs"] += 1
         into["bytes"] += size
         return size
@@ -239,6 +249,10 @@ class _Run:
                                                if doc.id not in self.earlier.skipped], -1)
         verdicts, failures = self._through(self.steps, todo)
         self.cursor.clear()
+        if not (settled or verdicts or failures):
+            for _, doc in batch:
+                self._keep(doc)
+            return
         for row, doc in batch:
             if row in settled:
                 was, fate = settled[row]
@@ -265,78 +279,102 @@ class _Run:
                 break
             stats = self.counters["stages"][step.label]
             # with `signals: all` dropped documents come along for their signals; they are in nobody's funnel
-            stats["in"] += sign * sum(row not in verdicts for row, _ in alive)
-            stats["bytes_in"] += sign * sum(_payload(d) for row, d in alive if row not in verdicts)
+            counted = [d for row, d in alive if row not in verdicts] if verdicts else [d for _, d in alive]
+            stats["in"] += sign * len(counted)
+            stats["bytes_in"] += sign * sum([_payload(d) for d in counted])
             began = time.thread_time()
             judged = self._apply(place, step, alive, verdicts, failures)
             alive = []
-            for (row, doc), reason in judged:
-                if reason is not None and row not in verdicts:
+            for item, reason in judged:
+                if reason is None:
+                    alive.append(item)
+                    continue
+                row, doc = item
+                if row not in verdicts:
                     verdicts[row] = (step.name, reason)
                     _add(stats["dropped"].setdefault(reason, {}), doc.source, sign)
                 # with `signals: all` a dropped document goes on through filters, to have every signal stored
-                if reason is None or not (self.until_drop or step.stage.extracts):
-                    alive.append((row, doc))
+                if not (self.until_drop or step.stage.extracts):
+                    alive.append(item)
             if step.side in self.sides:
                 for _, doc in alive:
                     if step.stage.name in doc.side:
                         doc.side[step.side] = doc.side.pop(step.stage.name)
             stats["cpu_s"] += time.thread_time() - began
-            stats["bytes_out"] += sign * sum(_utf8(d.text) for row, d in alive if row not in verdicts)
-        for row, doc in batch:
+            stats["bytes_out"] += sign * sum([d.text_bytes for row, d in alive if row not in verdicts])
+        for row, doc in batch if verdicts else ():
             if row in verdicts:
-                _add(self.counters["dropped_bytes"], doc.source, sign * _utf8(doc.text))
+                _add(self.counters["dropped_bytes"], doc.source, sign * doc.text_bytes)
         return verdicts, failures
 
     def _apply(self, place: int, step: Step, alive: list[tuple[int, Document]], verdicts: dict[int, tuple[str, str]],
                failures: dict[int, tuple[str, str, str]]) -> list[tuple[tuple[int, Document], str | None]]:
         """(item, verdict) of those that did not fail."""
-        stage, after = step.stage, []
+        stage, foreign, after = step.stage, step.foreign, []
+        whole: list[str | None] | None = None           # verdicts of the batch
         if stage.batched and len(alive) > 1:
             self.cursor.set(alive[0][0], alive[-1][0], place)
-            before = [(d.text, d.language, dict(d.signals), dict(d.meta)) for _, d in alive]
+            before = [state_of(d) for _, d in alive]
             try:
-                return list(zip(alive, stage.process_batch([d for _, d in alive]), strict=True))
+                whole = list(stage.process_batch([d for _, d in alive]))
+                if len(whole) != len(alive):
+                    raise ValueError(f"{len(whole)} verdicts about {len(alive)} documents")
             except MemoryError:
                 raise
             except Exception:                       # find the culprit: as they were, one by one
+                whole = None
                 for (_, doc), state in zip(alive, before):
-                    doc.text, doc.language, doc.signals, doc.meta = state
-        for row, doc in alive:
-            self.cursor.set(row, row, place)
-            facts = (dict(doc.meta), dict(doc.signals)) if step.foreign else None
+                    restore(doc, state)
+            if whole is not None and not foreign:
+                return list(zip(alive, whole))
+        point, state = self.cursor.set, None
+        process = (lambda doc: stage.process_batch([doc])[0]) if stage.batched else stage.process
+        for i, item in enumerate(alive):
+            row, doc = item
+            point(row, row, place)
+            if foreign:
+                state = state_of(doc) if whole is None else before[i]
             try:
-                reason = stage.process_batch([doc])[0] if stage.batched else stage.process(doc)
-                if step.foreign:
-                    _check(doc)
+                reason = process(doc) if whole is None else whole[i]
+                if foreign:
+                    check(doc, reason, state)
             except MemoryError:
                 raise
             except Exception as e:
-                if isinstance(e, ImportError) or (isinstance(e, OSError) and e.errno is not None):
+                if not to_blame(e):
                     raise                           # a full disk, a missing library: no document is to blame
-                if facts is not None:
-                    doc.meta, doc.signals = facts   # what it wrote before it failed may not be storable
+                if state is not None:
+                    restore(doc, state)             # what it wrote before it failed may not be storable
                 if row not in verdicts:
                     failures[row] = (step.name, f"error:{type(e).__name__}", str(e))
                 continue
-            after.append(((row, doc), reason))
+            after.append((item, reason))
         return after
 
     # -- writing -------------------------------------------------------------------------------------------------
     def _keep(self, doc: Document) -> None:
         self.kept.write(doc)
-        for name, side in self.sides.items():
-            if name in doc.side:
-                side.write({"row": self.kept_rows, "id": doc.id, **doc.side[name]})
+        for name in doc.side:
+            if name in self.sides:
+                self.sides[name].write({"row": self.kept_rows, "id": doc.id, **doc.side[name]})
         self.kept_rows += 1
-        into = self.counters["kept"].setdefault(doc.source, {"docs": 0, "bytes": 0})
-        into["docs"] += 1
-        into["bytes"] += _utf8(doc.text)
-        _add(self.counters["languages"].setdefault(doc.source, {}), doc.language, 1)
-        _add(self.counters["lengths"].setdefault(doc.source, {}), str(max(len(doc.text), 1).bit_length() - 1), 1)
+        kind = doc.source, doc.language, len(doc.text).bit_length()
+        into = self.tally.get(kind)
+        if into is None:
+            into = self.tally[kind] = [0, 0]
+        into[0] += 1
+        into[1] += doc.text_bytes
+
+    def _count_kept(self) -> None:
+        for (source, language, bits), (docs, size) in self.tally.items():
+            into = self.counters["kept"].setdefault(source, {"docs": 0, "bytes": 0})
+            into["docs"] += docs
+            into["bytes"] += size
+            _add(self.counters["languages"].setdefault(source, {}), language_label(language), docs)
+            _add(self.counters["lengths"].setdefault(source, {}), str(max(bits, 1) - 1), docs)
 
     def _drop(self, doc: Document, stage: str, reason: str) -> None:
-        doc.text, doc.url, doc.meta = scrub_value(doc.text), scrub_value(doc.url), scrub_value(doc.meta)
+        scrub_row(doc)
         self.dropped.write(doc, reason=reason, stage=stage)
 
     def _note(self, id: str, source: str, locator: dict[str, Any], stage: str, reason: str, detail: str) -> None:
@@ -344,6 +382,7 @@ class _Run:
         self.quarantine.write(quarantine_row(id, source, locator, stage, reason, detail))
 
     def _close(self) -> Counters:
+        self._count_kept()
         for name, writer in (("kept.parquet", self.kept), ("dropped.parquet", self.dropped)):
             writer.close()
             self.out.note(name, rows=writer.rows, content=writer.content, meta={"text_bytes": writer.text_bytes})
@@ -359,21 +398,9 @@ class _Run:
         return self.counters
 
 
-def _check(doc: Document) -> None:
-    """What a stage wrote must be storable; if not, that is this document's error, not the run's."""
-    if doc.meta:
-        json.dumps(doc.meta)
-    for name, value in doc.signals.items():
-        doc.signals[name] = float(value)
-
-
 def _add(into: dict[str, int], key: str, n: int) -> None:
     into[key] = into.get(key, 0) + n
 
 
-def _utf8(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
 def _payload(doc: Document) -> int:
-    return len(doc.raw) if doc.raw is not None and not doc.text else _utf8(doc.text)
+    return len(doc.raw) if doc.raw is not None and not doc.text else doc.text_bytes

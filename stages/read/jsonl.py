@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stages.document import BadRecord, Document, document_id
-from stages.read.reader import Reader, Slice, Split, bad, check_file, locator, skipped
-from stages.read.streams import Damaged, Stream, read_lines
+from stages.read.reader import BEYOND, Reader, Slice, Split, bad, check_file, locator, skipped
+from stages.read.streams import Damaged, Stream, coding_of, read_lines
 from stages.stage import StageConfig, signal
 
 #: deepest nesting of a line: far below where Python gives up, which depends on who calls
@@ -71,6 +71,13 @@ class Jsonl(Reader):
         return make_document(slice, ordinal, offset, text, lambda key: _at(row, key), self.config,
                              surrogates=b"\\u" in line)
 
+    def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
+        """A slice is its own bytes, and those that tell how the file is compressed; to split one that is compressed
+        takes no more than these."""
+        if coding_of(read(0, 10)):
+            return [(0, BEYOND)] if slice is None else None
+        return None if slice is None or slice.stop is None else [(0, 10), (slice.start, slice.stop)]
+
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
         """Pieces at line ends; a compressed file is read in one piece."""
         size = check_file(local, path)
@@ -130,19 +137,27 @@ def make_document(slice: Slice, ordinal: int, offset: int, text: str, get: Any, 
     spell and UTF-8 cannot, become U+FFFD."""
     doc = Document(document_id(slice.source, slice.path, "", ordinal), clean(text) if surrogates else text,
                    source=slice.source, locator=locator(slice.path, offset, ordinal))
-    for field in ("url", "date", "language"):
-        key = getattr(config, field)
+    if config.url and (value := get(config.url)) is not None:
+        doc.url = clean(str(value))
+    if config.date and (value := get(config.date)) is not None:
+        doc.date = clean(str(value))
+    if config.language and (value := get(config.language)) is not None:
+        doc.language = clean(str(value))
+    if config.id and (value := get(config.id)) is not None:
+        doc.meta["id"] = _json(value)
+    for key in config.keep:
         if key and (value := get(key)) is not None:
-            setattr(doc, field, clean(str(value)))
-    for name, key in (("id", config.id), *((k, k) for k in config.keep)):
-        if key and (value := get(key)) is not None:
-            if type(value) is str:
-                doc.meta[name] = clean(value)
-                continue
-            # NaN and Infinity are no JSON, though Python reads and writes them
-            plain = clean(json.dumps(value, default=str, ensure_ascii=False))
-            doc.meta[name] = json.loads(plain, parse_constant=lambda _: None)
+            doc.meta[key] = _json(value)
     return doc
+
+
+def _json(value: Any) -> Any:
+    """A value as it is read back from JSON."""
+    if type(value) is str:
+        return clean(value)
+    # NaN and Infinity are no JSON, though Python reads and writes them
+    plain = clean(json.dumps(value, default=str, ensure_ascii=False))
+    return json.loads(plain, parse_constant=lambda _: None)
 
 
 def clean(text: str) -> str:

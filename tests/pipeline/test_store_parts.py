@@ -18,10 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pipeline.store import parts
 from pipeline.store.parts import DuplicateId, PartWriter, RowDigester, document_schema, read_documents
 from stages.document import Document
+from tests.pipeline.parts_reference import content_of
 
 SIGNALS = ("zeta", "alpha", "lines")
 
@@ -240,3 +243,55 @@ def test_surrogates_and_odd_values(tmp_path):
     assert doc.text == "lone \ufffd pair \U0001f600 low \ufffd"
     assert (doc.url, doc.meta, doc.locator["file"]) == ("\ufffd", {"k": "\ufffd"}, "caf\ufffd.warc")
     assert doc.signals == {"alpha": 1.0, "lines": 3.0, "zeta": 0.5, "bytes": float(len(doc.text.encode()))}
+
+
+_odd = st.text(st.characters(codec=None, exclude_categories=()), max_size=8)
+_json = st.recursive(st.none() | st.booleans() | st.integers(-2**40, 2**40) | _odd,
+                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_odd, inner, max_size=3), max_leaves=5)
+_span = st.fixed_dictionaries({"start": st.integers(0, 99), "end": st.integers(0, 99)})
+
+
+@st.composite
+def any_document(draw, number: int) -> Document:
+    ours = draw(st.booleans())
+    some = draw(st.sampled_from(["%032x", "%032X", "doc %d", "%031x\u00fc"]))
+    id = f"{draw(st.integers(0, 3)):016x}{number:016x}" if ours else some % number
+    place = {"file": draw(_odd), "offset": draw(st.none() | st.integers(0, 2**62)), "record": number,
+             "sub": draw(st.none() | _odd)}
+    return Document(
+        id, draw(_odd) * draw(st.sampled_from([1, 1, 40])), source=draw(st.sampled_from(["web", "wiki"])),
+        url=draw(_odd), language=draw(st.sampled_from(["", "en"])), date=draw(st.none() | _odd), locator=place,
+        meta=draw(st.dictionaries(_odd, _odd, max_size=3) | st.dictionaries(_odd, _json, max_size=3)),
+        signals={s: draw(st.floats(allow_nan=False) | st.booleans() | st.integers(-9, 9))
+                 for s in SIGNALS if draw(st.booleans())},
+        loss_spans=draw(st.none() | st.lists(_span, max_size=3)))
+
+
+@pytest.mark.hypothesis
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data(), st.integers(0, 12), st.booleans(), st.integers(1, 5))
+def test_any_documents_have_the_content_of_the_plain_description(tmp_path, data, n, dropped, rows):
+    docs = [data.draw(any_document(i)) for i in range(n)]
+    wanted = content_of([(d, "r" if dropped else None, "s" if dropped else None) for d in docs], SIGNALS, dropped)
+    before, parts.BATCH_ROWS = parts.BATCH_ROWS, rows
+    try:
+        writer = PartWriter(str(tmp_path / "p.parquet"), document_schema(SIGNALS, dropped))
+        for doc in docs:
+            writer.write(doc, **({"reason": "r", "stage": "s"} if dropped else {}))
+        writer.close()
+    finally:
+        parts.BATCH_ROWS = before
+    assert writer.content == wanted
+
+
+@pytest.mark.parametrize("name", ["{:032x}", "{:032X}", "{:x}", "doc {}"])
+def test_twins_are_found_whatever_their_ids_look_like(tmp_path, name):
+    for twin in (None, 3):
+        writer = PartWriter(str(tmp_path / "p.parquet"), document_schema())
+        for i in [*range(40), *([] if twin is None else [twin])]:
+            writer.write(Document(name.format(i << (64 if i % 2 else 0)), "x"))
+        if twin is None:
+            writer.close()
+        else:
+            with pytest.raises(DuplicateId, match=name.format(twin << 64)):
+                writer.close()
