@@ -108,11 +108,11 @@ def mask(row: dict[str, Any], chars: int = 0) -> None:
         text = row["text"]
         row["text"] = scrub_text(text[:chars + MARGIN])[:chars] if chars else scrub_text(text)
         row["chars"] = len(text)
-    for name in ("url", "detail", "file", "locator"):
+    for name in ("url", "detail", "file", "locator", "language", "date"):
         if row.get(name):
             row[name] = scrub_value(row[name])
     if row.get("meta"):     # JSON in a string: scrubbed as such it may end up as no JSON
-        row["meta"] = json.dumps(scrub_value(json.loads(row["meta"])), sort_keys=True, ensure_ascii=False)
+        row["meta"] = json.dumps(scrub_value(json.loads(row["meta"]), keys=True), sort_keys=True, ensure_ascii=False)
 
 
 def card(row: dict[str, Any]) -> str:

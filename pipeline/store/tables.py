@@ -19,8 +19,9 @@ QUARANTINE_SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("f
 
 def quarantine_row(id: str, source: str, locator: Mapping[str, Any], stage: str, reason: str,
                    detail: str = "") -> dict[str, Any]:
-    return {"id": id, "source": source, "file": locator.get("file") or "", "record": locator.get("record"),
-            "stage": stage, "reason": reason, "detail": scrub_text(detail[:5000])[:500]}
+    return {"id": id, "source": source, "file": scrub_text(locator.get("file") or ""),
+            "record": locator.get("record"), "stage": stage, "reason": reason,
+            "detail": scrub_text(detail[:5000])[:500]}
 
 
 def to_blame(error: Exception) -> bool:

@@ -149,6 +149,15 @@ class _Run:
                           arg.get("ordinal", 0))
             yield from reader.read(self.inputs.fetch(arg, partial(reader.needs, piece)), piece)
 
+    def _announced(self) -> Iterator[tuple[int, Document | BadRecord]]:
+        """The records with their numbers. The cursor says which one is being read: there is no stage before the first.
+        """
+        point = self.cursor.set
+        point(0, 0, -1)
+        for row, record in enumerate(self.records()):
+            yield row, record
+            point(row + 1, row + 1, -1)
+
     def _part(self, part: dict[str, Any]) -> Iterator[Document]:
         removed: dict[int, dict[str, Any]] = {}
         if part.get("removed"):
@@ -185,7 +194,7 @@ class _Run:
         seen = self.counters["read"].setdefault(self.args["source"], {"records": 0, "skipped": {}, "bad": {}}) \
             if "source" in self.args else {"records": 0}
         only, suspects, records = self.inputs.only, bool(self.inputs.skip or self.condemned), 0
-        for row, record in enumerate(self.records()):
+        for row, record in self._announced():
             bad = isinstance(record, BadRecord)
             if where and not bad and not all(getattr(record, k) in v for k, v in where.items()):
                 continue

@@ -88,8 +88,9 @@ def scrub_text(text: str) -> str:
     return replace_ipv6(replace_ipv4(replace_emails(text)[0])[0])[0]
 
 
-def scrub_value(value: Any, scrub: Callable[[str], str] = scrub_text) -> Any:
-    """`value` (what JSON holds) with every string in it scrubbed, however deep; the keys of objects stay."""
+def scrub_value(value: Any, scrub: Callable[[str], str] = scrub_text, *, keys: bool = False) -> Any:
+    """`value` (what JSON holds) with every string in it scrubbed, however deep; the keys of objects stay unless they
+    are asked for (`keys`; of two that become one, the later one's value stays)."""
     found = [value]
     todo: list[list[Any] | dict[Any, Any]] = [found]    # no recursion: records may be nested deeper than Python allows
     while todo:
@@ -98,7 +99,9 @@ def scrub_value(value: Any, scrub: Callable[[str], str] = scrub_text) -> Any:
             if isinstance(item, str):
                 inside[key] = scrub(item)
             elif isinstance(item, (dict, list, tuple)):
-                inside[key] = copy = dict(item) if isinstance(item, dict) else list(item)
+                copy: list[Any] | dict[Any, Any] = list(item) if not isinstance(item, dict) else {
+                    scrub(k) if keys and isinstance(k, str) else k: v for k, v in item.items()}
+                inside[key] = copy
                 todo.append(copy)
     return found[0]
 

@@ -1,0 +1,95 @@
+"""What a document may hold to be stored, and what of it may be shown.
+
+Stages that are not ours write what they like: every column is checked after each of them, so that a wrong type is the
+error of that document, by name, and not of the part it stands in. Rows of dropped and quarantined documents are made to
+be looked at: everything a page could have written into them passes the scrubber.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from stages.document import Document
+from stages.scrub.pii import scrub_text, scrub_value
+
+#: what counts as the name of a language in counters, which are seen by people and merged over all parts
+_LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,16}", re.ASCII)
+OTHER = "other"
+#: longest reason of a verdict, characters: reasons are keys of counters, too
+LONGEST_REASON = 200
+
+
+def language_label(language: str) -> str:
+    """The language as counters call it: a column of the input may hold anything."""
+    return language if _LANGUAGE.fullmatch(language) else OTHER
+
+
+def scrub_row(doc: Document) -> None:
+    """Take personal data out of everything a dropped document shows (its id, source and signals hold none)."""
+    doc.text, doc.url, doc.language = scrub_text(doc.text), scrub_text(doc.url), scrub_text(doc.language)
+    if doc.date is not None:
+        doc.date = scrub_text(doc.date)
+    doc.locator, doc.meta = scrub_value(doc.locator), scrub_value(doc.meta, keys=True)
+
+
+#: everything of a document that is stored
+_FIELDS = ("id", "source", "url", "language", "date", "loss_spans")
+State = tuple[Any, ...]
+
+
+def state_of(doc: Document) -> State:
+    """What `restore` needs to undo all that a stage does to a document."""
+    return (doc.text, dict(doc.locator), dict(doc.meta), dict(doc.signals), dict(doc.side),
+            *(getattr(doc, name) for name in _FIELDS))
+
+
+def restore(doc: Document, state: State) -> None:
+    doc.text, doc.locator, doc.meta, doc.signals, doc.side, *rest = state
+    for name, value in zip(_FIELDS, rest):
+        setattr(doc, name, value)
+
+
+def check(doc: Document, reason: Any, before: State) -> None:
+    """Raises TypeError or ValueError for what a stage made of a document, and its verdict, when that cannot be stored.
+    Signals become floats."""
+    if reason is not None and not (isinstance(reason, str) and 0 < len(reason) <= LONGEST_REASON):
+        raise TypeError(f"the stage returned {_shown(reason)}: None keeps a document, a reason (a string of at most "
+                        f"{LONGEST_REASON} characters) drops it")
+    if (doc.id, doc.source) != before[5:7]:
+        raise ValueError("the stage changed the id or the source of the document, which are what it is known by")
+    for name in ("text", "url", "language"):
+        if not isinstance(value := getattr(doc, name), str):
+            raise TypeError(f"the stage set {name} to {_shown(value)}, it must be a string")
+    if doc.date is not None and not isinstance(doc.date, str):
+        raise TypeError(f"the stage set date to {_shown(doc.date)}, it must be a string or None")
+    if type(doc.meta) is not dict:
+        raise TypeError(f"the stage set meta to {_shown(doc.meta)}, it must be a dict")
+    if doc.meta:
+        json.dumps(doc.meta, sort_keys=True)
+    if type(doc.signals) is not dict:
+        raise TypeError(f"the stage set signals to {_shown(doc.signals)}, it must be a dict")
+    for name, value in doc.signals.items():
+        doc.signals[name] = float(value)
+    _check_places(doc)
+
+
+def _check_places(doc: Document) -> None:
+    """Locator ({file, sub: string, offset, record: 64-bit integer}, or less) and spans ([{start, end}])."""
+    if type(doc.locator) is not dict:
+        raise TypeError(f"the stage set locator to {_shown(doc.locator)}, it must be a dict")
+    for name, kind in (("file", str), ("sub", str), ("offset", int), ("record", int)):
+        value = doc.locator.get(name)
+        if value is not None and not (isinstance(value, str) if kind is str else
+                                      type(value) is int and -2**63 <= value < 2**63):
+            raise TypeError(f"the stage set locator.{name} to {_shown(value)}, it must be {kind.__name__}")
+    if doc.loss_spans is not None and not (type(doc.loss_spans) is list and all(
+            type(s) is dict and s.keys() == {"start", "end"} and all(type(v) is int and 0 <= v < 2**63
+                                                                     for v in s.values()) for s in doc.loss_spans)):
+        raise TypeError("the stage set loss_spans to something else than None or a list of {start, end}")
+
+
+def _shown(value: Any) -> str:
+    """A wrong value by its type: what it holds may be the document."""
+    return f"{value!r}" if isinstance(value, (bool, int, float)) or value is None else f"a {type(value).__name__}"
