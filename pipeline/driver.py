@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.engine.scheduler import Scheduler
-from pipeline.engine.task import FileInfo, PartRecord, TaskSpec
+from pipeline.engine.task import FileInfo, PartRecord, TaskSpec, merge_counters
 from pipeline.plan.passes import DOCUMENTS, Node, PassResult, Work
 from pipeline.store.dataset import stream_quarantine
 
@@ -138,24 +138,45 @@ def _pending(spec: TaskSpec | None) -> PartRecord:
     return PartRecord(key, DOCUMENTS, node, PENDING, {"kept.parquet": FileInfo("", 0, "", "")}, {})
 
 
-def check_error_rate(node: Node, records: Iterable[PartRecord], allowed: float) -> None:
-    """Raise when a pass, or the encoding of a token stream, lost more than `allowed` of its documents to errors (reader
-    errors do not count)."""
+def check_error_rate(node: Node, records: Iterable[PartRecord], allowed: float, *, picks: bool = False) -> list[str]:
+    """Raise TooManyErrors when a pass, or the encoding of a token stream, lost more than `allowed` of its documents to
+    errors. Records that could not be read do not count there: what is to be said about sources that lost more than that
+    of them, or that gave no document at all, is returned. `picks`: a `where` leaves out documents of the sources."""
     reasons: dict[str, int] = {}
+    sources: dict[str, dict[str, Any]] = {}
     seen = 0
     for record in records:
         seen += sum(s["docs"] for s in record.counters.get("in", {}).values())
         if node.kind == "shards":                # documents of these are the encoded ones, and the lost ones
             seen += sum(record.counters[split]["docs"] for split in ("train", "val"))
             seen += sum(record.counters["quarantined"].values())
-        unreadable = {r for read in record.counters.get("read", {}).values() for r in read["bad"]}
+        read = record.counters.get("read", {})
+        merge_counters(sources, read)
+        unreadable = {r for source in read.values() for r in source["bad"]}
         for reason, n in record.counters.get("quarantined", {}).items():
             if reason not in unreadable:
                 reasons[reason] = reasons.get(reason, 0) + n
     lost = sum(reasons.values())
     if seen and lost > max(10, allowed * seen):
-        listing = ", ".join(f"{r} × {n}" for r, n in sorted(reasons.items(), key=lambda x: -x[1])[:8])
         folder = stream_quarantine(node.name.removeprefix("shards:")) if node.kind == "shards" else node.dataset
         raise TooManyErrors(
-            f"{node.name}: {lost} of {seen} documents failed ({lost / seen:.1%}, allowed {allowed:.1%}): {listing}. "
-            f"Look at quarantine/{folder}/, mend the stage, or raise `run.max_error_rate`")
+            f"{node.name}: {lost} of {seen} documents failed ({lost / seen:.1%}, allowed {allowed:.1%}): "
+            f"{_listing(reasons)}. Look at quarantine/{folder}/, mend the stage, or raise `run.max_error_rate`")
+    return [said for name, read in sources.items() if (said := _reading(node, name, read, allowed, picks))]
+
+
+def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, picks: bool) -> str:
+    """What a user should hear about how a source could be read; "" when it could."""
+    total, bad, skipped = read["records"], sum(read["bad"].values()), sum(read["skipped"].values())
+    where = f"look at quarantine/{node.dataset}/ and see that `read:` of the source and its settings fit its files"
+    if total == bad + skipped and not (picks and not bad):
+        why = _listing({**read["skipped"], **read["bad"]}) or "its files hold none"
+        return f"source '{source}' gave no document, {total} records were read ({why}); {where}"
+    if bad > allowed * total:
+        return (f"source '{source}': {bad} of {total} records could not be read ({bad / total:.1%}): "
+                f"{_listing(read['bad'])}; {where}")
+    return ""
+
+
+def _listing(reasons: dict[str, int]) -> str:
+    return ", ".join(f"{r} × {n}" for r, n in sorted(reasons.items(), key=lambda x: (-x[1], x[0]))[:8])

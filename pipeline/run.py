@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from pipeline.driver import check_error_rate, drive
+from pipeline.driver import TooManyErrors, check_error_rate, drive
 from pipeline.engine.attend import GRACE_S, attending
 from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Backend, Scheduler
@@ -86,21 +86,29 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
         write_basis(store, name, planner, nodes, log.epoch)
         scheduler = Scheduler(backend, log, progress, dispatch_seed=dispatch_seed, grace_s=grace_s)
         done: dict[str, Any] = {}
+        max_error_rate = float(recipe.run.max_error_rate)
+        read_badly: dict[str, None] = {}
 
         def finished(node: Node, result: Any) -> None:
             done[node.name] = result
             if node.kind == "pass":
-                check_error_rate(node, result.records, float(recipe.run.max_error_rate))
+                picks = bool(recipe.datasets[node.dataset].where)
+                try:
+                    said = check_error_rate(node, result.records, max_error_rate, picks=picks)
+                    read_badly.update(dict.fromkeys(said))
+                except TooManyErrors:
+                    _publish_quarantine(store, log, planner, node, done)
+                    raise
             if node.publishes:
                 _publish(store, log, planner, node, done)
             if node.kind == "shards":
                 _publish_lost(store, log, node, result)
-                check_error_rate(node, result.encoded, float(recipe.run.max_error_rate))
+                check_error_rate(node, result.encoded, max_error_rate)
 
         with attending(store, name, attempt, lambda: scheduler.stop(grace_s=GRACE_S)):
             results = drive(nodes, scheduler, finished)
         log.flush()
-        warnings = [*recipe.warnings, *planner.warnings]
+        warnings = [*recipe.warnings, *planner.warnings, *read_badly]
         log.verify()
         shards = _finish_tokens(recipe, store, name, results, warnings)
         store.write(f"runs/{name}/plan.json", json.dumps(plan_document(planner, nodes, warnings), indent=1).encode())
@@ -152,6 +160,14 @@ def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapp
     passes = [results[p.name].records for p in planner.passes[node.dataset]]
     publish(store, node.dataset, passes[-1], dropped=chain.from_iterable(passes),
             quarantine=chain.from_iterable(passes), verify=log.verify)
+
+
+def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
+    """Link what the passes of a dataset quarantined so far: an error message is about to name the folder."""
+    log.flush()
+    log.verify()
+    passes = [results[p.name].records for p in planner.passes[node.dataset] if p.name in results]
+    publish_quarantine(store, node.dataset, chain.from_iterable(passes), log.verify)
 
 
 def _publish_lost(store: Store, log: Log, node: Node, result: StreamResult) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 from pathlib import Path
 
+import pyarrow.dataset as ds
 import pytest
 
 from tests.corpus import sentences, warc, write_warcs
@@ -106,3 +107,43 @@ def test_a_store_that_cannot_be_written(tmp_path):
     done = run(tmp_path, WEB)
     assert done.returncode == 1
     assert str(tmp_path / "store") in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("read", "said"), [
+    ("read: jsonl, path: in.json, text: txet", "gave no document, 30 records were read (missing_text × 30)"),
+    ("read: warc, path: in.json", "gave no document")])
+def test_a_source_that_gives_nothing_is_not_passed_over_in_silence(tmp_path, read, said):
+    (tmp_path / "in.json").write_text("".join(json.dumps({"text": f"Number {i}"}) + "\n" for i in range(30)))
+    done = run(tmp_path, f"version: 1\nsources: {{web: {{{read}}}}}\ndatasets: {{all: {{from: web, steps: []}}}}\n")
+    assert done.returncode == 0, done.stderr
+    [warning] = json.loads(done.stdout.splitlines()[-1])["warnings"]
+    assert "source 'web'" in warning and said in warning and "quarantine/all/" in warning
+
+
+FAILS = """
+from stages.stage import Stage
+
+
+class Fails(Stage):
+    name = "fails"
+
+    def process(self, doc):
+        raise LookupError("nothing there")
+"""
+
+
+def test_the_folder_an_error_names_is_there(tmp_path):
+    (tmp_path / "own_failing.py").write_text(FAILS)
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": f"Number {i}"}) + "\n" for i in range(30)))
+    done = run(tmp_path, """
+version: 1
+code: [own_failing.py]
+sources: {web: {read: jsonl, path: in.jsonl}}
+datasets: {all: {from: web, steps: ["own_failing:Fails"]}}
+""", "--allow-custom-stages")
+    assert done.returncode == 1
+    assert "30 of 30 documents failed" in done.stderr and "error:LookupError × 30" in done.stderr
+    assert "quarantine/all/" in done.stderr
+    lost = ds.dataset(sorted(map(str, (tmp_path / "store/quarantine/all").glob("part-*.parquet")))).to_table()
+    assert lost["reason"].to_pylist() == ["error:LookupError"] * 30
+    assert not (tmp_path / "store/datasets").exists()

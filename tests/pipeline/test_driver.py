@@ -111,9 +111,12 @@ def test_survey_drives_nodes_as_far_as_the_records_carry():
 
 
 def test_error_rate_counts_failed_documents_not_unreadable_records():
-    bad = record("k", quarantined={"error:ValueError": 30, "truncated": 500}, read={"web": {"bad": {"truncated": 500}}},
+    bad = record("k", quarantined={"error:ValueError": 30, "truncated": 500},
+                 read={"web": {"records": 1500, "bad": {"truncated": 500}, "skipped": {}}},
                  **{"in": {"web": {"docs": 1000, "bytes": 1}}})
-    check_error_rate(Node("clean", "pass", (), None), [bad], 0.03)
+    [said] = check_error_rate(Node("clean", "pass", (), None), [bad], 0.03)
+    assert said.startswith("source 'web': 500 of 1500 records could not be read (33.3%): truncated × 500")
+    assert check_error_rate(Node("clean", "pass", (), None), [bad], 0.4) == []
     with pytest.raises(TooManyErrors, match=r"clean: 30 of 1000 documents failed \(3\.0%.*ValueError × 30"):
         check_error_rate(Node("clean", "pass", (), None), [bad], 0.02)
 
@@ -128,3 +131,14 @@ def test_error_rate_of_a_token_stream():
     with pytest.raises(TooManyErrors, match=r"shards:web: 18 of 1000 documents failed \(1\.8%, allowed 1\.7%\): "
                                             r"error:ValueError × 16, crash:SIGSEGV × 2.*quarantine/shards=web/"):
         check_error_rate(node, made, 0.017)
+
+
+@pytest.mark.parametrize(("read", "picks", "said"), [
+    ({"records": 7, "bad": {"missing_text": 7}, "skipped": {}}, False, "no document, 7 records were read (missing_te"),
+    ({"records": 3, "bad": {}, "skipped": {"http_status": 3}}, False, "no document, 3 records were read (http_status"),
+    ({"records": 0, "bad": {}, "skipped": {}}, False, "no document, 0 records were read (its files hold none)"),
+    ({"records": 0, "bad": {}, "skipped": {}}, True, ""),
+    ({"records": 100, "bad": {"bad_json": 1}, "skipped": {"empty": 90}}, False, "")])
+def test_sources_that_could_not_be_read_are_named(read, picks, said):
+    found = check_error_rate(Node("clean", "pass", (), None), [record("k", read={"web": read})], 0.01, picks=picks)
+    assert bool(found) is bool(said) and said in "".join(found)
