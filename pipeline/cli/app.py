@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from pipeline.cli import data, look, runs, tokens
+from pipeline.cli import cluster, data, look, runs, tokens
 from pipeline.cli.training import forward
 
 #: `standalone_mode=False` lets these through; Typer brings its own copy of click, so that it is found through Typer
@@ -22,7 +22,7 @@ def build() -> typer.Typer:
     app = typer.Typer(name="tokenmill", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                       rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
                       help="From raw web pages, PDFs, code and books to training tokens, and a trainer for them.")
-    for module in (runs, look, data, tokens):
+    for module in (runs, cluster, look, data, tokens):
         module.register(app)
     app.command("train", add_help_option=False,
                 context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
@@ -42,7 +42,7 @@ def train(ctx: typer.Context) -> None:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run one command line (without the program's name); returns the exit code. Known errors become one line on stderr,
-    anything else keeps its traceback."""
+    anything else keeps its traceback; no secret gets into either."""
     try:
         code = typer.main.get_command(build()).main(list(arguments), prog_name="tokenmill", standalone_mode=False)
         sys.stdout.flush()
@@ -61,9 +61,6 @@ def run_command(arguments: Sequence[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as e:
-        from pipeline.cli.errors import known_errors, usage_errors
+        from pipeline.cli.errors import report_error
 
-        if not isinstance(e, known_errors()):
-            raise
-        typer.echo(f"error: {e}", err=True)
-        return 2 if isinstance(e, usage_errors()) else 1
+        return report_error(e)

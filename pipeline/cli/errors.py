@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
+
+import typer
 
 
 class UserError(Exception):
@@ -16,9 +19,22 @@ class BadUsage(UserError):
     """Arguments that make no sense: exit code 2."""
 
 
+def report_error(e: BaseException) -> int:
+    """Say on stderr what went wrong, secrets masked: a line for what a user can mend, a traceback for anything else.
+    Returns the exit code."""
+    from pipeline.redact import redact
+
+    if isinstance(e, (KeyboardInterrupt, SystemExit, *known_errors())):
+        typer.echo(redact(f"error: {e}"), err=True)
+    else:
+        typer.echo(redact("".join(traceback.format_exception(e))).rstrip(), err=True)
+    return 2 if isinstance(e, usage_errors()) else 1
+
+
 def known_errors() -> tuple[type[BaseException], ...]:
     """Errors whose message says file, key and remedy (imported here, late: `--help` stays fast)."""
     from pipeline.driver import TooManyErrors
+    from pipeline.engine.auth import ClusterError
     from pipeline.engine.scheduler import Interrupted, TaskFailed
     from pipeline.fetch import FetchError
     from pipeline.plan.inputs import InputError
@@ -32,7 +48,7 @@ def known_errors() -> tuple[type[BaseException], ...]:
 
     known: tuple[type[BaseException], ...] = (
         RecipeError, InputError, StoreError, TaskFailed, Interrupted, TooManyErrors, UnknownName, CurriculumError,
-        FetchError, MissingModel, TokenizerError, ShardError, UserError)
+        ClusterError, FetchError, MissingModel, TokenizerError, ShardError, UserError)
     ray = sys.modules.get("pipeline.engine.ray_backend")         # only where it is in use: importing Ray takes seconds
     return (*known, ray.NoNodes) if ray is not None else known
 

@@ -38,25 +38,62 @@ VerifyOpt = Annotated[bool, typer.Option("--verify-inputs", help="Hash inputs in
 BackendOpt = Annotated[BackendName, typer.Option(help="ray, process (no Ray) or inline (one process, to debug).")]
 WorkersOpt = Annotated[int | None, typer.Option(min=1, metavar="N", help="Child processes (default: all cores).")]
 AddressOpt = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Attach to this Ray cluster.")]
+ShipOpt = Annotated[bool, typer.Option("--ship-code", help="Send this installation's code to the nodes.")]
+PythonOpt = Annotated[str, typer.Option(metavar="PYTHON", help="Python on the head node that runs the driver.")]
+InsecureOpt = Annotated[bool, typer.Option("--insecure-local", help="Accept a cluster without token authentication on "
+                                                                   "this machine's loopback.")]
 TakeoverOpt = Annotated[bool, typer.Option("--takeover", help="Fence another driver that seems to hold the store.")]
 LimitOpt = Annotated[int, typer.Option("-n", "--limit", min=0, metavar="N", help="How many; 0 shows all.")]
 CharsOpt = Annotated[int, typer.Option(min=0, metavar="N", help="Characters of text shown; 0 shows everything.")]
 
 
-def check_backend(backend: BackendName, address: str | None) -> None:
-    if address and backend is not BackendName.ray:
+def check_backend(backend: BackendName, address: str | None, insecure_local: bool = False,
+                  ship_code: bool = False) -> None:
+    """Refuse what makes no sense, a cluster that is not there, and one that anybody may run code on."""
+    if address is None:
+        if insecure_local or ship_code:
+            raise BadUsage(f"{'--ship-code' if ship_code else '--insecure-local'} is about a cluster: give --address")
+        return
+    if backend is not BackendName.ray:
         raise BadUsage(f"--address {address} attaches to a Ray cluster; leave out --backend {backend.value}")
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if address.startswith(("http://", "https://")):
+        raise BadUsage(f"--address {address} is a job server: use tokenmill submit, or attach to the cluster itself, "
+                       f"HOST:6379")
+    if address.startswith("ray://"):
+        raise BadUsage(f"--address {address}: Ray Client is not supported; attach to HOST:6379 from a machine of the "
+                       f"cluster, or use tokenmill submit")
+    from pipeline.engine import auth
+
+    auth.use_token()                             # before Ray is imported
+    if address == "auto":
+        from pipeline.engine import jobs
+
+        address = jobs.local_cluster()
+    host, _, port = address.rpartition(":")
     if host and port.isdecimal():                # Ray itself would knock for two minutes
         try:
             socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
         except (OSError, OverflowError) as e:
             raise UserError(f"--address {address}: nothing answers there ({e}); see that the head node of the cluster "
                             f"runs (ray status) and its port is open, or leave --address out") from None
+    from pipeline.engine import jobs
+
+    jobs.check_gcs(address, insecure_local)
+
+
+def check_root(root: str) -> None:
+    """Refuse a store whose URL holds a secret: it is shown and written down in many places."""
+    from pipeline.redact import redact, secret_in
+
+    what = secret_in(root)
+    if what is not None:
+        raise BadUsage(f"--store {redact(root)}: this URL has {what}; give credentials in the environment "
+                       f"(AWS_ACCESS_KEY_ID …) or fsspec's configuration")
 
 
 def open_store(root: str) -> Store:
     """The store at `root`, for reading. Raises BadUsage when there is none."""
+    check_root(root)
     store = Store(root)
     if store.local is not None and not store.local.is_dir():
         raise BadUsage(f"there is no store at {store.root}; give --store, or set TOKENMILL_STORE")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,20 +16,27 @@ from pipeline.cli.options import (
     BackendOpt,
     CodeOpt,
     InputOpt,
+    InsecureOpt,
     JsonOpt,
     QuietOpt,
     RecipeArg,
     RunArg,
     SetOpt,
+    ShipOpt,
     StoreOpt,
     TakeoverOpt,
     VerifyOpt,
     WorkersOpt,
     check_backend,
+    check_root,
     open_store,
     resolve_run,
     run_names,
 )
+
+if TYPE_CHECKING:
+    from pipeline.recipe.model import Recipe
+    from pipeline.store.fs import Store
 
 
 class RowFormat(StrEnum):
@@ -53,7 +60,8 @@ def run(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, se
                                                  help="Name of the run (default: from the recipe).")] = None,
         takeover: TakeoverOpt = False, verify_inputs: VerifyOpt = False,
         dispatch_seed: Annotated[int | None, typer.Option(hidden=True)] = None,
-        allow_custom_stages: CodeOpt = False, quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
+        allow_custom_stages: CodeOpt = False, ship_code: ShipOpt = False, insecure_local: InsecureOpt = False,
+        quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
     """Run a recipe. Running it again does only what is not done yet.
 
     \b
@@ -62,16 +70,34 @@ def run(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, se
       tokenmill run recipe.yaml --set datasets.clean.steps.language.min=0.8
     """
     from pipeline.recipe import load_recipe
-    from pipeline.run import default_workers, make_backend, run_recipe
 
-    check_backend(backend, address)
-    if name is not None and ("/" in name or name in ("", ".", "..")):
-        raise BadUsage(f"--name '{name}': the name of a run is the name of a folder; leave out '/'")
+    check_backend(backend, address, insecure_local, ship_code)
+    check_name(name)
+    check_root(store)
     loaded = load_recipe(recipe, set or [], inputs=input or [], allow_custom=allow_custom_stages)
     with stoppable(address):
-        summary = run_recipe(loaded, store, run=name, show=shown(quiet, json_lines), dispatch_seed=dispatch_seed,
-                             make_backend=make_backend(backend.value, workers or default_workers(), address),
-                             takeover=takeover, verify_inputs=verify_inputs)
+        drive(loaded, store, name, backend, workers, address, quiet=quiet, json_lines=json_lines, takeover=takeover,
+              verify_inputs=verify_inputs, ship_code=ship_code, dispatch_seed=dispatch_seed)
+
+
+def check_name(name: str | None) -> None:
+    """Refuse a name of a run that cannot be the name of a folder."""
+    if name is not None and ("/" in name or name in ("", ".", "..")):
+        raise BadUsage(f"--name '{name}': the name of a run is the name of a folder; leave out '/'")
+
+
+def drive(recipe: Recipe, store: str, run: str | None, backend: BackendName, workers: int | None, address: str | None,
+          *, quiet: bool, json_lines: bool, takeover: bool, verify_inputs: bool, ship_code: bool = False,
+          dispatch_seed: int | None = None, attempt: int | None = None) -> None:
+    """Run a recipe in this process and say what became of it. `workers` None: all cores, of the cluster where there is
+    one."""
+    from pipeline.run import default_workers, make_backend, run_recipe
+
+    if address is None:
+        workers = workers or default_workers()
+    summary = run_recipe(recipe, store, run=run, show=shown(quiet, json_lines), dispatch_seed=dispatch_seed,
+                         make_backend=make_backend(backend.value, workers, address, ship_code), takeover=takeover,
+                         verify_inputs=verify_inputs, attempt=attempt)
     report_at = f"{summary.store}/runs/{summary.run}/report.html"
     if json_lines:
         typer.echo(json.dumps({"event": "done", **summary.__dict__, "report": report_at}))
@@ -129,7 +155,7 @@ def plan(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, s
 def list_runs(store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
     """List the runs of a store and how they stand.
 
-    A star marks the run that finished last.
+    A star marks the run that finished last. A run whose driver is gone without a word has died, and can be resumed.
 
     \b
     Example:
@@ -148,21 +174,19 @@ def list_runs(store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
     width = max((len(n) for n in names), default=0)
     for row in rows if not json_lines else []:
         parts = f"{row['done']}/{row['parts']} tasks" if row["parts"] is not None else ""
-        typer.echo(f"{'*' if row['latest'] else ' '} {row['run']:<{width}}  {row['state']:<8} {parts:<16}"
+        typer.echo(f"{'*' if row['latest'] else ' '} {row['run']:<{width}}  {row['state']:<9} {parts:<16}"
                    f"{row['report'] or ''}".rstrip())
 
 
-def _standing(store: Any, name: str) -> dict[str, Any]:
-    """{run, state, parts, done, report}; what is not known is None, a snapshot that cannot be read 'unknown'."""
-    try:
-        state = json.loads(store.read(f"runs/{name}/progress.json"))
-        found = {"state": str(state["state"]), "parts": int(state["parts"]), "done": int(state["done"])}
-    except FileNotFoundError:
-        found = {"state": "started", "parts": None, "done": None}
-    except (OSError, ValueError, KeyError, TypeError):
-        found = {"state": "unknown", "parts": None, "done": None}
+def _standing(store: Store, name: str) -> dict[str, Any]:
+    """{run, state, attempt, parts, done, report}; what is not known is None."""
+    from pipeline.store.attempts import standing
+
+    found = standing(store, name)
     report_at = f"runs/{name}/report.html"
-    return {"run": name, **found, "report": f"{store.root}/{report_at}" if store.exists(report_at) else None}
+    return {"run": name, "state": found.state, "attempt": found.attempt, "parts": found.progress.get("parts"),
+            "done": found.progress.get("done"),
+            "report": f"{store.root}/{report_at}" if store.exists(report_at) else None}
 
 
 def report(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
@@ -192,7 +216,8 @@ def materialize(run: RunArg, store: StoreOpt = "store",
                 out: Annotated[str | None, typer.Option(
                     "--out", metavar="FOLDER", help="Copy the rows to this folder or URL as well.")] = None,
                 workers: WorkersOpt = None, backend: BackendOpt = BackendName.ray, address: AddressOpt = None,
-                takeover: TakeoverOpt = False, quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
+                takeover: TakeoverOpt = False, insecure_local: InsecureOpt = False, quiet: QuietOpt = False,
+                json_lines: JsonOpt = False) -> None:
     """Write the samples of a run in training order.
 
     For sequential reading, say from object storage. The rows stay in the store, under runs/RUN/rows-FORMAT. An
@@ -207,11 +232,12 @@ def materialize(run: RunArg, store: StoreOpt = "store",
     from pipeline.materialize import materialize as write
     from pipeline.run import default_workers, make_backend
 
-    check_backend(backend, address)
+    check_backend(backend, address, insecure_local)
+    workers = workers or (default_workers() if address is None else None)
     at, name = resolve_run(run, store)
     with stoppable(address):
         made, folder = write(at.root, name, format.value, show=shown(quiet, json_lines), takeover=takeover,
-                             make_backend=make_backend(backend.value, workers or default_workers(), address))
+                             make_backend=make_backend(backend.value, workers, address))
         if out is not None:
             copy_rows(at, folder, out)
     place = out if out is not None else f"{at.root}/{folder}"

@@ -12,6 +12,7 @@ from pipeline.recipe.code import import_code
 from pipeline.recipe.errors import KeyPath, Mark, Problem, RecipeError, nearest
 from pipeline.recipe.marks import Marks, parse_yaml
 from pipeline.recipe.model import Recipe, Source
+from pipeline.redact import secret_in
 
 READY = Path(__file__).resolve().parents[1] / "recipes"
 
@@ -47,6 +48,7 @@ def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] =
     base = str(file.resolve().parent)
     checker = Checker(marks, base, allow_custom)
     recipe = checker.validate(Recipe, data, ())
+    _no_secrets(data, checker, ())
     checker.stop_if_failed()
     assert isinstance(recipe, Recipe)
     recipe._name, recipe._base = file.stem, base
@@ -59,6 +61,19 @@ def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] =
     check_recipe(recipe, checker)
     recipe._warnings.extend(checker.warnings)
     return recipe
+
+
+def _no_secrets(value: Any, checker: Checker, path: KeyPath) -> None:
+    """A recipe is kept with its run, and read by everybody who sees the store."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _no_secrets(inner, checker, (*path, str(key)))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            _no_secrets(inner, checker, (*path, i))
+    elif isinstance(value, str) and (what := secret_in(value)) is not None:
+        checker.fail(path, f"this URL has {what}, and a recipe is kept with its run; give credentials in the "
+                           f"environment (AWS_ACCESS_KEY_ID …, fsspec's configuration)")
 
 
 def _error(file: str, message: str, path: KeyPath = ()) -> RecipeError:

@@ -207,6 +207,10 @@ class Recipe(Model):
     def warnings(self) -> list[str]:
         return self._warnings
 
+    def came_from(self, name: str, base: str) -> None:
+        """Say what a kept recipe was called and where it lay: its digest is that of the file it was made from."""
+        self._name, self._base = name, base
+
     def keep_code_at(self, folder: str) -> None:
         """Say in which folder of the store copies of the files of `code` lie."""
         self._kept_at = folder

@@ -63,10 +63,10 @@ def standing(store: Store, run: str) -> Standing:
         return Standing(run, "unknown", attempt, facts, {})
     if not found or int(found.get("attempt", attempt)) < attempt:           # that of an earlier attempt
         state = "submitted" if facts.get("how") == "job" else "started"
-        if facts.get("error"):
-            state = "failed"
-        elif facts and asked_to_stop(store, run, attempt):
+        if facts and asked_to_stop(store, run, attempt):
             state = "cancelled"
+        elif facts.get("error"):
+            state = "failed"
         elif facts.get("how") == "local" and not driver_lives(store, run):
             state = "died"
         return Standing(run, state, attempt, facts, {}, facts.get("error"))

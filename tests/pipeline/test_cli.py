@@ -142,10 +142,18 @@ def test_a_cluster_that_is_not_there(site, tmp_path, tokenmill, monkeypatch):
         said = tokenmill(*at, f"127.0.0.1:{free.getsockname()[1]}")
     assert said.code == 1 and "nothing answers there" in said.err and "leave --address out" in said.err
 
-    def refuse(store):
+    def refuse(*_):
         raise ConnectionError("Could not find any running Ray instance.\nmore")
 
-    monkeypatch.setattr("pipeline.run.make_backend", lambda kind, workers, address: refuse)
+    pytest.importorskip("ray")
+    monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address_or_die", refuse)
+    said = tokenmill(*at, "auto")
+    assert said.code == 1 and "--address auto: this machine is in no Ray cluster" in said.err
+    assert "more" not in said.err
+
+    monkeypatch.setattr("pipeline.engine.jobs.local_cluster", lambda: "head")
+    monkeypatch.setattr("pipeline.engine.jobs.check_gcs", lambda address, insecure_local: None)
+    monkeypatch.setattr("pipeline.run.make_backend", lambda *_: refuse)
     said = tokenmill(*at, "auto")
     assert said.code == 1 and "--address auto: cannot attach" in said.err and "more" not in said.err
 

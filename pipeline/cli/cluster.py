@@ -1,0 +1,443 @@
+"""`tokenmill submit`, `status`, `logs`, `cancel`, `resume`: runs on a cluster, and how they stand.
+
+A run's state lies in the store, so any machine that sees the store can ask; Ray is needed to start a job, and helps to
+stop one. `resume` is also what the job itself runs, on the head node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.cli.errors import BadUsage, UserError, report_error, stoppable
+from pipeline.cli.options import (
+    BackendName,
+    BackendOpt,
+    CodeOpt,
+    InputOpt,
+    InsecureOpt,
+    JsonOpt,
+    PythonOpt,
+    QuietOpt,
+    RecipeArg,
+    RunArg,
+    SetOpt,
+    ShipOpt,
+    StoreOpt,
+    TakeoverOpt,
+    VerifyOpt,
+    WorkersOpt,
+    check_backend,
+    check_root,
+    resolve_run,
+)
+
+if TYPE_CHECKING:
+    from pipeline.recipe.model import Recipe
+    from pipeline.store.attempts import Standing
+    from pipeline.store.fs import Store
+
+WATCH_S = 2.0            # between two looks of --watch and -f
+
+ServerOpt = Annotated[str, typer.Option("--address", metavar="URL", envvar="TOKENMILL_ADDRESS",
+                                        help="Job server of the cluster, e.g. http://127.0.0.1:8265.")]
+
+
+def register(app: typer.Typer) -> None:
+    for name, command in (("submit", submit), ("status", status), ("logs", logs), ("cancel", cancel),
+                          ("resume", resume)):
+        app.command(name)(command)
+
+
+# -- submit and resume -----------------------------------------------------------------------------------------------
+def submit(recipe: RecipeArg, address: ServerOpt, store: StoreOpt = "store", input: InputOpt = None,
+           set: SetOpt = None, workers: WorkersOpt = None,
+           name: Annotated[str | None, typer.Option("--name", metavar="RUN",
+                                                    help="Name of the run (default: from the recipe).")] = None,
+           takeover: TakeoverOpt = False, verify_inputs: VerifyOpt = False, allow_custom_stages: CodeOpt = False,
+           ship_code: ShipOpt = False, python: PythonOpt = "python", insecure_local: InsecureOpt = False,
+           json_lines: JsonOpt = False) -> None:
+    """Run a recipe as a job on a Ray cluster.
+
+    Returns as soon as the cluster has the job, with the name of the run; closing the terminal does not touch it. The
+    store and the inputs must be where every node sees them: object storage, or a file system all of them share.
+
+    \b
+    Examples:
+      tokenmill submit recipe.yaml --address http://127.0.0.1:8265 --store s3://bucket/store
+      tokenmill submit fineweb --input '/shared/*.warc.gz' --store /shared/store --address http://127.0.0.1:8265
+    """
+    from pipeline.cli.runs import check_name
+    from pipeline.recipe import load_recipe
+    from pipeline.run import run_name
+    from pipeline.store.fs import Store
+
+    check_name(name)
+    check_root(store)
+    loaded = load_recipe(recipe, set or [], inputs=input or [], allow_custom=allow_custom_stages)
+    at = Store(store)
+    run = name or run_name(loaded)
+    options = job_options(workers, takeover, verify_inputs, allow_custom_stages)
+    send(at, run, loaded, address, options, ship_code, python, insecure_local, json_lines)
+
+
+def resume(run: RunArg, store: StoreOpt = "store",
+           address: Annotated[str | None, typer.Option(metavar="ADDRESS", help=
+               "Job server of a cluster (http://…) to run it there as a job, or a Ray cluster to attach to.")] = None,
+           workers: WorkersOpt = None, backend: BackendOpt = BackendName.ray, takeover: TakeoverOpt = False,
+           verify_inputs: VerifyOpt = False, allow_custom_stages: CodeOpt = False, ship_code: ShipOpt = False,
+           python: PythonOpt = "python", insecure_local: InsecureOpt = False, quiet: QuietOpt = False,
+           json_lines: JsonOpt = False,
+           job: Annotated[int | None, typer.Option("--job", hidden=True, help="We are this attempt's job.")] = None,
+           ) -> None:
+    """Go on with a run that was stopped, has failed, or whose cluster is gone.
+
+    The same recipe and the same store: what was committed is not done again. On this machine, or with --address on a
+    cluster, which need not be the one it began on.
+
+    \b
+    Examples:
+      tokenmill resume fineweb-3f2a91c0 --store s3://bucket/store --address http://127.0.0.1:8265
+      tokenmill resume fineweb-3f2a91c0 --store store --workers 8
+    """
+    at, name = resolve_run(run, store) if job is None else seen_by_the_head(run, store)
+    options = job_options(workers, takeover, verify_inputs, allow_custom_stages)
+    if job is not None:
+        raise typer.Exit(_work(at, name, job, workers, takeover, verify_inputs, allow_custom_stages))
+    if address is not None and address.startswith(("http://", "https://")):
+        if backend is not BackendName.ray:
+            raise BadUsage(f"--address {address} runs it as a job on Ray; leave out --backend {backend.value}")
+        with kept_recipe(at, name, allow_custom_stages) as loaded:
+            send(at, name, loaded, address, options, ship_code, python, insecure_local, json_lines)
+        return
+    from pipeline.cli.runs import drive
+
+    check_backend(backend, address, insecure_local, ship_code)
+    with kept_recipe(at, name, allow_custom_stages) as loaded, stoppable(address):
+        drive(loaded, at.root, name, backend, workers, address, quiet=quiet, json_lines=json_lines, takeover=takeover,
+              verify_inputs=verify_inputs, ship_code=ship_code)
+
+
+def job_options(workers: int | None, takeover: bool, verify_inputs: bool, allow_custom_stages: bool) -> list[str]:
+    """What of the command line a job gets: flags and a number, no text of anybody's."""
+    return [*(("--workers", str(workers)) if workers else ()), *(("--takeover",) if takeover else ()),
+            *(("--verify-inputs",) if verify_inputs else ()),
+            *(("--allow-custom-stages",) if allow_custom_stages else ())]
+
+
+def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str], ship_code: bool, python: str,
+         insecure_local: bool, json_lines: bool) -> None:
+    """Start a job for the next attempt at `run`, unless one is under way."""
+    from pipeline.engine import auth
+    from pipeline.store.attempts import facts_of, keep_code, note_attempt, note_refusal, standing
+
+    check_store(store)
+    address = auth.job_server(address)
+    auth.check_job_server(address, insecure_local)
+    # not before: Ray reads whether it has a token when it is imported
+    from pipeline.engine import jobs
+    from pipeline.engine.fingerprint import roots
+
+    now, facts = standing(store, run), facts_of(store, run)
+    attempt = int(facts.get("attempt", 0))
+    job = jobs.job_id(store.root, run, attempt)
+    if now.state in ("running", "stopping") and "--takeover" not in options:
+        _sent(run, attempt, facts.get("job"), facts.get("address"), store, json_lines, "running")
+        return
+    known = jobs.state(address, job) if now.state == "submitted" else None
+    if known is not None and not known.ended:
+        _sent(run, attempt, job, address, store, json_lines, "submitted")
+        return
+    # an attempt whose job is not there was never sent, or its cluster is gone: the same id settles who sends it now
+    if attempt == 0 or known is not None or now.state != "submitted":
+        attempt += 1
+        job = jobs.job_id(store.root, run, attempt)
+    store.write(f"runs/{run}/recipe.yaml", recipe.canonical_yaml().encode())
+    keep_code(store, run, recipe.code)
+    note_attempt(store, run, attempt, "job", job=job, address=address, recipe=recipe.name, base=recipe.base)
+    arguments = ["resume", "--job", str(attempt), "--store", store.root, *options, "--", run]
+    packages = [root for root in roots().values() if root] if ship_code else []
+    try:
+        new = jobs.submit(address, job, arguments, python=python, packages=packages)
+    except auth.ClusterError as e:
+        note_refusal(store, run, attempt, str(e))
+        raise
+    for note in notes(store, address, auth.in_clear(address)):
+        typer.echo(f"note: {note}", err=True)
+    _sent(run, attempt, job, address, store, json_lines, "new" if new else "submitted")
+
+
+def _sent(run: str, attempt: int, job: str | None, address: str | None, store: Store, json_lines: bool,
+          what: str) -> None:
+    if json_lines:
+        typer.echo(json.dumps({"run": run, "attempt": attempt, "job": job, "address": address, "store": store.root,
+                               "already": None if what == "new" else what}))
+        return
+    where = f"as job {job} to {address}" if job else "on this machine or another"
+    typer.echo(run)
+    typer.echo({"new": f"submitted {where}", "submitted": f"it was submitted already, {where}",
+                "running": f"it is under way already, {where}"}[what], err=True)
+    for command in ("status", "logs -f", "cancel"):
+        typer.echo(f"  tokenmill {command} {run} --store {store.root}", err=True)
+
+
+def check_store(store: Store) -> None:
+    """A cluster must be able to see the store; what can be known here is refused here."""
+    if store.root.startswith("memory://"):
+        raise BadUsage(f"--store {store.root} is this process's own memory, which no cluster sees; use object storage "
+                       f"or a file system that all nodes share")
+
+
+def notes(store: Store, address: str, in_clear: bool) -> Iterator[str]:
+    from urllib.parse import urlsplit
+
+    from pipeline.engine.auth import loopback
+
+    if in_clear:
+        yield f"the cluster's token went to {address} unencrypted; use https, or ssh -L 8265:127.0.0.1:8265 HEAD"
+    if store.local is not None and not loopback(urlsplit(address).hostname):
+        yield (f"{store.root} must be on a file system that every node of the cluster shares; a node that does not see "
+               f"it is refused by name")
+
+
+# -- the job ---------------------------------------------------------------------------------------------------------
+def seen_by_the_head(run: str, root: str) -> tuple[Store, str]:
+    """(store, run) in a job. Raises UserError where this node does not see what the submitter wrote."""
+    from pipeline.store.attempts import facts_of
+    from pipeline.store.fs import Store
+
+    store = Store(root)
+    if not facts_of(store, run):
+        raise UserError(f"the head node does not see run '{run}' in the store {store.root}; put the store on a file "
+                        f"system that all nodes share, or on object storage")
+    return store, run
+
+
+def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: bool, verify_inputs: bool,
+          allow_custom_stages: bool) -> int:
+    """The driver of a submitted attempt, as a job on the head node: returns the exit code. What it says is in the
+    store as well, and so is why it came to nothing."""
+    from pipeline.cli.runs import drive
+    from pipeline.engine.attend import DriverLog
+    from pipeline.engine.scheduler import Interrupted
+    from pipeline.store.attempts import asked_to_stop, facts_of, note_refusal
+
+    def interrupt(signum: int, frame: Any) -> None:
+        raise Interrupted(signum)
+
+    signal.signal(signal.SIGTERM, interrupt)          # until Ray, and then the scheduler, install theirs
+    with DriverLog(store, run, attempt):
+        try:
+            latest = int(facts_of(store, run).get("attempt", 0))
+            if latest != attempt:
+                raise UserError(f"this job is attempt {attempt} at '{run}', but attempt {latest} was begun since")
+            if asked_to_stop(store, run, attempt):
+                raise UserError(f"attempt {attempt} at '{run}' was cancelled before it began")
+            address = os.environ.get("RAY_ADDRESS") or "auto"
+            with kept_recipe(store, run, allow_custom_stages) as loaded, stoppable(address):
+                drive(loaded, store.root, run, BackendName.ray, workers, address, quiet=False, json_lines=False,
+                      takeover=takeover, verify_inputs=verify_inputs, attempt=attempt)
+            return 0
+        except BaseException as e:
+            note_refusal(store, run, attempt, str(e) or type(e).__name__)
+            return report_error(e)
+
+
+@contextlib.contextmanager
+def kept_recipe(store: Store, run: str, allow_custom_stages: bool) -> Iterator[Recipe]:
+    """The recipe a run keeps in the store, with its code, if it has any and that is allowed."""
+    import yaml
+
+    from pipeline.recipe import load_recipe
+    from pipeline.store.attempts import facts_of, kept_code
+
+    facts = facts_of(store, run)
+    with tempfile.TemporaryDirectory(prefix="tokenmill-recipe-") as folder:
+        path = f"{folder}/recipe.yaml"
+        try:
+            data = store.read(f"runs/{run}/recipe.yaml")
+        except FileNotFoundError:
+            raise UserError(f"run '{run}' has no recipe.yaml in {store.root}; run its recipe again with --name "
+                            f"{run}") from None
+        with open(path, "wb") as f:
+            f.write(data)
+        overrides = []
+        if allow_custom_stages:
+            found = yaml.safe_load(data)
+            code = found.get("code") if isinstance(found, dict) else None
+            if code:
+                files = kept_code(store, run, [code] if isinstance(code, str) else code, folder)
+                overrides = [f"code={json.dumps(files)}"]
+        loaded = load_recipe(path, overrides, allow_custom=allow_custom_stages)
+        loaded.came_from(facts.get("recipe") or loaded.name, facts.get("base") or loaded.base)
+        yield loaded
+
+
+# -- looking on ------------------------------------------------------------------------------------------------------
+def look(store: Store, run: str) -> Standing:
+    """How the run stands; where its driver has not begun, Ray is asked whether the job is still to come."""
+    from dataclasses import replace
+
+    from pipeline.store.attempts import standing
+
+    found = standing(store, run)
+    if found.state != "submitted":
+        return found
+    job = job_of(found)
+    if isinstance(job, str):
+        return replace(found, error=f"its cluster cannot be asked: {job}")
+    if job is None:
+        return replace(found, state="died", error="the cluster does not know its job: it was never submitted, or the "
+                                                  "cluster is another one now; tokenmill resume starts it")
+    if not job.ended:
+        return found
+    now = standing(store, run)                                # it may have begun, and even ended, meanwhile
+    if now.state != "submitted":
+        return now
+    from pipeline.engine import jobs
+
+    if job.status == "STOPPED":
+        return replace(now, state="cancelled")
+    said = jobs.said(now.facts["address"], now.facts["job"]).strip().splitlines()
+    return replace(now, state="failed", error="\n".join(["its job ended before its driver reached the store:",
+                                                         *(said[-8:] or [job.message])]))
+
+
+def job_of(found: Standing) -> Any:
+    """What Ray says of the job of a standing: a `JobState`, None when it knows no such job, or why it cannot be
+    asked."""
+    from pipeline.engine import auth
+
+    address, job = found.facts.get("address"), found.facts.get("job")
+    if not address or not job:
+        return None
+    try:
+        auth.check_job_server(address, insecure_local=auth.loopback_url(address))
+        from pipeline.engine import jobs
+
+        return jobs.state(address, job)
+    except auth.ClusterError as e:
+        return str(e)
+
+
+def status(run: RunArg, store: StoreOpt = "store",
+           watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until it ends.")] =
+           False, json_lines: JsonOpt = False) -> None:
+    """Show how a run stands.
+
+    Its passes with partitions done, running and failed, documents a second, the time that is left, and what failed for
+    which reason. From the store alone: on any machine that sees it, while the run goes on and after. With --watch the
+    exit code is 0 when it is done and 1 when it ends otherwise.
+
+    \b
+    Examples:
+      tokenmill status fineweb-3f2a91c0 --store s3://bucket/store
+      tokenmill status fineweb-3f2a91c0 --watch
+    """
+    from pipeline.cli.status import document, text
+
+    at, name = resolve_run(run, store)
+    shown = None
+    while True:
+        found = look(at, name)
+        now = json.dumps(document(at, found)) if json_lines else text(at, found)
+        if watch and not json_lines and sys.stdout.isatty():
+            typer.echo("\x1b[2J\x1b[H" + now)
+        elif now != shown:
+            typer.echo(now)
+        shown = now
+        if not watch:
+            return
+        if found.ended:
+            raise typer.Exit(0 if found.state == "done" else 1)
+        _pause()
+
+
+def logs(run: RunArg, store: StoreOpt = "store",
+         follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False) -> None:
+    """Print what the driver of a submitted run says.
+
+    From the store, a few seconds behind; of its latest attempt. Secrets are masked.
+
+    \b
+    Examples:
+      tokenmill logs fineweb-3f2a91c0 --store s3://bucket/store
+      tokenmill logs -f fineweb-3f2a91c0
+    """
+    from pipeline.store.attempts import LogReader
+
+    at, name = resolve_run(run, store)
+    found = look(at, name)
+    if found.facts.get("how") == "local":
+        raise UserError(f"'{name}' was not submitted: what its driver said went to its own terminal; tokenmill status "
+                        f"{name} shows how it stands")
+    reader, attempt = LogReader(at, name, found.attempt), found.attempt
+    empty = True
+    while True:
+        ended = found.ended                                   # looked at before the last reading
+        for chunk in reader.more():
+            empty = False
+            typer.echo(chunk, nl=False)
+        sys.stdout.flush()
+        if ended or not follow or found.attempt != attempt:
+            break
+        _pause()
+        found = look(at, name)
+    if empty:
+        typer.echo(found.error or f"'{name}' has said nothing yet ({found.state})", err=True)
+
+
+def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
+    """Stop a run.
+
+    What is being worked on may finish for a minute; everything that was committed is kept, and `tokenmill resume` goes
+    on from there. The wish is left in the store, where the driver finds it, so it works without reaching the cluster.
+
+    \b
+    Example:
+      tokenmill cancel fineweb-3f2a91c0 --store s3://bucket/store
+    """
+    from pipeline.store.attempts import ask_to_stop
+
+    at, name = resolve_run(run, store)
+    found = look(at, name)
+    said = {"run": name, "attempt": found.attempt, "was": found.state, "asked": not found.ended}
+    if found.ended:
+        note = f"'{name}' is {found.state}: there is nothing to stop"
+    else:
+        ask_to_stop(at, name, found.attempt)
+        note = f"'{name}' was asked to stop; tokenmill status {name} --store {at.root} shows when it has"
+        if found.state == "submitted":                        # nobody there yet who would look: its job is stopped
+            note = _stop_job(found) or note
+    typer.echo(json.dumps(said) if json_lines else note)
+
+
+def _stop_job(found: Standing) -> str | None:
+    """Stop a job whose driver has not begun; returns what cannot be done from here."""
+    from pipeline.engine import auth
+
+    try:
+        auth.check_job_server(found.facts["address"], insecure_local=auth.loopback_url(found.facts["address"]))
+        from pipeline.engine import jobs
+
+        jobs.stop(found.facts["address"], found.facts["job"])
+        return None
+    except (auth.ClusterError, KeyError) as e:
+        return (f"'{found.run}' will stop as soon as it begins; its job cannot be stopped from here: {e}")
+
+
+def _pause() -> None:
+    """Wait for the next look; Ctrl-C ends the looking, not the run."""
+    try:
+        time.sleep(WATCH_S)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None

@@ -1,0 +1,90 @@
+"""How a run stands, for people: `tokenmill status` and the lines of `tokenmill list`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.engine.progress import clock, size
+from pipeline.store.attempts import Standing
+from pipeline.store.fs import Store
+
+#: of what runs and of what failed, shown at once
+SHOWN = 8
+HINTS = {
+    "submitted": "its driver has not begun yet",
+    "died": "its driver is gone without a word; tokenmill resume goes on from what it had committed",
+    "stopping": "what runs may finish, then it stops",
+    "cancelled": "before it began; tokenmill resume starts it",
+}
+
+
+def document(store: Store, found: Standing) -> dict[str, Any]:
+    """The standing as JSON: what `status --json` prints."""
+    progress = {k: v for k, v in found.progress.items() if k not in ("run", "attempt", "state", "error")}
+    report = f"runs/{found.run}/report.html"
+    return {"run": found.run, "state": found.state, "attempt": found.attempt, "error": found.error,
+            "how": found.facts.get("how"), "address": found.facts.get("address"), "job": found.facts.get("job"),
+            "begun": found.facts.get("begun"), "store": store.root, **progress,
+            "report": f"{store.root}/{report}" if store.exists(report) else None}
+
+
+def text(store: Store, found: Standing) -> str:
+    """The standing for people, a few lines."""
+    p, facts = found.progress, found.facts
+    head = [found.run, found.state]
+    if p.get("seconds"):
+        head.append(clock(p["seconds"]))
+    if facts.get("how") == "job":
+        head.append(f"job {facts.get('job')} at {facts.get('address')}")
+    if found.attempt > 1:
+        head.append(f"attempt {found.attempt}")
+    lines = ["  ".join(map(str, head))]
+    if found.state in HINTS:
+        lines.append(f"  {HINTS[found.state]}")
+    if p:
+        lines += _progress(p, found.ended)
+    if p.get("failures"):
+        lines.append("failed attempts")
+        for f in p["failures"][-SHOWN:]:
+            times = f" × {f['times']}" if f["times"] > 1 else ""
+            lines.append(f"  {f['node']}  {f['label']}{times}  {f['kind']}: {_first(f['message'])}")
+    if p.get("running"):
+        lines.append("running longest")
+        for t in p["running"][:SHOWN]:
+            row = f"  row {t['row']:,}" if t["row"] >= 0 else ""
+            lines.append(f"  {t['node']}  {t['label']}  {clock(t['seconds'])}{row}")
+    if found.error:
+        lines += ["error", *(f"  {line}" for line in found.error.splitlines()[:12])]
+    report = f"runs/{found.run}/report.html"
+    if found.state == "done" and store.exists(report):
+        lines.append(f"report: {store.root}/{report}")
+    return "\n".join(lines)
+
+
+def _progress(p: dict[str, Any], ended: bool) -> list[str]:
+    nodes: dict[str, dict[str, Any]] = p.get("nodes", {})
+    running = sum(n.get("running", 0) for n in nodes.values())
+    failed = sum(n.get("failed_attempts", 0) for n in nodes.values())
+    words = [f"{p['done']:,}/{p['parts']:,} partitions done", f"{running:,} running", f"{failed:,} attempts failed",
+             f"{p.get('docs', 0):,} documents"]
+    if not ended:
+        words.append(f"{p.get('docs_per_s', 0):,.0f} docs/s")
+        words.append(f"{clock(p['eta_s'])} left" if p.get("eta_s") is not None else "time left unknown")
+    lines = ["  " + "  ".join(words)]
+    rows = [("pass", "done", "running", "failed", "documents", "docs/s", "read", "quarantined", "left")]
+    for name, n in nodes.items():
+        left = clock(n["seconds"]) if n["done"] == n["parts"] else clock(n["eta_s"]) if n.get("eta_s") else "?"
+        rows.append((name, f"{n['done']:,}/{n['parts']:,}", f"{n.get('running', 0):,}",
+                     f"{n.get('failed_attempts', 0):,}", f"{n.get('docs', 0):,}", f"{n.get('docs_per_s', 0):,.0f}",
+                     size(n.get("bytes_done", 0)), f"{n.get('quarantined', 0):,}",
+                     f"({left})" if n["done"] == n["parts"] else left))
+    if len(rows) > 1:
+        width = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines += ["  " + "  ".join([row[0].ljust(width[0]), *(c.rjust(w) for c, w in zip(row[1:], width[1:]))]).rstrip()
+                  for row in rows]
+    return lines
+
+
+def _first(message: str) -> str:
+    lines = [line for line in message.splitlines() if line.strip()]
+    return (lines[0] if lines else "")[:200]
