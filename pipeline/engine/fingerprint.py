@@ -64,7 +64,8 @@ def fingerprint(libraries: list[str]) -> dict[str, Any]:
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """What about `theirs` would make results differ, in words; empty when nothing does. Places may differ."""
+    """What about `theirs` would make results differ, in words; empty when nothing does. Places may differ, and so may
+    the CPU: only numeric tasks depend on it, and they say so (`TaskSpec.cpu`)."""
     found = []
     if ours["code"] != theirs["code"]:
         found.append(f"other code (there: {', '.join(sorted({r or 'missing' for r in theirs['roots'].values()}))})")
@@ -73,6 +74,4 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     for name, version in ours["libraries"].items():
         if theirs["libraries"].get(name, "") != version:
             found.append(f"{name} {theirs['libraries'].get(name) or 'missing'} instead of {version or 'none'}")
-    if ours["cpu"] != theirs["cpu"]:
-        found.append(f"CPU {theirs['cpu']} instead of {ours['cpu']}")
     return found

@@ -49,7 +49,8 @@ class Box:
 
     def takes(self, kind: Kind) -> bool:
         """Whether a task of this kind can ever run here."""
-        return (kind.memory_mb <= max(self.memory_mb, self.largest_mb) and kind.cpu in ("", self.cpu)
+        return (kind.memory_mb <= max(self.memory_mb, self.largest_mb)
+                and (not kind.cpu or self.cpu in ("", kind.cpu))
                 and (share(kind.gpus) <= self.gpus if kind.gpus else self.shared or not self.gpus))
 
     def capacity(self, kind: Kind) -> int:
@@ -162,8 +163,8 @@ class Free:
 
     def shape_for(self, kind: Kind, most: int = CPUS_A_BOX) -> Shape | None:
         """The supervisor to start here for tasks of this kind: its CPUs (at most `most`) and their part of the memory,
-        or more when one task needs more. With a GPU: all devices, and a CPU for each child if there are as many. None
-        when not a single task fits."""
+        or more when one task needs more. With a GPU: all devices, and a CPU for each child if there are more. None when
+        not a single task fits."""
         need = kind.memory_mb + OWN_MB
         if need > self.memory_mb:
             return None
@@ -171,7 +172,7 @@ class Free:
             children = per_devices(self.gpus, kind.gpus)
             if children < 1:
                 return None
-            cpus = max(0, min(self.cpus, children))
+            cpus = max(0, min(self.cpus - 1, children))      # one stays for tasks without a GPU
             memory = max(self.memory_mb * cpus // max(self.cpus, 1), children * kind.memory_mb + OWN_MB)
             return Shape(children, cpus, min(memory, self.memory_mb), self.gpus)
         cpus = min(self.cpus, CPUS_A_BOX, most)

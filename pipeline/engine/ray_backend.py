@@ -1,8 +1,9 @@
-"""The Ray backend: one supervisor actor per node and at most 16 CPUs, embedded or attached. The only Ray in the engine.
+"""The Ray backend: supervisor actors on the nodes of a cluster, embedded or attached. The only Ray in the engine.
 
 Ray places processes and carries records of about 1 KB; text never travels through it. Its own restarts and retries are
 off: the scheduler repeats what a dead node took with it. A supervisor is sync, so its poll runs on the main thread of
 its worker process, which is what its children's parent-death signal is tied to; exactly one poll is in flight for each.
+Which supervisors there are is decided in `fleet`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ray
@@ -23,21 +23,25 @@ from ray.exceptions import RayError
 from ray.util.metrics import Counter, Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from pipeline.engine import limits as measure
+from pipeline.engine.deaths import cause
 from pipeline.engine.fingerprint import declared_libraries, differences, fingerprint, roots
+from pipeline.engine.fleet import IDLE_S, Fleet, Host, Post
 from pipeline.engine.limits import Limits
 from pipeline.engine.metrics import samples
-from pipeline.engine.pools import OWN_MB
+from pipeline.engine.pools import OWN_MB, Shape, most_room, room_in, share
 from pipeline.engine.scratch import Scratch
 from pipeline.engine.supervisor import Supervisor
-from pipeline.engine.task import Kind
+from pipeline.engine.task import Kind, TaskSpec
 from pipeline.store.fs import Store
 
-CPUS_AN_ACTOR = 16
 POLL_S = 1.0             # longest time a supervisor holds a poll
-GROW_S = 5.0             # how often the cluster is looked at for nodes without a supervisor
-START_S = 300.0          # without a single supervisor ready: give up
-TINY = sys.float_info.min        # as good as 0
+GROW_S = 2.0             # how often the cluster is looked at
+START_S = 600.0          # without a single supervisor ready: give up
+LATE_S = 10.0            # a poll this late: no new work until it is answered
+SILENT_S = 90.0          # this late: given up, like a dead one (Ray notices a node that stopped after about as long)
 MAX_DEATHS = 5           # supervisors that may die in a row without any becoming ready
+TINY = sys.float_info.min        # as good as 0
 
 log = logging.getLogger("tokenmill")
 
@@ -51,7 +55,8 @@ class SupervisorActor:
     """`Supervisor` behind a process boundary."""
 
     def __init__(self, store: str, slots: int, limits: dict[str, Any], **kw: Any) -> None:
-        self._supervisor = Supervisor(store, slots, Limits(**limits), **kw)
+        devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        self._supervisor = Supervisor(store, slots, Limits(**limits), devices=devices, **kw)
 
     def poll(self, assignments: list[dict[str, Any]], timeout: float) -> list[dict[str, Any]]:
         return self._supervisor.poll(assignments, timeout)
@@ -63,30 +68,18 @@ class SupervisorActor:
         self._supervisor.close()
 
 
-@dataclass
-class _Node:
-    """A supervisor actor. `open`: assignments it has or is about to get."""
-
-    place: tuple[str, int]           # Ray's node id, number on that node
-    name: str
-    slots: int
-    actor: Any
-    poll: Any                        # ObjectRef of the poll in flight, None when it is idle
-    ready: bool = False
-    fingerprint: dict[str, Any] = field(default_factory=dict)
-    open: set[int] = field(default_factory=set)
-    waiting: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def room(self) -> int:
-        return self.slots - len(self.open) if self.ready else 0
+@ray.remote(max_retries=0)
+def _wish() -> None:
+    """Work there is no room for, as an autoscaler sees it. Where it finds room it is gone at once, and it dies with the
+    driver, which a standing request (`ray.autoscaler.sdk.request_resources`) would not."""
 
 
 class RayBackend:
     """Runs tasks on Ray: on its own on this machine (`address` None), or on the cluster at `address`.
 
-    `workers` bounds the children (default: every CPU). `child_memory_mb` is what a child needs at least; on
-    a cluster Ray reserves that, or what the first tasks declare, for each child, plus 300 MB for their supervisor.
+    `workers` bounds the children that have no GPU (default: every CPU). Supervisors are started while tasks wait for
+    which there is no room, and go when they had nothing to do for `idle_s`; what waits beyond all nodes is shown to
+    Ray's autoscaler. `child_memory_mb` is what a task is taken to need before the first ones are known.
     A Ray this process is connected to already is used as it is, and left as it was.
 
     `ship_code` sends the four packages to the nodes of an attached cluster (Ray's `py_modules`); by default every node
@@ -97,20 +90,22 @@ class RayBackend:
 
     def __init__(self, store: Store, workers: int | None = None, address: str | None = None, *,
                  object_store_mb: int = 200, child_memory_mb: int = 500, limits: Limits | None = None,
-                 scratch: str | None = None, ship_code: bool = False) -> None:
+                 scratch: str | None = None, ship_code: bool = False, idle_s: float = IDLE_S) -> None:
         self.ship_code = ship_code
         self.store, self.workers, self.address = store, workers, address
         self.object_store_mb, self.child_memory_mb = object_store_mb, child_memory_mb
         self.limits, self.scratch = limits or Limits(), scratch
-        self.refused: dict[str, str] = {}             # node name → why
-        self._nodes: dict[tuple[str, int], _Node] = {}
+        self.fleet = Fleet(workers, idle_s=idle_s)
+        self.nodes_lost = 0                           # supervisors that were ready and died
+        self._keys: dict[int, str] = {}               # of the tasks of open assignments
+        self._wishes: dict[Kind, list[Any]] = {}
+        self._given_back: list[dict[str, Any]] = []   # events for the next wait
         self._started = self._own = False
         self._temp: Scratch | None = None
         self._witness: str | None = None
         self._libraries = declared_libraries()
         self._grown = self._ready = float("-inf")
         self._deaths, self._last_death = 0, ""
-        self.nodes_lost = 0                           # supervisors that were ready and died
         self._metrics: dict[str, Counter | Gauge] = {}
         self._counted: dict[tuple[str, ...], float] = {}       # what was added to counters so far
 
@@ -118,7 +113,6 @@ class RayBackend:
     def start(self, memory_mb: int = 0) -> None:
         if self._started:
             return
-        self.child_memory_mb = max(self.child_memory_mb, memory_mb)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if not ray.is_initialized():
             quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -131,23 +125,20 @@ class RayBackend:
                 cpus = self.workers or len(os.sched_getaffinity(0))
                 ray.init(address="local", num_cpus=cpus, object_store_memory=self.object_store_mb << 20,
                          include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=self._temp.path, **quiet)
+                self.fleet.fit_s, self.fleet.idle_s = 0.0, None           # nobody else comes, and nobody else is there
             self._own = True
         if self._temp is None and self.store.local is not None:
             self._witness = f"runs/.witness-{uuid.uuid4().hex}"    # a local path must be a shared one on a cluster
             self.store.write(self._witness, b"")
+        self.fleet.waiting = {Kind(max(self.child_memory_mb, memory_mb)): 1}       # until `expect` says more
         self._started, self._ready = True, time.monotonic()
 
     def close(self) -> None:
         """Take down our supervisors with their children and, if we started or attached it, our Ray."""
-        nodes, self._nodes = list(self._nodes.values()), {}
+        posts, self.fleet.posts = list(self.fleet.posts.values()), {}
         if ray.is_initialized():
-            closing = [n.actor.close.remote() for n in nodes if n.ready]
-            if closing:
-                with contextlib.suppress(RayError):
-                    ray.wait(closing, num_returns=len(closing), timeout=5.0)
-            for node in nodes:
-                with contextlib.suppress(RayError):
-                    ray.kill(node.actor)
+            self._wish_for({})
+            self._dismiss(posts, 5.0)
             if self._own:
                 ray.shutdown()
         if self._witness is not None:
@@ -160,61 +151,86 @@ class RayBackend:
     # -- what the scheduler uses ---------------------------------------------------------------------------------
     @property
     def slots(self) -> int:
-        return sum(n.slots for n in self._nodes.values() if n.ready)
+        return sum(p.slots for p in self.fleet.usable)
 
     def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
-        return {}
+        if set(waiting) - set(self.fleet.waiting):
+            self._grown = float("-inf")               # somebody new: see to it now
+        return self.fleet.expect(waiting, time.monotonic())
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
-        rooms = [n.room for n in self._nodes.values() if n.ready]
-        free = sum(r for r in rooms if r > 0)         # a full node does not make an idle one less idle
-        return free or sum(rooms)
+        return room_in(self.fleet.usable, Kind(memory_mb, gpus, cpu))
 
     def submit(self, assignment: dict[str, Any]) -> None:
-        node = max((n for n in self._nodes.values() if n.ready), key=lambda n: (n.room, n.poll is None, n.place))
-        node.open.add(assignment["id"])
-        node.waiting.append(assignment)
+        spec = TaskSpec.from_json(assignment["spec"])
+        fitting = most_room(self.fleet.usable, spec.kind)
+        # a second attempt beside a slow one is for another supervisor: that one may be what is slow
+        others = [p for p in fitting if p.room(spec.kind) and all(self._keys[i] != spec.key for i in p.open)]
+        post = next(iter(others), fitting[0])
+        self._keys[assignment["id"]] = spec.key
+        post.add(assignment["id"], spec.kind)
+        post.unsent.append(assignment)
 
     def cancel(self, ids: list[int]) -> None:
-        for node in self._nodes.values():
-            mine = node.open.intersection(ids)
-            node.waiting = [a for a in node.waiting if a["id"] not in mine]
-            node.open -= mine
+        for post in self.fleet.posts.values():
+            mine = self._settle(post, ids)
+            post.unsent = [a for a in post.unsent if a["id"] not in mine]
             if mine:
-                node.actor.cancel.remote(sorted(mine))     # after the poll in flight; what it finds may still come
+                post.actor.cancel.remote(sorted(mine))     # after the poll in flight; what it finds may still come
 
     def wait(self, timeout: float) -> list[dict[str, Any]]:
-        if time.monotonic() - self._grown > GROW_S:
-            self._grow()
-        for node in self._nodes.values():
-            if node.poll is None and node.open:
-                node.poll = node.actor.poll.remote(node.waiting, POLL_S)
-                node.waiting = []
-        polls = {n.poll: n for n in self._nodes.values() if n.poll is not None}
+        now = time.monotonic()
+        if now - self._grown > GROW_S:
+            self._grown = now
+            self._grow(now)
+        for post in self.fleet.posts.values():
+            if post.poll is None and post.open:
+                post.poll, post.polled = post.actor.poll.remote(post.unsent, POLL_S), now
+                post.unsent = []
+        polls = {p.poll: p for p in self.fleet.posts.values() if p.poll is not None}
+        events, self._given_back = self._given_back, []
         if not polls:
             self._check_any()
-            time.sleep(min(timeout, 0.2))
-            return []
-        done, _ = ray.wait(list(polls), timeout=timeout)
+            if not events:
+                time.sleep(min(timeout, 0.2))
+            return events
+        done, _ = ray.wait(list(polls), timeout=0 if events else timeout)
         if done:                                           # and all others that are ready by now
             done, _ = ray.wait(list(polls), num_returns=len(polls), timeout=0)
-        events: list[dict[str, Any]] = []
         for ref in done:
-            node = polls[ref]
-            node.poll = None
+            post = polls.pop(ref)
+            post.poll, post.late = None, False
             try:
                 found = ray.get(ref)
             except RayError as e:
-                events += self._lost(node, e)
+                events += self._lost(post, cause(e), getattr(e, "preempted", False))
                 continue
-            for event in found:
-                if event["event"] == "fingerprint":
-                    self._greet(node, event)
-                elif event["event"] in ("done", "failed"):
-                    node.open.discard(event["id"])
-            events += [e for e in found if e["event"] != "fingerprint"]
+            events += self._heard(post, found)
+        for post in polls.values():
+            silent = time.monotonic() - post.polled
+            post.late = post.ready and silent > POLL_S + LATE_S
+            if post.late and silent > SILENT_S:
+                events += self._lost(post, f"it has not answered for {silent:.0f} s")
+        self._dismiss([p for p in self.fleet.posts.values() if p.leaving and not p.open])
         self._check_any()
         return events
+
+    def _heard(self, post: Post, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for event in found:
+            if event["event"] == "fingerprint":
+                self._greet(post, event)
+            elif event["event"] == "progress":
+                post.running = {r["id"] for r in event["running"]}
+            elif event["event"] in ("done", "failed"):
+                self._settle(post, [event["id"]])
+        return [e for e in found if e["event"] != "fingerprint"]
+
+    def _settle(self, post: Post, ids: Iterable[int]) -> set[int]:
+        """Assignments it need not see to any more; returns those of `ids` it had."""
+        mine = post.remove(ids)
+        for i in mine:
+            self._keys.pop(i, None)
+        return mine
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
         """Show the run on the metrics port of this node; Ray takes the values from there within some ten seconds, and
@@ -236,76 +252,143 @@ class RayBackend:
                 self._counted[key] = value
 
     # -- nodes ---------------------------------------------------------------------------------------------------
-    def _grow(self) -> None:
-        """Start a supervisor wherever there should be one and is none. It gets work only once it has answered."""
-        self._grown = time.monotonic()
-        left = self.workers if self.workers is not None else 1 << 30
-        for info in sorted(ray.nodes(), key=lambda n: n["NodeID"]):
-            cpus = int(info["Resources"].get("CPU", 0)) if info["Alive"] else 0
-            memory = int(info["Resources"].get("memory", 0)) >> 20
-            for number, first in enumerate(range(0, min(cpus, left), CPUS_AN_ACTOR)):
-                slots = min(CPUS_AN_ACTOR, min(cpus, left) - first)
-                place = (info["NodeID"], number)
-                if place not in self._nodes and self._name(info) not in self.refused:
-                    share = memory * slots // cpus        # of a node with less than what its slots declare
-                    self._spawn(place, self._name(info), slots, min(slots * self.child_memory_mb + OWN_MB, share))
-            left -= min(cpus, left)
+    def _grow(self, now: float) -> None:
+        """Carry out what the fleet decides. A supervisor gets work only once it has answered."""
+        orders = self.fleet.plan(self._hosts(), now)
+        for post in orders.leave:
+            self._vacate(post)
+        settled = all(p.ready and not p.leaving for p in self.fleet.posts.values()) and not orders.start
+        self._wish_for(orders.wishes if settled and self._temp is None else {})
+        for host, number, shape in orders.start:
+            self._spawn(host, number, shape)
 
-    @staticmethod
-    def _name(info: dict[str, Any]) -> str:
-        return f"{info.get('NodeManagerHostname') or info['NodeManagerAddress']} ({info['NodeID'][:8]})"
+    def _hosts(self) -> list[Host]:
+        """The living nodes. What neither is free nor ours belongs to others."""
+        state = ray._private.state
+        draining, free = set(state.state.get_draining_nodes()), state.available_resources_per_node()
+        found = []
+        for info in ray.nodes():
+            if not info["Alive"]:
+                continue
+            id, total = info["NodeID"], info["Resources"]
+            ours = [p.shape for p in self.fleet.posts.values() if p.host == id]
+            used = {r: total.get(r, 0.0) - free.get(id, total).get(r, 0.0) for r in ("CPU", "memory", "GPU")}
+            others = Shape(0, max(0, round(used["CPU"]) - sum(s.cpus for s in ours)),
+                           max(0, (int(used["memory"]) >> 20) - sum(s.memory_mb for s in ours)),
+                           max(0, round(used["GPU"]) - sum(s.gpus for s in ours)))
+            name = f"{info.get('NodeManagerHostname') or info['NodeManagerAddress']} ({id[:8]})"
+            memory, largest = int(total.get("memory", 0)) >> 20, None
+            if self._temp is not None:                 # this machine alone: nothing is reserved, it is measured
+                memory, others = self._measured, Shape(0, 0, 0)
+                largest = measure.memory_use()[1] >> 20
+            found.append(Host(id, name, int(total.get("CPU", 0)), memory, int(total.get("GPU", 0)), others,
+                              id in draining, largest))
+        return found
 
-    def _spawn(self, place: tuple[str, int], name: str, slots: int, memory_mb: int) -> None:
-        actor = SupervisorActor.options(
-            num_cpus=slots, memory=memory_mb << 20,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(place[0], soft=False),
-        ).remote(self.store.root, slots, self.limits.to_json(), memory_mb=None if self._temp else memory_mb - OWN_MB,
-                 scratch=self.scratch, libraries=self._libraries, witness=self._witness)
-        self._nodes[place] = _Node(place, name, slots, actor, actor.poll.remote([], 0.0))
+    @property
+    def _measured(self) -> int:
+        """Memory of this machine for us, MB, as it was when the first supervisor was thought of."""
+        if not hasattr(self, "_memory_mb"):
+            used, total = measure.memory_use()
+            self._memory_mb = max(2 * OWN_MB, int(self.limits.memory_share * total - used) >> 20)
+        return self._memory_mb
 
-    def _greet(self, node: _Node, theirs: dict[str, Any]) -> None:
+    def _spawn(self, host: Host, number: int, shape: Shape) -> None:
+        post = self.fleet.post(host, number, shape)
+        post.actor = SupervisorActor.options(
+            num_cpus=shape.cpus, num_gpus=shape.gpus, memory=None if self._temp else shape.memory_mb << 20,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(host.id, soft=False),
+        ).remote(self.store.root, shape.slots, self.limits.to_json(), memory_mb=post.memory_mb, scratch=self.scratch,
+                 libraries=self._libraries, witness=self._witness)
+        post.poll, post.polled, post.idle_since = post.actor.poll.remote([], 0.0), time.monotonic(), time.monotonic()
+        self.fleet.posts[host.id, number] = post
+
+    def _greet(self, post: Post, theirs: dict[str, Any]) -> None:
         """The first answer of a supervisor: may it work?"""
-        node.fingerprint = theirs
+        post.fingerprint = theirs
         wrong = differences(fingerprint(self._libraries), theirs)
         if theirs.get("sees_store") is False:
             wrong.append(f"it does not see the store {self.store.root}; put the store on a file system that all nodes "
                          f"share, or on object storage")
         if wrong:
-            self.refused[node.name] = "; ".join(wrong)
-            log.warning("node %s is refused: %s", node.name, self.refused[node.name])
-            with contextlib.suppress(RayError):
-                ray.wait([node.actor.close.remote()], timeout=2.0)
-            self._drop(node)
+            self.fleet.refused[post.name] = "; ".join(wrong)
+            log.warning("node %s is refused: %s", post.name, self.fleet.refused[post.name])
+            self._dismiss([p for p in self.fleet.posts.values() if p.host == post.host])
             return
-        node.ready, self._deaths = True, 0
+        self.fleet.tags[post.host] = theirs["cpu"]
+        for p in self.fleet.posts.values():
+            if p.host == post.host:
+                p.cpu = theirs["cpu"]
+        post.ready, post.idle_since, self._deaths = True, time.monotonic(), 0
 
-    def _lost(self, node: _Node, error: RayError) -> list[dict[str, Any]]:
+    def _vacate(self, post: Post) -> None:
+        """Give it no more work; what it has not begun goes back at once, and it goes when the rest is done."""
+        post.leaving = True
+        waiting = set(post.open) - post.running
+        if waiting:
+            why = f"node {post.name} is drained" if post.drained else f"node {post.name} makes way"
+            self._given_back.append({"event": "returned", "ids": sorted(waiting), "message": why})
+            self.cancel(sorted(waiting))
+        if post.drained:
+            log.warning("node %s is drained: %d tasks finish there, %d go elsewhere", post.name, len(post.open),
+                        len(waiting))
+
+    def _lost(self, post: Post, why: str, preempted: bool = False) -> list[dict[str, Any]]:
         """A supervisor is gone: what it had goes back to the scheduler; another one follows when there is room."""
-        self._last_death = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        self.nodes_lost += node.ready
-        if not node.ready:
+        self._last_death = why
+        if post.ready:
+            self.nodes_lost += 1
+        else:
             self._deaths += 1
-            self._last_death = str(error).strip()[-2000:]
-        self._drop(node)
-        ids = sorted(node.open)
-        log.warning("supervisor on node %s died: %s", node.name, self._last_death)
-        return [{"event": "lost", "ids": ids, "message": f"node {node.name} died: {self._last_death}"}] if ids else []
+        ids, unsent = sorted(post.open), {a["id"] for a in post.unsent}
+        free = ids if preempted or post.drained else [i for i in ids if i in unsent]
+        words = f"node {post.name} lost its supervisor: {why}"
+        log.warning("%s", words)
+        self._settle(post, ids)
+        self._drop(post)
+        found = {"returned": free, "lost": [i for i in ids if i not in free]}
+        return [{"event": event, "ids": them, "message": words} for event, them in found.items() if them]
 
-    def _drop(self, node: _Node) -> None:
-        self._nodes.pop(node.place, None)
+    def _drop(self, post: Post) -> None:
+        self.fleet.posts.pop((post.host, post.number), None)
         self._grown = time.monotonic() - GROW_S + 0.5          # look for a place again soon
         with contextlib.suppress(RayError):
-            ray.kill(node.actor)
+            ray.kill(post.actor)
+
+    def _dismiss(self, posts: list[Post], patience_s: float = 2.0) -> None:
+        """Let supervisors clear up, then end them."""
+        closing = [p.actor.close.remote() for p in posts if p.fingerprint]
+        if closing:
+            with contextlib.suppress(RayError):
+                ray.wait(closing, num_returns=len(closing), timeout=patience_s)
+        for post in posts:
+            self._drop(post)
+
+    def _wish_for(self, wishes: Mapping[Kind, int]) -> None:
+        """Show the autoscaler as much work without room as there is."""
+        for kind in {*self._wishes, *wishes}:
+            pending = self._wishes.pop(kind, [])
+            if pending:
+                _, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
+            wanted = wishes.get(kind, 0)
+            for ref in pending[wanted:]:
+                ray.cancel(ref)
+            need = {"num_cpus": 0 if kind.gpus else 1, "num_gpus": share(kind.gpus) if kind.gpus else 0,
+                    "memory": kind.memory_mb + OWN_MB << 20}
+            pending = pending[:wanted] + [_wish.options(**need).remote() for _ in range(wanted - len(pending))]
+            if pending:
+                self._wishes[kind] = pending
 
     def _check_any(self) -> None:
         """Raise NoNodes when waiting any longer makes no sense."""
-        if any(n.ready for n in self._nodes.values()):
+        posts, refused = self.fleet.posts.values(), self.fleet.refused
+        if any(p.ready for p in posts) or not self.fleet.waiting:
             self._ready = time.monotonic()
         elif self._deaths >= MAX_DEATHS:
             raise NoNodes(f"supervisors die before they are ready: {self._last_death}")
-        elif self.refused and not self._nodes:
+        elif refused and not posts and all(h.name in refused for h in self.fleet.hosts.values() if h.cpus or h.gpus):
             raise NoNodes("no node runs what the driver runs: " + " | ".join(
-                f"{name}: {why}" for name, why in sorted(self.refused.items())) +
+                f"{name}: {why}" for name, why in sorted(refused.items())) +
                 ". Install the same version on every node, or send the code along with --ship-code")
         elif time.monotonic() - self._ready > START_S:
             raise NoNodes(f"no supervisor got its resources within {START_S:.0f} s (cluster: {ray.cluster_resources()},"

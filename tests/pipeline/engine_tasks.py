@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engine.task import Counters, Cursor, Inputs, Out, PartRecord, TaskSpec, content_key
+from stages.stage import cpu_tag as cpu_tag
 
 
 class MemoryLog:
@@ -221,6 +222,19 @@ class Straggles:
             time.sleep(3600)
         Path(out.path("n.txt")).write_text(str(inputs.args["n"]))
         return {"n": 1}
+
+
+class Devices:
+    """Says which GPUs it sees, and from when to when (seconds, the same clock in all processes of a machine)."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        start = time.monotonic()
+        time.sleep(inputs.args.get("s", 0.15))
+        return {"n": inputs.args["n"], "seen": os.environ.get("CUDA_VISIBLE_DEVICES", "all"), "start": start,
+                "end": time.monotonic()}
 
 
 class Noisy:

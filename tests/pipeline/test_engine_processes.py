@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ import pytest
 from pipeline.engine.inline import InlineBackend
 from pipeline.engine.limits import Limits
 from pipeline.engine.local import ProcessBackend
-from pipeline.engine.scheduler import Interrupted, Scheduler, TaskFailed
+from pipeline.engine.progress import Progress
+from pipeline.engine.scheduler import CannotRun, Interrupted, Scheduler, TaskFailed
 from pipeline.engine.supervisor import Supervisor
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
@@ -343,3 +345,84 @@ def test_stopped_and_run_again_gives_the_same(processes, store, tmp_path):
     assert [c for c in backend.supervisor._children if c.job] == []
     assert t.outcome(scheduler.run(specs)) == inline(store, specs, tmp_path)
     assert sorted(log.appended) == sorted(s.key for s in specs)
+
+
+def test_gpu_children_see_their_own_share_and_the_others_none(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-7f")
+    backend = ProcessBackend(store, 6, memory_mb=6000, scratch=str(tmp_path))
+    specs = [replace(t.spec(t.Devices, node=f"g{gpus}", order=i, n=i, gpus=gpus), gpus=gpus)
+             for i, gpus in enumerate([0, 0.5, 1, 2] * 4)]
+    try:
+        records = Scheduler(backend, t.MemoryLog(), dispatch_seed=3).run(specs)
+    finally:
+        backend.close()
+    held = []
+    for record, spec in zip(records, specs):
+        said = record.counters
+        names = [n for n in said["seen"].split(",") if n]
+        assert len(names) == -(-spec.gpus // 1) and set(names) <= {"3", "GPU-7f"}
+        held += [(said["start"], said["end"], name, min(spec.gpus, 1)) for name in names]
+    for moment, _, _, _ in held:
+        for device in ("3", "GPU-7f"):
+            assert sum(part for start, end, name, part in held if name == device and start <= moment < end) <= 1
+    assert any(a[2] != b[2] and a[0] <= b[0] < a[1] for a in held for b in held), "both devices were used at a time"
+
+
+def test_what_can_never_run_here_ends_the_run_by_name(processes, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    log = t.MemoryLog()
+    for need, words in (({"gpus": 1.0}, "declares 300 MB of memory and 1 GPU"),
+                        ({"memory_mb": 1 << 30}, "declares 1,073,741,824 MB of memory"),
+                        ({"cpu": "pdp11-base"}, "a CPU of type pdp11-base")):
+        with pytest.raises(CannotRun, match=words) as caught:
+            Scheduler(processes(1), log).run([replace(t.row_specs(parts=1)[0], label="crawl-7", **need)])
+        assert "crawl-7 cannot run" in str(caught.value) and "this machine, can give a task" in str(caught.value)
+    assert log.appended == []
+
+
+def test_a_large_task_is_overtaken_but_not_for_ever(store, tmp_path):
+    supervisor = Supervisor(store.root, 3, memory_mb=1000, scratch=str(tmp_path))
+    try:
+        sizes = [600, 900, *[300] * 12]
+        specs = [t.spec(t.Devices, order=i, n=i, memory_mb=m) for i, m in enumerate(sizes)]
+        commands = [{"id": i, "spec": s.to_json(), "attempt": f"1-{i}", "skip": []} for i, s in enumerate(specs)]
+        ended = []
+        while len(ended) < len(specs):
+            events = supervisor.poll(commands, 0.2)
+            commands = []
+            ended += [e["id"] for e in events if e["event"] == "done"]
+    finally:
+        supervisor.close()
+    place = ended.index(1)
+    assert 1 <= place <= 5, "small ones that fit beside the first went before it, the many others behind it"
+
+
+class Watching(Progress):
+    """Notes what hangs."""
+
+    def __init__(self):
+        super().__init__("quiet")
+        self.hung = []
+
+    def hanging(self, spec, row, stage, seconds):
+        self.hung.append((spec.order, row, stage, seconds))
+
+
+def test_what_makes_no_progress_is_named_and_goes_on(processes):
+    specs = t.row_specs(parts=2, rows=3, batch=1)
+    specs[1] = t.spec(t.Rows, order=1, first=3, rows=3, batch=1, ms=900)
+    watch = Watching()
+    records = Scheduler(processes(2, hanging_s=0.3), t.MemoryLog(), watch).run(specs)
+    assert [r.counters["kept"] for r in records] == [3, 3]
+    rows = [row for order, row, stage, seconds in watch.hung if order == 1 and stage == 2]
+    assert sorted(set(rows)) == [0, 1, 2]
+    assert all(0.3 <= seconds < 5 for _, _, _, seconds in watch.hung)
+    assert rows.count(1) <= 2, "once, and again when it has lasted twice as long"
+
+
+def test_no_more_is_in_flight_than_the_slots_and_as_much_at_hand(processes):
+    backend, most = processes(3), []
+    submit = backend.submit
+    backend.submit = lambda a: (submit(a), most.append(len(backend.box.open)))[0]
+    Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=60, rows=2))
+    assert 4 <= max(most) <= 6

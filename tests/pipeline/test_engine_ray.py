@@ -74,7 +74,7 @@ def test_a_supervisor_that_dies_is_replaced_and_its_children_go_with_it(on_ray, 
     seen = {}
 
     def chaos():
-        node = until(lambda: next((n for n in list(backend._nodes.values()) if n.open and n.ready), None))
+        node = until(lambda: next((n for n in list(backend.fleet.posts.values()) if n.open and n.ready), None))
         time.sleep(0.6)
         pid = next(iter(supervisors(tmp_path)))
         seen["children"] = until(lambda: children_of(pid))
@@ -233,14 +233,14 @@ def work():
 thread = threading.Thread(target=work)
 thread.start()
 def until_busy(n):
-    while sum(bool(x.open) and x.ready for x in list(backend._nodes.values())) < n:
+    while sum(bool(x.open) and x.ready for x in list(backend.fleet.posts.values())) < n:
         time.sleep(0.05)
-    places.update(backend._nodes)
+    places.update(backend.fleet.posts)
 until_busy(2)
 cluster.remove_node(doomed, allow_graceful=False)       # SIGKILL of the raylet
 cluster.add_node(num_cpus=1, **node)
 while len(places) < 3 and thread.is_alive():
-    places.update(backend._nodes)
+    places.update(backend.fleet.posts)
     time.sleep(0.05)
 thread.join()
 backend.close()
@@ -279,10 +279,10 @@ backend = RayBackend(Store(sys.argv[1]), address=cluster.address, scratch=sys.ar
 backend.start()
 while not backend.slots:
     backend.wait(0.5)
-[node] = backend._nodes.values()
+[post] = backend.fleet.posts.values()
 backend.close()
 cluster.shutdown()
-print(sorted("py_modules" in place for place in node.fingerprint["roots"].values()))
+print(sorted("py_modules" in place for place in post.fingerprint["roots"].values()))
 """
 
 

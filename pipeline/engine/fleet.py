@@ -1,0 +1,226 @@
+"""Which supervisors a cluster should have: where to start one, which must make way, what to ask an autoscaler for.
+
+Decisions only, from plain numbers; `ray_backend` carries them out. The rules:
+
+* A supervisor is started only for tasks that wait and find no room, never ahead of work; it takes the CPUs of its node
+  (at most 16) with their part of the memory, or the GPUs (`pools.Free.shape_for`).
+* A task that fits none of them, though it would fit a node, makes the supervisors of one node leave: they finish what
+  they run, then one of the right shape takes their place.
+* What fits no node at all is waited for (an autoscaler may bring one), and then ends the run by name.
+* A supervisor that has had nothing to do for `idle_s` goes, so that its node can be given back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.engine.pools import OWN_MB, Box, Free, Shape, Turns, cannot, needs
+from pipeline.engine.task import Kind
+
+FIT_S = 300.0            # how long a node is waited for that a task would fit on
+IDLE_S = 60.0            # a supervisor without work goes after this
+MAX_WISHES = 1000        # tasks an autoscaler is told of at a time
+
+NOTHING = Shape(0, 0, 0)
+
+log = logging.getLogger("tokenmill")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A node: what it has, and what of it others than us have reserved. `largest_mb`: of a task that runs alone, where
+    nothing is reserved (None: what the memory leaves)."""
+
+    id: str
+    name: str
+    cpus: int
+    memory_mb: int
+    gpus: int = 0
+    others: Shape = NOTHING
+    draining: bool = False
+    largest_mb: int | None = None
+
+    @property
+    def largest(self) -> int:
+        return self.memory_mb - OWN_MB if self.largest_mb is None else self.largest_mb
+
+    def clamp(self, kind: Kind) -> Kind:
+        """The kind as it counts here: what may run alone need not fit the memory that is free just now."""
+        if kind.memory_mb > self.largest or self.largest_mb is None:
+            return kind
+        return kind._replace(memory_mb=max(1, min(kind.memory_mb, self.memory_mb - OWN_MB)))
+
+
+@dataclass
+class Post(Box):
+    """A supervisor on a node. It gets work once it is `ready`, and no more when it is `leaving` or does not answer."""
+
+    host: str = ""
+    number: int = 0                  # of our supervisors on that node
+    shape: Shape = NOTHING
+    ready: bool = False
+    leaving: bool = False
+    late: bool = False
+    drained: bool = False            # its node is about to go
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    idle_since: float = 0.0
+    running: set[int] = field(default_factory=set)               # as it said last
+    unsent: list[dict[str, Any]] = field(default_factory=list)   # assignments for its next poll
+    actor: Any = None
+    poll: Any = None                 # the poll in flight, None when there is none
+    polled: float = 0.0              # when it began
+
+    @property
+    def usable(self) -> bool:
+        return self.ready and not self.leaving and not self.late
+
+
+@dataclass
+class Orders:
+    """`leave`: those that must finish and go. `wishes`: tasks nobody has room for, by kind."""
+
+    start: list[tuple[Host, int, Shape]] = field(default_factory=list)
+    leave: list[Post] = field(default_factory=list)
+    wishes: dict[Kind, int] = field(default_factory=dict)
+
+
+class Fleet:
+    """The supervisors of a run. `workers` bounds the children that have no GPU (None: all CPUs); a node is waited for
+    `fit_s` when a task fits none; `idle_s` None keeps idle supervisors."""
+
+    def __init__(self, workers: int | None = None, *, fit_s: float = FIT_S, idle_s: float | None = IDLE_S) -> None:
+        self.workers, self.fit_s, self.idle_s = workers, fit_s, idle_s
+        self.posts: dict[tuple[str, int], Post] = {}
+        self.hosts: dict[str, Host] = {}
+        self.waiting: Mapping[Kind, int] = {}
+        self.tags: dict[str, str] = {}               # CPU tags of nodes, as their supervisors said
+        self.refused: dict[str, str] = {}            # node name → why
+        self.turns = Turns()
+        self._unfit: dict[Kind, float] = {}          # since when no node fits
+        self._said: set[tuple[str, Kind]] = set()
+
+    @property
+    def usable(self) -> list[Post]:
+        return [p for p in self.posts.values() if p.usable]
+
+    # -- what waits ----------------------------------------------------------------------------------------------
+    def expect(self, waiting: Mapping[Kind, int], now: float) -> dict[Kind, str]:
+        """Note what waits. Returns the kinds that no node fits, once they were waited for long enough."""
+        self.waiting = waiting
+        self.turns.look(self.usable, waiting, now)
+        if not self.hosts:
+            return {}
+        missing = [k for k in waiting if not any(p.takes(k) for p in self.posts.values())
+                   and not any(self._could(h, k) for h in self.hosts.values())]
+        for kind in missing:
+            if kind not in self._unfit and self.fit_s:
+                log.warning("waiting up to %.0f s for a node: a task cannot run yet: %s", self.fit_s, self._why(kind))
+        self._unfit = {k: self._unfit.get(k, now) for k in missing}
+        return {k: self._why(k) for k, since in self._unfit.items() if now - since >= self.fit_s}
+
+    def _why(self, kind: Kind) -> str:
+        return cannot(kind, ((h.name, h.largest, h.gpus, self.tags.get(h.id, "")) for h in self._open_hosts()))
+
+    def _open_hosts(self) -> list[Host]:
+        return [h for h in self.hosts.values() if not h.draining and h.name not in self.refused]
+
+    def _could(self, host: Host, kind: Kind) -> bool:
+        """Whether one task of this kind fits this node when all of it is ours."""
+        return (not host.draining and host.name not in self.refused
+                and (not kind.cpu or self.tags.get(host.id, kind.cpu) == kind.cpu)
+                and Free(host.cpus, host.memory_mb, host.gpus).shape_for(host.clamp(kind)) is not None)
+
+    # -- what to do ----------------------------------------------------------------------------------------------
+    def plan(self, hosts: Iterable[Host], now: float) -> Orders:
+        """Look at the nodes, and say what to start, whom to let go and what to wish for."""
+        self.hosts = {h.id: h for h in sorted(hosts, key=lambda h: h.id)}
+        orders = Orders()
+        orders.leave += [p for p in self.posts.values() if not p.leaving and p.host in self.hosts
+                         and self.hosts[p.host].draining]
+        for post in orders.leave:
+            post.drained = True
+        free = {h.id: self._free(h) for h in self._open_hosts()}
+        left = self._left()
+        numbers = {h: {n for at, n in self.posts if at == h} for h in free}
+        for kind in sorted(self.waiting, key=lambda k: (-k.gpus, -k.memory_mb, k.cpu)):
+            able = [p for p in self.posts.values() if not p.leaving and p not in orders.leave and p.takes(kind)]
+            short = self.waiting[kind] - sum(p.room(kind) for p in able)
+            placed = 0
+            for id, rest in free.items():
+                host = self.hosts[id]
+                if not self._could(host, kind):
+                    self._pass_over(host, kind)
+                    continue
+                while short > placed and (shape := rest.shape_for(host.clamp(kind), left)) is not None:
+                    number = next(n for n in range(len(numbers[id]) + 1) if n not in numbers[id])
+                    numbers[id].add(number)
+                    orders.start.append((host, number, shape))
+                    rest = free[id] = rest.less(shape)
+                    left -= 0 if shape.gpus else shape.slots
+                    placed += self.post(host, number, shape).capacity(kind)
+            if short > placed:
+                if not able and not placed:
+                    orders.leave += self._make_way(kind, free, orders)
+                orders.wishes[kind] = min(short - placed, MAX_WISHES if kind.gpus else max(0, min(left, MAX_WISHES)))
+        orders.leave += self._idle(now, orders)
+        return orders
+
+    def post(self, host: Host, number: int, shape: Shape) -> Post:
+        """The supervisor of this shape; it is not one of ours yet."""
+        return Post(shape.slots, max(1, shape.memory_mb - OWN_MB), shape.gpus, self.tags.get(host.id, ""), host.name,
+                    host.largest_mb or 0, host=host.id, number=number, shape=shape)
+
+    def _left(self) -> int:
+        taken = sum(p.slots for p in self.posts.values() if not p.gpus)
+        return self.workers - taken if self.workers is not None else 1 << 30
+
+    def _free(self, host: Host) -> Free:
+        free = Free(host.cpus, host.memory_mb, host.gpus).less(host.others)
+        for post in self.posts.values():
+            if post.host == host.id:
+                free = free.less(post.shape)
+        return free
+
+    def _make_way(self, kind: Kind, free: Mapping[str, Free], orders: Orders) -> list[Post]:
+        """Supervisors that must leave one node so that a task of this kind finds its place there: those with the least
+        to do, on the node where that is least. None while any leave already: their place may be what it takes."""
+        if orders.leave or any(p.leaving for p in self.posts.values()):
+            return []
+        best: tuple[int, list[Post]] | None = None
+        for host in (self.hosts[id] for id in free):
+            if not self._could(host, kind):
+                continue
+            room, left, going = free[host.id], self._left(), []
+            for post in sorted((p for p in self.posts.values() if p.host == host.id),
+                               key=lambda p: (len(p.open), p.number)):
+                going.append(post)
+                room = Free(room.cpus + post.shape.cpus, room.memory_mb + post.shape.memory_mb,
+                            room.gpus + post.shape.gpus)
+                left += 0 if post.gpus else post.slots
+                if room.shape_for(host.clamp(kind), left) is not None:
+                    cost = sum(len(p.open) for p in going)
+                    if best is None or cost < best[0]:
+                        best = cost, going
+                    break
+        return best[1] if best else []
+
+    def _idle(self, now: float, orders: Orders) -> list[Post]:
+        found = []
+        for post in self.posts.values():
+            if post.open or not post.ready or any(post.takes(k) for k in self.waiting):
+                post.idle_since = now
+            elif self.idle_s is not None and now - post.idle_since > self.idle_s and not post.leaving \
+                    and post not in orders.leave:
+                found.append(post)
+        return found
+
+    def _pass_over(self, host: Host, kind: Kind) -> None:
+        """Say once that a node is too small for some tasks."""
+        if (host.name, kind) in self._said or kind.gpus > host.gpus or host.largest >= kind.memory_mb:
+            return
+        self._said.add((host.name, kind))
+        log.warning("node %s is passed over for tasks that declare %s: it can give a task %d MB",
+                    host.name, needs(kind), max(0, host.largest))
