@@ -7,6 +7,7 @@ come from the log alone) and resumes it.
 How a dataset becomes passes (contracts §4, §5):
   * a barrier (dedup) ends a pass; the next pass begins by applying its removal slices;
   * a numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before anything builds on them;
+  * a stage that needs a GPU has a pass of its own kind: nothing else waits for one;
   * the barrier's `prepare` stage rides in the pass before it, in front of the first scrubber: signatures are taken
     before scrubbing, text is stored after. When a dataset begins with a barrier, its `prepare` rides in the last pass
     of each dataset it comes from.
@@ -29,7 +30,7 @@ from pipeline.tasks.replay import replay_arg
 from stages.barrier import Barrier, FileRef, PartRef, TaskDraft, TaskResult
 from stages.catalog import STAGES, load, reader_class, stage_class
 from stages.read.reader import Reader
-from stages.stage import Stage, file_sha256
+from stages.stage import Stage, cpu_tag, file_sha256
 
 #: what a node yields and is sent
 Work = Generator[Iterable[TaskSpec], Records, Any]
@@ -175,7 +176,8 @@ class Planner:
                 current = self._barrier(made, current, fresh, plans, dataset.inputs, dataset.priority)
                 fresh = False
                 continue
-            if not fresh and current.chain and not current.chain[-1].stage.exact:
+            last = current.chain[-1].stage if current.chain else None
+            if not fresh and last is not None and (not last.exact or last.gpus != made.stage.gpus):
                 plans.append(current)
                 current = _PassPlan(name, name, [("previous", "")], [])
             current.chain.append(made)
@@ -325,6 +327,8 @@ class Planner:
         memory = 300 + sum(s.stage.memory_mb for s in plan.chain) + max(
             (reader_class(self.recipe.sources[n].read).memory_mb for kind, n in plan.inputs if kind == "source"),
             default=0)
+        gpus = max((s.stage.gpus for s in plan.chain), default=0.0)
+        cpu = "" if all(s.stage.exact for s in plan.chain) else cpu_tag()      # which their keys carry
         common = {"chain": chain, "where": plan.where, "signals": list(plan.signals),
                   "signals_mode": self.recipe.run.signals,
                   "$volatile": {"quarantined": self.quarantined([s.key for s in plan.chain]),
@@ -338,7 +342,7 @@ class Planner:
             if was is not None and was.key != spec.key:
                 hidden = {**common["$volatile"], "replay": replay_arg(was)}
                 spec = replace(spec, args={**spec.args, "$volatile": hidden}, memory_mb=memory + REPLAY_MB)
-            yield replace(spec, origin=origin, basis=basis)
+            yield replace(spec, origin=origin, basis=basis, gpus=gpus, cpu=cpu)
 
     def _pass_inputs(self, plan: _PassPlan,
                      results: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int, str, str]]:
