@@ -118,7 +118,7 @@ def _cache(folder: str, size: str) -> Cache:
     place = Path(folder) if folder else user_folder() / "cache"
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        cap = parse_bytes(size) if size else int(SHARE * shutil.disk_usage(place).total)
+        cap = 0 if size == "0" else parse_bytes(size) if size else int(SHARE * shutil.disk_usage(place).total)
     except OSError as e:
         raise StoreError(f"cannot make the cache of remote files at {place}: {e.strerror}; set TOKENMILL_CACHE to a "
                          f"folder that can be written") from e

@@ -104,8 +104,9 @@ class Store:
     def put_absent(self, path: str, data: bytes) -> bool:
         """Create `path` with `data` if and only if it does not exist. True when we created it. Durable on return.
 
-        False can also mean that an object store performed our own request twice; who cares puts a nonce into `data` and
-        reads it back. Raises StoreError where the store cannot be written or its filesystem has no hard links.
+        On object storage a request may be performed twice and the second be refused, so there True means that the file
+        holds exactly `data`: put a nonce into it. Raises StoreError where the store cannot be written or its filesystem
+        has no hard links.
         """
         if self.local is None:
             return self.remote.put_absent(path, data)

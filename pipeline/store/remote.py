@@ -89,8 +89,8 @@ class Remote:
     def url(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root
 
-    def _ask(self, what: str, path: str, call: Callable[[], T], **kw: Any) -> T:
-        return patiently(what, self.url(path), call, **kw)
+    def _ask(self, what: str, path: str, call: Callable[[], T]) -> T:
+        return patiently(what, self.url(path), call)
 
     # -- reading -------------------------------------------------------------------------------------------------
     def head(self, path: str) -> Entry | None:
@@ -173,10 +173,9 @@ class Remote:
 
     # -- writing -------------------------------------------------------------------------------------------------
     def put_absent(self, path: str, data: bytes) -> bool:
-        """Create an object if there is none (a conditional PUT). True when it was created by us; after a request
-        of unknown outcome, also when what stands there now are our very bytes: put a nonce into them."""
-        doubtful: list[Exception] = []
-
+        """Create an object if there is none (a conditional PUT). True when what stands there now are our very bytes,
+        which should hold a nonce: a refusal does not mean that it was not us. Client libraries repeat a request by
+        themselves when a connection breaks, and then the first of the two was the one that made it."""
         def create() -> None:
             try:
                 self._create(path, data)
@@ -187,9 +186,9 @@ class Remote:
                     raise FileExistsError(errno.EEXIST, "there is one", self.url(path)) from e
                 raise
         try:
-            self._ask("write", path, create, doubtful=doubtful)
+            self._ask("write", path, create)
         except FileExistsError:
-            return bool(doubtful) and self.read(path) == data
+            return self.read(path) == data
         except FileNotFoundError as e:
             raise self._no_place(path, e) from e
         return True

@@ -47,11 +47,10 @@ _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialR
 _BUGS = (TypeError, AttributeError, NameError, AssertionError, MemoryError)
 
 
-def patiently(what: str, url: str, call: Callable[[], T], *, doubtful: list[Exception] | None = None) -> T:
+def patiently(what: str, url: str, call: Callable[[], T]) -> T:
     """`call()`, repeated while storage says to come back. `what` ('read', 'write') and `url` are for messages.
 
     FileNotFoundError, FileExistsError and a full local disk pass as they are; everything else ends as a StoreError.
-    `doubtful` gets the errors after which it is not known whether the request was performed.
     """
     for attempt in range(1, TRIES + 1):
         try:
@@ -61,8 +60,6 @@ def patiently(what: str, url: str, call: Callable[[], T], *, doubtful: list[Exce
         except Exception as e:
             if not comes_back(e):
                 raise _final(what, url, e) from e
-            if doubtful is not None:
-                doubtful.append(e)
             if attempt == TRIES:
                 raise EnvironmentFailure(
                     f"cannot {what} {scrubbed(url)}: {say(e)}, {TRIES} times in a row; see that the endpoint can be "
@@ -79,16 +76,21 @@ def comes_back(error: Exception) -> bool:
     status, code = answer(error)
     if status is not None or code:
         return status in _AGAIN_STATUS or code in _AGAIN_CODES
-    if isinstance(error, PermissionError) or _kinds(error) & _NO_CREDENTIALS:
-        return False
-    if isinstance(error, (TimeoutError, ConnectionError)) or _kinds(error) & _AGAIN_NAMES:
+    if any(_broken(e) for e in _chain(error)):
         return True
-    return isinstance(error, OSError) and error.errno in _AGAIN_ERRNO
+    return isinstance(error, OSError) and error.errno in _AGAIN_ERRNO and not isinstance(error, PermissionError)
+
+
+def _broken(error: BaseException) -> bool:
+    """Whether it is the connection that failed."""
+    return isinstance(error, (TimeoutError, ConnectionError)) or bool(_kinds(error) & _AGAIN_NAMES)
 
 
 def answer(error: BaseException) -> tuple[int | None, str]:
     """(HTTP status, error code) of the response behind an exception; (None, "") when there was none."""
     for e in _chain(error):
+        if _broken(e):                          # what lies behind it is no answer: aiohttp gives its own errors a code
+            break
         response = getattr(e, "response", None)
         if isinstance(response, dict):                                          # botocore
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -96,7 +98,8 @@ def answer(error: BaseException) -> tuple[int | None, str]:
             if status is None and code.isdecimal():
                 status = int(code)
             return (status if isinstance(status, int) else None), code
-        for found in (getattr(response, "status_code", None), getattr(e, "status", None), getattr(e, "code", None)):
+        for found in (getattr(response, "status_code", None), getattr(e, "status", None),
+                      getattr(e, "code", None) if "HttpError" in _kinds(e) else None):
             if isinstance(found, int) and 100 <= found < 600:                   # httpx, requests; aiohttp; gcsfs
                 return found, ""
     return None, ""

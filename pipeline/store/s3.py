@@ -21,11 +21,10 @@ PART, UPLOADS, MAX_PARTS = 16 << 20, 4, 10_000
 
 
 class S3(Remote):
-    # Waiting and repeating is `retry.patiently`'s, the client library only goes over one broken connection by itself.
-    # No cache of listings: other drivers' commits must be seen.
+    # Waiting and repeating is `retry.patiently`'s alone. No cache of listings: other drivers' commits must be seen.
     options = {"use_listings_cache": False, "max_concurrency": 1,  # noqa: RUF012
                "config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "max_pool_connections": 64,
-                                 "retries": {"mode": "standard", "total_max_attempts": 2}}}
+                                 "retries": {"mode": "standard", "total_max_attempts": 1}}}
 
     def __init__(self, root: str) -> None:
         super().__init__(root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
@@ -22,7 +23,8 @@ class Index:
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         reader = reader_class(args["reader"]["name"])(args["reader"]["$volatile"]["config"])
-        splits = reader.splits(inputs.fetch(args["file"]), args["file"]["$file"], args["target"])
+        local = inputs.fetch(args["file"], partial(reader.needs, None))
+        splits = reader.splits(local, args["file"]["$file"], args["target"])
         doc = None if splits is None else [dataclasses.asdict(s) for s in splits]
         Path(out.path("splits.json")).write_text(json.dumps(doc, sort_keys=True), encoding="utf-8")
         out.note("splits.json", rows=len(splits or ()))

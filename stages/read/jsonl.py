@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stages.document import BadRecord, Document, document_id
-from stages.read.reader import Reader, Slice, Split, bad, check_file, locator, skipped
-from stages.read.streams import Damaged, Stream, read_lines
+from stages.read.reader import BEYOND, Reader, Slice, Split, bad, check_file, locator, skipped
+from stages.read.streams import Damaged, Stream, coding_of, read_lines
 from stages.stage import StageConfig, signal
 
 #: deepest nesting of a line: far below where Python gives up, which depends on who calls
@@ -70,6 +70,13 @@ class Jsonl(Reader):
             return skipped("empty", slice, offset, ordinal)
         return make_document(slice, ordinal, offset, text, lambda key: _at(row, key), self.config,
                              surrogates=b"\\u" in line)
+
+    def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
+        """A slice is its own bytes, and those that tell how the file is compressed. One that is compressed cannot be
+        split, which takes no more than these to say."""
+        if slice is None:
+            return [(0, BEYOND)] if coding_of(read(0, 10)) else None
+        return None if slice.stop is None else [(0, 10), (slice.start, slice.stop)]
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
         """Pieces at line ends; a compressed file is read in one piece."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,8 @@ from stages.stage import StageConfig, signal
 _BATCH, _BATCH_BYTES, _LIKELY_BYTES = 256, 256 << 20, 32 << 20
 #: rows of text, and bytes of another column, made Python objects at once: one by one takes three times as long
 _LISTED, _LISTED_BYTES = 32, 1 << 20
+#: bytes at the end of a file that hold its footer, mostly (what Arrow reads first)
+_TAIL = 64 << 10
 
 
 class Parquet(Reader):
@@ -120,6 +122,35 @@ class Parquet(Reader):
             except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, pa.ArrowException) as e:
                 doc = bad("bad_value", slice, group, ordinal + i, detail=f"{type(e).__name__}: {e}")
             yield doc
+
+    def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
+        """The footer, and of the slice's row groups the columns that are read."""
+        first = max(0, size - _TAIL)
+        try:
+            tail = read(first, size)
+            footer = int.from_bytes(tail[-8:-4], "little") + 8
+            if len(tail) < footer <= size:
+                first = size - footer
+                tail = read(first, size)
+            if not (tail.endswith(b"PAR1") and footer <= len(tail)):
+                return None                                     # `read` says what is wrong
+            metadata = pq.read_metadata(pa.BufferReader(tail[-footer:]))
+            columns = set(self._columns(metadata.schema.to_arrow_schema(), ""))
+        except (pa.ArrowException, ValueError, OSError) as e:
+            if environment(e):
+                raise
+            return None
+        ranges = [(0, 4), (first, size)]
+        stop = 0 if slice is None else metadata.num_row_groups if slice.stop is None else slice.stop
+        for group in range(slice.start if slice else 0, min(stop, metadata.num_row_groups)):
+            for i in range(metadata.num_columns):
+                chunk = metadata.row_group(group).column(i)
+                if any(chunk.path_in_schema == c or chunk.path_in_schema.startswith(c + ".") for c in columns):
+                    starts = [chunk.data_page_offset, *([chunk.dictionary_page_offset] if chunk.has_dictionary_page
+                                                        else [])]
+                    # writers of old counted the header of the dictionary page out: Arrow reads on a little, too
+                    ranges.append((min(starts), min(starts) + chunk.total_compressed_size + 4096))
+        return ranges
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
         """Pieces of whole row groups; `start` and `stop` count row groups."""

@@ -10,12 +10,15 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from stages.document import BadRecord, Document, document_id
 from stages.stage import StageConfig, library_versions, python_version
+
+#: bytes behind a slice that a reader may look at to see what follows
+BEYOND = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,13 @@ class Reader:
 
         May cost one inflate of the whole file. Reading the pieces one after another gives exactly the documents of
         reading the whole (tested for every reader that splits).
+        """
+        return None
+
+    def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
+        """Byte ranges [start, stop) of the stored file that `read` of this slice looks at, or (`slice` None) `splits`;
+        None: all of it. A file in object storage is then fetched as far as that: elsewhere `local` has a hole, which
+        reads as zeros. `size` is that of the file, `read(start, stop)` gives bytes of it.
         """
         return None
 

@@ -36,13 +36,17 @@ class Damaged(Exception):
         self.reason, self.detail = reason, detail
 
 
+def coding_of(magic: bytes) -> str:
+    """How a file is compressed, by its first 10 bytes; "" when it is not."""
+    return "bz2" if _BZ2.match(magic) else next((n for start, n in _MAGIC if magic.startswith(start)), "")
+
+
 class Stream:
     """A file, decompressed by what its first bytes say. `read` gives what there is before it raises `Damaged`."""
 
     def __init__(self, local: str) -> None:
         self._file = open(local, "rb")  # noqa: SIM115 - closed by close()
-        magic = self._file.peek(10)[:10]
-        self.coding = "bz2" if _BZ2.match(magic) else next((n for start, n in _MAGIC if magic.startswith(start)), "")
+        self.coding = coding_of(self._file.peek(10)[:10])
         if self.coding == "zstd":
             self._stream: Any = pa.CompressedInputStream(pa.PythonFile(self._file, "r"), "zstd")
             self._read = self._stream.read

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, BinaryIO
 
 from fastwarc import GzipReader, Lz4Reader, ZstdReader
@@ -18,7 +18,7 @@ from fastwarc.warc import ArchiveIterator, WarcRecord
 
 from stages.document import BadRecord, Document, document_id
 from stages.read.http import TooLarge, decode_body, media_type, parse_response
-from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, locator, skipped
+from stages.read.reader import BEYOND, Reader, Slice, Split, bad, check_file, environment, locator, skipped
 from stages.stage import StageConfig, signal
 
 GZIP, LZ4, ZSTD = b"\x1f\x8b", b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd"
@@ -147,6 +147,12 @@ class Warc(Reader):
         else:
             doc.raw = body
         return doc
+
+    def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
+        """A slice is its own bytes and the beginning of what follows; where nothing can be split, the magic says so."""
+        if slice is None:
+            return [(0, BEYOND)] if _coding(read(0, 16)) in ("lz4", "zstd") else None
+        return None if slice.stop is None else [(slice.start, slice.stop + BEYOND)]
 
     # -- splitting -----------------------------------------------------------------------------------------------
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:

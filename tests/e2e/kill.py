@@ -2,7 +2,7 @@
 
 Points: `partition` (N-th document written), `commit` (N-th result is in the store, its record not yet in the log),
 `map` and `reduce` (N-th exchange file is about to be written or read), `publish` (a dataset's folder is half
-built).
+built), `copy` (N-th part is about to be copied on S3).
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ def main() -> None:
     elif point == "publish":
         import pipeline.store.dataset as dataset
 
-        die_at(dataset, "_manifest", nth)
+        die_at(dataset.ManifestWriter, "__exit__", nth)
+    elif point == "copy":
+        from pipeline.store.s3 import S3
+
+        die_at(S3, "copy", nth)
     else:
         raise SystemExit(f"unknown point {point}")
     sys.argv = ["tokenmill", *sys.argv[3:]]

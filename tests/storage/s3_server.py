@@ -4,8 +4,9 @@
     server.trouble(lambda method, path, n: "503" | "slow down" | "drop" | "cut" | "hang" | "lost reply" | None)
 
 The proxy forwards one request after the other of each connection, unchanged, and does what `trouble` says about it:
-answers by itself (`503`, `slow down`), closes without an answer (`drop`), answers half of the body (`cut`), performs the
-request and closes without passing the answer on (`lost reply`), or keeps silent until the client gives up (`hang`).
+answers by itself (`503`, `slow down`, `deny`), closes without an answer (`drop`), answers half of the body (`cut`),
+performs the request and closes without passing the answer on (`lost reply`), or keeps silent until the client gives up
+(`hang`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -27,6 +29,14 @@ Trouble = Callable[[str, str, int], str | None]
 KEYS = {"AWS_ACCESS_KEY_ID": "testing-key-id", "AWS_SECRET_ACCESS_KEY": "very-secret-testing-key"}
 _ERROR = ('<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>{}</Message>'
           '<RequestId>1</RequestId></Error>')
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    sent: int                    # bytes of its body
+    received: int = 0            # bytes of the answer's
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -38,10 +48,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _forward(self) -> None:
         body = self._body()
-        what = self.server.decide(self.command, self.path)
+        request = Request(self.command, self.path, len(body))
+        what = self.server.decide(request)
         if what in ("503", "slow down"):
             code = "SlowDown" if what == "slow down" else "ServiceUnavailable"
             self._answer(503, [("Content-Type", "application/xml")], _ERROR.format(code, "not now").encode())
+            return
+        if what == "deny":                              # as chatty as some servers are
+            said = f"Access Denied to {KEYS['AWS_ACCESS_KEY_ID']} with {KEYS['AWS_SECRET_ACCESS_KEY']}"
+            self._answer(403, [("Content-Type", "application/xml")], _ERROR.format("AccessDenied", said).encode())
             return
         if what == "drop":
             self._break()
@@ -57,6 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
             upstream.request(self.command, self.path, body, {**headers, "Content-Length": str(len(body))})
             got = upstream.getresponse()
             data = got.read()
+            request.received = len(data)
         finally:
             upstream.close()
         if what == "lost reply":
@@ -67,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
         size = got.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
         self._answer(got.status, kept, data, size, cut=what == "cut")
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward  # noqa: N815
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward
 
     def _body(self) -> bytes:
         if self.headers.get("Expect", "").lower() == "100-continue":
@@ -112,12 +128,12 @@ class _Proxy(ThreadingHTTPServer):
         self.upstream, self.hang_s = upstream, 5.0
         self.trouble: Trouble | None = None
         self.lock = threading.Lock()
-        self.seen: list[tuple[str, str]] = []
+        self.seen: list[Request] = []
 
-    def decide(self, method: str, path: str) -> str | None:
+    def decide(self, request: Request) -> str | None:
         with self.lock:
-            self.seen.append((method, path))
-            return self.trouble(method, path, len(self.seen) - 1) if self.trouble else None
+            self.seen.append(request)
+            return self.trouble(request.method, request.path, len(self.seen) - 1) if self.trouble else None
 
     def handle_error(self, *_: object) -> None:
         pass                                            # clients that give up are what we are here for
@@ -150,8 +166,8 @@ class S3Server:
             self.proxy.seen.clear()
 
     @property
-    def requests(self) -> list[tuple[str, str]]:
-        """(method, path) since `trouble` was called last."""
+    def requests(self) -> list[Request]:
+        """Since `trouble` was called last."""
         with self.proxy.lock:
             return list(self.proxy.seen)
 
