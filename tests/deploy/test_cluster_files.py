@@ -1,0 +1,291 @@
+"""deploy/: the image, the clusters, the job scripts. Checked as far as one can without a cloud: by the schemas and
+linters of the tools that read them, and by what our own commands and Ray's accept. No tool, no test."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+IMAGES = {f"tokenmill:{PROJECT['version']}-{target}" for target in ("cpu", "cuda")}
+
+
+def tool(name: str) -> str:
+    """A program of the dev extra: beside this Python, or on the PATH."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    return found or pytest.skip(f"{name} is not installed (pip install '.[dev]')")
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def without(doc: Any, *path: Any, value: Any = None) -> Any:
+    """A copy with what stands at `path` removed, or replaced by `value`."""
+    doc = copy.deepcopy(doc)
+    at = doc
+    for step in path[:-1]:
+        at = at[step]
+    if value is None:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return doc
+
+
+# -- the image -----------------------------------------------------------------------------------------------------
+DOCKERFILE = DEPLOY / "Dockerfile"
+
+
+def instructions() -> list[str]:
+    """Instructions of the Dockerfile, one a line, without comments."""
+    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.M)
+    return [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def test_the_dockerfile_passes_hadolint():
+    done = subprocess.run([tool("hadolint"), "--no-color", str(DOCKERFILE)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_hadolint_would_say_it(tmp_path):
+    (tmp_path / "Dockerfile").write_text("FROM debian\nRUN cd /tmp && sudo apt-get install gcc\n")
+    assert subprocess.run([tool("hadolint"), str(tmp_path / "Dockerfile")], stdout=subprocess.DEVNULL).returncode == 1
+
+
+def test_both_targets_run_as_nobody_special():
+    stages: dict[str, list[str]] = {}
+    for line in instructions():
+        if line.startswith("FROM "):
+            stages[line.split(" AS ")[1]] = [line]
+        elif stages:
+            stages[next(reversed(stages))].append(line)
+    for target in ("cpu", "cuda"):
+        users = [line.split()[1] for line in stages[target] if line.startswith("USER")]
+        assert users == ["1000:1000"]                    # a number: Kubernetes cannot tell that a name is not root
+        assert not any(line.startswith("RUN") and "pip install" in line for line in stages[target])
+        assert any("fetch lid176" in line for line in stages[target])
+    assert "build-essential" not in " ".join(stages["system"] + stages["runtime"] + stages["cpu"] + stages["cuda"])
+
+
+def test_the_image_is_pinned_and_names_no_registry():
+    lines = instructions()
+    for line in lines:
+        assert not re.search(r"--(extra-)?index-url|trusted-host|https?://", line), line
+        for command in re.findall(r"pip install [^&]*", line):
+            assert "-c constraints.txt" in command or "--no-deps" in command, command
+    [python] = [line.split("=", 1)[1] for line in lines if line.startswith("ARG PYTHON_IMAGE")]
+    assert python.startswith("python:3.11-")             # what constraints.txt was resolved for
+    sources = [line.split()[1] for line in lines if line.startswith("FROM")]
+    assert set(sources) <= {"${PYTHON_IMAGE}", "system", "build", "runtime"}
+
+
+def test_what_the_image_copies_is_there_and_not_ignored():
+    ignore = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    copied = [source for line in instructions() if line.startswith("COPY") and "--from" not in line
+              for source in line.split()[1:-1]]
+    assert set(copied) == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE",
+                           "pipeline", "stages", "tokenizer", "trainer"}
+    for name in copied:
+        assert (ROOT / name).exists()
+        assert f"!{name}" in ignore
+
+
+# -- ray up --------------------------------------------------------------------------------------------------------
+def ray_schema() -> dict[str, Any]:
+    """The schema Ray itself checks these files with (`ray.autoscaler._private.util.validate_config`)."""
+    ray = pytest.importorskip("ray")
+    return json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
+
+
+def ray_start_errors(arguments: list[str]) -> str:
+    """What `ray start` says against these arguments, without starting anything."""
+    click = pytest.importorskip("click")
+    start = pytest.importorskip("ray.scripts.scripts").start
+    try:
+        start.make_context("start", list(arguments))
+    except click.ClickException as e:
+        return e.format_message()
+    return ""
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp"])
+def test_ray_accepts_the_cluster(cloud):
+    jsonschema = pytest.importorskip("jsonschema")
+    [doc] = documents(DEPLOY / "ray" / f"{cloud}.yaml")
+    jsonschema.validate(doc, ray_schema())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(doc | {"idle_timeout": 3}, ray_schema())
+    assert doc["docker"]["image"] in IMAGES
+    assert doc["head_node_type"] in doc["available_node_types"]
+    assert doc["available_node_types"]["head"]["resources"] == {"CPU": 0}
+    options = " ".join(doc["docker"]["run_options"])
+    assert "RAY_AUTH_MODE=token" in options
+    [token] = doc["file_mounts"]
+    assert f"RAY_AUTH_TOKEN_PATH={token}" in options
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp"])
+@pytest.mark.parametrize("kind", ["head", "worker"])
+def test_ray_knows_the_options_of_the_start_commands(cloud, kind):
+    [doc] = documents(DEPLOY / "ray" / f"{cloud}.yaml")
+    command = doc[f"{kind}_start_ray_commands"][-1].split("ray start", 1)[1]
+    arguments = shlex.split(command)
+    assert ray_start_errors(arguments) == ""
+    assert "No such option" in ray_start_errors([*arguments, "--dashboard-hots=127.0.0.1"])
+    if kind == "head":
+        assert {"--head", "--num-cpus=0", "--dashboard-host=127.0.0.1"} <= set(arguments)
+
+
+# -- Kubernetes ----------------------------------------------------------------------------------------------------
+KUBE = sorted((DEPLOY / "kuberay").glob("*.yaml"))
+OBJECTS = [pytest.param(doc, id=f"{path.stem}-{doc['kind']}") for path in KUBE for doc in documents(path)]
+RAY_OBJECTS = [p for p in OBJECTS if p.values[0]["apiVersion"] == "ray.io/v1"]
+
+
+def cluster_of(doc: dict[str, Any]) -> dict[str, Any]:
+    return doc["spec"]["rayClusterSpec"] if doc["kind"] == "RayJob" else doc["spec"]
+
+
+def groups_of(doc: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    cluster = cluster_of(doc)
+    yield cluster["headGroupSpec"]
+    yield from cluster["workerGroupSpecs"]
+
+
+def kube_validate(doc: dict[str, Any]) -> None:
+    kube = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    kube.validate(doc, kube.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("doc", [p for p in OBJECTS if p not in RAY_OBJECTS])
+def test_kubernetes_accepts_the_object(doc):
+    kube_validate(doc)
+    with pytest.raises(Exception, match="bogus"):
+        kube_validate(doc | {"bogus": 1})
+
+
+@pytest.mark.parametrize("doc", RAY_OBJECTS)
+def test_the_ray_object_has_only_fields_kuberay_knows(doc):
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((Path(__file__).parent / "kuberay.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(doc, schema)
+    wrong = [without(doc, "spec", "bogus", value=1), without(doc, "metadata", "name", value="Not_A_Label")]
+    if doc["kind"] == "RayJob":
+        wrong += [without(doc, "spec", "shutdownAfterJobFinishes", value=False),
+                  without(doc, "spec", "submissionMode", value="Sidecar"),
+                  without(doc, "spec", "rayClusterSpec", "headGroupSpec", "template", "spec", "restartPolicy",
+                          value="Always")]
+    for broken in wrong:
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(broken, schema)
+
+
+@pytest.mark.parametrize("doc", RAY_OBJECTS)
+def test_pods_of_the_ray_object_are_pods(doc):
+    for group in groups_of(doc):
+        pod = {"apiVersion": "v1", "kind": "Pod", **group["template"]}
+        pod["metadata"] = {"name": "x", **pod["metadata"]}
+        kube_validate(pod)
+        with pytest.raises(Exception, match="imagee"):
+            kube_validate(without(pod, "spec", "containers", 0, "imagee", value="x"))
+        [container] = pod["spec"]["containers"]
+        assert container["image"] in IMAGES
+        assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"]
+        # what Pod Security's `restricted` level asks for
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        mounts = {m["name"] for m in container["volumeMounts"]}
+        assert mounts == {v["name"] for v in pod["spec"]["volumes"]}
+
+
+@pytest.mark.parametrize("doc", RAY_OBJECTS)
+def test_the_cluster_is_ours(doc):
+    cluster = cluster_of(doc)
+    assert cluster["rayVersion"] == PINS["ray"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert cluster["enableInTreeAutoscaling"] is True
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    for group in groups_of(doc):
+        assert ray_start_errors([f"--{k}={v}" for k, v in group["rayStartParams"].items()]) == ""
+    assert all(g["minReplicas"] <= g["replicas"] <= g["maxReplicas"] for g in cluster["workerGroupSpecs"])
+
+
+def test_the_job_runs_our_command_and_has_time_to_stop():
+    [job] = documents(DEPLOY / "kuberay" / "rayjob.yaml")
+    spec = job["spec"]
+    command = shlex.split(spec["entrypoint"])
+    assert command[:2] == ["tokenmill", "run"]
+    import typer
+
+    from pipeline.cli.app import build
+
+    run = typer.main.get_command(build()).commands["run"]      # type: ignore[attr-defined]
+    context = run.make_context("run", command[2:])
+    assert context.params["address"] == "auto"
+    [mount] = [m for m in spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+               if m["name"] == "recipe"]
+    assert str(context.params["recipe"]).startswith(mount["mountPath"] + "/")
+    environment = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
+    assert int(environment["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
+    assert spec["backoffLimit"] >= 1 and spec["shutdownAfterJobFinishes"] is True
+
+
+def test_the_network_policy_is_about_these_pods_and_their_ports():
+    [policy] = documents(DEPLOY / "kuberay" / "network-policy.yaml")
+    wanted = policy["spec"]["podSelector"]["matchLabels"].items()
+    ports = {p["port"] for rule in policy["spec"]["ingress"] for p in rule.get("ports", ())}
+    for param in RAY_OBJECTS:
+        [doc] = param.values
+        assert doc["metadata"]["namespace"] == policy["metadata"]["namespace"]
+        for group in groups_of(doc):
+            assert wanted <= group["template"]["metadata"]["labels"].items()
+        head = cluster_of(doc)["headGroupSpec"]
+        assert ports <= {p["containerPort"] for p in head["template"]["spec"]["containers"][0]["ports"]}
+        assert int(head["rayStartParams"]["metrics-export-port"]) in ports
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+
+
+# -- Slurm ---------------------------------------------------------------------------------------------------------
+SCRIPTS = sorted((DEPLOY / "slurm").glob("*.sbatch"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
+def test_the_job_script_passes_shellcheck(script):
+    done = subprocess.run([tool("shellcheck"), "--severity=style", str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
+def test_outside_a_job_the_script_says_how_to_use_it(script):
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+    assert done.returncode == 1
+    assert "sbatch --nodes" in done.stderr
+
+
+def test_ray_knows_the_options_of_the_job_script():
+    text = (DEPLOY / "slurm" / "tokenmill.sbatch").read_text()
+    body = text[text.index("\nray_node() {"):text.index("\n}\n", text.index("\nray_node() {"))]
+    options = set(re.findall(r"--[a-z][a-z-]+", re.sub(r"#.*", "", body)))
+    start = pytest.importorskip("ray.scripts.scripts").start
+    known = {o for p in start.params for o in p.opts}
+    assert {"--head", "--block", "--dashboard-host", "--metrics-export-port"} <= options <= known
+    assert "--dashboard-host=127.0.0.1" in body
