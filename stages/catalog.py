@@ -39,6 +39,8 @@ READERS: dict[str, str] = {
     "parquet": "stages.read.parquet:Parquet",
     "wiki": "stages.read.wiki:Wiki",
     "datatrove": "stages.datatrove:DatatroveReader",
+    # records of other readers, as `tokenmill plan --sample` keeps them
+    "sample": "stages.read.sample:Sample",
 }
 
 

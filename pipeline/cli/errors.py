@@ -38,6 +38,7 @@ def known_errors() -> tuple[type[BaseException], ...]:
     from pipeline.engine.scheduler import Interrupted, TaskFailed
     from pipeline.fetch import FetchError
     from pipeline.plan.inputs import InputError
+    from pipeline.plan.sample import SampleError
     from pipeline.recipe.errors import RecipeError
     from pipeline.store.fs import StoreError
     from stages.catalog import UnknownName
@@ -48,7 +49,7 @@ def known_errors() -> tuple[type[BaseException], ...]:
 
     known: tuple[type[BaseException], ...] = (
         RecipeError, InputError, StoreError, TaskFailed, Interrupted, TooManyErrors, UnknownName, CurriculumError,
-        ClusterError, FetchError, MissingModel, TokenizerError, ShardError, UserError)
+        ClusterError, FetchError, MissingModel, SampleError, TokenizerError, ShardError, UserError)
     ray = sys.modules.get("pipeline.engine.ray_backend")         # only where it is in use: importing Ray takes seconds
     return (*known, ray.NoNodes) if ray is not None else known
 

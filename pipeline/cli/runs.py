@@ -120,17 +120,29 @@ def shown(quiet: bool, json_lines: bool) -> str:
 def plan(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, set: SetOpt = None,
          why: Annotated[str | None, typer.Option("--why", metavar="NODE",
                                                  help="Say why this node, or dataset, is stale.")] = None,
-         verify_inputs: VerifyOpt = False, allow_custom_stages: CodeOpt = False, json_lines: JsonOpt = False) -> None:
+         sample: Annotated[str | None, typer.Option("--sample", metavar="SHARE",
+                                                    help="Run this share of the inputs, say 0.1%, and print the bill.",
+                                                    )] = None,
+         cores: Annotated[int | None, typer.Option(min=1, metavar="N", help="Cores the bill is for (default: those of "
+                                                                            "this machine).")] = None,
+         price: Annotated[float | None, typer.Option(min=0, metavar="P", help="Price of a core-hour, for the "
+                                                                              "bill.")] = None,
+         workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Child processes that run the sample "
+                                                                              "(default: all cores).")] = None,
+         verify_inputs: VerifyOpt = False, allow_custom_stages: CodeOpt = False, quiet: QuietOpt = False,
+         json_lines: JsonOpt = False) -> None:
     """Show what a run would do, and what it will cost.
 
     The nodes in order with their partitions, what is fresh or stale, bytes, an estimate of CPU time and disk. Nothing
-    is run and nothing is written.
+    is run and nothing is written. With --sample the recipe is run on a part of its inputs, in a store that is thrown
+    away, and a bill says what all of it will leave and cost.
 
     \b
     Examples:
       tokenmill plan fineweb --input 'crawl/*.warc.gz'
       tokenmill plan recipe.yaml --set datasets.clean.steps.gopher_quality.min_stop_words=3
       tokenmill plan recipe.yaml --why clean
+      tokenmill plan recipe.yaml --sample 0.1% --cores 64 --price 0.04
     """
     from pipeline.plan import why as explanation
     from pipeline.plan.estimate import survey_recipe
@@ -145,11 +157,48 @@ def plan(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, s
             raise BadUsage(str(e)) from None
         typer.echo(json.dumps(document) if json_lines else "\n".join(explanation.lines(document)))
         return
+    if sample is not None:
+        _bill(loaded, sample, cores, price, workers, verify_inputs, quiet, json_lines)
+        return
+    if cores or price is not None or workers:
+        raise BadUsage("--cores, --price and --workers belong to the bill of a sample: add --sample 1%")
     document = survey_recipe(loaded, store, verify_inputs=verify_inputs)
     if json_lines:
         typer.echo(json.dumps(document))
     else:
         print_plan(document)
+
+
+def _bill(recipe: Any, sample: str, cores: int | None, price: float | None, workers: int | None, verify_inputs: bool,
+          quiet: bool, json_lines: bool) -> None:
+    """Run the recipe on a sample and print what all of it will take."""
+    from rich.console import Console
+
+    from pipeline.plan.bill import bill
+    from pipeline.plan.lint import lint
+    from pipeline.plan.sample import run_sample
+    from pipeline.plan.show_bill import bill_lines
+    from pipeline.recipe.quantities import parse_share
+    from pipeline.run import default_workers
+
+    try:
+        share = parse_share(sample)
+    except ValueError as e:
+        raise BadUsage(f"--sample {sample}: {e}") from None
+    if not share:
+        raise BadUsage("--sample 0%: a bill needs a sample; give a share, e.g. 0.1%")
+    with stoppable():
+        found = run_sample(recipe, share, workers=workers or default_workers(), verify_inputs=verify_inputs,
+                           show="quiet" if quiet or json_lines else "rich")
+    document = {"recipe": recipe.name, "digest": recipe.digest(),
+                **bill(found, cores=cores or default_workers(), price=price),
+                "warnings": [*recipe.warnings, *lint(recipe)]}
+    if json_lines:
+        typer.echo(json.dumps(document))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for line in bill_lines(document):
+        console.print(line)
 
 
 def list_runs(store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:

@@ -142,7 +142,7 @@ def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = Fals
     rows = [flow.row(state) for state in states]
     return {
         "recipe": recipe.name, "digest": recipe.digest(), "store": store.root, "inputs": inputs, "nodes": rows,
-        "warnings": [*recipe.warnings, *lint(recipe), *planner.warnings],
+        "warnings": [*recipe.warnings, *lint(recipe, speeds.stages if speeds.measured else None), *planner.warnings],
         "reruns": {r["name"]: {"tasks": r["stale"], "of": r["fresh"] + r["stale"] + r["pending"]}
                    for r in rows if r["stale"]},
         "waits": [r["name"] for r in rows if r["pending"] or r["status"] == "waits"],

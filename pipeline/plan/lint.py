@@ -1,88 +1,268 @@
-"""What looks wrong in a recipe that can nevertheless run. Warnings only; `pipeline.recipe` refuses what cannot run."""
+"""What looks wrong in a recipe that can nevertheless run: each finding with its line and what to do about it.
+
+Warnings only; `pipeline.recipe` refuses what cannot run. A rule speaks where it is sure: the ready recipes and the demo
+give no finding.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from pipeline.recipe import Recipe
+from pipeline.recipe.errors import KeyPath, Problem
+from pipeline.recipe.model import Step
+from stages.catalog import STAGES, stage_class
+from stages.stage import role_of
 
 #: order of magnitude of the CPU a document of 5 KB costs, in ms; measured on one core, only ratios matter
 COST_MS = {"url": 0.01, "language": 0.3, "fineweb": 0.1, "gopher_quality": 0.3, "quality": 0.3, "pii": 0.3, "c4": 0.5,
            "gopher_repetition": 0.8, "exact": 0.1, "minhash": 4.0, "html": 20.0, "pdf": 50.0}
+#: bytes of text of the document that speeds in bytes per second are turned into COST_MS with
+DOCUMENT_BYTES = 5000
 #: a step this many times cheaper than one before it should have come first
 CHEAPER = 10
-#: steps that drop documents and so save work of the steps behind them
-DROPS = {"url", "language", "gopher_repetition", "gopher_quality", "c4", "fineweb", "quality", "exact", "minhash"}
+#: steps that drop documents by looking at them, and barriers, which drop them by looking at all
+FILTERS = {"url", "language", "gopher_repetition", "gopher_quality", "c4", "fineweb", "quality"}
+BARRIERS = {"exact", "minhash"}
+#: filters that change the text they keep: what follows sees another one
+EDITS = {"c4"}
 #: rules made for English: stop words, terminal punctuation
 ENGLISH = {"gopher_quality", "c4", "fineweb"}
 #: readers that give raw bytes, and the steps that make text of them
 EXTRACTOR = {"warc": "html", "html": "html", "pdf": "pdf"}
+#: readers of crawls: anybody's pages, in any language, with anybody's addresses
+CRAWLS = {"warc"}
+#: epochs beyond which repetition stops helping (Muennighoff et al., arXiv 2305.16264)
+MOST_EPOCHS = 4
+
+#: one finding: where it is, and what is wrong and what to do
+Finding = tuple[KeyPath, str]
 
 
-def lint(recipe: Recipe) -> list[str]:
-    """Warnings about a checked recipe, in the order of the file."""
-    return [*_order(recipe), *_extraction(recipe), *_language(recipe), *_unused(recipe), *_overlap(recipe)]
+def lint(recipe: Recipe, speeds: Mapping[str, tuple[float, float]] | None = None) -> list[str]:
+    """Warnings about a checked recipe, in the order of the file: 'FILE:LINE:COLUMN: KEY: MESSAGE'.
+
+    `speeds`: bytes of text per CPU-second of stages, as a store has measured them (`estimate.Speeds.stages`).
+    """
+    costs = dict(COST_MS)
+    for name, (speed, _) in (speeds or {}).items():
+        if name in costs and name not in EXTRACTOR.values():
+            costs[name] = 1000 * DOCUMENT_BYTES / speed
+    rules = (_order(recipe, costs), _extraction(recipe), _language(recipe), _lineage(recipe), _crawls(recipe),
+             _unused(recipe), _overlap(recipe), _epochs(recipe), _tokenizer(recipe))
+    found = [Problem(recipe.mark(path), path, message) for rule in rules for path, message in rule]
+    return [str(p) for p in sorted(found, key=lambda p: (p.mark.line, p.mark.column))]
 
 
-def _order(recipe: Recipe) -> list[str]:
+def _steps(name: str) -> KeyPath:
+    return ("datasets", name, "steps")
+
+
+def _order(recipe: Recipe, costs: Mapping[str, float]) -> Iterator[Finding]:
     """Expensive before cheap (OLMo 3 saved most of its language identification by reordering)."""
-    found = []
     for name, dataset in recipe.datasets.items():
         steps = [s.name for s in dataset.steps]
         for i, step in enumerate(steps):
-            dearer = [s for s in steps[:i] if s in COST_MS and s not in EXTRACTOR.values()
-                      and COST_MS[s] >= CHEAPER * COST_MS.get(step, float("inf"))]
-            if step in DROPS and dearer:
-                found.append(f"datasets.{name}.steps: '{step}' is cheaper than '{dearer[0]}' before it; put it first, "
-                             f"so that what it drops costs nothing more")
+            dearer = [s for s in steps[:i] if s in costs and s not in EXTRACTOR.values()
+                      and costs[s] >= CHEAPER * costs.get(step, float("inf"))]
+            if step in FILTERS | BARRIERS and dearer:
+                yield (*_steps(name), i), (f"'{step}' is cheaper than '{dearer[0]}' before it; put it first, so that "
+                                           f"what it drops costs nothing more")
         if steps.count("url") and "html" in steps[: steps.index("url")]:
-            found.append(f"datasets.{name}.steps: 'url' needs no text; put it before 'html', which is dear")
-    return found
+            yield (*_steps(name), steps.index("url")), "'url' needs no text; put it before 'html', which is dear"
+        for i, step in enumerate(steps):
+            cheap = [s for s in steps[i + 1:] if s in FILTERS]
+            if step in BARRIERS and cheap and costs[step] < CHEAPER * costs[cheap[0]]:
+                yield (*_steps(name), i), (f"'{step}' compares documents that '{cheap[0]}' behind it drops anyway, and "
+                                           f"may keep of two copies the one that is dropped; filter first")
 
 
-def _extraction(recipe: Recipe) -> list[str]:
+def _extraction(recipe: Recipe) -> Iterator[Finding]:
     """Sources of raw bytes whose first step is no extractor: every text would be empty."""
-    found = []
     for name, dataset in recipe.datasets.items():
         steps = [s.name for s in dataset.steps]
         makes_text = any(s in EXTRACTOR.values() or s == "datatrove" or ":" in s for s in steps)
         for source in dataset.inputs:
             reader = recipe.sources[source].read if source in recipe.sources else None
             if reader in EXTRACTOR and not makes_text:
-                found.append(f"datasets.{name}: source '{source}' gives raw pages ({reader}) and no step makes text of "
-                             f"them; begin the steps with '{EXTRACTOR[reader]}'")
-    return found
+                yield ("datasets", name), (f"source '{source}' gives raw pages ({reader}) and no step makes text of "
+                                           f"them; begin the steps with '{EXTRACTOR[reader]}'")
 
 
-def _language(recipe: Recipe) -> list[str]:
+def _language(recipe: Recipe) -> Iterator[Finding]:
     """Rules made for English over documents of any language."""
-    found = []
     english: dict[str, bool] = {}                          # whether only English comes out of a dataset
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]
         only = all(english.get(i, False) for i in dataset.inputs) or dataset.where.get("language") == ["en"]
-        for step in dataset.steps:
+        for i, step in enumerate(dataset.steps):
             if step.name == "language":
                 only = only or step.config.get("keep") == ["en"]
             elif step.name in ENGLISH and not only:
-                found.append(f"datasets.{name}.steps: '{step.name}' is made for English, but documents of other "
-                             f"languages get there; put 'language: {{keep: [en]}}' before it")
+                yield (*_steps(name), i), (f"'{step.name}' is made for English, but documents of other languages get "
+                                           f"there; put 'language: {{keep: [en]}}' before it")
                 only = True                                # one warning a dataset
         english[name] = only
-    return found
 
 
-def _unused(recipe: Recipe) -> list[str]:
+# -- what one way through the datasets does twice, or cannot do -------------------------------------------------------
+def _lineage(recipe: Recipe) -> Iterator[Finding]:
+    """Steps that can drop nothing, or leave nothing, after what came before on every way to them."""
+    before: dict[str, list[list[Step]]] = {}               # dataset → the steps of every way that ends in it
+    for name in recipe.dataset_order():
+        dataset = recipe.datasets[name]
+        ways = [way for i in dataset.inputs for way in before.get(i, [[]])]
+        wanted = set(dataset.where.get("language", ()))
+        left = [_languages(way) for way in ways]
+        if wanted and left and all(known is not None and known.isdisjoint(wanted) for known in left):
+            yield ("datasets", name, "where"), (f"no document is left: of the languages before, "
+                                                f"{_list(set().union(*(k or set() for k in left)))}, it takes none")
+        for i, step in enumerate(dataset.steps):
+            so_far = [[*way, *dataset.steps[:i]] for way in ways]
+            said = [_superfluous(way, step) for way in so_far]
+            if said and all(said):
+                yield (*_steps(name), i), str(said[0])
+            known = [_languages(way) for way in so_far]
+            keep = set(step.config.get("keep") or ()) if step.name == "language" else set()
+            if keep and known and all(k is not None and k.isdisjoint(keep) for k in known):
+                yield (*_steps(name), i), (f"no document passes: 'language' before it kept "
+                                           f"{_list(set().union(*(k or set() for k in known)))} only; keep both in one "
+                                           f"step, or make two datasets of them")
+        before[name] = [[*way, *dataset.steps] for way in ways][:64]
+
+
+def _languages(way: list[Step]) -> set[str] | None:
+    """The languages that are left at the end of a way; None when that is not known."""
+    left: set[str] | None = None
+    for step in way:
+        if step.name == "language" and step.config.get("keep"):
+            keep = set(step.config["keep"])
+            left = keep if left is None else left & keep
+    return left
+
+
+def _superfluous(way: list[Step], step: Step) -> str | None:
+    """Why a step drops nothing that came through the steps before it."""
+    if step.name not in FILTERS | BARRIERS | {"pii"}:
+        return None
+    edited = False
+    for earlier in reversed(way):
+        if earlier.name == step.name:
+            if earlier.config == step.config and not (edited and step.name in FILTERS):
+                return f"'{step.name}' ran before with the same settings; once is enough, take one out"
+            if step.name in FILTERS and not edited and (said := _implied(earlier, step)):
+                return said
+            return None
+        edited = edited or earlier.name in EDITS or earlier.name == "pii" or earlier.name not in STAGES
+    return None
+
+
+def _implied(earlier: Step, step: Step) -> str | None:
+    """Whether thresholds that were met before imply those of `step`: `min…` not higher, `max…` not lower, `keep` not
+    narrower, everything else equal."""
+    config = stage_class(step.name).Config
+    looser = []
+    for field in config.model_fields:
+        was, now = earlier.config.get(field), step.config.get(field)
+        if was == now:
+            continue
+        if role_of(config, field) != "decision":
+            return None
+        if field == "keep":
+            if now is not None and (was is None or not set(was) <= set(now)):
+                return None
+        elif not _looser(field, was, now):
+            return None
+        looser.append(f"{field} {_short(was)} before, {_short(now)} here")
+    return (f"'{step.name}' cannot drop anything: an earlier one was stricter ({'; '.join(looser)}); take this one "
+            f"out, or make it stricter") if looser else None
+
+
+def _looser(field: str, was: Any, now: Any) -> bool:
+    """Whether a threshold lets more through than before, as far as its name says in which direction it works."""
+    numbers = isinstance(was, (int, float)) and isinstance(now, (int, float))
+    return numbers and ((field.startswith("min") and now <= was) or (field.startswith("max") and now >= was))
+
+
+def _short(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else "all" if value is None else str(value)
+
+
+def _list(names: set[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+# -- crawls -----------------------------------------------------------------------------------------------------------
+def _crawls(recipe: Recipe) -> Iterator[Finding]:
+    """Pages from anywhere that get to the end without a look at their language, or with addresses in them."""
+    ends = _ends(recipe)
+    for name in recipe.dataset_order():
+        if name not in ends:
+            continue
+        steps = {s.name: s for way in _ways(recipe, name) for s in way}
+        reached = [s for s in recipe.sources_of(name) if recipe.sources[s].read in CRAWLS]
+        if not reached or any(s == "datatrove" or ":" in s for s in steps):      # who knows what those do
+            continue
+        for source in reached:
+            ways = list(_ways(recipe, name, source))
+            if not any(any(s.name == "language" for s in way) for way in ways) and not _by_language(recipe, name):
+                yield ("datasets", name), (f"pages of '{source}' get here in any language; add "
+                                           f"'language: {{keep: [en]}}' (or the languages you want)")
+            if not all(any(s.name == "pii" for s in way) for way in ways):
+                yield ("datasets", name), (f"pages of '{source}' get here with e-mail and IP addresses in them; add "
+                                           f"'pii' as the last step before deduplication")
+
+
+def _ends(recipe: Recipe) -> set[str]:
+    """Datasets that shards or the tokenizer read; without shards, those that no other dataset reads and that filter."""
+    if recipe.shards:
+        return {i for s in recipe.shards.values() for i in s.inputs}
     read = {i for d in recipe.datasets.values() for i in d.inputs}
-    found = [f"sources.{name}: no dataset is made from it" for name in recipe.sources if name not in read]
+    return {n for n in recipe.datasets if n not in read
+            and any(s.name in FILTERS | BARRIERS for way in _ways(recipe, n) for s in way)}
+
+
+def _ways(recipe: Recipe, name: str, source: str | None = None) -> Iterator[list[Step]]:
+    """Steps on every way from `source` (None: from any) to the end of a dataset."""
+    if name in recipe.sources:
+        if source in (None, name):
+            yield []
+        return
+    dataset = recipe.datasets[name]
+    for upstream in dataset.inputs:
+        for way in _ways(recipe, upstream, source):
+            yield [*way, *dataset.steps]
+
+
+def _by_language(recipe: Recipe, name: str) -> bool:
+    """Whether a `where` picks languages, here or before."""
+    dataset = recipe.datasets.get(name)
+    return dataset is not None and ("language" in dataset.where or any(_by_language(recipe, i) for i in dataset.inputs))
+
+
+# -- shards and curriculum ---------------------------------------------------------------------------------------------
+def _unused(recipe: Recipe) -> Iterator[Finding]:
+    read = {i for d in recipe.datasets.values() for i in d.inputs}
+    for name in recipe.sources:
+        if name not in read:
+            yield ("sources", name), "no dataset is made from it"
+    if recipe.shards:
+        used = read | {i for s in recipe.shards.values() for i in s.inputs}
+        if recipe.tokenizer is not None and recipe.tokenizer.train is not None:
+            used |= set(recipe.tokenizer.train.inputs)
+        for name in recipe.datasets:
+            if name not in used:
+                yield ("datasets", name), "no dataset, tokenizer or shards read it; name it there, or take it out"
     if recipe.curriculum is not None:
-        mixed = {name for phase in recipe.curriculum.phases for name in phase.mix or ()}
-        found += [f"shards.{name}: no phase of the curriculum mixes it in" for name in recipe.shards
-                  if name not in mixed]
-    return found
+        mixed = {name for phase in recipe.curriculum.phases for name, weight in (phase.mix or {}).items() if weight}
+        for name in recipe.shards:
+            if name not in mixed:
+                yield ("shards", name), "no phase of the curriculum mixes it in"
 
 
-def _overlap(recipe: Recipe) -> list[str]:
+def _overlap(recipe: Recipe) -> Iterator[Finding]:
     """Shards that hold the same documents: they would be trained on more often than the mixture says."""
-    found = []
     entries = list(recipe.shards.items())
     for i, (name, shards) in enumerate(entries):
         for other, earlier in entries[:i]:
@@ -90,6 +270,31 @@ def _overlap(recipe: Recipe) -> list[str]:
             apart = any(set(shards.where[key]).isdisjoint(earlier.where[key])
                         for key in shards.where.keys() & earlier.where.keys())
             if both and not apart:
-                found.append(f"shards.{name}: documents of {', '.join(sorted(both))} are in shards '{other}' too; tell "
-                             f"them apart with `where: {{source: …}}`")
-    return found
+                yield ("shards", name), (f"documents of {_list(both)} are in shards '{other}' too; tell them apart "
+                                         f"with `where: {{source: …}}`")
+
+
+def _epochs(recipe: Recipe) -> Iterator[Finding]:
+    """Repetition that was asked for. How many epochs a mixture takes is known once there are tokens."""
+    for i, phase in enumerate(recipe.curriculum.phases if recipe.curriculum else ()):
+        for name, epochs in (phase.max_epochs or {}).items():
+            if epochs > MOST_EPOCHS:
+                yield ("curriculum", "phases", i, "max_epochs", name), (
+                    f"{epochs} epochs of '{name}': beyond {MOST_EPOCHS} a repeated token is worth little (arXiv "
+                    f"2305.16264); give it less weight, or find more text")
+
+
+def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
+    """A tokenizer made for text that is not trained on."""
+    train = recipe.tokenizer.train if recipe.tokenizer else None
+    if train is None or not recipe.shards:
+        return
+    mixed = {name for phase in recipe.curriculum.phases for name in phase.mix or ()} if recipe.curriculum else set()
+    used = [s for n, s in recipe.shards.items() if not mixed or n in mixed]
+    fed = {source for s in used for i in s.inputs for source in recipe.sources_of(i)
+           if source in s.where.get("source", [source])}
+    for i, name in enumerate(train.inputs):
+        picked = [s for s in recipe.sources_of(name) if s in train.where.get("source", [s])]
+        if picked and fed.isdisjoint(picked):
+            yield ("tokenizer", "train", "from", i), (f"the tokenizer is trained on '{name}', of which nothing is in "
+                                                      f"the mixture; train it on what the model will read")

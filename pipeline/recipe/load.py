@@ -51,7 +51,7 @@ def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] =
     _no_secrets(data, checker, ())
     checker.stop_if_failed()
     assert isinstance(recipe, Recipe)
-    recipe._name, recipe._base = file.stem, base
+    recipe._name, recipe._base, recipe._marks = file.stem, base, marks
     if allow_custom:
         recipe.code[:] = [os.path.normpath(os.path.join(base, path)) for path in recipe.code]
         try:

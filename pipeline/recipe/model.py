@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator
 
-from pipeline.recipe.marks import dump_yaml
+from pipeline.recipe.errors import KeyPath, Mark
+from pipeline.recipe.marks import Marks, dump_yaml
 from pipeline.recipe.quantities import Bytes, Count, Share, Weight, parse_count, parse_share
 from stages.stage import file_sha256
 
@@ -193,6 +194,7 @@ class Recipe(Model):
     _name: str = PrivateAttr("recipe")
     _base: str = PrivateAttr(".")
     _warnings: list[str] = PrivateAttr(default_factory=list)
+    _marks: Marks | None = PrivateAttr(None)
     _kept_at: str = PrivateAttr("")
 
     @property
@@ -220,6 +222,10 @@ class Recipe(Model):
         machine, what they are, and where the store has a copy."""
         return [{"path": path, "sha256": file_sha256(path), "kept": f"{self._kept_at}/{os.path.basename(path)}"}
                 for path in self.code]
+
+    def mark(self, path: KeyPath) -> Mark:
+        """Where a key stands in the file it was read from."""
+        return self._marks.at(path) if self._marks is not None else Mark(self._name)
 
     def dataset_order(self) -> list[str]:
         """Datasets with every input before what is made from it; among equals in the order of the file."""

@@ -491,3 +491,57 @@ def test_a_missing_package_names_the_extra(load, monkeypatch):
     found = problems(load, SMALL)
     assert found[0].startswith("8 datasets.clean.steps[0]: the step 'html' needs the package 'trafilatura', which is "
                                "not installed; pip install 'tokenmill[pipeline]'")
+
+
+def clean_steps(steps: str) -> str:
+    """The contracts' recipe with other steps of `clean`."""
+    start = CONTRACT.index("steps: [url")
+    return CONTRACT[:start] + f"steps: [{steps}]" + CONTRACT[CONTRACT.index("}\n", start):]
+
+
+STEPS = "url, {language: {keep: [en], min: 0.65}}, gopher_quality, pii"
+
+
+@pytest.mark.parametrize(("text", "line", "expected"), [
+    (clean_steps(f"{STEPS}, {{language: {{keep: [de]}}}}"), 5, "no document passes: 'language' before it kept en only"),
+    (clean_steps("{language: {keep: [en]}}, fineweb, fineweb, pii"), 5, "'fineweb' ran before with the same settings"),
+    (clean_steps("url, {language: {keep: [en], min: 0.65}}, {language: {keep: [en], min: 0.5}}, pii"), 5,
+     "'language' cannot drop anything: an earlier one was stricter (min 0.65 before, 0.5 here)"),
+    (clean_steps("{language: {keep: [en]}}, {language: {keep: [en, de]}}, pii"), 5, "keep en before, en, de here"),
+    (clean_steps("url, {language: {keep: [en]}}, gopher_quality"), 6, "pages of 'web' get here with e-mail and IP"),
+    (clean_steps("url, pii"), 6, "pages of 'web' get here in any language"),
+    (clean_steps("{language: {keep: [en]}}, exact, gopher_quality, pii"), 5, "'exact' compares documents that 'gopher"),
+    (CONTRACT.replace("max_epochs: {wiki: 4}", "max_epochs: {wiki: 9}"), 14, "9 epochs of 'wiki': beyond 4 a repeated"),
+    (CONTRACT.replace("datasets:", "datasets:\n  spare: {from: wiki, steps: [exact]}"), 4,
+     "datasets.spare: no dataset, tokenizer or shards read it"),
+    (CONTRACT.replace("wiki: {from: deduped, where: {source: wiki}", "wiki: {from: deduped, where: {source: web}")
+     .replace("vocab: 32000, from: deduped", "vocab: 32000, from: deduped, where: {source: wiki}"),
+     7, "the tokenizer is trained on 'deduped', of which nothing is in the mixture"),
+    (CONTRACT.replace("  deduped:   {from: [clean, wiki]", "  german: {from: clean, where: {language: de}}\n"
+                      "  deduped:   {from: [clean, wiki]"), 6, "no document is left: of the languages before, en"),
+])
+def test_lint_names_line_and_remedy(load, text, line, expected):
+    found = lint(load(text))
+    assert any(expected in said for said in found), found
+    assert any(f"recipe.yaml:{line}:" in said for said in found if expected in said), found
+
+
+@pytest.mark.parametrize("steps", [
+    STEPS, "url, {language: {keep: [en], min: 0.5}}, {language: {keep: [en], min: 0.65}}, pii",
+    "{language: {keep: [en, de]}}, {language: {keep: [en]}}, gopher_quality, pii",
+    "{language: {keep: [en]}}, gopher_quality, c4, gopher_quality, pii",      # c4 takes lines out of a text
+])
+def test_lint_is_silent_about_what_makes_sense(load, steps):
+    assert lint(load(clean_steps(steps))) == []
+
+
+def test_lint_takes_measured_speeds(load):
+    recipe = load(clean_steps("gopher_repetition, {language: {keep: [en]}}, pii"))
+    assert not any("cheaper" in said for said in lint(recipe))
+    said = lint(recipe, {"gopher_repetition": (1e5, 0.9), "language": (1e8, 0.5)})
+    assert any("'language' is cheaper than 'gopher_repetition' before it" in line for line in said)
+
+
+def test_lint_is_silent_about_the_ready_recipes():
+    for name in ready_recipes():
+        assert lint(load_recipe(name, inputs=["a"])) == []

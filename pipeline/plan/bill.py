@@ -1,0 +1,362 @@
+"""The bill: what a recipe will leave and cost, extrapolated from a sample that was run (`pipeline.plan.sample`).
+
+Every number is {"value", "low", "high"}. What a task of the sample left or cost counts as many times as its source is
+larger than its sample. The range is that of a bootstrap over the units of the sample (95 %, corrected for small numbers
+and for the share that was seen), for CPU time widened by what one machine differs from itself (`NOISE`). CPU time of a
+node is a line through its tasks: what a task costs before its first document (a median, so that the first task of a
+worker, which loads models, is no measure), and what each byte costs (a median of slopes: Theil 1950, Sen 1968).
+
+Two things do not grow evenly. Deduplication finds more the more there is: a pair of documents is in a sample of one
+thousandth once in a million, so what the sample found is a lower bound, and pairs divided by the square of the share an
+upper one. And a tokenizer trained on little text knows that text too well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.engine.task import PartRecord
+from pipeline.plan.sample import Sampled
+
+#: CPU time of one and the same job on one machine, from quiet to loaded
+NOISE = (0.85, 1.2)
+#: more CPU-seconds than this, and the units differ, before a line is drawn through them
+LEAST_TASKS = 6
+DRAWS = 400
+#: text a token stands for differs by up to this between a tokenizer trained on little text and on enough
+MEMORISED, ENOUGH_TEXT = 1.35, 1000
+START_S = 15.0               # until workers are there, models are loaded and the report is written
+
+Range = dict[str, float]
+
+
+def bill(sampled: Sampled, *, cores: int, price: float | None = None) -> dict[str, Any]:
+    """The document `tokenmill plan --sample --json` prints.
+
+    `cores`: for the wall time. `price`: of a core for an hour, in any currency; None leaves the cost out.
+    """
+    return _Bill(sampled, cores, price).document()
+
+
+class _Bill:
+    def __init__(self, sampled: Sampled, cores: int, price: float | None) -> None:
+        self.s, self.cores, self.price = sampled, cores, price
+        self.scale = {name: s.scale for name, s in sampled.sources.items()}
+        self.target = sampled.recipe.run.partition
+        self.nodes = {n["name"]: n for n in sampled.nodes}
+        self.notes = [note for s in sampled.sources.values() for note in s.notes]
+        #: what deduplication before a node changes against the sample: documents that come through, per one there
+        self.through: dict[str, Range] = {}
+        self.duplicates: list[dict[str, Any]] = []
+        self.factor = dict.fromkeys(self.nodes, 1.0)
+
+    def document(self) -> dict[str, Any]:
+        rows = [self._node(node) for node in self.s.nodes if node["kind"] != "index"]
+        reading = self._reading()
+        cpu = _sum([r["cpu_s"] for r in [*reading, *rows]])
+        wall = self._wall(reading, rows, cpu)
+        found = {
+            "sample": {name: {"files": s.files, "files_read": s.files_read, "records": s.records_read,
+                              "records_drawn": s.drawn, "bytes_drawn": s.drawn_bytes, "scale": round(s.scale, 3)}
+                       for name, s in self.s.sources.items()},
+            "sample_wall_s": round(self.s.wall_s, 1),
+            "datasets": self._datasets(), "streams": self._streams(), "duplicates": self.duplicates,
+            "nodes": [*reading, *rows],
+            "total": {"cpu_hours": _times(cpu, 1 / 3600), "disk_bytes": _sum([r["disk_bytes"] for r in rows]),
+                      "exchange_bytes": _sum([r["exchange_bytes"] for r in rows]),
+                      "memory_mb_per_worker": max((r["memory_mb"] for r in rows), default=0.0),
+                      "cores": self.cores, "wall_s": wall},
+            "notes": self.notes,
+        }
+        if self.price is not None:
+            found["total"] |= {"price_per_core_hour": self.price, "cost": _times(cpu, self.price / 3600)}
+        return found
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+    def _reading(self) -> list[dict[str, Any]]:
+        """Reading the sources: measured on all that was read, so it is not of a sample where every file was."""
+        rows = []
+        for name, s in self.s.sources.items():
+            value = s.read_cpu_s * s.bytes / max(s.bytes_read, 1)
+            rows.append({"name": f"read {name}", "kind": "read", "cpu_s": _noisy(_point(value)), "memory_mb": 0.0,
+                         "tasks": self._partitions([name]), "longest_s": value / max(self._partitions([name]), 1),
+                         "disk_bytes": _point(0.0), "exchange_bytes": _point(0.0)})
+        return rows
+
+    def _node(self, node: Mapping[str, Any]) -> dict[str, Any]:
+        records = self.s.records[node["name"]]
+        before = self._before(node)
+        if node["kind"] == "barrier":
+            cpu, disk, exchange = self._barrier(node, records, before)
+        elif node["kind"] == "tokenizer":
+            cpu, disk, exchange = self._tokenizer(node, records), self._total(records, _disk), _point(0.0)
+        else:
+            self._applies(node, records)
+            before = self.through[node["name"]]
+            cpu = self._linear(records, node)
+            cpu, disk, exchange = _scaled(cpu, before), _scaled(self._stored(records), before), _point(0.0)
+        tasks = self._partitions(list(self.scale)) if len(records) > 1 else max(len(records), 1)
+        return {"name": node["name"], "kind": node["kind"], "cpu_s": _noisy(cpu), "disk_bytes": disk,
+                "exchange_bytes": exchange, "memory_mb": max((r.rss_mb for r in records), default=0.0), "tasks": tasks,
+                "longest_s": cpu["value"] / max(tasks, 1)}
+
+    def _before(self, node: Mapping[str, Any]) -> Range:
+        """How much of what the sample shows comes into a node: the product over the deduplications before it."""
+        found = [self.through[d] for d in node["deps"] if d in self.through]
+        made = found[0] if len(found) == 1 else {
+            "value": max((f["value"] for f in found), default=1.0), "low": min((f["low"] for f in found), default=1.0),
+            "high": max((f["high"] for f in found), default=1.0)}
+        self.through[node["name"]] = made
+        return made
+
+    def _linear(self, records: Sequence[PartRecord], node: Mapping[str, Any]) -> Range:
+        """CPU seconds of a node whose tasks each read a part."""
+        if not records:
+            return _point(0.0)
+        weights = np.array([self._weight(r) for r in records])
+        size = np.array([_bytes_in(r) for r in records], dtype=float)
+        cpu = np.array([r.cpu_s for r in records])
+        fixed, slope = line(size, cpu)
+        tasks = max(self._partitions(list(self.scale)), 1)
+        value = fixed * min(tasks, float(weights.sum())) + slope * float((weights * size).sum())
+        spread = self._spread(weights, slope * size, records)
+        # the first task of a worker loads models: so many tasks of the sample did, and each worker of the run will
+        rest = cpu - fixed - slope * size
+        first = np.argsort(rest)[-min(self.s.workers, len(rest)):]
+        load = max(0.0, float(rest[first].mean())) if len(rest) > self.s.workers else 0.0
+        later = np.ones(len(rest), bool)
+        later[first] = len(rest) <= self.s.workers
+        even = float((weights * cpu)[later].sum()) / max(float((weights * size)[later].sum()), 1.0)
+        at_most = even * float((weights * size).sum()) + load * min(self.cores, tasks)
+        return {"value": value, "low": min(value, max(0.0, value - spread[0])), "high": max(value + spread[1], at_most)}
+
+    def _stored(self, records: Sequence[PartRecord]) -> Range:
+        """Bytes on disk of such a node: what a file takes empty, and what each byte read leaves."""
+        if not records:
+            return _point(0.0)
+        weights = np.array([self._weight(r) for r in records])
+        size = np.array([_bytes_in(r) for r in records], dtype=float)
+        fixed, slope = line(size, np.array([float(_disk(r)) for r in records]))
+        value = fixed * min(max(self._partitions(list(self.scale)), 1), float(weights.sum())) \
+            + slope * float((weights * size).sum())
+        even = self._total(records, _disk)
+        below, above = self._spread(weights, slope * size, records)
+        return {"value": value, "low": max(0.0, value - below), "high": max(value + above, even["value"])}
+
+    def _barrier(self, node: Mapping[str, Any], records: Sequence[PartRecord],
+                 before: Range) -> tuple[Range, Range, Range]:
+        """Cost grows with the documents, from two sizes of the sample; exchange files likewise."""
+        quarter = self.s.quarter.get(node["name"], [])
+        parts = [r for d in node["deps"] for r in self.s.records.get(d, ())]
+        small = [r for d in node["deps"] for r in self.s.quarter.get(d, ())]
+        docs, few = _docs(parts), _docs(small)
+        whole = sum(_kept_docs(r, s) * self.scale.get(s, 1.0) for r in parts for s in r.counters["kept"])
+        cpu, less = sum(r.cpu_s for r in records), sum(r.cpu_s for r in quarter)
+        even = cpu / max(docs, 1) * whole
+        slope = max(0.0, (cpu - less) / (docs - few)) if quarter and docs > few else 0.0
+        value = min(even, cpu + slope * (whole - docs)) if slope else even / 2
+        time = {"value": value, "low": min(value, cpu), "high": max(even, value)}
+        written = sum(i.bytes for r in records for i in r.files.values()) / max(docs, 1) * whole
+        return _scaled(time, before), _point(0.0), _scaled(_around(written, 0.7, 1.5), before)
+
+    def _tokenizer(self, node: Mapping[str, Any], records: Sequence[PartRecord]) -> Range:
+        trained = self.s.recipe.tokenizer.train if self.s.recipe.tokenizer else None
+        cpu = sum(r.cpu_s for r in records)
+        if trained is None or not records:
+            return _point(cpu)
+        seen = sum(r.counters.get("bytes", 0) for r in records)
+        whole = min(trained.sample, seen * max(self.scale.values()))
+        factor = whole / max(seen, 1)
+        return {"value": cpu * max(1.0, 0.7 * factor), "low": cpu, "high": cpu * max(1.0, factor)}
+
+    def _applies(self, node: Mapping[str, Any], records: Sequence[PartRecord]) -> None:
+        """Bound what a deduplication that this pass applies removes of all documents, by source."""
+        label = next((d for d in node["deps"] if self.nodes[d]["kind"] == "barrier"), None)
+        if label is None:
+            return
+        docs: dict[str, int] = defaultdict(int)
+        gone: dict[str, int] = defaultdict(int)
+        for record in records:
+            for source, n in record.counters["in"].items():
+                docs[source] += n["docs"]
+            for name, stats in record.counters["stages"].items():
+                if name.startswith("barrier:"):
+                    for by_source in stats["dropped"].values():
+                        for source, n in by_source.items():
+                            gone[source] += n
+        rarest = min(1 / self.scale.get(s, 1.0) for s in docs) if docs else 1.0
+        left, least, most, entering = 0.0, 0.0, 0.0, 0.0
+        for source, n in docs.items():
+            scale, found = self.scale.get(source, 1.0), gone[source]
+            total, share = n * scale, 1 / scale
+            low = found * scale
+            pairs = min(found / (share * rarest), total)
+            high = min((found + 2 + 2 * math.sqrt(found + 1)) / (share * rarest), total) if scale > 1 else low
+            value = low if scale <= 1 or not found else math.sqrt(low * max(pairs, low))
+            entering += total
+            left, least, most = left + total - value, least + total - high, most + total - low
+            self.duplicates.append({"node": node["name"], "source": source, "documents": total,
+                                    "in_sample": found / max(n, 1), "removed": {"value": value, "low": low,
+                                                                               "high": high}})
+        in_sample = sum((n - gone[s]) * self.scale.get(s, 1.0) for s, n in docs.items())
+        if entering and in_sample:
+            mine = {"value": left / in_sample, "low": least / in_sample, "high": most / in_sample}
+            self.through[node["name"]] = {k: v * self.through[node["name"]][k] for k, v in mine.items()}
+        if max(self.scale.values(), default=1.0) > 1:
+            self.notes.append(f"{node['name']}: duplicates do not grow evenly with the input. A sample shows few of "
+                              f"them, for both copies of a pair must be in it: what it found is the least, pairs "
+                              f"divided by the square of its share the most")
+
+    # -- what is left --------------------------------------------------------------------------------------------
+    def _datasets(self) -> list[dict[str, Any]]:
+        """Documents and bytes of text of every published dataset by source."""
+        found = []
+        for node in self.s.nodes:
+            if not node["publishes"]:
+                continue
+            records = self.s.records[node["name"]]
+            sources = {}
+            for source in self.scale:
+                docs = self._total(records, lambda r, s=source: _kept_docs(r, s), source)
+                size = self._total(records, lambda r, s=source: r.counters["kept"].get(s, {}).get("bytes", 0), source)
+                if docs["high"] and any(source in r.counters["in"] for r in records):
+                    through = self.through[node["name"]]
+                    sources[source] = {"documents": _scaled(docs, through), "text_bytes": _scaled(size, through)}
+            found.append({"dataset": node["dataset"], "sources": sources,
+                          "documents": _sum([s["documents"] for s in sources.values()]),
+                          "text_bytes": _sum([s["text_bytes"] for s in sources.values()])})
+        return found
+
+    def _streams(self) -> list[dict[str, Any]]:
+        found = []
+        trained = self.s.recipe.tokenizer.train if self.s.recipe.tokenizer else None
+        seen = sum(r.counters.get("bytes", 0) for n in self.s.nodes if n["kind"] == "tokenizer"
+                   for r in self.s.records[n["name"]])
+        little = trained is not None and seen < ENOUGH_TEXT * trained.vocab and max(self.scale.values()) > 1
+        for node in (n for n in self.s.nodes if n["kind"] == "shards"):
+            records = [r for r in self.s.records[node["name"]] if r.node.endswith("/encode")]
+            made = {split: _scaled(self._total(records, lambda r, s=split: r.counters[s]["tokens"]),
+                                   self.through[node["name"]]) for split in ("train", "val")}
+            if little:
+                made = {k: {**v, "value": v["value"] * math.sqrt(MEMORISED), "high": v["high"] * MEMORISED}
+                        for k, v in made.items()}
+            found.append({"stream": node["name"].removeprefix("shards:"), "tokens": made["train"],
+                          "held_out": made["val"]})
+        if little and found:
+            self.notes.append(f"tokens: the tokenizer of the sample was trained on {seen:,} bytes only and spells them "
+                              f"in fewer tokens than one trained on more will")
+        return found
+
+    # -- numbers -------------------------------------------------------------------------------------------------
+    def _weight(self, record: PartRecord) -> float:
+        """How many times this task stands for itself."""
+        counts = record.counters.get("in") or record.counters.get("sources") or {}
+        sizes = {s: c.get("bytes", 0) + 1e-9 for s, c in counts.items() if s in self.scale}
+        total = sum(sizes.values())
+        return sum(self.scale[s] * b / total for s, b in sizes.items()) if total else max(self.scale.values())
+
+    def _total(self, records: Sequence[PartRecord], of: Any, source: str | None = None) -> Range:
+        """The total of `of(record)` over all that the sample stands for."""
+        if not records:
+            return _point(0.0)
+        weights = np.array([self.scale[source] if source else self._weight(r) for r in records])
+        values = np.array([float(of(r)) for r in records])
+        value = float((weights * values).sum())
+        low, high = self._spread(weights, values, records)
+        if not value and weights.max() > 1:
+            high = 3 * float(weights.max())                   # none of n seen: at most 3 in n (rule of three)
+        return {"value": value, "low": max(0.0, value - low), "high": value + high}
+
+    def _spread(self, weights: np.ndarray, values: np.ndarray, records: Sequence[PartRecord]) -> tuple[float, float]:
+        """(below, above) the total at 95 %: a bootstrap over the units."""
+        n = len(values)
+        if n < 2 or weights.max() <= 1:
+            return 0.0, float((weights * values).sum()) if n < 2 and weights.max() > 1 else 0.0
+        size = np.array([_bytes_in(r) for r in records], dtype=float) + 1.0
+        counts = np.random.default_rng(20260101).multinomial(n, np.full(n, 1 / n), size=DRAWS)
+        # as a ratio to the bytes read: that the units differ in size is no uncertainty
+        totals = (counts * (weights * values)).sum(1) / (counts * (weights * size)).sum(1) * (weights * size).sum()
+        low, high = np.quantile(totals, [0.025, 0.975])
+        value = float((weights * values).sum())
+        widen = math.sqrt(n / (n - 1)) * 1.1 * math.sqrt(max(0.0, 1 - 1 / float(weights.max())))
+        return max(0.0, value - low) * widen, max(0.0, high - value) * widen
+
+    def _partitions(self, sources: Sequence[str]) -> int:
+        return sum(max(1, math.ceil(s.payload_read * s.bytes / max(s.bytes_read, 1) / self.target))
+                   for name, s in self.s.sources.items() if name in sources)
+
+    def _wall(self, reading: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], cpu: Range) -> Range:
+        """Seconds on `cores` cores: work divided evenly, up to every node waiting for its longest task after its work
+        was shared out (Graham 1966), which never takes longer than one core."""
+        at_least = START_S + cpu["low"] / self.cores
+        tails = sum(r["longest_s"] for r in [*reading, *rows])
+        longest = max((r["longest_s"] for r in rows), default=0.0)
+        value = START_S + max(cpu["value"] / self.cores, longest) + (tails if self.cores > 1 else 0.0) / 2
+        high = START_S + cpu["high"] / self.cores + (tails * cpu["high"] / max(cpu["value"], 1e-9)
+                                                     if self.cores > 1 else 0.0)
+        return {"value": value, "low": min(at_least, value), "high": max(high, value) * 1.25}
+
+
+def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
+    """(cost before the first byte, cost of a byte) of tasks by medians; neither is negative."""
+    total = float(size.sum())
+    even = float(cost.sum()) / max(total, 1.0)
+    if len(size) < LEAST_TASKS or size.max() < 1.5 * size.min() + 1:
+        return 0.0, even
+    i, j = np.triu_indices(len(size), 1)
+    apart = np.abs(size[i] - size[j]) > 0.25 * float(np.median(size))
+    if not apart.any():
+        return 0.0, even
+    slope = float(np.median((cost[i] - cost[j])[apart] / (size[i] - size[j])[apart]))
+    slope = min(max(slope, 0.0), even)
+    fixed = max(0.0, float(np.median(cost - slope * size)))
+    return fixed, slope or even / 4
+
+
+def _bytes_in(record: PartRecord) -> int:
+    counts = record.counters.get("in") or record.counters.get("sources") or {}
+    return sum(c.get("bytes", 0) for c in counts.values())
+
+
+def _docs(records: Sequence[PartRecord]) -> int:
+    return sum(k["docs"] for r in records for k in r.counters.get("kept", {}).values())
+
+
+def _kept_docs(record: PartRecord, source: str) -> int:
+    return record.counters["kept"].get(source, {}).get("docs", 0)
+
+
+def _disk(record: PartRecord) -> int:
+    return sum(i.bytes for i in record.files.values())
+
+
+def _point(value: float) -> Range:
+    return {"value": value, "low": value, "high": value}
+
+
+def _around(value: float, low: float, high: float) -> Range:
+    return {"value": value, "low": value * low, "high": value * high}
+
+
+def _times(found: Range, factor: float) -> Range:
+    return {k: v * factor for k, v in found.items()}
+
+
+def _scaled(found: Range, by: Range) -> Range:
+    return {k: found[k] * by[k] for k in found}
+
+
+def _noisy(found: Range) -> Range:
+    return {"value": found["value"], "low": found["low"] * NOISE[0], "high": found["high"] * NOISE[1]}
+
+
+def _sum(found: Sequence[Range]) -> Range:
+    """Of numbers whose errors have nothing to do with each other: the distances add up as squares."""
+    value = sum(f["value"] for f in found)
+    return {"value": value, "low": max(0.0, value - math.sqrt(sum((f["value"] - f["low"]) ** 2 for f in found))),
+            "high": value + math.sqrt(sum((f["high"] - f["value"]) ** 2 for f in found))}

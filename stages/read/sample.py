@@ -1,0 +1,70 @@
+"""Records that another reader gave, kept as they came: what a bill's sample is made of (`tokenmill plan --sample`).
+
+A row holds everything a reader says about a record: a document with its raw bytes or text, or why there is none. So a
+recipe sees a sample exactly as it would see the same records in their files, ids and places included.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stages.document import BadRecord, Document
+from stages.read.reader import Reader, Skipped, Slice, check_file
+
+#: `kind` is document, bad or skipped; `text` is UTF-8 that may hold lone surrogates; `rank` is its place in the
+#: draw, smaller is drawn earlier
+SCHEMA = pa.schema([
+    ("rank", pa.uint64()), ("kind", pa.string()), ("id", pa.string()), ("text", pa.large_binary()),
+    ("raw", pa.large_binary()), ("facts", pa.string())])
+_FACTS = ("source", "url", "language", "date", "mime", "charset")
+
+
+def payload(record: Document | BadRecord) -> int:
+    """Bytes of a record as the next stage reads them."""
+    if isinstance(record, BadRecord):
+        return 0
+    return len(record.raw) if record.raw is not None else len(record.text.encode("utf-8", "surrogatepass"))
+
+
+def to_row(record: Document | BadRecord, rank: int) -> dict[str, Any]:
+    """A record as a row of SCHEMA."""
+    if isinstance(record, BadRecord):
+        facts: dict[str, Any] = {"reason": record.reason, "locator": record.locator, "detail": record.detail,
+                                 "fatal": record.fatal}
+        kind, text, raw = "skipped" if isinstance(record, Skipped) else "bad", None, None
+    else:
+        facts = {name: getattr(record, name) for name in _FACTS}
+        facts |= {"meta": record.meta, "locator": record.locator, "signals": record.signals,
+                  "loss_spans": record.loss_spans}
+        kind, text, raw = "document", record.text.encode("utf-8", "surrogatepass"), record.raw
+    return {"rank": rank, "kind": kind, "id": record.id, "text": text, "raw": raw, "facts": json.dumps(facts)}
+
+
+def from_row(row: dict[str, Any]) -> Document | BadRecord:
+    """The record of a row."""
+    facts = json.loads(row["facts"])
+    if row["kind"] != "document":
+        make = Skipped if row["kind"] == "skipped" else BadRecord
+        return make(facts["reason"], id=row["id"], locator=facts["locator"], detail=facts["detail"],
+                    fatal=facts["fatal"])
+    return Document(row["id"], row["text"].decode("utf-8", "surrogatepass"), raw=row["raw"], **facts)
+
+
+class Sample(Reader):
+    """Reads what `to_row` wrote."""
+
+    name = "sample"
+    suffixes = (".sample.parquet",)
+
+    def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
+        check_file(local, slice.path)
+        with pq.ParquetFile(local) as file:
+            for group in range(file.num_row_groups):
+                for batch in file.iter_batches(64, row_groups=[group]):
+                    for row in batch.to_pylist():
+                        yield from_row(row)

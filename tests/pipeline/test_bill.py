@@ -1,0 +1,204 @@
+"""The bill of a sample against what a whole run then leaves and takes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.plan import sample as sampling
+from pipeline.plan.bill import bill, line
+from pipeline.plan.sample import SampleError, run_sample, unit_of
+from pipeline.plan.show_bill import bill_lines, human_count
+from pipeline.recipe import load_recipe
+from pipeline.run import make_backend, run_recipe
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
+from stages.catalog import reader_class
+from stages.document import BadRecord
+from stages.read.reader import Slice
+from stages.read.sample import Sample
+from tests.conftest import shared_data
+from tests.corpus import sentences, write_warcs
+
+RECIPE = """
+version: 1
+sources:
+  web: {read: warc, path: crawl/*.warc.gz}
+  docs: {read: text, path: docs}
+datasets:
+  extracted: {from: web, steps: [{html: {engine: resiliparse}}]}
+  clean: {from: extracted, steps: [gopher_quality, pii]}
+  deduped: {from: [clean, docs], steps: [{minhash: {verify: 0.75}}], priority: [docs, clean]}
+tokenizer: {train: {kind: bpe, vocab: 600, from: deduped, sample: 50KB}}
+shards:
+  web: {from: deduped, where: {source: web}, longest: 128, val: 5%}
+  docs: {from: deduped, where: {source: docs}, longest: 128, val: 5%}
+curriculum:
+  total: 1M
+  phases: [{name: all, until: 100%, sequence: 64, batch: 512, mix: {web: 80, docs: 20}}]
+run: {partition: 100KB}
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    top = tmp_path_factory.mktemp("bill")
+    write_warcs(top / "crawl", 900, 6)
+    (top / "docs").mkdir()
+    rng, prose = random.Random(7), sentences()
+    for i in range(12):
+        (top / "docs" / f"d{i}.txt").write_text(" ".join(rng.sample(prose, 20)))
+    (top / "recipe.yaml").write_text(RECIPE)
+    return top
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    """Small sources need no 200 records of each, and tasks run in this process."""
+    monkeypatch.setattr(sampling, "LEAST", 60)
+    monkeypatch.setattr(sampling, "make_backend", lambda kind, workers, address: make_backend("inline", 1, None))
+
+
+def counted(store: Path) -> dict[str, Any]:
+    """What a whole run left: documents and text by dataset, tokens by stream, CPU seconds, bytes of parts."""
+    found: dict[str, Any] = {"docs": defaultdict(int), "tokens": defaultdict(int), "cpu_s": 0.0}
+    for record in Log.read(Store(store)).records():
+        found["cpu_s"] += record.cpu_s
+        if record.node.endswith("/encode"):
+            found["tokens"][record.node.split("/")[0].removeprefix("shards:")] += record.counters["train"]["tokens"]
+        elif "kept.parquet" in record.files:
+            found["docs"][record.node] += record.files["kept.parquet"].rows
+    return found
+
+
+def near(estimate: dict[str, float], really: float, factor: float) -> None:
+    assert really / factor <= estimate["value"] <= really * factor, (estimate, really)
+    assert estimate["low"] <= estimate["value"] <= estimate["high"]
+
+
+@pytest.fixture(scope="module")
+def sampled(site):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "LEAST", 60)
+        patch.setattr(sampling, "make_backend", lambda kind, workers, address: make_backend("inline", 1, None))
+        return run_sample(load_recipe(site / "recipe.yaml"), 0.25, workers=1)
+
+
+def test_the_bill_of_a_quarter_is_near_the_truth(site, sampled, tmp_path):
+    document = bill(sampled, cores=4, price=0.04)
+    run_recipe(load_recipe(site / "recipe.yaml", ["curriculum=null"]), str(tmp_path / "store"),
+               make_backend=make_backend("inline", 1, None), report=False)
+    really = counted(tmp_path / "store")
+    of = {d["dataset"]: d for d in document["datasets"]}
+    near(of["extracted"]["documents"], really["docs"]["extracted"], 1.2)
+    near(of["clean"]["documents"], really["docs"]["clean"], 1.25)
+    near(of["deduped"]["documents"], really["docs"]["deduped"], 1.5)
+    for name in ("extracted", "clean", "deduped"):
+        assert of[name]["documents"]["low"] <= really["docs"][name] <= of[name]["documents"]["high"], name
+    web = next(s for s in document["streams"] if s["stream"] == "web")
+    assert web["tokens"]["low"] * 0.8 <= really["tokens"]["web"] <= web["tokens"]["high"] * 1.25
+    assert document["sample"]["docs"]["scale"] == 1 and document["sample"]["docs"]["records_drawn"] == 12, "all of it"
+    total = document["total"]
+    assert total["cost"]["value"] == pytest.approx(total["cpu_hours"]["value"] * 0.04)
+    assert total["memory_mb_per_worker"] > 0 and total["exchange_bytes"]["value"] > 0
+    assert any("do not grow evenly" in n for n in document["notes"])
+    [web_dups] = [d for d in document["duplicates"] if d["source"] == "web"]
+    gone = really["docs"]["clean"] + 12 - really["docs"]["deduped"]
+    assert web_dups["removed"]["low"] <= gone <= web_dups["removed"]["high"], "the bound holds"
+    json.dumps(document)
+    said = "\n".join(bill_lines(document))
+    assert "per core-hour" in said and "duplicates" in said and "on 4 cores" in said
+
+
+def test_the_sample_is_decided_by_ids_alone(site, sampled):
+    """The same records whatever the order of files; a larger share holds the smaller one's."""
+    again = run_sample(load_recipe(site / "recipe.yaml"), 0.25, workers=1)
+    kept = [{s: (x.drawn, x.drawn_bytes) for s, x in found.sources.items()} for found in (sampled, again)]
+    assert kept[0] == kept[1]
+    contents = [sorted(r.files["kept.parquet"].content for r in found.records["clean"]) for found in (sampled, again)]
+    assert contents[0] == contents[1]
+
+
+def test_every_source_gives_some_and_a_larger_price_costs_more(site):
+    found = run_sample(load_recipe(site / "recipe.yaml"), 0.0001, workers=1)
+    assert found.sources["docs"].drawn == 12 and 40 <= found.sources["web"].drawn <= 60
+    one, two = (bill(found, cores=1, price=p)["total"]["cost"]["value"] for p in (1.0, 2.0))
+    assert two == pytest.approx(2 * one)
+
+
+def test_nothing_is_left_behind_and_limits_are_kept(site, monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with pytest.raises(SampleError, match="takes more than 0 minutes on this machine; take a smaller --sample"):
+        run_sample(load_recipe(site / "recipe.yaml"), 0.2, workers=1, most_s=0.0)
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_the_command(site, tokenmill):
+    said = tokenmill("plan", site / "recipe.yaml", "--sample", "10%", "--cores", "64", "--price", "0.04", "--json")
+    assert said.code == 0, said.err
+    [document] = said.json()
+    assert document["total"]["cores"] == 64 and document["datasets"] and document["warnings"]
+    for wrong, why in ((("--sample", "0.1"), "write it with a percent sign"), (("--cores", "4"), "add --sample 1%"),
+                       (("--sample", "0%"), "a bill needs a sample"), (("--why", "claen"), "did you mean 'clean'?")):
+        failed = tokenmill("plan", site / "recipe.yaml", *wrong)
+        assert failed.code == 2 and why in failed.err, failed.err
+
+
+def test_records_come_back_as_their_reader_gave_them(site, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from stages.read.sample import SCHEMA, to_row
+
+    reader = reader_class("warc")({})
+    records = list(reader.read(str(site / "crawl" / "crawl-00.warc.gz"), Slice("web", "crawl-00.warc.gz")))
+    path = tmp_path / "x.sample.parquet"
+    pq.write_table(pa.Table.from_pylist([to_row(r, i) for i, r in enumerate(records)], schema=SCHEMA), path)
+    back = list(Sample({}).read(str(path), Slice("web", "x.sample.parquet")))
+    assert len(back) == len(records) > 100
+    for a, b in zip(records, back):
+        assert type(a) is type(b) and a.id == b.id and a.locator == b.locator
+        if not isinstance(a, BadRecord):
+            assert (a.raw, a.text, a.url, a.date, a.mime, a.charset, a.meta) \
+                == (b.raw, b.text, b.url, b.date, b.mime, b.charset, b.meta)
+
+
+def test_units_differ_in_size_and_a_line_is_found_through_them():
+    sizes = np.bincount([unit_of(str(i)) for i in range(24_000)], minlength=16)
+    assert (sizes > 800).all() and 2.5 < sizes[3] / sizes[0] < 3.5
+    rng = np.random.default_rng(1)
+    size = sizes * 1000.0
+    cost = 0.5 + size * 2e-6 * rng.uniform(0.9, 1.1, 16)
+    cost[:2] += 7.0                                             # the first task of each worker loads models
+    fixed, slope = line(size, cost)
+    assert slope == pytest.approx(2e-6, rel=0.25) and fixed == pytest.approx(0.5, abs=0.5)
+    assert line(size[:3], cost[:3])[0] == 0.0, "too few for a line"
+
+
+def test_numbers_for_people():
+    assert [human_count(n) for n in (12.4, 1234, 2.5e6, 1.2e9, 3e12)] == ["12", "1,234", "2.5 M", "1.2 B", "3 T"]
+
+
+@pytest.mark.slow
+def test_the_bill_of_real_pages(tmp_path, monkeypatch):
+    """A tenth of 1,554 real pages, in child processes: documents within 25 %, CPU time and disk within a factor of 2
+    (what two workers of one machine differ by when it is busy)."""
+    monkeypatch.undo()
+    pages = shared_data("bench", "realweb.warc.gz")
+    recipe = load_recipe("fineweb", inputs=[str(pages)])
+    document = bill(run_sample(recipe, 0.1, workers=2), cores=2, price=0.04)
+    run_recipe(recipe, str(tmp_path / "store"), make_backend=make_backend("process", 2, None), report=False)
+    really = counted(tmp_path / "store")
+    for dataset in document["datasets"]:
+        near(dataset["documents"], really["docs"][dataset["dataset"]], 1.25)
+    near({k: v * 3600 for k, v in document["total"]["cpu_hours"].items()}, really["cpu_s"], 2.0)
+    disk = sum(i.bytes for r in Log.read(Store(tmp_path / "store")).records() if "kept.parquet" in r.files
+               for i in r.files.values())
+    near(document["total"]["disk_bytes"], disk, 2.0)
