@@ -54,7 +54,7 @@ def text(store: Store, found: Standing) -> str:
             row = f"  row {t['row']:,}" if t["row"] >= 0 else ""
             lines.append(f"  {t['node']}  {t['label']}  {clock(t['seconds'])}{row}")
     if found.error:
-        lines += ["error", *(f"  {line}" for line in found.error.splitlines()[:12])]
+        lines += ["error", *(f"  {line}" for line in _without_tracebacks(found.error)[:12])]
     report = f"runs/{found.run}/report.html"
     if found.state == "done" and store.exists(report):
         lines.append(f"report: {store.root}/{report}")
@@ -69,7 +69,8 @@ def _progress(p: dict[str, Any], ended: bool) -> list[str]:
              f"{p.get('docs', 0):,} documents"]
     if not ended:
         words.append(f"{p.get('docs_per_s', 0):,.0f} docs/s")
-        words.append(f"{clock(p['eta_s'])} left" if p.get("eta_s") is not None else "time left unknown")
+        words.append(f"{clock(p['eta_s'])} left of what is planned" if p.get("eta_s") is not None
+                     else "time left unknown")
     lines = ["  " + "  ".join(words)]
     rows = [("pass", "done", "running", "failed", "documents", "docs/s", "read", "quarantined", "left")]
     for name, n in nodes.items():
@@ -83,6 +84,22 @@ def _progress(p: dict[str, Any], ended: bool) -> list[str]:
         lines += ["  " + "  ".join([row[0].ljust(width[0]), *(c.rjust(w) for c, w in zip(row[1:], width[1:]))]).rstrip()
                   for row in rows]
     return lines
+
+
+def _without_tracebacks(message: str) -> list[str]:
+    """Lines of a message; a traceback in it ends with the line that is not indented any more, which was said before it
+    already. All of it is in the log."""
+    found, inside = [], False
+    for line in message.splitlines():
+        if line.startswith("Traceback (most recent call last)"):
+            inside = True
+        elif inside:
+            inside = line.startswith("  ") and not line.startswith("  attempt ")
+            if line.startswith("  attempt "):
+                found.append(line)
+        else:
+            found.append(line)
+    return found
 
 
 def _first(message: str) -> str:

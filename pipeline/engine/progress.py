@@ -259,7 +259,8 @@ class Progress:
 
     def _say(self, line: str) -> None:
         if self.mode == "rich":
-            (self._bars.console if self._bars is not None else self._console).print(line, highlight=False, markup=False)
+            console = self._bars.console if self._bars is not None else self._console
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _lines(self) -> None:
         for name, node in self.nodes.items():

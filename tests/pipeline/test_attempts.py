@@ -1,0 +1,278 @@
+"""How a run stands by what its store says, the wish that it stop, the copy of what its driver says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine.attend import DriverLog, attending
+from pipeline.engine.local import ProcessBackend
+from pipeline.engine.progress import Progress
+from pipeline.engine.scheduler import Interrupted, Scheduler
+from pipeline.engine.task import ChangedInput
+from pipeline.recipe import code
+from pipeline.store import attempts
+from pipeline.store.attempts import LogReader, ask_to_stop, asked_to_stop, note_attempt, note_refusal, standing
+from pipeline.store.fs import Store
+from pipeline.store.holder import identity
+from pipeline.store.log import Log
+from stages.stage import file_sha256
+from tests.pipeline import engine_tasks as t
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+def progress(store: Store, run: str, **doc) -> None:
+    doc = {"parts": 4, "done": 1, **doc}
+    store.write(f"runs/{run}/progress.json", json.dumps(doc).encode())
+
+
+def beat(store: Store, run: str, **fields) -> None:
+    """A heartbeat of a driver of `run`; without `fields`, of this process."""
+    holder = {**identity(run), **fields.pop("holder", {})}
+    doc = {"counter": 1, "closed": False, "holder": holder, "at": time.time(), **fields}
+    store.write("log/heartbeat/00000007.json", json.dumps(doc).encode())
+
+
+ELSEWHERE = {"host": "another", "boot": "0", "space": "0"}
+
+
+# -- states ----------------------------------------------------------------------------------------------------------
+def test_a_job_that_has_not_begun_is_submitted_then_refused_or_cancelled(store):
+    note_attempt(store, "r", 1, "job", job="j", address="http://u:secret-pw@h:1")
+    assert standing(store, "r").state == "submitted"
+    assert "secret-pw" not in store.read("runs/r/run.json").decode()
+    note_refusal(store, "r", 2, "of another attempt")
+    assert standing(store, "r").state == "submitted"
+    note_refusal(store, "r", 1, "the store is in use")
+    found = standing(store, "r")
+    assert (found.state, found.error, found.ended) == ("failed", "the store is in use", True)
+    ask_to_stop(store, "r", 1)
+    assert standing(store, "r").state == "cancelled"
+    note_attempt(store, "r", 2, "job", job="k")                       # the wish was for the attempt before
+    assert standing(store, "r").state == "submitted" and not asked_to_stop(store, "r", 2)
+
+
+def test_progress_of_an_earlier_attempt_does_not_count(store):
+    note_attempt(store, "r", 1, "local")
+    progress(store, "r", attempt=1, state="failed", error="why")
+    assert standing(store, "r").state == "failed" and standing(store, "r").error == "why"
+    note_attempt(store, "r", 2, "job", job="j")
+    found = standing(store, "r")
+    assert (found.state, found.progress, found.attempt) == ("submitted", {}, 2)
+    progress(store, "r", attempt=2, state="done")
+    assert standing(store, "r").state == "done"
+
+
+def test_a_running_driver_lives_or_died(store):
+    note_attempt(store, "r", 1, "local")
+    progress(store, "r", attempt=1, state="running")
+    assert standing(store, "r").state == "died"                       # no heartbeat at all
+    beat(store, "r")
+    assert standing(store, "r").state == "running"
+    ask_to_stop(store, "r", 1)
+    assert standing(store, "r").state == "stopping"
+    beat(store, "other")                                              # the store has another driver now
+    assert standing(store, "r").state == "died"
+    beat(store, "r", closed=True)
+    assert standing(store, "r").state == "died"
+    beat(store, "r", holder={"started": "1"})                         # that process id is another process by now
+    assert standing(store, "r").state == "died"
+
+
+def test_a_driver_on_another_machine_is_judged_by_its_heartbeat(store, monkeypatch):
+    note_attempt(store, "r", 1, "job")
+    progress(store, "r", attempt=1, state="running")
+    monkeypatch.setattr(attempts, "WATCH_S", 1.0)
+    beat(store, "r", holder=ELSEWHERE)
+    assert standing(store, "r").state == "running"                    # fresh by its own clock
+    for at in (time.time() - 3600, time.time() + 3600):               # old, or its clock is wrong: only watching tells
+        beat(store, "r", holder=ELSEWHERE, at=at)
+        assert standing(store, "r").state == "died"
+        timer = threading.Timer(0.3, beat, (store, "r"), {"holder": ELSEWHERE, "at": at, "counter": 2})
+        timer.start()
+        assert standing(store, "r").state == "running"
+        timer.join()
+
+
+def test_files_that_cannot_be_read(store):
+    assert standing(store, "r").state == "started"
+    for text in ("{", "[]", '{"state": "done"}', "{}"):
+        store.write("runs/r/progress.json", text.encode())
+        assert standing(store, "r").state == "unknown"
+    store.write("runs/r/progress.json", b'{"state": "done", "parts": 3, "done": 3}')      # before there were attempts
+    assert standing(store, "r").state == "done"
+    store.write("runs/r/run.json", b"\xff")
+    assert standing(store, "r").state == "done"
+
+
+# -- stopping --------------------------------------------------------------------------------------------------------
+def test_the_wish_is_found_once_and_only_for_this_attempt(store, monkeypatch):
+    monkeypatch.setattr("pipeline.engine.attend.POLL_S", 0.05)
+    calls = []
+    ask_to_stop(store, "r", 1)
+    with attending(store, "r", 2, lambda: calls.append(1)):
+        time.sleep(0.3)
+        assert calls == []
+        ask_to_stop(store, "r", 2)
+        time.sleep(0.5)
+        assert calls == [1]
+    ask_to_stop(store, "r", 3)
+    with attending(store, "r", 3, lambda: calls.append(3)):           # found at once: no poll has to pass
+        time.sleep(0.02)
+    assert calls == [1, 3]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
+@pytest.mark.parametrize("grace", [30.0, 0.0])
+def test_a_stop_lets_what_runs_finish_within_its_grace(store, tmp_path, grace):
+    """Two of six tasks run. With time to finish those two are committed and nothing new begins; without, none is."""
+    log = t.MemoryLog()
+    scheduler = Scheduler(ProcessBackend(store, 2, scratch=str(tmp_path)), log)
+    seen: list[str] = []
+
+    class Listener(Progress):
+        def running(self, slots, tasks):
+            if len(tasks) == 2 and not seen:
+                seen.extend(spec.key for spec, _, _ in tasks)
+                scheduler.stop(grace_s=grace)
+
+    scheduler.progress = Listener("quiet")
+    with pytest.raises(Interrupted):
+        scheduler.run(t.row_specs(parts=6, rows=30, ms=100))
+    scheduler.backend.close()
+    assert sorted(log.appended) == (sorted(seen) if grace else [])
+
+
+def test_the_earliest_of_several_stops_counts(store):
+    scheduler = Scheduler(ProcessBackend(store, 1), t.MemoryLog())
+    scheduler.stop(signal.SIGTERM, 1000.0)
+    scheduler.stop(signal.SIGINT, 0.0)
+    scheduler.stop(signal.SIGTERM, 1000.0)
+    with pytest.raises(Interrupted, match="SIGINT"):
+        scheduler.check_stop()
+
+
+def test_a_driver_that_was_taken_over_leaves_the_progress_of_its_successor_alone(tmp_path, monkeypatch):
+    """The first driver is fenced in the middle of its run; what it writes at its end must not be there."""
+    from pipeline import run as module
+    from pipeline.recipe import load_recipe
+    from pipeline.store.log import Fenced
+
+    (tmp_path / "a.txt").write_text("A text.")
+    (tmp_path / "recipe.yaml").write_text("version: 1\nsources: {s: {read: text, path: a.txt}}\n"
+                                          "datasets: {d: {from: s}}\n")
+    store, others = Store(tmp_path / "store"), []
+
+    def taken_over(*_):
+        others.append(Log.open(store, run="r", takeover=True))
+        note_attempt(store, "r", 2, "job")
+        progress(store, "r", attempt=2, state="done")
+
+    monkeypatch.setattr(module, "drive", taken_over)
+    with pytest.raises(Fenced):
+        module.run_recipe(load_recipe(tmp_path / "recipe.yaml"), str(tmp_path / "store"), run="r",
+                          make_backend=module.make_backend("inline", 1, None))
+    others[0].close()
+    assert standing(store, "r").state == "done" and standing(store, "r").attempt == 2
+
+
+# -- what the driver says --------------------------------------------------------------------------------------------
+def read(store: Store, attempt: int = 1) -> str:
+    return "".join(LogReader(store, "r", attempt).more())
+
+
+SAYS = """
+import os, subprocess, sys, time
+from pipeline.engine.attend import DriverLog
+from pipeline.store.fs import Store
+with DriverLog(Store(sys.argv[1]), "r", 1):
+    print("on stdout", end="")
+    print("; the token is", os.environ["RAY_AUTH_TOKEN"])
+    os.write(2, "from below Python: äöü\\n".encode())
+    subprocess.run(["echo", "of a child"])
+    for i in range(6000):
+        print(f"line {i} of many that fill more than one piece of the log")
+    left = subprocess.Popen(["sleep", "30"])       # holds the other end of the pipe
+    sys.stderr.write("no newline at the end")
+print("not copied")
+left.kill()
+"""
+
+
+def test_all_that_is_said_is_copied_without_secrets(store):
+    env = {**os.environ, "RAY_AUTH_TOKEN": "s3cr3t-of-the-cluster"}
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", SAYS, store.root], cwd=ROOT, env=env, capture_output=True, text=True,
+                          timeout=60)
+    assert done.returncode == 0 and time.monotonic() - start < 25
+    said = read(store)
+    assert "s3cr3t" not in said + done.stdout + done.stderr
+    assert said.startswith("on stdout; the token is ***\nfrom below Python: äöü\nof a child\n")
+    assert re.findall(r"^line (\d+) ", said, re.M) == [str(i) for i in range(6000)]
+    assert said.endswith("no newline at the end") and done.stderr == said and done.stdout == "not copied\n"
+    pieces = [p for p in store.list("runs/r/log") if p.startswith("runs/r/log/0001-")]
+    assert len(pieces) > 3 and all(store.size(p) <= attempts.PIECE for p in pieces)
+
+
+def test_a_follower_reads_everything_once_while_it_grows(store, monkeypatch, capfd):
+    monkeypatch.setattr("pipeline.engine.attend.COPY_S", 0.02)
+    reader, found = LogReader(store, "r", 1), []
+    with capfd.disabled(), open(os.devnull, "w") as null:
+        saved = os.dup(2)
+        os.dup2(null.fileno(), 2)                  # DriverLog passes on what it reads; not into the test's own output
+        try:
+            with DriverLog(store, "r", 1):
+                for i in range(3000):
+                    os.write(1, f"{i:06d} {'x' * 60}\n".encode())
+                    if i % 100 == 0:
+                        found += reader.more()
+                        time.sleep(0.01)
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+    found += reader.more()
+    assert [line[:6] for line in "".join(found).splitlines()] == [f"{i:06d}" for i in range(3000)]
+    assert len(found) > 3 and list(reader.more()) == []
+
+
+# -- code of one's own -----------------------------------------------------------------------------------------------
+def test_a_worker_takes_the_planned_file_wherever_it_finds_it(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    name = f"own_{os.getpid()}_a"
+    path = tmp_path / "elsewhere" / f"{name}.py"
+    path.parent.mkdir()
+    path.write_text("VALUE = 1\n")
+    planned = {"path": str(path), "sha256": file_sha256(path), "kept": f"runs/r/code/{name}.py"}
+    attempts.keep_code(store, "r", [str(path)])
+    path.write_text("VALUE = 2\n")                                    # another version lies where the planned one lay
+    code.import_planned(store, [planned])
+    assert sys.modules[name].VALUE == 1
+    path.unlink()
+    code.import_planned(store, [planned])
+
+
+def test_a_worker_runs_nothing_but_the_planned_file(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    name = f"own_{os.getpid()}_b"
+    planned = {"path": str(tmp_path / f"{name}.py"), "sha256": "0" * 64, "kept": f"runs/r/code/{name}.py"}
+    with pytest.raises(ChangedInput, match="neither"):
+        code.import_planned(store, [planned])
+    store.write(planned["kept"], b"raise SystemExit('ran')\n")
+    with pytest.raises(ChangedInput, match="run again"):
+        code.import_planned(store, [planned])
+    assert name not in sys.modules
