@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.driver import drive
+from pipeline.engine.lists import ListFiles, writes_to
 from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Backend, Scheduler
 from pipeline.engine.task import TaskSpec, content_key
 from pipeline.plan.passes import Node, Work, result
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
-from pipeline.tasks.materialize import FILE_BYTES, MAP_BYTES, map_drafts, publish_rows, reduce_drafts
+from pipeline.tasks.materialize import FILE_BYTES, map_drafts, publish_rows, reduce_drafts
 from stages.barrier import TaskDraft
 from stages.catalog import load
 from stages.mix.curriculum import Curriculum, CurriculumError
@@ -21,7 +22,7 @@ from tokenizer.shards.rows import RowManifest
 
 
 def materialize(store_root: str, run: str, format: str, *, make_backend: Callable[[Store], Backend],
-                show: str = "quiet", takeover: bool = False, map_bytes: int = MAP_BYTES,
+                show: str = "quiet", takeover: bool = False, map_bytes: int | None = None,
                 file_bytes: int = FILE_BYTES) -> tuple[RowManifest, str]:
     """Write all samples of `run` to runs/RUN/rows-FORMAT; returns the manifest and that folder, relative to the store.
 
@@ -35,10 +36,10 @@ def materialize(store_root: str, run: str, format: str, *, make_backend: Callabl
     curriculum = Curriculum.from_json(json.loads(store.read(path)), path)
 
     def work(_: object) -> Work:
-        drafts = map_drafts(store, curriculum, map_bytes, file_bytes)
-        mapped = yield _specs("materialize/scatter", drafts)
+        lists = ListFiles(writes_to(store))
+        mapped = yield _specs("materialize/scatter", map_drafts(store, curriculum, map_bytes, file_bytes), lists)
         drafts = reduce_drafts(curriculum, [result(r) for r in mapped], format, file_bytes)
-        written = yield _specs("materialize/write", drafts)
+        written = yield _specs("materialize/write", drafts, lists)
         return publish_rows(store, folder, curriculum, drafts, [result(r) for r in written])
 
     log = Log.open(store, run=run, takeover=takeover)
@@ -68,6 +69,8 @@ def copy_rows(store: Store, folder: str, out: str) -> None:
     target.write(ROWS, store.read(f"{folder}/{ROWS}"))
 
 
-def _specs(node: str, drafts: list[TaskDraft]) -> list[TaskSpec]:
-    return [TaskSpec(content_key(d.task, load(d.task).version, d.args), d.task, node, d.args, d.weight, d.label,
-                     d.memory_mb, order=i) for i, d in enumerate(drafts)]
+def _specs(node: str, drafts: Iterable[TaskDraft], lists: ListFiles) -> Iterator[TaskSpec]:
+    for i, draft in enumerate(drafts):
+        args = lists.fold(draft.args)
+        yield TaskSpec(content_key(draft.task, load(draft.task).version, args), draft.task, node, args, draft.weight,
+                       draft.label, draft.memory_mb, order=i)

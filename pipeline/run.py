@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.driver import TooManyErrors, check_error_rate, drive
 from pipeline.engine.attend import GRACE_S, attending
+from pipeline.engine.lists import writes_to
 from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Backend, Scheduler
 from pipeline.plan.basis import write_basis
@@ -79,7 +80,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
         keep_code(store, name, recipe.code)
         recipe.keep_code_at(code_folder(name))
         planner = Planner(recipe, store.read, quarantined=log.quarantined, earlier=log.earlier,
-                          verify_inputs=verify_inputs)
+                          verify_inputs=verify_inputs, put_list=writes_to(store))
         nodes = planner.nodes() + token_nodes(recipe, planner)
         for source in planner.sources_used():
             planner.source_files(source)                  # a missing input is an error before anything runs

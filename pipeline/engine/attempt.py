@@ -24,6 +24,9 @@ from pipeline.store.errors import disk_full
 from pipeline.store.fs import Store
 from stages.catalog import load
 
+#: contents an exchange file says it covers, one by one; of more it names the lists they stand in
+COVERS = 1000
+
 
 def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch: str | None = None, *,
                 skip: Mapping[int, dict[str, Any]] | None = None, only: Iterable[int] | None = None,
@@ -40,7 +43,8 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
     folder = tempfile.mkdtemp(prefix="attempt-", dir=scratch)
     try:
         inputs = Inputs(spec, store, folder, skip=skip, only=only, batch_rows=batch_rows)
-        out = Out(folder, ref_contents(spec.args))
+        covered = ref_contents(inputs.args)
+        out = Out(folder, covered if len(covered) <= COVERS else ref_contents(spec.args))
         with disk_full(folder):
             counters = load(spec.task).run(inputs, cursor, out)
         cursor.clear()

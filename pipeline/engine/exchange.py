@@ -15,57 +15,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from pipeline.engine.merge import MEMORY, Read, Run, in_few, in_whole, merge, pread, sort_keys
 from pipeline.store.fs import Store
 
 MAGIC = b"TMSEG001"
 ALIGN = 64
-#: bytes of records (with their buckets) a writer holds, and a merge reads ahead
-MEMORY = 64 << 20
-#: least bytes of a block of one run in a merge
-BLOCK = 64 << 10
 #: bytes of a file's beginning read at once; holds the header and the index of 8,000 buckets
 HEAD = 64 << 10
-
-Read = Callable[[int, int], np.ndarray]
-
-
-# -- keys ------------------------------------------------------------------------------------------------------------
-def sort_keys(records: np.ndarray, key: Sequence[str] | None) -> np.ndarray:
-    """One sortable value a record, in the order of the fields `key` (None: all, in their order): uint64 where the key
-    is one unsigned integer, otherwise byte strings that compare like the fields do. Floats are in their total order
-    (-0.0 before 0.0, NaN last)."""
-    names = records.dtype.names
-    fields = [records] if names is None else [records[name] for name in (names if key is None else key)]
-    if len(fields) == 1 and fields[0].ndim == 1 and fields[0].dtype.kind == "u":
-        return fields[0].astype(np.uint64, copy=False)
-    columns = [_ordered_bytes(field) for field in fields]
-    flat = np.ascontiguousarray(np.concatenate(columns, axis=1))
-    return flat.view(f"S{flat.shape[1]}").ravel()
-
-
-def _ordered_bytes(field: np.ndarray) -> np.ndarray:
-    """uint8 [n, width]: big-endian bytes whose order is that of the values."""
-    kind, size = field.dtype.kind, field.dtype.itemsize
-    if kind in "SV":
-        return np.ascontiguousarray(field).view(np.uint8).reshape(len(field), -1)
-    if kind == "b":
-        field, kind = field.astype(np.uint8), "u"
-    if kind not in "uif":
-        raise TypeError(f"records of an exchange cannot be sorted by a field of type {field.dtype}")
-    bits = np.ascontiguousarray(field).view(f"<u{size}")
-    top = bits.dtype.type(1 << (8 * size - 1))
-    if kind == "i":
-        bits = bits ^ top
-    elif kind == "f":
-        bits = np.where(bits & top, ~bits, bits ^ top)
-    return bits.astype(f">u{size}").view(np.uint8).reshape(len(field), -1)
-
 
 def _check(dtype: np.dtype[Any]) -> np.dtype[Any]:
     dtype = np.dtype(dtype)
@@ -175,7 +138,7 @@ class SegmentWriter:
         fd = self._spill.fileno()  # type: ignore[union-attr]
 
         def read(a: int, b: int) -> np.ndarray:
-            return np.frombuffer(_pread(fd, (b - a) * size, (first + a) * size), self.dtype)
+            return np.frombuffer(pread(fd, (b - a) * size, (first + a) * size), self.dtype)
         return read, stop - first
 
     def _discard(self) -> None:
@@ -194,92 +157,12 @@ class SegmentWriter:
             self._discard()
 
 
-def _pread(fd: int, size: int, offset: int) -> bytes:
-    data = b""
-    while len(data) < size:                        # one call returns at most 2 GiB
-        more = os.pread(fd, size - len(data), offset + len(data))
-        if not more:
-            raise EOFError(f"{size - len(data)} bytes are missing at {offset + len(data)} of a spilled run")
-        data = data + more if data else more
-    return data
-
-
 def _of_array(records: np.ndarray) -> tuple[Read, int]:
     return (lambda a, b: records[a:b]), len(records)
 
 
 def _descr(dtype: np.dtype[Any]) -> Any:
     return dtype.str if dtype.names is None else [list(field) for field in dtype.descr]
-
-
-# -- merging ---------------------------------------------------------------------------------------------------------
-def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsize: int,
-          memory: int = MEMORY) -> Iterator[np.ndarray]:
-    """Merge sorted runs, given as (read(start, stop), length), into sorted blocks; ties in the order of the runs.
-
-    Holds about `memory` bytes, whatever the length of the runs and however many records share a key.
-    """
-    runs = [_Run(read, n) for read, n in sources if n]
-    if (key is not None and not key) or len(runs) == 1:
-        step = max(1, memory // 2 // itemsize)
-        for run in runs:
-            for a in range(0, run.length, step):
-                yield run.read(a, min(a + step, run.length))
-        return
-    if sum(run.length for run in runs) * itemsize <= memory // 4:
-        yield from _in_order([run.read(0, run.length) for run in runs], key)
-        return
-    # a block is held as records and keys, and once more while it is sorted
-    step = max(1, max(memory // 4 // len(runs), BLOCK) // itemsize)
-    while True:
-        for run in runs:
-            run.fill(step, key)
-        runs = [run for run in runs if len(run.keys)]
-        ends = [run.keys[-1] for run in runs if run.next < run.length]
-        if not ends:
-            if runs:
-                yield from _in_order([run.block for run in runs], key)
-            return
-        limit = min(ends)                          # below it every run's records are in memory
-        yield from _in_order([run.take(limit, "left") for run in runs], key)
-        for run in runs:                           # those equal to it: all of the first run, then all of the second …
-            while True:
-                found = run.take(limit, "right")
-                if len(found):
-                    yield found
-                if len(run.keys) or run.next == run.length:
-                    break
-                run.fill(step, key)
-
-
-class _Run:
-    """A sorted run and the block of it that is in memory."""
-
-    def __init__(self, read: Read, length: int) -> None:
-        self.read, self.length, self.next = read, length, 0
-        self.block = self.keys = np.empty(0)
-
-    def fill(self, step: int, key: Sequence[str] | None) -> None:
-        """Read the next block when there is none left."""
-        if not len(self.keys) and self.next < self.length:
-            stop = min(self.next + step, self.length)
-            self.block = self.read(self.next, stop)
-            self.keys, self.next = sort_keys(self.block, key), stop
-
-    def take(self, limit: Any, side: Any) -> np.ndarray:
-        """Records below `limit` ('left') or up to it ('right'), which leave the block."""
-        n = int(np.searchsorted(self.keys, limit, side))
-        found, self.block, self.keys = self.block[:n], self.block[n:], self.keys[n:]
-        return found
-
-
-def _in_order(blocks: list[np.ndarray], key: Sequence[str] | None) -> Iterator[np.ndarray]:
-    blocks = [b for b in blocks if len(b)]
-    if len(blocks) > 1:
-        every = np.concatenate(blocks)
-        yield every[np.argsort(sort_keys(every, key), kind="stable")]
-    elif blocks:
-        yield blocks[0]
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -294,8 +177,8 @@ class SegmentFile:
     rows: int
     key: tuple[str, ...] | None
     covers: tuple[str, ...]
-    start: int                     # of the records, bytes
-    index: np.ndarray              # buckets + 1 record offsets
+    after: int                     # where the index begins, bytes
+    head: bytes                    # the beginning of the file, with the index if that is small
 
     @classmethod
     def open(cls, store: Store, ref: Mapping[str, Any]) -> SegmentFile:
@@ -306,34 +189,40 @@ class SegmentFile:
             raise ValueError(f"{store.at(path)} is not an exchange file (it begins with {data[:8]!r})")
         after = 16 + int.from_bytes(data[8:16], "little")
         if after > len(data):
-            data += store.read_range(path, len(data), min(after, size))
+            data += store.read_range(path, len(data), min(after + HEAD, size))
         header = json.loads(data[16:after])
-        start = after + 8 * (header["buckets"] + 1)
-        if start > len(data):
-            data += store.read_range(path, len(data), min(start, size))
         descr = header["dtype"]
         dtype = np.dtype(descr if isinstance(descr, str) else [(f[0], f[1], *map(tuple, f[2:])) for f in descr])
-        if start + header["rows"] * dtype.itemsize != size or len(data) < start:
-            raise ValueError(f"{store.at(path)} is cut short: {size} bytes, its header says "
-                             f"{start + header['rows'] * dtype.itemsize}; delete it and run again")
+        end = after + 8 * (header["buckets"] + 1) + header["rows"] * dtype.itemsize
+        if end != size or len(data) < min(after, size):
+            raise ValueError(f"{store.at(path)} is cut short: {size} bytes, its header says {end}; delete it and run "
+                             f"again")
         key = None if header["key"] is None else tuple(header["key"])
-        index = np.frombuffer(data, "<u8", header["buckets"] + 1, after).astype(np.int64)
-        return cls(store, path, dtype, header["buckets"], header["rows"], key, tuple(header["covers"]), start, index)
+        return cls(store, path, dtype, header["buckets"], header["rows"], key, tuple(header["covers"]), after, data)
+
+    @property
+    def start(self) -> int:
+        """Where the records begin, bytes."""
+        return self.after + 8 * (self.buckets + 1)
 
     def bounds(self, bucket: int) -> tuple[int, int]:
+        """Records [first, stop) of the file are those of the bucket. Of a large index only this entry is read."""
         if not 0 <= bucket < self.buckets:
             raise IndexError(f"{self.store.at(self.path)} has buckets 0 to {self.buckets - 1}, not {bucket}")
-        return int(self.index[bucket]), int(self.index[bucket + 1])
+        at = self.after + 8 * bucket
+        entry = self.head[at:at + 16] if at + 16 <= len(self.head) else self.store.read_range(self.path, at, at + 16)
+        first, stop = np.frombuffer(entry, "<u8").tolist()
+        if not first <= stop <= self.rows:
+            raise ValueError(f"{self.store.at(self.path)}: its index is damaged; delete it and run again")
+        return first, stop
 
     def read(self, first: int, stop: int) -> np.ndarray:
         """Records [first, stop) of the file, read-only."""
-        size = self.dtype.itemsize
-        data = self.store.read_range(self.path, self.start + first * size, self.start + stop * size)
-        return np.frombuffer(data, self.dtype)
+        return _read(self.store, self.path, self.dtype, self.start, first, stop)
 
-    def source(self, bucket: int) -> tuple[Read, int]:
-        first, stop = self.bounds(bucket)
-        return (lambda a, b: self.read(first + a, first + b)), stop - first
+
+def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int, stop: int) -> np.ndarray:
+    return np.frombuffer(store.read_range(path, start + first * dtype.itemsize, start + stop * dtype.itemsize), dtype)
 
 
 def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
@@ -347,14 +236,53 @@ def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarra
     return mapped.view(np.ndarray)
 
 
-def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int,
-                   memory: int = MEMORY) -> Iterator[np.ndarray]:
+def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int, memory: int = MEMORY, *,
+                   whole: Sequence[str] = (), numbered: bool = False,
+                   scratch: str | None = None) -> Iterator[np.ndarray]:
     """The records of one bucket of all files in the order of the key they were sorted by, ties in the order of `refs`,
-    in blocks. Files without a key follow each other as they stand. Memory: about `memory` bytes and the indexes."""
-    files = [SegmentFile.open(store, ref) for ref in refs]
-    for file in files[1:]:
-        if (file.dtype, file.key) != (files[0].dtype, files[0].key):
+    in blocks. Files without a key follow each other as they stand.
+
+    `whole`: the first fields of the key; records in which they are equal come in one block. `numbered`: records get one
+    field more, `source` (u4), the number of their file. `scratch`: folder for what does not fit, where there are more
+    than `merge.FAN_IN` files (default: the system's). Memory: about `memory` bytes and 300 bytes a file, however large
+    the bucket is; one file is open at a time.
+    """
+    runs: list[Run] = []
+    like: SegmentFile | None = None
+    for number, ref in enumerate(refs):
+        file = SegmentFile.open(store, ref)
+        if like is None:
+            like = file
+        elif (file.dtype, file.key) != (like.dtype, like.key):
             raise ValueError(f"{store.at(file.path)} holds {file.dtype} sorted by {file.key}, but "
-                             f"{store.at(files[0].path)} {files[0].dtype} by {files[0].key}; they cannot be merged")
-    if files:
-        yield from merge([file.source(bucket) for file in files], files[0].key, files[0].dtype.itemsize, memory)
+                             f"{store.at(like.path)} {like.dtype} by {like.key}; they cannot be merged")
+        runs.append(_run_of(file, bucket, number if numbered else None))
+    if like is None:
+        return
+    dtype = _numbered(like.dtype) if numbered else like.dtype
+    # the number is no part of the order: ties are in the order of the files anyway
+    key = like.dtype.names if numbered and like.key is None else like.key
+    with tempfile.TemporaryDirectory(prefix="merge-", dir=scratch) as folder:
+        blocks = merge(in_few(runs, key, dtype, folder, memory), key, dtype.itemsize, memory)
+        yield from in_whole(blocks, whole) if whole else blocks
+
+
+def _numbered(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype([*dtype.descr, ("source", "<u4")])
+
+
+def _run_of(file: SegmentFile, bucket: int, number: int | None) -> Run:
+    """A bucket of a file as a run: of the file only what is needed to read it is kept."""
+    first, stop = file.bounds(bucket)
+    store, path, dtype, start = file.store, file.path, file.dtype, file.start
+
+    def read(a: int, b: int) -> np.ndarray:
+        records = _read(store, path, dtype, start, first + a, first + b)
+        if number is None:
+            return records
+        out = np.empty(len(records), _numbered(dtype))
+        for name in dtype.names or ():
+            out[name] = records[name]
+        out["source"] = number
+        return out
+    return read, stop - first

@@ -55,9 +55,10 @@ class Kind(NamedTuple):
 class TaskSpec:
     """One unit of work. `key` identifies its outcome by content (contracts §3); equal keys mean equal results.
 
-    `args` is JSON. Two kinds of dict in it have a meaning of their own (see `content_key`):
+    `args` is JSON. Three kinds of dict in it have a meaning of their own (see `content_key`):
     {"$ref": path in the store, "content": sha256, "bytes", "rows"}            a file an earlier task wrote
     {"$file": path relative to the source root, "root": URL, "size", "etag"}    an input file, maybe with a range
+    {"$list": path in the store, "content", "items"}                            a long list (`pipeline.engine.lists`)
     and the value of a key "$volatile" never enters the content key.
     """
 
@@ -96,15 +97,17 @@ def content_key(task: str, version: int, args: Any) -> str:
 
 
 def ref_contents(args: Any) -> list[str]:
-    """Contents of all `$ref`s in the arguments of a task, in their order."""
+    """Contents of all `$ref`s in the arguments of a task, in their order; of a `$list` its own."""
     if isinstance(args, dict):
-        return [args["content"]] if "$ref" in args else [c for v in args.values() for c in ref_contents(v)]
+        if "$ref" in args or "$list" in args:
+            return [args["content"]]
+        return [c for v in args.values() for c in ref_contents(v)]
     return [c for v in args for c in ref_contents(v)] if isinstance(args, (list, tuple)) else []
 
 
 def placeless(value: Any) -> Any:
     if isinstance(value, dict):
-        if "$ref" in value:
+        if "$ref" in value or "$list" in value:
             return {"content": value["content"]}
         hidden = {"$volatile", "root"} if "$file" in value else {"$volatile"}
         return {k: placeless(v) for k, v in value.items() if k not in hidden}
@@ -222,7 +225,10 @@ class Inputs:
 
     def __init__(self, spec: TaskSpec, store: Store, scratch: str, *, skip: Mapping[int, dict[str, Any]] | None = None,
                  only: Iterable[int] | None = None, batch_rows: int | None = None) -> None:
-        self.spec, self.args, self.key, self.store, self.scratch = spec, spec.args, spec.key, store, scratch
+        from pipeline.engine.lists import unfold
+
+        self.spec, self.key, self.store, self.scratch = spec, spec.key, store, scratch
+        self.args: dict[str, Any] = unfold(spec.args, store.read)
         #: rows of this partition to quarantine instead of processing: {row: {"stage": index, "reason": …}}
         self.skip = dict(skip or {})
         #: None, or the only rows to process while a crash is looked into; what such a run writes is thrown away
@@ -263,11 +269,12 @@ class Inputs:
 
         return read_segment(self.store, ref, bucket)
 
-    def segments(self, refs: Sequence[Mapping[str, Any]], bucket: int) -> Iterator[np.ndarray]:
+    def segments(self, refs: Sequence[Mapping[str, Any]], bucket: int, *, whole: Sequence[str] = (),
+                 numbered: bool = False) -> Iterator[np.ndarray]:
         """Records of one bucket of many exchange files, merged by their key, in blocks (`exchange.merge_segments`)."""
         from pipeline.engine.exchange import merge_segments
 
-        return merge_segments(self.store, refs, bucket)
+        return merge_segments(self.store, refs, bucket, whole=whole, numbered=numbered, scratch=self.scratch)
 
 
 class Out:

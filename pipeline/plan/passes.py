@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pipeline.engine.lists import ListFiles
 from pipeline.engine.queue import Records
 from pipeline.engine.task import PartRecord, TaskSpec, content_key
 from pipeline.plan.inputs import InputError, Listings, SourceFile, list_source
@@ -125,12 +126,15 @@ class Planner:
     """Makes the nodes of a recipe.
 
     `read_file` reads a small file of the store (the splits of a big input); `quarantined` gives the documents the log
-    says were condemned, for a list of stage keys; `earlier` the latest record of a pass with the same basis.
+    says were condemned, for a list of stage keys; `earlier` the latest record of a pass with the same basis; `put_list`
+    writes the long lists of task arguments (`pipeline.engine.lists`), None while nothing is to be run.
     """
 
     def __init__(self, recipe: Recipe, read_file: Callable[[str], bytes], *, quarantined: Any = None,
-                 earlier: Callable[[str], PartRecord | None] = lambda basis: None, verify_inputs: bool = False) -> None:
+                 earlier: Callable[[str], PartRecord | None] = lambda basis: None, verify_inputs: bool = False,
+                 put_list: Callable[[str, bytes], Any] | None = None) -> None:
         self.recipe = recipe
+        self.lists = ListFiles(put_list)
         self.read_file = read_file
         self.quarantined = quarantined or (lambda keys: {})
         self.earlier = earlier
@@ -404,7 +408,8 @@ class Planner:
 
     # -- specs ---------------------------------------------------------------------------------------------------
     def draft_spec(self, node: str, order: int, draft: TaskDraft) -> TaskSpec:
-        return self._spec(draft.task, node, order, draft.weight, draft.label, draft.args, draft.memory_mb)
+        return self._spec(draft.task, node, order, draft.weight, draft.label, self.lists.fold(draft.args),
+                          draft.memory_mb)
 
     def _spec(self, task: str, node: str, order: int, weight: int, label: str, args: dict[str, Any],
               memory_mb: int = 500) -> TaskSpec:

@@ -27,8 +27,10 @@ from tokenizer.shards.rows import ORIGIN, RowFile, RowManifest, pack_bounds, par
 
 MAP = "pipeline.tasks.materialize:ScatterWindows"
 REDUCE = "pipeline.tasks.materialize:WriteRows"
-#: bytes of tokens a map task reads, and of one output file (what a reduce task holds)
+#: least bytes of tokens a map task reads, and bytes of one output file (what a reduce task holds)
 MAP_BYTES, FILE_BYTES = 256 << 20, 128 << 20
+#: least mean bytes of a segment: smaller ones cost object storage more requests than they are worth
+SEGMENT = 128 << 10
 #: bytes of tokens, or of records, at work at a time in a map task, and of records it holds before it spills them
 BLOCK_BYTES, SEGMENT_BYTES = 1 << 20, 16 << 20
 
@@ -195,24 +197,28 @@ def _write_parquet(path: str, args: Mapping[str, Any], tokens: np.ndarray, bound
 
 
 # -- what a planner calls ----------------------------------------------------------------------------------------
-def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int = MAP_BYTES,
+def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = None,
                file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Tasks that read the shards. Raises CurriculumError when the curriculum's order hash is not what this version
+    """Tasks that read the shards, `map_bytes` of tokens each (default: so many that the segments a task leaves for each
+    output file have SEGMENT bytes; what it reads passes through its scratch). Raises CurriculumError when the curriculum's order hash is not what this version
     makes, ShardError when a pinned shard set is not there."""
     order = Order(curriculum)
     if order.hash() != curriculum.order:
         raise CurriculumError("curriculum: its order hash is not the one this Tokenmill makes: resolve it again")
-    drafts = []
-    for s, stream in enumerate(curriculum.streams):
-        if not any(row[s] for row in order.extents):
-            continue
+    used = [s for s, _ in enumerate(curriculum.streams) if any(row[s] for row in order.extents)]
+    read = sum(order.supers[s] * curriculum.longest * np.dtype(curriculum.streams[s].dtype).itemsize for s in used)
+    # a window goes to each of its epochs' files: read / files is a file's share of it, whatever the epochs
+    map_bytes = map_bytes or max(MAP_BYTES, -(-read // file_bytes) * SEGMENT)
+    drafts, said = [], curriculum.to_json()
+    for s in used:
+        stream = curriculum.streams[s]
         shards = _shards(store, stream.train, stream.sha256)
         step = max(1, map_bytes // (curriculum.longest * np.dtype(stream.dtype).itemsize))
         for first in range(0, order.supers[s], step):
             stop = min(first + step, order.supers[s])
             a, b = first * curriculum.longest, stop * curriculum.longest + 1
             mine = [x for x in shards if x["offset"] < b and x["offset"] + x["tokens"] >= a]
-            args = {"curriculum": curriculum.to_json(), "stream": s, "first": first, "stop": stop, "shards": mine,
+            args = {"curriculum": said, "stream": s, "first": first, "stop": stop, "shards": mine,
                     "file_bytes": file_bytes}
             drafts.append(TaskDraft(MAP, args, (b - a) * np.dtype(stream.dtype).itemsize,
                                     f"scatter {stream.name} [{first}, {stop})"))
@@ -240,7 +246,7 @@ def reduce_drafts(curriculum: Curriculum, mapped: Sequence[TaskResult], format: 
     """Tasks that write the rows, one an output file, in order of sample number. `format`: bytes | parquet."""
     if format not in ("bytes", "parquet"):
         raise ValueError(f"format: '{format}' is neither bytes nor parquet")
-    dtype = _dtype(curriculum)
+    dtype, names = _dtype(curriculum), [s.name for s in curriculum.streams]
     drafts = []
     for p, phase in enumerate(curriculum.phases):
         per_file = rows_per_file(phase.sequence, dtype.itemsize, file_bytes)
@@ -248,7 +254,7 @@ def reduce_drafts(curriculum: Curriculum, mapped: Sequence[TaskResult], format: 
         for bucket, first in enumerate(range(0, phase.samples, per_file)):
             rows = min(per_file, phase.samples - first)
             args = {"segments": segments, "bucket": bucket, "first": phase.start + first, "rows": rows,
-                    "sequence": phase.sequence, "dtype": dtype.name, "streams": [s.name for s in curriculum.streams],
+                    "sequence": phase.sequence, "dtype": dtype.name, "streams": names,
                     "format": format}
             size = rows * record_dtype(phase.sequence, dtype.itemsize).itemsize
             drafts.append(TaskDraft(REDUCE, args, size, f"rows of {phase.name} from {phase.start + first}",

@@ -13,7 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from pipeline.engine import exchange
+from pipeline.engine import merge as merging
 from pipeline.engine.exchange import SegmentFile, SegmentWriter, merge, merge_segments, read_segment, sort_keys
 from pipeline.engine.task import Inputs, Out, TaskSpec, ref_contents
 from pipeline.store.fs import Store
@@ -104,7 +104,7 @@ def test_content_knows_records_but_not_what_they_cover(tmp_path):
 @pytest.mark.parametrize("memory", [1 << 26, 40_000])
 def test_merging_many_files(place, monkeypatch, memory):
     """Ties in the order of the files, also where one key fills many blocks of several files (a hot key)."""
-    monkeypatch.setattr(exchange, "BLOCK", 1000)
+    monkeypatch.setattr(merging, "BLOCK", 1000)
     folder, store = place
     parts, refs = [], []
     for n in range(6):
@@ -144,12 +144,12 @@ def test_merge_of_random_runs(seed):
         rows = records(int(size), int(own), int(keys))
         rows["place"] = r
         runs.append(np.sort(rows, order="key", kind="stable"))
-    old, exchange.BLOCK = exchange.BLOCK, int(rng.integers(1, 2000))
+    old, merging.BLOCK = merging.BLOCK, int(rng.integers(1, 2000))
     try:
         blocks = list(merge([(lambda a, b, x=x: x[a:b], len(x)) for x in runs], ("key",), RECORD.itemsize,
                             int(rng.integers(1, 5000))))
     finally:
-        exchange.BLOCK = old
+        merging.BLOCK = old
     every = np.concatenate(runs)
     wanted = every[np.argsort(every["key"], kind="stable")]
     assert np.concatenate([*blocks, every[:0]]).tobytes() == wanted.tobytes()

@@ -1,0 +1,185 @@
+"""Merging sorted runs of records in bounded memory, however long they are, however many, whatever they share.
+
+A run is given as (read, length): `read(start, stop)` returns records of it, a numpy structured array. Runs are sorted
+by the fields of a *key*; without fields they follow each other as they stand.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+#: bytes of records (with their buckets) a writer holds, and a merge reads ahead
+MEMORY = 64 << 20
+#: least bytes of a block of one run in a merge: what is worth a request to object storage
+BLOCK = 128 << 10
+#: runs merged at a time; more are first merged in groups, into files on scratch
+FAN_IN = 128
+
+Read = Callable[[int, int], np.ndarray]
+Run = tuple[Read, int]
+
+
+# -- keys ------------------------------------------------------------------------------------------------------------
+def sort_keys(records: np.ndarray, key: Sequence[str] | None) -> np.ndarray:
+    """One sortable value a record, in the order of the fields `key` (None: all, in their order): uint64 where the key
+    is one unsigned integer, otherwise byte strings that compare like the fields do. Floats are in their total order
+    (-0.0 before 0.0, NaN last)."""
+    names = records.dtype.names
+    fields = [records] if names is None else [records[name] for name in (names if key is None else key)]
+    if len(fields) == 1 and fields[0].ndim == 1 and fields[0].dtype.kind == "u":
+        return fields[0].astype(np.uint64, copy=False)
+    columns = [_ordered_bytes(field) for field in fields]
+    flat = np.ascontiguousarray(np.concatenate(columns, axis=1))
+    return flat.view(f"S{flat.shape[1]}").ravel()
+
+
+def _ordered_bytes(field: np.ndarray) -> np.ndarray:
+    """uint8 [n, width]: big-endian bytes whose order is that of the values."""
+    kind, size = field.dtype.kind, field.dtype.itemsize
+    if kind in "SV":
+        return np.ascontiguousarray(field).view(np.uint8).reshape(len(field), -1)
+    if kind == "b":
+        field, kind = field.astype(np.uint8), "u"
+    if kind not in "uif":
+        raise TypeError(f"records of an exchange cannot be sorted by a field of type {field.dtype}")
+    bits = np.ascontiguousarray(field).view(f"<u{size}")
+    top = bits.dtype.type(1 << (8 * size - 1))
+    if kind == "i":
+        bits = bits ^ top
+    elif kind == "f":
+        bits = np.where(bits & top, ~bits, bits ^ top)
+    return bits.astype(f">u{size}").view(np.uint8).reshape(len(field), -1)
+
+
+# -- merging ---------------------------------------------------------------------------------------------------------
+def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsize: int,
+          memory: int = MEMORY) -> Iterator[np.ndarray]:
+    """Merge sorted runs, given as (read(start, stop), length), into sorted blocks; ties in the order of the runs.
+
+    Holds about `memory` bytes, whatever the length of the runs and however many records share a key.
+    """
+    runs = [_Run(read, n) for read, n in sources if n]
+    if (key is not None and not key) or len(runs) == 1:
+        step = max(1, memory // 2 // itemsize)
+        for run in runs:
+            for a in range(0, run.length, step):
+                yield run.read(a, min(a + step, run.length))
+        return
+    if sum(run.length for run in runs) * itemsize <= memory // 4:
+        yield from _in_order([run.read(0, run.length) for run in runs], key)
+        return
+    # a block is held as records and keys, and once more while it is sorted
+    step = max(1, max(memory // 4 // len(runs), BLOCK) // itemsize)
+    while True:
+        for run in runs:
+            run.fill(step, key)
+        runs = [run for run in runs if len(run.keys)]
+        ends = [run.keys[-1] for run in runs if run.next < run.length]
+        if not ends:
+            if runs:
+                yield from _in_order([run.block for run in runs], key)
+            return
+        limit = min(ends)                          # below it every run's records are in memory
+        yield from _in_order([run.take(limit, "left") for run in runs], key)
+        for run in runs:                           # those equal to it: all of the first run, then all of the second …
+            while True:
+                found = run.take(limit, "right")
+                if len(found):
+                    yield found
+                if len(run.keys) or run.next == run.length:
+                    break
+                run.fill(step, key)
+
+
+class _Run:
+    """A sorted run and the block of it that is in memory."""
+
+    def __init__(self, read: Read, length: int) -> None:
+        self.read, self.length, self.next = read, length, 0
+        self.block = self.keys = np.empty(0)
+
+    def fill(self, step: int, key: Sequence[str] | None) -> None:
+        """Read the next block when there is none left."""
+        if not len(self.keys) and self.next < self.length:
+            stop = min(self.next + step, self.length)
+            self.block = self.read(self.next, stop)
+            self.keys, self.next = sort_keys(self.block, key), stop
+
+    def take(self, limit: Any, side: Any) -> np.ndarray:
+        """Records below `limit` ('left') or up to it ('right'), which leave the block."""
+        n = int(np.searchsorted(self.keys, limit, side))
+        found, self.block, self.keys = self.block[:n], self.block[n:], self.keys[n:]
+        return found
+
+
+def _in_order(blocks: list[np.ndarray], key: Sequence[str] | None) -> Iterator[np.ndarray]:
+    blocks = [b for b in blocks if len(b)]
+    if len(blocks) > 1:
+        every = np.concatenate(blocks)
+        yield every[np.argsort(sort_keys(every, key), kind="stable")]
+    elif blocks:
+        yield blocks[0]
+
+
+# -- many runs, whole keys -------------------------------------------------------------------------------------------
+def in_few(runs: Sequence[Run], key: Sequence[str] | None, dtype: np.dtype[Any], scratch: str,
+           memory: int = MEMORY) -> list[Run]:
+    """The same records in at most FAN_IN runs, in the same order of ties: where there are more, groups of consecutive
+    ones are merged into files below the folder `scratch`. None of them stays open."""
+    runs, files = [run for run in runs if run[1]], []
+    while len(runs) > FAN_IN and (key is None or key):
+        made = []
+        for a in range(0, len(runs), FAN_IN):
+            path = os.path.join(scratch, f"merged.{uuid.uuid4().hex}")
+            with open(path, "wb") as file:
+                for block in merge(runs[a:a + FAN_IN], key, dtype.itemsize, memory):
+                    file.write(np.ascontiguousarray(block).view(np.uint8).data)
+            made.append(path)
+        for path in files:
+            os.unlink(path)
+        files, runs = made, [_of_file(path, dtype) for path in made]
+    return runs
+
+
+def _of_file(path: str, dtype: np.dtype[Any]) -> Run:
+    size = dtype.itemsize
+
+    def read(a: int, b: int) -> np.ndarray:
+        with open(path, "rb") as file:
+            return np.frombuffer(pread(file.fileno(), (b - a) * size, a * size), dtype)
+    return read, os.path.getsize(path) // size
+
+
+def in_whole(blocks: Iterable[np.ndarray], fields: Sequence[str]) -> Iterator[np.ndarray]:
+    """Sorted blocks cut anew, so that records with equal `fields` (the first of the key) are in one block. Memory: a
+    block, and the longest run of equal records."""
+    held: list[np.ndarray] = []
+    for block in blocks:
+        if not len(block):
+            continue
+        keys = sort_keys(block, fields)
+        cut = int(np.searchsorted(keys, keys[-1], "left"))       # where the last run of equals begins
+        if held and (cut or keys[0] != sort_keys(held[-1][-1:], fields)[0]):
+            held.append(block[:cut])
+            yield np.concatenate(held)
+            held = []
+        elif cut:
+            yield block[:cut]
+        held.append(block[cut:])
+    if held:
+        yield np.concatenate(held)
+
+
+def pread(fd: int, size: int, offset: int) -> bytes:
+    data = b""
+    while len(data) < size:                        # one call returns at most 2 GiB
+        more = os.pread(fd, size - len(data), offset + len(data))
+        if not more:
+            raise EOFError(f"{size - len(data)} bytes are missing at {offset + len(data)} of a spilled run")
+        data = data + more if data else more
+    return data
