@@ -1,0 +1,289 @@
+"""Clusters of several nodes on one machine: pools of different kinds, drained, stopped and autoscaled nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from pipeline.store.fs import Store
+from tests.pipeline import engine_tasks as t
+from tests.pipeline.test_engine_ray import REPO, inline
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray,
+              pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
+
+#: what the scripts share: a cluster, a run in a thread of its own, samples of what it does meanwhile
+COMMON = """
+import dataclasses, json, os, signal, sys, threading, time
+import ray
+from ray.cluster_utils import Cluster
+from pipeline.engine.ray_backend import RayBackend
+from pipeline.engine.scheduler import Scheduler
+from pipeline.store.fs import Store
+from tests.pipeline import engine_tasks as t
+
+NODE = {"object_store_memory": 80 << 20, "include_dashboard": False}
+store, scratch = Store(sys.argv[1]), sys.argv[2]
+
+def backend_at(address, **kw):
+    backend = RayBackend(store, address=address, scratch=scratch, **kw)
+    backend.places, backend.most = {}, 0          # task → node it was given to; most that were in flight at a time
+    submit = backend.submit
+    def noted(a):
+        submit(a)
+        posts = list(backend.fleet.posts.values())
+        backend.places.setdefault(a["spec"]["label"], []).append(next(p.host for p in posts if a["id"] in p.open))
+        backend.most = max(backend.most, sum(len(p.open) for p in posts))
+    backend.submit = noted
+    return backend
+
+class Run(threading.Thread):
+    def __init__(self, backend, specs, **kw):
+        super().__init__()
+        self.backend, self.specs, self.kw = backend, specs, kw
+        self.records = self.error = None
+        self.log = t.MemoryLog()
+        self.start()
+    def run(self):
+        try:
+            self.records = Scheduler(self.backend, self.log, max_attempts=1, **self.kw).run(self.specs)
+        except BaseException as e:
+            self.error = f"{type(e).__name__}: {e}"
+
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.05)
+
+def say(run, **more):
+    print(json.dumps({"error": run.error, "places": run.backend.places, "most": run.backend.most,
+                      "log": sorted(run.log.appended) == sorted({s.key for s in run.specs}),
+                      "outcome": run.records and repr(t.outcome(run.records)), **more}), flush=True)
+"""
+
+
+def on_cluster(script: str, tmp_path: Path, **env: str) -> dict:
+    """Run a script that makes a cluster of its own; the JSON of the last line it prints."""
+    with tempfile.TemporaryDirectory(prefix="tmr", dir="/tmp") as short:      # for Ray's sockets
+        clean = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")}
+        done = subprocess.run([sys.executable, "-c", COMMON + script, str(tmp_path / "store"), str(tmp_path)], cwd=REPO,
+                              env={**clean, "RAY_TMPDIR": short, **env}, stdout=subprocess.PIPE, text=True, timeout=240)
+    assert done.returncode == 0
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+POOLS = """
+import logging
+from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+said = []
+class Kept(logging.Handler):
+    def emit(self, record): said.append(record.getMessage())
+logging.getLogger("tokenmill").addHandler(Kept())
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **NODE})
+small = cluster.add_node(num_cpus=2, memory=1500 << 20, **NODE)
+large = cluster.add_node(num_cpus=2, num_gpus=1, memory=6000 << 20, **NODE)
+backend = backend_at(cluster.address)
+greet = backend._greet
+def as_other(post, theirs):                    # the small node says it has another type of CPU
+    greet(post, {**theirs, "cpu": "arm-base"} if post.host == small.node_id else theirs)
+backend._greet = as_other
+
+kinds = {"cpu": (8, 300, 0.0, ""), "gpu": (4, 500, 0.5, ""), "big": (2, 3000, 0.0, ""),
+         "num": (4, 300, 0.0, t.cpu_tag())}
+specs = [dataclasses.replace(t.spec(t.Devices, node=name, order=i, n=i, name=name, memory_mb=m, s=0.5),
+                             gpus=g, cpu=c) for name, (n, m, g, c) in kinds.items() for i in range(n)]
+run = Run(backend, specs)
+until(lambda: backend.slots or run.error)
+reply = lambda: get_memory_info_reply(get_state_from_address(cluster.address)).store_stats
+peak = spilled = created = 0
+while run.is_alive():
+    stats = reply()
+    peak, spilled = max(peak, stats.object_store_bytes_used), max(spilled, stats.spilled_bytes_total)
+    time.sleep(0.1)
+posts = [[p.host, p.slots, p.memory_mb, p.gpus] for p in backend.fleet.posts.values()]
+seen = {s.label: r.counters["seen"] for s, r in zip(specs, run.records or [])}
+backend.close()
+say(run, small=small.node_id, large=large.node_id, peak=peak, spilled=spilled, posts=posts, seen=seen, said=said,
+    outcome=None)
+cluster.shutdown()
+"""
+
+
+def test_kinds_of_tasks_find_the_nodes_that_have_what_they_need(tmp_path):
+    """CPU filters beside a GPU classifier, a task larger than a node, numeric tasks where CPUs differ; and the object
+    store stays empty, because nothing but records of 1 kB goes through Ray."""
+    found = on_cluster(POOLS, tmp_path)
+    assert (found["error"], found["log"]) == (None, True)
+    small, large = found["small"], found["large"]
+    on = {name: {h for label, hosts in found["places"].items() if label.startswith(name) for h in hosts}
+          for name in ("cpu", "gpu", "big", "num")}
+    assert on == {"cpu": {small, large}, "gpu": {large}, "big": {large}, "num": {large}}
+    assert all(seen == ("0" if label.startswith("gpu") else "") for label, seen in found["seen"].items())
+    assert any("is passed over for tasks that declare 3,000 MB" in line for line in found["said"])
+    assert found["peak"] < 5 << 20 and found["spilled"] == 0
+    for host, limit in ((small, 1500), (large, 6000)):
+        mine = [p for p in found["posts"] if p[0] == host]
+        assert sum(memory + 300 for _, _, memory, _ in mine) <= limit
+
+
+TOO_LARGE = """
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "memory": 900 << 20, **NODE})
+backend = backend_at(cluster.address)
+backend.fleet.fit_s = 3.0
+specs = [*t.row_specs(parts=3), t.spec(t.Devices, node="graph", n=0, memory_mb=5000)]
+run = Run(backend, specs)
+run.join()
+backend.close()
+say(run)
+cluster.shutdown()
+"""
+
+
+def test_a_task_no_node_can_hold_ends_the_run_with_its_name_its_need_and_the_largest_node(tmp_path):
+    error = on_cluster(TOO_LARGE, tmp_path)["error"]
+    assert error.startswith("CannotRun: graph: graph 0 cannot run")
+    assert "declares 5,000 MB of memory; the largest node" in error and "can give a task 600 MB" in error
+
+
+STOPPED = """
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **NODE})
+nodes = [cluster.add_node(num_cpus=2, memory=2000 << 20, **NODE) for _ in range(2)]
+backend = backend_at(cluster.address)
+run = Run(backend, t.row_specs(parts=24, rows=20, ms=20), straggler_s=1.5)
+until(lambda: len(backend.fleet.usable) == 2 and all(p.running for p in backend.fleet.usable))
+
+def family(top):                               # processes of a node: its raylet and all below it
+    found, known = [], {top}
+    stats = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                stats[int(name)] = int(open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[1])
+            except OSError:
+                pass
+    while True:
+        more = {pid for pid, parent in stats.items() if parent in known} - known
+        if not more:
+            return known
+        known |= more
+
+raylet = nodes[0].all_processes["raylet"][0].process.pid
+stopped = family(raylet)
+for pid in stopped:
+    os.kill(pid, signal.SIGSTOP)
+began = time.monotonic()
+run.join()
+took = time.monotonic() - began
+backend.close()
+for pid in stopped:
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        pass
+say(run, took=took, stopped=len(stopped), doubled=sum(len(hosts) > 1 for hosts in backend.places.values()))
+cluster.shutdown()
+"""
+
+
+def test_a_node_that_stops_costs_a_second_attempt_and_nothing_else(store, tmp_path):
+    """SIGSTOP of a whole node: nobody hears anything of it, and Ray does not miss it for a minute or more."""
+    found = on_cluster(STOPPED, tmp_path)
+    assert (found["error"], found["log"]) == (None, True)
+    assert found["stopped"] >= 4, "raylet, supervisor, two children"
+    assert 1 <= found["doubled"] <= 4 and found["took"] < 45
+    assert found["most"] <= 8, "in flight: two times the slots"
+    assert found["outcome"] == repr(inline(store, t.row_specs(parts=24, rows=20, ms=20), tmp_path))
+
+
+DRAINED = """
+from ray.core.generated import autoscaler_pb2
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **NODE})
+nodes = [cluster.add_node(num_cpus=1, memory=2000 << 20, **NODE) for _ in range(2)]
+backend = backend_at(cluster.address)
+returned, wait = [], backend.wait
+def noted(timeout):
+    events = wait(timeout)
+    returned.extend(i for e in events if e["event"] == "returned" for i in e["ids"])
+    returned.extend(-i for e in events if e["event"] == "lost" for i in e["ids"])
+    return events
+backend.wait = noted
+run = Run(backend, t.row_specs(parts=10, rows=20, ms=60))
+until(lambda: len(backend.fleet.usable) == 2 and all(p.running for p in backend.fleet.usable))
+doomed = nodes[0].node_id
+gcs = ray._raylet.GcsClient(address=cluster.address)
+reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+assert gcs.drain_node(doomed, reason, "spot price", int(time.time() * 1000) + 60_000)[0]
+until(lambda: not any(p.host == doomed and not p.leaving for p in backend.fleet.posts.values()))
+given = len([h for hosts in backend.places.values() for h in hosts if h == doomed])
+if sys.argv[3:] == ["at once"] or os.environ.get("AT_ONCE"):
+    cluster.remove_node(nodes[0], allow_graceful=False)
+run.join()
+after = len([h for hosts in backend.places.values() for h in hosts if h == doomed])
+left = [p.host for p in backend.fleet.posts.values()]
+backend.close()
+say(run, given=given, after=after, lost=sum(i < 0 for i in returned), returned=sum(i > 0 for i in returned),
+    gone=doomed not in left)
+cluster.shutdown()
+"""
+
+
+@pytest.mark.parametrize("at_once", ["", "1"])
+def test_a_node_that_is_drained_gets_no_more_work_and_charges_nobody(store, tmp_path, at_once):
+    """A preemption, announced: what it has not begun goes elsewhere at once, the rest when it ends (`at_once`)."""
+    found = on_cluster(DRAINED, tmp_path, AT_ONCE=at_once)
+    assert (found["error"], found["log"]) == (None, True)
+    assert found["after"] == found["given"] and found["gone"] and found["lost"] == 0
+    assert found["returned"] >= 1
+    assert found["outcome"] == repr(inline(store, t.row_specs(parts=10, rows=20, ms=60), tmp_path))
+
+
+MEMORY = """
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **NODE})
+backend = backend_at(cluster.address)
+lost, real = [], backend._lost
+backend._lost = lambda post, why, preempted=False: (lost.append(why), real(post, why, preempted))[1]
+run = Run(backend, t.row_specs(parts=6, rows=20, ms=30))
+until(lambda: any(p.running for p in backend.fleet.usable))
+
+@ray.remote(num_cpus=0, max_retries=0)
+def hog():                                     # a neighbour; Ray kills what is newest or largest of those it may
+    held = []
+    while True:
+        held.append(bytearray(b"x" * (64 << 20)))
+        time.sleep(0.01)
+
+[post] = backend.fleet.usable
+@ray.remote
+def nothing(): ...
+grow = post.actor.__ray_call__.remote(lambda self: [bytearray(b"x" * (64 << 20)) for _ in range(40)] and None)
+until(lambda: lost)
+run.join()
+backend.close()
+say(run, lost=lost)
+cluster.shutdown()
+"""
+
+
+def test_a_supervisor_ray_kills_for_memory_says_so(store, tmp_path):
+    from pipeline.engine.limits import memory_use
+
+    used, total = memory_use()
+    found = on_cluster(MEMORY, tmp_path, RAY_memory_monitor_refresh_ms="100",
+                       RAY_memory_usage_threshold=f"{(used + 1.7e9) / total:.3f}")
+    assert found["error"] is None
+    assert "low on memory" in found["lost"][0]
+    assert found["outcome"] == repr(inline(store, t.row_specs(parts=6, rows=20, ms=30), tmp_path))
