@@ -94,9 +94,11 @@ def joined(ranges: Sequence[Range] | None, size: int) -> list[Range] | None:
         return None
     done: list[Range] = []
     for a, b in sorted((max(0, a), min(b, size)) for a, b in ranges):
+        if a >= b:
+            continue
         if done and a <= done[-1][1] + (64 << 10):                      # a request costs more than 64 KiB of data
             done[-1] = (done[-1][0], max(b, done[-1][1]))
-        elif a < b:
+        else:
             done.append((a, b))
     return done
 

@@ -1,0 +1,166 @@
+"""What a source consists of: links, loops, links to nothing, other than files; inputs that change behind our back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine.attempt import run_attempt
+from pipeline.engine.task import ChangedInput, Cursor, Inputs, TaskSpec
+from pipeline.plan.inputs import InputError, list_source
+from pipeline.store.fs import Store
+
+
+def found(top: Path, *patterns: str, **kw) -> list[str]:
+    return [f.path for f in list_source("s", list(patterns), base=str(top), **kw)]
+
+
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    """a/1.txt, a/b/2.txt, elsewhere/3.txt, and links: a/there → elsewhere, a/up → a, a/b/loop → a, a/4.txt → a file."""
+    top = tmp_path / "tree"
+    for path in ("a/1.txt", "a/b/2.txt", "elsewhere/3.txt", "elsewhere/deep/5.txt"):
+        (top / path).parent.mkdir(parents=True, exist_ok=True)
+        (top / path).write_text(path)
+    (top / "a/there").symlink_to(top / "elsewhere")
+    (top / "a/up").symlink_to(top / "a")
+    (top / "a/b/loop").symlink_to("..")
+    (top / "a/4.txt").symlink_to(top / "elsewhere/3.txt")
+    return top
+
+
+EXPECTED = ["1.txt", "4.txt", "b/2.txt", "there/3.txt", "there/deep/5.txt"]
+
+
+def test_links_to_folders_are_followed_but_no_loop(tree):
+    assert found(tree, "a") == found(tree, "a", suffixes=(".txt",)) == found(tree, "a/**/*.txt") == EXPECTED
+    assert found(tree, "a/**") == EXPECTED
+    assert found(tree, "a/*/*.txt") == ["b/2.txt", "there/3.txt"]
+    assert found(tree, "a/up/*.txt") == ["1.txt", "4.txt"], "named by the user, it is a folder like any other"
+
+
+def test_many_loops_take_no_time(tmp_path):
+    """Each folder has links to all the others: 2^n ways for who does not look where he is."""
+    for i in range(7):
+        (tmp_path / "t" / str(i)).mkdir(parents=True)
+    (tmp_path / "t/0/x.txt").write_text("x")
+    for i in range(7):
+        for j in range(3):
+            (tmp_path / "t" / str(i) / f"l{j}").symlink_to(tmp_path / "t")
+    assert found(tmp_path, "t") == found(tmp_path, "t/**/*.txt") == ["0/x.txt"]
+
+
+def test_links_to_nothing_and_other_than_files_are_passed_over_and_named(tree):
+    (tree / "a/gone.txt").symlink_to(tree / "nowhere")
+    (tree / "a/b/self.txt").symlink_to(tree / "a/b/self.txt")
+    os.mkfifo(tree / "a/pipe.txt")
+    for pattern in ("a", "a/**/*.txt"):
+        warnings: list[str] = []
+        assert found(tree, pattern, warnings=warnings) == EXPECTED
+        [said] = warnings
+        assert "source 's': 3 passed over" in said and "'b/self.txt', 'gone.txt', 'pipe.txt'" in said
+    with pytest.raises(InputError, match=r"'a/gone\.txt' is a link to nothing"):
+        found(tree, "a/gone.txt")
+    with pytest.raises(InputError, match=r"source 's': no file matches 'a/g\*'"):
+        found(tree, "a/g*")
+
+
+def test_as_the_shell_has_it(tree):
+    (tree / "a/.hidden.txt").write_text("x")
+    (tree / "a/.git").mkdir()
+    (tree / "a/.git/x.txt").write_text("x")
+    (tree / "a/[x].txt").write_text("x")
+    assert found(tree, "a/**/*.txt") == sorted([*EXPECTED, "[x].txt"])
+    assert found(tree, "a/.*") == [".hidden.txt"]
+    assert found(tree, "a/[x].txt") == ["[x].txt"]
+    assert found(tree, "a/[14].txt") == ["1.txt", "4.txt"]
+    assert found(tree, "*/1.txt") == ["a/1.txt"]
+    assert found(tree, "a/b/*.txt", "elsewhere/*.txt") == ["a/b/2.txt", "elsewhere/3.txt"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_globs_match_what_python_matches(tmp_path, seed):
+    """On trees without links."""
+    import glob
+
+    rng = random.Random(seed)
+    names = ["a", "b.txt", "ab", "b", "a.txt", ".c", "x[y]", "b.txt.gz"]
+    for _ in range(60):
+        path = tmp_path / "t" / "/".join(rng.choices(names, k=rng.randint(1, 4)))
+        if not any(p.is_file() for p in path.parents) and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("x")
+    for pattern in ("t/*", "t/**", "t/**/*.txt", "t/*/b*", "t/**/a/*", "t/a/**/b.txt", "t/?b/**/*", "t/**/a/**/*.txt",
+                    "t/[ab]/*", "t/*/../*", "t/**/b/a.txt"):
+        expected = {p for p in glob.glob(str(tmp_path / pattern), recursive=True) if os.path.isfile(p)}
+        expected = sorted(os.path.realpath(p) for p in expected)
+        try:
+            files = list_source("s", [pattern], base=str(tmp_path))
+        except InputError:
+            files = []
+        assert sorted({os.path.realpath(os.path.join(f.root, f.path)) for f in files}) == sorted(set(expected)), pattern
+
+
+# -- changes -------------------------------------------------------------------------------------------------------
+def fetch(file, scratch, store) -> str:
+    return Inputs(TaskSpec("k", "m:C", "d", {}), store, str(scratch)).fetch(file.arg())
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_an_input_that_changed_since_the_plan(tmp_path, verify):
+    path, store = tmp_path / "in.txt", Store(tmp_path / "store")
+    path.write_text("the first text")
+    [file] = list_source("s", [str(path)], verify=verify)
+    times = path.stat()
+    assert fetch(file, tmp_path, store) == str(path)
+    path.write_text("THE OTHER TEXT")
+    with pytest.raises(ChangedInput, match=r"in\.txt .* changed since the run was planned; run again"):
+        fetch(file, tmp_path, store)
+    if verify:                                  # same size, same time: only the hash tells
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        with pytest.raises(ChangedInput):
+            fetch(file, tmp_path, store)
+        path.write_text("the first text")       # same content, another time: that is what was asked for
+        assert fetch(file, tmp_path, store) == str(path)
+    path.unlink()
+    with pytest.raises(ChangedInput):
+        fetch(file, tmp_path, store)
+
+
+def test_a_pinned_file_is_hashed_too(tmp_path):
+    """As `tokenizer: {load: …}` names it: by the sha256 of its bytes."""
+    (tmp_path / "t.json").write_text("{}")
+    ref = {"$file": "t.json", "root": str(tmp_path), "size": 2, "etag": hashlib.sha256(b"{}").hexdigest()}
+    inputs = Inputs(TaskSpec("k", "m:C", "d", {}), Store(tmp_path / "store"), str(tmp_path))
+    assert inputs.fetch(ref)
+    (tmp_path / "t.json").write_text("[]")
+    with pytest.raises(ChangedInput):
+        inputs.fetch(ref)
+
+
+class ChangesItsInput:
+    """An input that is written to while a task reads it."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs, cursor, out):
+        path = inputs.fetch(inputs.args["file"])
+        text = Path(path).read_text()
+        Path(path).write_text(text.upper())
+        Path(out.path("x")).write_text(text)
+        return {}
+
+
+def test_an_input_that_changes_while_it_is_read(tmp_path):
+    (tmp_path / "in.txt").write_text("text")
+    [file] = list_source("s", [str(tmp_path / "in.txt")])
+    store = Store(tmp_path / "store")
+    spec = TaskSpec("0" * 32, "tests.pipeline.test_inputs:ChangesItsInput", "d", {"file": file.arg()})
+    with pytest.raises(ChangedInput):
+        run_attempt(spec, store, "00000001-00000001", Cursor(), str(tmp_path))
+    assert not list(store.list("objects")), "nothing stands under its key"
