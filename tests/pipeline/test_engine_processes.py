@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pipeline.engine.faults import Inquest
 from pipeline.engine.inline import InlineBackend
 from pipeline.engine.limits import Limits
 from pipeline.engine.local import ProcessBackend
@@ -215,14 +217,15 @@ def test_a_full_disk_is_waited_for_and_held_against_nobody(processes, tmp_path):
 
 
 def test_a_disk_that_stays_full_ends_the_run_with_its_name(processes, tmp_path, monkeypatch):
-    from pipeline.engine import faults, scheduler
+    from pipeline.engine import scheduler, supervisor
 
-    monkeypatch.setattr(scheduler, "MAX_LOST", 1)
-    monkeypatch.setattr(faults.Inquest, "max_environment", 1)
+    monkeypatch.setattr(scheduler, "MAX_LOST", 2)
+    monkeypatch.setattr(supervisor, "Inquest", partial(Inquest, max_environment=0))
     (tmp_path / "marks").mkdir()
     spec = t.spec(t.Full, marks=str(tmp_path / "marks"), times=99)
     with pytest.raises(TaskFailed, match="No space left on device: '/scratch/x'"):
         Scheduler(processes(1), t.MemoryLog(), max_attempts=1).run([spec])
+    assert len(list((tmp_path / "marks").iterdir())) == 2
 
 
 def test_an_exception_carries_its_traceback(processes):
