@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.processes import children_of, kill_tree, named
+from tests.chaos.processes import alive, children_of, kill_tree, named, stopped
 
 ROOT = Path(__file__).resolve().parents[2]
 #: a dead node or GCS is noticed after seconds, not after a minute
@@ -84,6 +84,22 @@ class Cluster:
         self.nodes.append(Node(self._answer()["raylet"]))
         return self.nodes[-1]
 
+    @property
+    def whole(self) -> bool:
+        """Whether its head lives."""
+        return alive(self.gcs) and alive(self.head.raylet)
+
+    def resize(self, nodes: int) -> None:
+        """Machines leave or join until there are so many, all of them well."""
+        for node in self.nodes:
+            if not alive(node.raylet) or stopped(node.raylet):
+                node.kill()
+        self.nodes = [n for n in self.nodes if alive(n.raylet) and not stopped(n.raylet)]
+        while len(self.nodes) > nodes:
+            self.nodes.pop().kill()
+        while len(self.nodes) < nodes:
+            self.add()
+
     def kill_gcs(self) -> None:
         os.kill(self.gcs, signal.SIGKILL)
 
@@ -111,7 +127,9 @@ class Cluster:
 def main() -> None:
     from ray.cluster_utils import Cluster as Ray
 
-    ray = Ray(initialize_head=True, head_node_args={**NODE, "num_cpus": 0})
+    # without what nobody asks here: its log and autoscaler monitors are further processes
+    ray = Ray(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "no_monitor": True,
+                                                    "include_log_monitor": False})
     out = sys.stdout
 
     def say(node: Any, **more: Any) -> None:

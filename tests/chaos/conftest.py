@@ -20,7 +20,7 @@ from pipeline.run import make_backend, run_recipe
 from tests.chaos import checks, site
 from tests.chaos.cluster import ROOT, Cluster
 from tests.chaos.driver import Driver
-from tests.chaos.processes import alive, descendants, marked, signal_all, until
+from tests.chaos.processes import alive, descendants, marked, named, signal_all, until
 
 HOOK = Path(__file__).parent / "hook"
 
@@ -69,7 +69,7 @@ def reference(recipe: Path, store: str, kernels: str) -> Undisturbed:
     finally:
         driver.close()
     tasks = Counter(e["node"] for e in driver.told("done") if "key" in e)
-    assert tasks["clean"] >= 40 and sum("/exact" in n or "/minhash" in n for n in tasks) >= 6
+    assert tasks["clean"] + tasks["unique:notes"] >= 40 and sum("/exact" in n or "/minhash" in n for n in tasks) >= 6
     found = checks.places(store)
     read = [*found["datasets/clean"], *found["dropped/clean"], *found["quarantine/clean"]]
     assert len(read) == len(set(read)) == site.WEB
@@ -79,34 +79,84 @@ def reference(recipe: Path, store: str, kernels: str) -> Undisturbed:
     return Undisturbed(checks.hashes(store), found, tasks)
 
 
-class World:
-    """A scenario: its store, its cluster, its drivers. At its end nothing of them may be left."""
+class Machines:
+    """The cluster that scenarios share, one after the other: whoever loses its head leaves the next one a new one."""
 
-    def __init__(self, name: str, corpus: Path, kernels: str) -> None:
-        self.corpus, self.rng = corpus, random.Random(f"chaos/{name}")
+    def __init__(self, kernels: str) -> None:
         self.temp = Path(tempfile.mkdtemp(prefix="tmc", dir="/tmp"))          # short: Ray's sockets lie below
-        self.store = str(self.temp / "store")
         self.mark = f"chaos-{secrets.token_hex(8)}"
         self.env = {**{k: v for k, v in os.environ.items() if not k.startswith("RAY_")}, "CHAOS": self.mark,
                     "TMPDIR": str(self.temp), "RAY_TMPDIR": str(self.temp), "NUMBA_CACHE_DIR": kernels,
                     "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
                     "PYTHONPATH": f"{HOOK}{os.pathsep}{ROOT}", "CHAOS_FOLDER": str(self.temp)}
+        self._cluster: Cluster | None = None
+
+    def cluster(self, nodes: int) -> Cluster:
+        """With exactly so many nodes."""
+        if self._cluster is None or not self._cluster.whole:
+            self.close()
+            self._cluster = Cluster(self.env, nodes)
+        self._cluster.resize(nodes)
+        return self._cluster
+
+    def close(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+        check_gone(self.mark)
+
+
+def check_gone(mark: str) -> None:
+    """No worker and no driver of ours is left. What Ray has beside them ends a minute after its GCS: it is killed."""
+    def ours() -> set[int]:
+        return {p for p in marked(mark) if named(p, "pipeline.") or named(p, "SupervisorActor")}
+
+    try:
+        until(lambda: not ours(), 20, f"the end of all processes ({ours()})")
+    finally:
+        signal_all(marked(mark), signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def machines(kernels):
+    made = Machines(kernels)
+    yield made
+    made.close()
+    shutil.rmtree(made.temp, ignore_errors=True)
+
+
+class World:
+    """A scenario: its store, the cluster, its drivers. At its end nothing of it may be left."""
+
+    def __init__(self, name: str, corpus: Path, machines: Machines) -> None:
+        self.corpus, self.rng, self._machines = corpus, random.Random(f"chaos/{name}"), machines
+        self.temp = Path(tempfile.mkdtemp(prefix="tmw", dir="/tmp"))
+        self.store = str(self.temp / "store")
+        self.mark = f"chaos-{secrets.token_hex(8)}"
+        self.env = {**machines.env, "CHAOS": self.mark, "TMPDIR": str(self.temp)}
         self.cluster: Cluster | None = None
         self._drivers: list[Driver] = []
-        self._clusters: list[Cluster] = []
         self._seen: set[int] = set()
+        self._told: list[Path] = []
 
     def start(self, nodes: int = 2) -> Cluster:
-        self.cluster = Cluster(self.env, nodes)
-        self._clusters.append(self.cluster)
+        self.cluster = self._machines.cluster(nodes)
         return self.cluster
 
-    def run(self, *more: str, recipe: Path | None = None, local: bool = False, **kw) -> Driver:
-        """A driver on the cluster, or with children of its own (`local`)."""
+    def run(self, *more: str, recipe: Path | None = None, local: bool = False, scheme: str = "", **kw) -> Driver:
+        """A driver on the cluster, or with children of its own (`local`). `scheme`: in front of the store's path."""
         address = None if local else self.cluster.address
-        self._drivers.append(Driver(self.env, recipe or self.corpus / "recipe.yaml", self.store, *more,
+        self._drivers.append(Driver(self.env, recipe or self.corpus / "recipe.yaml", scheme + self.store, *more,
                                     address=address, **kw))
         return self._drivers[-1]
+
+    def tell(self, fault: str, what: str = "") -> Path:
+        """Let a fault of `hook/sitecustomize.py` happen in children, as long as the file is there."""
+        self._told.append(self._machines.temp / fault)
+        part = self._machines.temp / f".{fault}"
+        part.write_text(what)
+        part.rename(self._told[-1])
+        return self._told[-1]
 
     def note(self) -> None:
         """Remember the workers there are now: none of them may outlive the run."""
@@ -122,19 +172,18 @@ class World:
             until(lambda: not (self.cluster.children or self.cluster.supervisors), 20, "the end of all workers")
 
     def replace_cluster(self, nodes: int = 2) -> Cluster:
-        """The cluster is lost; another one is got."""
-        self.cluster.close()
+        """The cluster is lost, or left; another one is got."""
+        self._machines.close()
         return self.start(nodes)
 
     def close(self) -> None:
+        for file in self._told:
+            file.unlink(missing_ok=True)
         for driver in self._drivers:
             driver.close()
-        for cluster in self._clusters:
-            cluster.close()
         try:
-            until(lambda: not marked(self.mark), 20, f"the end of all processes ({marked(self.mark)})")
+            check_gone(self.mark)
         finally:
-            signal_all(marked(self.mark), signal.SIGKILL)
             shutil.rmtree(self.temp, ignore_errors=True)
 
     def check(self, expected: Undisturbed, recipe: Path | None = None) -> None:
@@ -150,10 +199,11 @@ class World:
         checks.check_objects(self.store)
         assert checks.hashes(self.store) == expected.hashes
         checks.check_scratch(self.temp)
+        checks.check_scratch(self._machines.temp)
 
 
 @pytest.fixture
-def world(request, corpus, kernels):
-    made = World(request.node.name, corpus, kernels)
+def world(request, corpus, machines):
+    made = World(request.node.name, corpus, machines)
     yield made
     made.close()

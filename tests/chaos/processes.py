@@ -34,6 +34,11 @@ def alive(pid: int) -> bool:
     return bool(fields) and fields[0] not in "ZX"
 
 
+def stopped(pid: int) -> bool:
+    fields = _stat(pid)
+    return bool(fields) and fields[0] == "T"
+
+
 def named(pid: int, part: str) -> bool:
     try:
         return part.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()

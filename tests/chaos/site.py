@@ -1,4 +1,4 @@
-"""The corpus and the recipe every scenario runs: 2,000 documents, about 60 partitions, two barriers, tokens.
+"""The corpus and the recipe every scenario runs: 2,000 documents, about 45 partitions, two barriers, tokens.
 
 Two sources: `web` in four big files of WARC conversion records, which are indexed and split, and `notes` in small ones,
 which are packed. Both hold exact copies and near-duplicates, of their own and of each other. Everything comes from a
@@ -36,7 +36,7 @@ curriculum:
   phases:
     - {{name: stable, until: 70%, sequence: 128, batch: 1024, mix: {{web: 80, notes: 20}}, on_exhausted: repeat}}
     - {{name: anneal, until: 100%, sequence: 256, mix: {{web: 50, notes: 50}}, lr: decay}}
-run: {{partition: 40KB}}
+run: {{partition: 60KB}}
 """
 
 

@@ -1,6 +1,14 @@
-"""Imported by every Python process of a scenario before anything else. What it does to them stands in the environment.
+"""Imported by every Python process of a scenario before anything else: what goes wrong inside of processes.
 
-CHAOS_LIMITS: JSON, other defaults for `pipeline.engine.limits.Limits` (drivers hand them to their supervisors).
+By variables of the environment:
+CHAOS_LIMITS    JSON, other defaults for `pipeline.engine.limits.Limits` (a driver hands them to its supervisors)
+CHAOS_PATIENCE  how often an attempt is repeated where the environment fails
+CHAOS_STORAGE   a folder for notes: stores at `chaos://PATH` are folders whose requests fail (`chaos_storage`)
+CHAOS_CLOCK     seconds by which time.time() jumps every now and then, forwards and backwards
+
+By files in the folder CHAOS_FOLDER, in children that live already, too:
+full            while it is there, no result gets into a store: its disk is full
+slow            the name of a node: the child that has done a task of it next stands still for an hour, once
 """
 
 import json
@@ -8,15 +16,72 @@ import os
 import sys
 
 _ROLE = " ".join(sys.orig_argv)
+_CHILD = "pipeline.engine.child" in _ROLE
+_OURS = _CHILD or "pipeline.cli" in _ROLE or "tests.e2e.kill" in _ROLE or "default_worker.py" in _ROLE
 
-if "pipeline.cli" in _ROLE and "CHAOS_LIMITS" in os.environ:
-    import dataclasses
+if _OURS and "CHAOS_LIMITS" in os.environ:
+    from pipeline.engine.limits import Limits
 
-    from pipeline.engine import limits
+    Limits.__init__.__defaults__ = tuple(
+        json.loads(os.environ["CHAOS_LIMITS"]).get(n, d)
+        for n, d in zip(Limits.__dataclass_fields__, Limits.__init__.__defaults__))
 
-    for _field in dataclasses.fields(limits.Limits):
-        _default = json.loads(os.environ["CHAOS_LIMITS"]).get(_field.name)
-        if _default is not None:
-            limits.Limits.__init__.__defaults__ = tuple(
-                _default if f.name == _field.name else d
-                for f, d in zip(dataclasses.fields(limits.Limits), limits.Limits.__init__.__defaults__))
+if _OURS and "CHAOS_PATIENCE" in os.environ:
+    from pipeline.engine import faults
+
+    _init = faults.Inquest.__init__
+
+    def _impatient(self, *args, **kw):
+        _init(self, *args, **{"max_environment": int(os.environ["CHAOS_PATIENCE"]), **kw})
+
+    faults.Inquest.__init__ = _impatient
+
+if _OURS and "CHAOS_STORAGE" in os.environ:
+    import fsspec.registry
+
+    fsspec.registry.known_implementations["chaos"] = {"class": "chaos_storage.ChaosStorage"}
+
+if _OURS and "CHAOS_CLOCK" in os.environ:
+    import time
+
+    _time, _calls, _jump = time.time, 0, float(os.environ["CHAOS_CLOCK"])
+
+    def _jumping():
+        global _calls
+        _calls += 1
+        return _time() + _jump * ((_calls // 7) % 3 - 1)
+
+    time.time = _jumping
+
+if _CHILD and "CHAOS_FOLDER" in os.environ:
+    import errno
+    import time
+
+    from pipeline.engine import attempt
+    from pipeline.store import disk
+    from pipeline.store.errors import cannot_write
+
+    _move, _run, _folder = disk.move, attempt.run_attempt, os.environ["CHAOS_FOLDER"]
+
+    def _full(local, target):
+        if os.path.exists(os.path.join(_folder, "full")):
+            error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise cannot_write(target, error) from error
+        _move(local, target)
+
+    def _slow(spec, *args, **kw):
+        record = _run(spec, *args, **kw)
+        told = os.path.join(_folder, "slow")
+        if os.path.exists(told):
+            with open(told) as f:
+                if f.read() != spec.node:
+                    return record
+            try:
+                os.rename(told, told + ".done")          # whoever does that is the one
+            except FileNotFoundError:
+                return record
+            time.sleep(3600)
+        return record
+
+    disk.move = _full
+    attempt.run_attempt = _slow
