@@ -95,6 +95,7 @@ class Progress:
         self.state, self.slots, self.tasks = "running", 0, []
         self.facts, self.error = dict(facts or {}), None
         self.failures: dict[tuple[str, str, str, str], int] = {}     # (node, label, kind, message) → times, latest last
+        self._hung: dict[str, tuple[int, str]] = {}                  # key of a task → row and place it stands at
         self._written = self._said = self._begun = clock()
         self._bars: Bars | None = None
         self._ids: dict[str, TaskID] = {}
@@ -125,6 +126,7 @@ class Progress:
 
     def done(self, spec: TaskSpec, record: PartRecord) -> None:
         node = self.nodes[spec.node]
+        self._hung.pop(spec.key, None)
         node.start(self._clock() - record.wall_s)
         node.done += 1
         node.weight_done += spec.weight
@@ -169,17 +171,24 @@ class Progress:
         """A task whose cursor has stood still for so long. It may only be slow: limits and stragglers see to the rest.
         """
         chain = spec.args.get("chain", ())
-        name = chain[stage].get("name", str(stage)) if 0 <= stage < len(chain) else str(stage)
-        self._event("hanging", node=spec.node, key=spec.key, label=spec.label, row=row, stage=name,
+        name = chain[stage].get("name", str(stage)) if 0 <= stage < len(chain) else str(stage) if stage >= 0 else "read"
+        place = "outside any document" if row < 0 else f"document {row} in stage {name}" if stage >= 0 else \
+            f"while record {row} is read"
+        self._hung[spec.key] = row, place
+        self._event("hanging", node=spec.node, key=spec.key, label=spec.label, row=row, stage=name if row >= 0 else "",
                     seconds=round(seconds, 1))
-        place = f"document {row} in stage {name}" if row >= 0 else "outside any document"
         self._say(f"{spec.node}: {spec.label or spec.key}: no progress for {clock(seconds)}, {place}")
 
     def running(self, slots: int, tasks: list[tuple[TaskSpec, float, int]]) -> None:
-        """`tasks`: what runs, for how many seconds, at which row (-1: outside any document)."""
+        """`tasks`: what runs, for how many seconds, at which row (-1: outside any document). One that makes no progress
+        has the place it stands at as `hangs`."""
         self.slots = slots
         longest = sorted(tasks, key=lambda t: -t[1])[:SHOWN]
-        self.tasks = [{"node": s.node, "label": s.label or s.key, "seconds": round(seconds, 1), "row": row}
+        for spec, _, row in tasks:
+            if spec.key in self._hung and self._hung[spec.key][0] != row:        # it goes on
+                del self._hung[spec.key]
+        self.tasks = [{"node": s.node, "label": s.label or s.key, "seconds": round(seconds, 1), "row": row,
+                       **({"hangs": self._hung[s.key][1]} if s.key in self._hung else {})}
                       for s, seconds, row in longest]
         counts = Counter(s.node for s, _, _ in tasks)
         for name, node in self.nodes.items():

@@ -1,0 +1,45 @@
+"""What progress says of tasks that make none: node, partition, document and stage, as long as that lasts."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from pipeline.engine.progress import Progress
+from pipeline.engine.task import PartRecord, TaskSpec
+
+SPEC = TaskSpec("k", "m:T", "clean", {"chain": [{"name": "html"}, {"name": "pii"}]}, label="web: a.warc [3/8]")
+
+
+@pytest.mark.parametrize(("row", "stage", "place", "name"), [
+    (12, 1, "document 12 in stage pii", "pii"), (12, 7, "document 12 in stage 7", "7"),
+    (12, -1, "while record 12 is read", "read"), (-1, -1, "outside any document", "")])
+def test_a_task_that_hangs_is_named_until_it_goes_on(row, stage, place, name):
+    out = io.StringIO()
+    progress = Progress("json", stream=out)
+    progress.planned([SPEC], {})
+    progress.hanging(SPEC, row, stage, 130.04)
+    progress.running(1, [(SPEC, 140.0, row)])
+    assert progress.snapshot()["running"] == [
+        {"node": "clean", "label": "web: a.warc [3/8]", "seconds": 140.0, "row": row, "hangs": place}]
+    [said] = [e for e in map(json.loads, out.getvalue().splitlines()) if e["event"] == "hanging"]
+    assert said == {"event": "hanging", "node": "clean", "key": "k", "label": "web: a.warc [3/8]", "row": row,
+                    "stage": name, "seconds": 130.0}
+    progress.running(1, [(SPEC, 141.0, row + 1)])
+    assert "hangs" not in progress.snapshot()["running"][0]
+    progress.running(1, [(SPEC, 142.0, row)])
+    assert "hangs" not in progress.snapshot()["running"][0]
+
+
+def test_people_read_it_too_and_a_task_that_ends_hangs_no_more():
+    out = io.StringIO()
+    progress = Progress("rich", stream=out)
+    progress.planned([SPEC], {})
+    progress.hanging(SPEC, 3, 0, 121)
+    assert "clean: web: a.warc [3/8]: no progress for 2:01, document 3 in stage html" in " ".join(
+        out.getvalue().split())
+    progress.done(SPEC, PartRecord("k", "m:T", "clean", "a", {}, {}))
+    progress.running(1, [(SPEC, 1.0, 3)])
+    assert "hangs" not in progress.snapshot()["running"][0]
