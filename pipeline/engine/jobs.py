@@ -13,16 +13,20 @@ import logging
 import os
 import re
 import shlex
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import ray
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.job_submission import JobStatus, JobSubmissionClient
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.engine.auth import CONNECT_S, ClusterError, refuse_open
 from pipeline.redact import redact
+from stages.catalog import load
 
 #: seconds Ray waits between SIGTERM and SIGKILL: what runs may finish (`attend.GRACE_S`), and the driver its report
 STOP_WAIT_S = 180
@@ -148,3 +152,50 @@ def check_gcs(address: str, insecure_local: bool = False) -> None:
             raise ClusterError(f"nothing that speaks for a Ray cluster answers at {address} ({e.code().name}); see "
                                f"that its head node runs (ray status) and the port is open") from None
     refuse_open(address, host, insecure_local)
+
+
+# -- all nodes -------------------------------------------------------------------------------------------------------
+@ray.remote(max_retries=0)
+def _call(target: str, arguments: dict[str, Any]) -> Any:
+    return load(target)(**arguments)
+
+
+def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout: float = 60.0) -> dict[str, Any]:
+    """Call the function named 'module:function' on every living node of the cluster at `address` ('host:port').
+
+    Returns {"dashboard": "host:port", "nodes": [{"name", "id", "began", "ended" (seconds since 1970, here), "result" or
+    "error"}]}, by name. A node that does not answer within `timeout` seconds has an error. Raises ClusterError when
+    there is no attaching to the cluster.
+    """
+    own = not ray.is_initialized()
+    try:
+        if own:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as e:                  # of Ray, of gRPC
+        raise ClusterError(f"--address {address}: cannot attach ({_line(e)}); see that its head node runs (ray "
+                           f"status), and run this on a machine of the cluster") from None
+    try:
+        nodes = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeManagerHostname"], n["NodeID"]))
+        began = time.time()
+        asked = {_call.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(n["NodeID"], soft=False))
+                 .remote(target, arguments): n for n in nodes}
+        found, waiting = [], list(asked)
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=max(0.0, began + timeout - time.time()))
+            for ref in done or waiting:
+                node = asked[ref]
+                said = {"name": f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})", "id": node["NodeID"],
+                        "began": began, "ended": time.time()}
+                try:
+                    if not done:
+                        raise TimeoutError(f"no answer within {timeout:.0f} s")
+                    found.append({**said, "result": ray.get(ref)})
+                except Exception as e:      # whatever the function raised there, or what became of its node
+                    cause = getattr(e, "cause", None) or e
+                    found.append({**said, "error": f"{type(cause).__name__}: {_line(cause)}"})
+            waiting = waiting if done else []
+        return {"dashboard": ray._private.worker.global_worker.node.webui_url or "",
+                "nodes": sorted(found, key=lambda n: (n["name"], n["id"]))}
+    finally:
+        if own:
+            ray.shutdown()

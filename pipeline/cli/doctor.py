@@ -1,0 +1,69 @@
+"""`tokenmill doctor`: can this machine, or this cluster, run a recipe?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.cli.options import AddressOpt, InsecureOpt, JsonOpt, check_root
+
+COLOR = {"green": "green", "yellow": "yellow", "red": "red"}
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor")(doctor)
+
+
+def doctor(address: AddressOpt = None,
+           store: Annotated[str | None, typer.Option("--store", envvar="TOKENMILL_STORE",
+                                                     help="Look at this store as well.")] = None,
+           insecure_local: InsecureOpt = False, json_lines: JsonOpt = False) -> None:
+    """Check this machine, or every node of a cluster, before a run.
+
+    Open files, shared memory, disk space and inodes, memory, clocks, models, GPUs; whether a store can be committed to;
+    on a cluster also that all nodes run the same code and versions, and that it wants a token. Exit code 1 when
+    something is red.
+
+    \b
+    Examples:
+      tokenmill doctor --store store
+      tokenmill doctor --address auto --store s3://bucket/store
+    """
+    from pipeline.cli.options import BackendName, check_backend
+    from pipeline.doctor import diagnose
+    from pipeline.engine.auth import ClusterError
+
+    if store is not None:
+        check_root(store)
+    if address is not None:
+        with contextlib.suppress(ClusterError):         # an open cluster: a red line says so
+            check_backend(BackendName.ray, address, insecure_local)
+        if address == "auto":
+            from pipeline.engine import jobs
+
+            address = jobs.local_cluster()
+    document = diagnose(store, address, insecure_local)
+    if json_lines:
+        typer.echo(json.dumps(document))
+    else:
+        show(document)
+    raise typer.Exit(1 if document["worst"] == "red" else 0)
+
+
+def show(document: dict[str, Any]) -> None:
+    """A line a check; what is not green has a remedy below."""
+    places = list(dict.fromkeys(c["where"] for c in document["checks"]))
+    width = max(len(c["name"]) for c in document["checks"]) + 2
+    for place in places:
+        typer.echo(place)
+        for found in (c for c in document["checks"] if c["where"] == place):
+            level = typer.style(f"{found['level']:<8}", fg=COLOR[found["level"]])
+            typer.echo(f"  {level}{found['name']:<{width}}{found['said']}")
+            if found["remedy"]:
+                typer.echo(f"  {'':<8}{'':<{width}}→ {found['remedy']}")
+    counts = [f"{n} {level}" for level in ("red", "yellow", "green")
+              if (n := sum(c["level"] == level for c in document["checks"]))]
+    typer.echo(", ".join(counts))
