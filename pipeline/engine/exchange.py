@@ -249,8 +249,8 @@ def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int,
     """
     runs: list[Run] = []
     like: SegmentFile | None = None
-    for number, ref in enumerate(refs):
-        file = SegmentFile.open(store, ref)
+    # the heads of remote files are fetched many at a time
+    for number, file in enumerate(store.map(lambda ref: SegmentFile.open(store, ref), refs)):
         if like is None:
             like = file
         elif (file.dtype, file.key) != (like.dtype, like.key):

@@ -321,8 +321,9 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
     as `stages.mix.curriculum.resolve` wants it. Publishing the same results again changes nothing.
     """
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
-    for result in assembled:
-        facts = json.loads(store.read(result.files["shard.json"]["$ref"]))
+    links: list[tuple[str, str]] = []
+    said = store.map(store.read, (result.files["shard.json"]["$ref"] for result in assembled))
+    for result, facts in zip(assembled, map(json.loads, said)):
         if not facts["documents"]:          # a document longer than a shard leaves the next one empty
             continue
         split = facts.pop("split")
@@ -330,8 +331,10 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
                 "table": result.files["table.parquet"]["content"]}
         names = {kind: file_name(facts["index"], kind, sha) for kind, sha in sums.items()}
         for kind, file in (("body", "body"), ("ends", "ends"), ("table", "table.parquet")):
-            store.link(result.files[file]["$ref"], f"shards/{name}/split={split}/{names[kind]}")
+            links.append((result.files[file]["$ref"], f"shards/{name}/split={split}/{names[kind]}"))
         shards[split].append(Shard(**facts, **names, table_sha256=sums["table"]))
+    for _ in store.map(lambda pair: store.link(*pair), links):
+        pass
     info: dict[str, Any] = {"name": name, "tokenizer": tokenizer["sha256"],
                             "dtype": token_dtype(tokenizer["vocab_size"]).name}
     for split in SPLITS:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import iter_rows, manifest
+from pipeline.store import retry
+from pipeline.store.dataset import dataset_hash, iter_rows, manifest
 from pipeline.store.fs import Store
 from tests.corpus import sentences, write_warcs
 from tests.e2e.test_same_bytes import RECIPE, result
@@ -53,7 +60,7 @@ def remote_recipe(site: Path, bucket: str, to: Path) -> Path:
     return to
 
 
-@pytest.mark.parametrize("backend", ["inline", "process"])
+@pytest.mark.parametrize("backend", ["inline", pytest.param("process", marks=pytest.mark.slow)])
 def test_everything_on_s3_equals_everything_on_disk(site, expected, remote_site, tmp_path, backend):
     recipe = load_recipe(remote_recipe(site, remote_site, tmp_path / "recipe.yaml"), [])
     store = f"{remote_site}/runs/a"
@@ -67,3 +74,77 @@ def test_everything_on_s3_equals_everything_on_disk(site, expected, remote_site,
     again = run_recipe(recipe, store, make_backend=make_backend("inline", 1, None))
     assert again.executed == 0 and again.reused > 10
     assert result(store) == expected
+
+
+def command(*args: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", *args], cwd=ROOT, capture_output=True, text=True, timeout=600,
+                          env={**os.environ, "COLUMNS": "200"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "nth"), [("partition", 60), ("commit", 7), ("copy", 3), ("publish", 4)])
+def test_killed_on_s3_and_run_again(site, expected, remote_site, tmp_path, point, nth):
+    store = f"{remote_site}/killed"
+    args = ["run", str(remote_recipe(site, remote_site, tmp_path / "recipe.yaml")), "--store", store,
+            "--backend", "inline", "--quiet"]
+    died = command("tests.e2e.kill", point, str(nth), *args)
+    assert died.returncode == -signal.SIGKILL, f"was not killed: {died.stdout}{died.stderr}"
+    again = command("pipeline.cli", *args)
+    assert again.returncode == 0, again.stderr
+    assert result(store) == expected
+    at = Store(store)
+    keys = [r["key"] for p in at.list("log") if re.fullmatch(r"log/0\d+\.json", p)
+            for r in json.loads(at.read(p))["body"].get("records", ())]
+    assert len(keys) == len(set(keys)), "a key was committed twice"
+    for dataset in ("extracted", "clean", "deduped"):
+        for kind in ("datasets", "dropped"):
+            named = manifest(at, dataset, kind)["part"].to_pylist()
+            there = [p.rpartition("/")[2] for p in at.list(f"{kind}/{dataset}")]
+            assert sorted(there) == sorted([*named, "_manifest.parquet"])
+
+
+@pytest.mark.slow
+def test_the_commands_take_a_url(site, remote_site, tmp_path):
+    """run, plan, list, report, inspect, shards: as a user would, from another process than the one that made it."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"""
+version: 1
+sources: {{docs: {{read: text, path: {remote_site}/in/docs}}}}
+datasets: {{clean: {{from: docs, steps: [gopher_quality, pii]}}}}
+""")
+    store = f"{remote_site}/cli"
+    ran = command("pipeline.cli", "run", str(recipe), "--store", store, "--backend", "inline", "--name", "first")
+    assert ran.returncode == 0, ran.stderr
+    assert f"report: {store}/runs/first/report.html" in ran.stdout
+    for said, *args in ((r"first +done +\d+/\d+ tasks", "list"), (r"clean +\d+ kept", "inspect"),
+                        ("", "plan", str(recipe)), ("text", "inspect", "clean", "-n", "1", "--json"),
+                        (re.escape(f"{store}/runs/first/report.html"), "report", "first"),
+                        (re.escape(f"{store}/runs/first/report.html"), "report", f"{store}/runs/first")):
+        rest = () if args[-1].startswith("s3://") else ("--store", store)
+        done = command("pipeline.cli", *args, *rest)
+        assert done.returncode == 0 and re.search(said, done.stdout), (args, done.stdout, done.stderr)
+    nothing = command("pipeline.cli", "inspect", "--store", "s3://no-such-bucket-at-all/x")
+    assert nothing.returncode == 1 and "Traceback" not in nothing.stderr
+    assert "see that the bucket exists" in nothing.stderr
+
+
+def test_a_run_survives_a_bad_day(s3_server, site, remote_site, tmp_path, monkeypatch):
+    """Every seventh request fails, each in another way; the run does not notice."""
+    monkeypatch.setattr(retry, "FIRST_S", 0.01)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"""
+version: 1
+sources: {{docs: {{read: text, path: {remote_site}/in/docs}}}}
+datasets: {{clean: {{from: docs, steps: [gopher_quality, pii]}}}}
+run: {{partition: 10KB}}
+""")
+    hashes = []
+    ways = ["503", "drop", "cut", "lost reply", "slow down"]
+    for trouble in (None, lambda method, path, n: ways[n // 7 % 5] if n % 7 == 6 else None):
+        store = f"{remote_site}/{'bad' if trouble else 'good'}"
+        s3_server.trouble(trouble)
+        run_recipe(load_recipe(recipe, []), store, make_backend=make_backend("inline", 1, None))
+        requests = len(s3_server.requests)
+        s3_server.trouble(None)
+        hashes.append(dataset_hash(Store(store), "clean"))
+    assert hashes[0] == hashes[1] and requests > 70
