@@ -81,7 +81,7 @@ def test_both_targets_run_as_nobody_special():
         assert users == ["1000:1000"]                    # a number: Kubernetes cannot tell that a name is not root
         assert not any(line.startswith("RUN") and "pip install" in line for line in stages[target])
         assert any("fetch lid176" in line for line in stages[target])
-    assert "build-essential" not in " ".join(stages["system"] + stages["runtime"] + stages["cpu"] + stages["cuda"])
+    assert "build-essential" not in " ".join(instructions())
 
 
 def test_the_image_is_pinned_and_names_no_registry():

@@ -1,0 +1,228 @@
+"""deploy/slurm, run for real: several Ray nodes on this machine, stand-ins for `srun` and `scontrol` that start what
+they are told as processes of this host. What a Slurm has beyond that (other hosts, cgroups) is not in here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.recipe import load_recipe
+from pipeline.run import make_backend, run_recipe
+from tests.corpus import write_warcs
+from tests.e2e.test_same_bytes import result
+
+ROOT = Path(__file__).resolve().parents[2]
+SLURM = ROOT / "deploy" / "slurm"
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"),
+              pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
+
+SRUN = r"""#!/usr/bin/env bash
+# The options of srun that matter here, then a command: --ntasks of it, as the tasks of one host. Signals go to all.
+tasks=1
+while [[ "$1" == --* ]]; do
+    case "$1" in --ntasks=*) tasks=${1#*=} ;; esac
+    shift
+done
+echo "$tasks: $*" >> "$STAND_IN/srun.log"
+cp "${RAY_AUTH_TOKEN_PATH:-/dev/null}" "$STAND_IN/token" 2> /dev/null
+for ((i = 0; i < tasks; i++)); do
+    SLURM_LOCALID=$i SLURM_PROCID=$i "$@" &
+    pids+=($!)
+done
+trap 'kill -TERM "${pids[@]}" 2> /dev/null' TERM INT
+code=0
+for pid in "${pids[@]}"; do
+    while true; do
+        wait "$pid"
+        got=$?
+        kill -0 "$pid" 2> /dev/null || break
+    done
+    [ $got -eq 0 ] || code=$got
+done
+exit $code
+"""
+SCONTROL = r"""#!/usr/bin/env bash
+if [ "$1 $2" = "show hostnames" ]; then tr , '\n' <<< "$3"; else echo "$*" >> "$STAND_IN/scontrol.log"; fi
+"""
+HOSTNAME = "#!/usr/bin/env bash\necho fe80::1 127.0.0.1\n"
+
+#: a stage of one's own that takes its time, so that there is something to interrupt
+SLOW = '''
+import time
+
+from stages.stage import Stage, StageConfig, decision
+
+
+class Slow(Stage):
+    """Keep every document, slowly."""
+
+    name = "slow"
+
+    class Config(StageConfig):
+        seconds: float = decision(0.0, "how long a document takes")
+
+    def process(self, doc):
+        time.sleep(self.config.seconds)
+        return None
+'''
+SLOW_STEP = '{"slow_stage:Slow": {seconds: 0}}, '
+RECIPE = f"""
+version: 1
+code: [./slow_stage.py]
+sources: {{web: {{read: warc, path: crawl/*.warc.gz}}}}
+datasets:
+  extracted: {{from: web, steps: [{{html: {{engine: resiliparse}}}}]}}
+  clean: {{from: extracted, steps: [{SLOW_STEP}gopher_quality, pii]}}
+  deduped: {{from: clean, steps: [{{exact: {{}}}}]}}
+tokenizer: {{train: {{kind: bpe, vocab: 600, from: deduped, sample: 100KB}}}}
+shards: {{web: {{from: deduped, longest: 256, val: 5%}}}}
+curriculum:
+  total: 20k
+  phases: [{{name: all, until: 100%, sequence: 128, batch: 1024, mix: {{web: 1}}, on_exhausted: repeat}}]
+train: {{model: {{preset: demo}}, optimizer: {{kind: adamw}}}}
+run: {{partition: 60KB}}
+"""
+
+
+@pytest.fixture
+def host():
+    """A short folder (Ray's sockets lie below it) with the stand-ins in bin/."""
+    top = Path(tempfile.mkdtemp(prefix="tms", dir="/tmp"))
+    (top / "bin").mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("hostname", HOSTNAME)):
+        (top / "bin" / name).write_text(text)
+        (top / "bin" / name).chmod(0o755)
+    yield top
+    for pid in family(top):
+        os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(top, ignore_errors=True)
+
+
+def start(host: Path, script: str, *arguments: str, nodes: int, restart: int = 0) -> subprocess.Popen[bytes]:
+    """Start a job script as slurmd would on the first node: in a session of its own, with the job's environment."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "TOKENMILL_", "SLURM_"))}
+    env |= {"PATH": f"{host / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}", "STAND_IN": str(host),
+            "TMPDIR": str(host), "TOKENMILL_RAY_TMP": str(host), "SLURM_JOB_ID": str(1000 + os.getpid() % 150),
+            "SLURM_JOB_NODELIST": ",".join(f"node{i}" for i in range(nodes)), "SLURM_CPUS_ON_NODE": "1",
+            "SLURM_SUBMIT_DIR": str(host), "SLURM_RESTART_COUNT": str(restart)}
+    log = (host / f"job-{script}-{restart}.log").open("wb")
+    return subprocess.Popen(["bash", str(SLURM / script), *arguments], env=env, cwd=host, stdin=subprocess.DEVNULL,
+                            stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def family(host: Path) -> set[int]:
+    """Processes that live and have this host's folder in their environment."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            if state not in "ZX" and str(host).encode() in (folder / "environ").read_bytes():
+                found.add(int(folder.name))
+        except OSError:
+            continue
+    return found - {os.getpid()}
+
+
+def until(found: Callable[[], Any], seconds: float, job: subprocess.Popen[bytes], log: Path) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := found()):
+        assert job.poll() is None and time.monotonic() < deadline, log.read_text()[-5000:]
+        time.sleep(0.2)
+    return value
+
+
+def clean_done(store: Path) -> int:
+    """Parts of `clean` that are committed, by the run's progress."""
+    for at in store.glob("runs/*/progress.json"):
+        try:
+            return json.loads(at.read_text())["nodes"].get("clean", {}).get("done", 0)
+        except ValueError:
+            return 0
+    return 0
+
+
+def test_a_run_on_three_nodes_is_stopped_by_the_time_limit_and_ends_in_its_next_turn(host, tmp_path):
+    write_warcs(host / "crawl", 90, 3)
+    (host / "recipe.yaml").write_text(RECIPE)
+    (host / "slow_stage.py").write_text(SLOW)
+    local = tmp_path / "local"
+    run_recipe(load_recipe(host / "recipe.yaml", allow_custom=True), str(local),
+               make_backend=make_backend("inline", 1, None))
+    store, first_log = host / "store", host / "job-tokenmill.sbatch-0.log"
+    line = [str(host / "recipe.yaml"), "--store", str(store), "--allow-custom-stages",
+            "--set", "datasets.clean.steps.slow_stage:Slow.seconds=0.7"]
+
+    job = start(host, "tokenmill.sbatch", *line, nodes=3)
+    until(lambda: clean_done(store) >= 1, 240, job, first_log)
+    assert len([p for p in family(host) if b"raylet" in Path(f"/proc/{p}/cmdline").read_bytes().split(b"\0")[0]]) == 3
+    job.send_signal(signal.SIGUSR1)                       # what --signal=B:USR1@600 sends to the batch shell
+    assert job.wait(120) == 1, first_log.read_text()[-5000:]
+    assert "back into the queue" in first_log.read_text()
+    assert (host / "scontrol.log").read_text().split() == ["requeue", str(1000 + os.getpid() % 150)]
+    check_nothing_is_left(host)
+
+    again = start(host, "tokenmill.sbatch", *line, nodes=3, restart=1)
+    assert again.wait(300) == 0, (host / "job-tokenmill.sbatch-1.log").read_text()[-5000:]
+    assert result(store) == result(local)
+    check_nothing_is_left(host)
+    token = (host / "token").read_text()                  # of the second turn; nobody wrote it down
+    assert len(token) == 64
+    for path in [*host.glob("*.log"), *(p for p in store.rglob("*") if p.is_file())]:
+        assert token.encode() not in path.read_bytes(), path
+    steps = (host / "srun.log").read_text().splitlines()
+    assert sum("ray_node head" in s for s in steps) == 2 and sum(s.startswith("2: ") for s in steps) == 2
+
+
+def check_nothing_is_left(host: Path) -> None:
+    """No process, no token, no scratch."""
+    deadline = time.monotonic() + 20
+    while (left := family(host)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left, [Path(f"/proc/{p}/cmdline").read_bytes() for p in left]
+    assert not (host / ".tokenmill").exists()
+    assert not [p.name for p in host.iterdir() if p.name.startswith(("tm-", "tokenmill-"))]
+
+
+def test_a_cluster_that_does_not_come_up_is_an_error_and_leaves_nothing(host):
+    (host / "bin" / "ray").write_text('#!/usr/bin/env bash\n[ "$1" = start ] && { echo no ports left >&2; exit 7; }\n')
+    (host / "bin" / "ray").chmod(0o755)
+    job = start(host, "tokenmill.sbatch", "recipe.yaml", "--store", str(host / "store"), nodes=2)
+    log = host / "job-tokenmill.sbatch-0.log"
+    assert job.wait(60) == 1
+    assert "no ports left" in log.read_text() and "Ray does not start on node0" in log.read_text()
+    check_nothing_is_left(host)
+
+
+def test_two_nodes_train_as_one_machine_does(host, tmp_path):
+    pytest.importorskip("torch")
+    write_warcs(host / "crawl", 90, 3)
+    (host / "recipe.yaml").write_text(RECIPE.replace("code: [./slow_stage.py]\n", "").replace(SLOW_STEP, ""))
+    store = host / "store"
+    done = run_recipe(load_recipe(host / "recipe.yaml"), str(store), make_backend=make_backend("inline", 1, None))
+    run = f"{store}/runs/{done.run}"
+    job = start(host, "train.sbatch", run, "--out", str(host / "out"), "--device", "cpu", "--stop-at", "4", nodes=2)
+    log = host / "job-train.sbatch-0.log"
+    assert job.wait(200) == 0, log.read_text()[-5000:]
+    alone = subprocess.run([sys.executable, "-m", "trainer", "run", run, "--out", str(tmp_path / "alone"), "--device",
+                            "cpu", "--stop-at", "4", "--quiet"], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert alone.returncode == 0, alone.stderr
+
+    def losses(out: Path) -> list[float]:
+        lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+        return [line["loss"] for line in lines if line["event"] == "step"]
+
+    assert len(losses(host / "out")) == 4
+    assert losses(host / "out") == pytest.approx(losses(tmp_path / "alone"), rel=1e-4)
+    check_nothing_is_left(host)
