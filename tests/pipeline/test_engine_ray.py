@@ -88,6 +88,7 @@ def test_a_supervisor_that_dies_is_replaced_and_its_children_go_with_it(on_ray, 
     thread.start()
     records = Scheduler(backend, t.MemoryLog(), max_attempts=1).run(specs)      # nobody is charged
     thread.join()
+    assert backend.nodes_lost == 1
     assert len(seen["children"]) == 2
     until(lambda: not any(alive(p) for p in [*seen["children"], seen["supervisor"]]), 5)
     assert t.outcome(records) == inline(store, specs, tmp_path)
