@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.engine.task import PartRecord
+from pipeline.plan.mixture import mixture
 from pipeline.plan.sample import Sampled
 
 #: CPU time of one and the same job on one machine, from quiet to loaded
@@ -60,12 +61,15 @@ class _Bill:
         reading = self._reading()
         cpu = _sum([r["cpu_s"] for r in [*reading, *rows]])
         wall = self._wall(reading, rows, cpu)
+        streams = self._streams()
+        mixed, said = mixture(self.s.recipe, {s["stream"]: s["tokens"] for s in streams})
+        self.notes += said
         found = {
             "sample": {name: {"files": s.files, "files_read": s.files_read, "records": s.records_read,
                               "records_drawn": s.drawn, "bytes_drawn": s.drawn_bytes, "scale": round(s.scale, 3)}
                        for name, s in self.s.sources.items()},
             "sample_wall_s": round(self.s.wall_s, 1),
-            "datasets": self._datasets(), "streams": self._streams(), "duplicates": self.duplicates,
+            "datasets": self._datasets(), "streams": streams, "mixture": mixed, "duplicates": self.duplicates,
             "nodes": [*reading, *rows],
             "total": {"cpu_hours": _times(cpu, 1 / 3600), "disk_bytes": _sum([r["disk_bytes"] for r in rows]),
                       "exchange_bytes": _sum([r["exchange_bytes"] for r in rows]),

@@ -45,6 +45,10 @@ def bill_lines(document: Mapping[str, Any]) -> list[str]:
         out += ["", "[bold]tokens[/]"]
         out += [f"  {escape(s['stream']):<{width}}{between(s['tokens'], human_count)} to train on, "
                 f"{between(s['held_out'], human_count)} held out" for s in document["streams"]]
+    if document["mixture"]:
+        out += ["", "[bold]mixture[/]"]
+        out += [f"  {escape(m['stream']):<{width}}{human_count(m['needed'])} tokens wanted: "
+                f"{between(m['epochs'], _epochs)} epochs" for m in document["mixture"]]
     found = [d for d in document["duplicates"] if d["documents"]]
     if found:
         out += ["", "[bold]duplicates[/]  (they grow faster than the input)"]
@@ -70,6 +74,10 @@ def bill_lines(document: Mapping[str, Any]) -> list[str]:
     notes = [*document["notes"], *document.get("warnings", [])]
     return [*out, *([""] if notes else []), *(escape(line) for note in notes for line in textwrap.wrap(
         f"note: {note}", WIDTH, subsequent_indent="      "))]
+
+
+def _epochs(n: float) -> str:
+    return f"{n:.2g}" if n < 10 else f"{n:,.0f}"
 
 
 def _hours(hours: float) -> str:

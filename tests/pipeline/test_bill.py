@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.plan import sample as sampling
 from pipeline.plan.bill import bill, line
+from pipeline.plan.mixture import mixture
 from pipeline.plan.sample import SampleError, run_sample, unit_of
 from pipeline.plan.show_bill import bill_lines, human_count
 from pipeline.recipe import load_recipe
@@ -114,6 +115,20 @@ def test_the_bill_of_a_quarter_is_near_the_truth(site, sampled, tmp_path):
     json.dumps(document)
     said = "\n".join(bill_lines(document))
     assert "per core-hour" in said and "duplicates" in said and "on 4 cores" in said
+
+
+def test_epochs_of_the_mixture(site, sampled):
+    """800,000 of 1 M tokens from a stream of about 100,000: said before anything runs."""
+    document = bill(sampled, cores=1)
+    of = {m["stream"]: m for m in document["mixture"]}
+    assert of["web"]["needed"] == 800_000 and of["docs"]["needed"] == 200_000
+    assert of["web"]["epochs"]["value"] == pytest.approx(800_000 / of["web"]["available"]["value"])
+    assert any("stream 'docs' has too few tokens" in n and "1 epoch allowed" in n for n in document["notes"])
+    assert "epochs" in "\n".join(bill_lines(document))
+    enough = {"web": {"value": 9e5, "low": 8.5e5, "high": 1e6}, "docs": {"value": 3e5, "low": 2.5e5, "high": 4e5}}
+    assert mixture(sampled.recipe, enough)[1] == []
+    close = {**enough, "web": {"value": 8.2e5, "low": 7e5, "high": 1e6}}
+    assert "may have too few" in mixture(sampled.recipe, close)[1][0]
 
 
 def test_the_sample_is_decided_by_ids_alone(site, sampled):
