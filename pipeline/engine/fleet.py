@@ -8,6 +8,8 @@ Decisions only, from plain numbers; `ray_backend` carries them out. The rules:
   they run, then one of the right shape takes their place.
 * What fits no node at all is waited for (an autoscaler may bring one), and then ends the run by name.
 * A supervisor that has had nothing to do for `idle_s` goes, so that its node can be given back.
+* A node on which supervisors die one after the other rests, each time for longer: an idle worker on a sick machine
+  would draw tasks and lose them for as long as the run lasts.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from pipeline.engine.task import Kind
 
 FIT_S = 300.0            # how long a node is waited for that a task would fit on
 IDLE_S = 60.0            # a supervisor without work goes after this
+REST_S, LONGEST_REST_S = 2.0, 120.0
+STEADY_S = 60.0          # a supervisor that lived so long has shown that its node is well
 MAX_WISHES = 1000        # tasks an autoscaler is told of at a time
 
 NOTHING = Shape(0, 0, 0)
@@ -66,6 +70,7 @@ class Post(Box):
     late: bool = False
     drained: bool = False            # its node is about to go
     fingerprint: dict[str, Any] = field(default_factory=dict)
+    started: float = 0.0
     idle_since: float = 0.0
     running: set[int] = field(default_factory=set)               # as it said last
     unsent: list[dict[str, Any]] = field(default_factory=list)   # assignments for its next poll
@@ -100,6 +105,7 @@ class Fleet:
         self.refused: dict[str, str] = {}            # node name → why
         self.turns = Turns()
         self._unfit: dict[Kind, float] = {}          # since when no node fits
+        self._falls: dict[str, tuple[int, float]] = {}       # node → supervisors that died in a row, rest until
         self._said: set[tuple[str, Kind]] = set()
 
     @property
@@ -142,7 +148,7 @@ class Fleet:
                          and self.hosts[p.host].draining]
         for post in orders.leave:
             post.drained = True
-        free = {h.id: self._free(h) for h in self._open_hosts()}
+        free = {h.id: self._free(h) for h in self._open_hosts() if now >= self._falls.get(h.id, (0, 0.0))[1]}
         left = self._left()
         numbers = {h: {n for at, n in self.posts if at == h} for h in free}
         for kind in sorted(self.waiting, key=lambda k: (-k.gpus, -k.memory_mb, k.cpu)):
@@ -167,6 +173,14 @@ class Fleet:
                 orders.wishes[kind] = min(short - placed, MAX_WISHES if kind.gpus else max(0, min(left, MAX_WISHES)))
         orders.leave += self._idle(now, orders)
         return orders
+
+    def died(self, post: Post, now: float) -> None:
+        """A supervisor is dead that should not be. The first time another one follows at once."""
+        before = 0 if now - post.started > STEADY_S else self._falls.get(post.host, (0, 0.0))[0]
+        rest = min(LONGEST_REST_S, REST_S * 2 ** before) if before else 0.0
+        self._falls[post.host] = before + 1, now + rest
+        if rest > 10:
+            log.warning("node %s lost %d supervisors in a row: it gets no work for %.0f s", post.name, before + 1, rest)
 
     def post(self, host: Host, number: int, shape: Shape) -> Post:
         """The supervisor of this shape; it is not one of ours yet."""

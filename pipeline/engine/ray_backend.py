@@ -300,7 +300,8 @@ class RayBackend:
             scheduling_strategy=NodeAffinitySchedulingStrategy(host.id, soft=False),
         ).remote(self.store.root, shape.slots, self.limits.to_json(), memory_mb=post.memory_mb, scratch=self.scratch,
                  libraries=self._libraries, witness=self._witness)
-        post.poll, post.polled, post.idle_since = post.actor.poll.remote([], 0.0), time.monotonic(), time.monotonic()
+        post.poll, post.polled = post.actor.poll.remote([], 0.0), time.monotonic()
+        post.started = post.idle_since = post.polled
         self.fleet.posts[host.id, number] = post
 
     def _greet(self, post: Post, theirs: dict[str, Any]) -> None:
@@ -346,6 +347,8 @@ class RayBackend:
         log.warning("%s", words)
         self._settle(post, ids)
         self._drop(post)
+        if post.ready and not (preempted or post.drained):
+            self.fleet.died(post, time.monotonic())
         found = {"returned": free, "lost": [i for i in ids if i not in free]}
         return [{"event": event, "ids": them, "message": words} for event, them in found.items() if them]
 

@@ -289,6 +289,29 @@ def test_a_drained_node_gets_nothing_and_gives_back():
     assert carry_out(fleet, draining, 3) == []
 
 
+def test_a_node_whose_supervisors_die_one_after_the_other_rests_for_longer_each_time():
+    fleet, nodes, now, rests = Fleet(), hosts(("a", 4, 16 * GB, 0)), 0.0, []
+    fleet.expect({SMALL: 100}, now)
+
+    def fall(lived: float) -> float:
+        """Seconds from the death of a supervisor that `lived` so long until the next one."""
+        nonlocal now
+        [post] = carry_out(fleet, nodes, now)
+        post.started = now
+        now += lived
+        del fleet.posts[post.host, post.number]
+        fleet.died(post, now)
+        waited = 0.0
+        while not fleet.plan(nodes, now + waited).start:
+            waited += 0.5
+        now += waited
+        return waited
+
+    rests = [fall(3.0) for _ in range(8)]
+    assert rests == [0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 120.0, 120.0]
+    assert fall(100.0) == 0.0, "it has proved itself"
+
+
 def test_what_others_use_is_theirs():
     busy = Host("a", "node a", 8, 32 * GB, others=Shape(0, 6, 24 * GB))
     fleet = Fleet()
