@@ -72,3 +72,20 @@ def test_a_node_is_frozen(world, undisturbed):
     assert not driver.told("condemned")
     world.check(undisturbed)
     assert os.path.isdir(world.store)
+
+
+def test_a_sick_machine(world, undisturbed):
+    """On one of two machines every worker is soon killed for want of memory, by Ray itself, again and again: the other
+    one does the work, and nobody is blamed."""
+    cluster = world.start(1)
+    sick = cluster.add(env_vars={"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "500",
+                                 "RAY_min_memory_free_bytes": "-1"})
+    driver = world.run()
+    try:
+        assert driver.finish(150) == 0, driver.stderr
+    finally:
+        sick.kill()
+    assert not driver.told("condemned")
+    lost = [e for e in driver.told("failed") if "memory" in e["message"]]
+    assert lost, "nobody was killed there"
+    world.check(undisturbed)

@@ -46,10 +46,11 @@ def fail():
     raise LookupError("bad document of someone@mail.example.org")
 
 
-KINDS = {"segfaults": lambda: ctypes.string_at(0), "spins": spin, "hogs": hog, "fails": fail}
+KINDS = {"poison-segfault": lambda: ctypes.string_at(0), "poison-spin": spin, "poison-hog": hog, "poison-fail": fail}
 '''
-PLANTED = {7: "segfaults", 8: "spins", 451: "hogs", 452: "fails", 800: "segfaults", 1203: "spins", 1590: "fails"}
-REASONS = {"segfaults": "crash:SIGSEGV", "spins": "cpu_limit", "hogs": "memory", "fails": "error:LookupError"}
+SEGFAULT, SPIN, HOG, FAIL = KINDS = "poison-segfault", "poison-spin", "poison-hog", "poison-fail"
+PLANTED = {7: SEGFAULT, 8: SPIN, 451: HOG, 452: FAIL, 800: SEGFAULT, 1203: SPIN, 1590: FAIL}
+REASONS = {SEGFAULT: "crash:SIGSEGV", SPIN: "cpu_limit", HOG: "memory", FAIL: "error:LookupError"}
 
 
 @dataclass(frozen=True)
@@ -92,4 +93,4 @@ def test_poison_costs_exactly_its_documents(world, poisoned, kills):
     assert checks.hashes(world.store) == clean.hashes
     checks.check_log(world.store)
     told = sorted(e["reason"] for e in driver.told("condemned"))
-    assert told == sorted(REASONS[kind] for kind in PLANTED.values() if kind != "fails"), "not once each"
+    assert told == sorted(REASONS[kind] for kind in PLANTED.values() if kind != FAIL), "not once each"

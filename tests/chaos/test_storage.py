@@ -20,7 +20,7 @@ from tests.chaos.test_workers import finish_well, moment
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_requests_fail(world, undisturbed, seed):
-    """One in eight times out, is throttled, breaks off, or is performed and its answer lost; some of them twice."""
+    """One in twenty times out, is throttled, breaks off, or is performed and its answer lost; some of them twice."""
     notes = world.temp / "notes"
     notes.mkdir()
     world.env |= {"CHAOS_STORAGE": str(notes), "CHAOS_SEED": str(seed)}
@@ -28,7 +28,7 @@ def test_requests_fail(world, undisturbed, seed):
     assert driver.finish(200) == 0, driver.stderr
     assert not driver.told("failed"), "requests were not repeated"
     failed = [p.name.rpartition(".")[2] for p in notes.iterdir()]
-    assert len(failed) > 50 and set(failed) == {"read", "write", "copy"}
+    assert len(failed) > 25 and set(failed) == {"read", "write", "copy"}
     world.check(undisturbed)
 
 

@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 FAULTS = (lambda: TimeoutError("the request timed out"), lambda: ConnectionResetError("Connection reset by peer"),
           lambda: OSError(errno.EBUSY, "Please reduce your request rate. (SlowDown, 503)"),
           lambda: OSError(errno.EREMOTEIO, "We encountered an internal error. Please try again. (InternalError, 500)"))
-SHARE = 0.12               # of requests that fail
+SHARE = 0.05               # of requests that fail
 
 
 class ChaosStorage(LocalFileSystem):

@@ -37,9 +37,9 @@ if _OURS and "CHAOS_PATIENCE" in os.environ:
     faults.Inquest.__init__ = _impatient
 
 if _OURS and "CHAOS_STORAGE" in os.environ:
-    import fsspec.registry
+    from fsspec.registry import known_implementations
 
-    fsspec.registry.known_implementations["chaos"] = {"class": "chaos_storage.ChaosStorage"}
+    known_implementations["chaos"] = {"class": "chaos_storage.ChaosStorage"}
 
 if _OURS and "CHAOS_CLOCK" in os.environ:
     import time
