@@ -1,6 +1,6 @@
 """Deduplicate millions of synthetic signatures and measure the driver: it must not hold anything per document.
 
-    python benchmarks/dedup_driver_memory.py [--documents 5000000] [--workers 2] [--scratch DIR]
+    python benchmarks/dedup_driver_memory.py [--documents 5000000] [--workers 2] [--rounds] [--scratch DIR]
 
 Makes parts of 100,000 documents with random band keys (no signature is computed: the waves are what is measured), a
 tenth of them near-duplicates of another document: the same text but for one word of forty, and 1 to 14 band keys in
@@ -28,10 +28,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.attempt import run_attempt
+from pipeline.engine.lists import ListFiles, writes_to
 from pipeline.engine.task import Counters, Cursor, PartRecord, TaskSpec, content_key, merge_counters
 from pipeline.store.fs import Store
 from stages.barrier import PartRef, TaskResult
 from stages.catalog import load
+from stages.dedup import cluster
 from stages.dedup.minhash import MinHash
 
 PART, WORDS, WIDTH, BANDS = 100_000, 40, 6, 14
@@ -101,8 +103,11 @@ def main() -> int:
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("--documents", type=int, default=5_000_000)
     args.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
+    args.add_argument("--rounds", action="store_true", help="find clusters by rounds of tasks, as above 30 M edges")
     args.add_argument("--scratch", default=None, help="folder for about 500 bytes a document (default: the system's)")
     given = args.parse_args()
+    if given.rounds:
+        cluster.ONE_TASK = 0
     with tempfile.TemporaryDirectory(prefix="dedup-", dir=given.scratch) as root:
         sizes = [min(PART, given.documents - start) for start in range(0, given.documents, PART)]
         began = time.monotonic()
@@ -131,17 +136,25 @@ def measure(pool: ProcessPoolExecutor, root: str, parts: list[PartRef]) -> int:
     began = time.monotonic()
     done: dict[str, list[TaskResult]] = {}
     counters: Counters = {}
-    for wave in barrier.waves(parts):
-        started = time.monotonic()
-        specs = [TaskSpec(content_key(d.task, load(d.task).version, d.args), d.task, wave.name, d.args).to_json()
-                 for d in wave.tasks(done)]
+    lists = ListFiles(writes_to(Store(root)))
+    todo = list(barrier.waves(parts))
+    while todo:
+        wave, started, specs = todo[0], time.monotonic(), []
+        for draft in wave.tasks(done):
+            args = lists.fold(draft.args)
+            specs.append(TaskSpec(content_key(draft.task, load(draft.task).version, args), draft.task, wave.name,
+                                  args).to_json())
         records = [PartRecord.from_json(r) for r in pool.map(attempt, specs, [root] * len(specs))]
         done[wave.name] = [TaskResult({n: f.ref() for n, f in r.files.items()}, r.counters) for r in records]
         for r in records:
             merge_counters(counters.setdefault(wave.name, {}), r.counters)
-        say(f"  {wave.name:9s} {len(records):3d} tasks {time.monotonic() - started:6.1f} s, "
-            f"{sum(r.cpu_s for r in records):6.1f} s of CPU, largest {max(r.rss_mb for r in records):5.0f} MB")
-    slices = barrier.slices(parts, done)
+        if records:
+            say(f"  {wave.name:9s} {len(records):3d} tasks {time.monotonic() - started:6.1f} s, "
+                f"{sum(r.cpu_s for r in records):6.1f} s of CPU, largest {max(r.rss_mb for r in records):5.0f} MB, "
+                f"longest spec {max(len(json.dumps(s)) for s in specs):,} bytes")
+        if not wave.again(done):
+            todo.pop(0)
+    slices = list(barrier.slices(parts, done))
     took, grown = time.monotonic() - began, memory_mb("VmHWM") - before
     removed = counters["slices"]["removed"]["synthetic"]["minhash"]
     planted = sum(p.rows // 10 for p in parts[1:])

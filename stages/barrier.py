@@ -8,7 +8,7 @@ references and counters, never a document.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -43,7 +43,8 @@ class PartRef:
 class TaskDraft:
     """A task to run: import path 'module:Class' (see pipeline.engine.task), JSON arguments, and a size for scheduling.
 
-    The key is derived by the engine from (task, task version, args) with file paths left out.
+    The key is derived by the engine from (task, task version, args) with file paths left out. Drafts that name the same
+    files share one list object of them, which must not be changed: the engine stores a long list once.
     """
 
     task: str
@@ -61,14 +62,19 @@ class TaskResult:
     counters: dict[str, Any] = field(default_factory=dict)
 
 
-#: makes the tasks of a wave from the results of the waves before it, in the order of their drafts
-WaveTasks = Callable[[Mapping[str, list[TaskResult]]], list[TaskDraft]]
+#: results of the waves so far, by their names, in the order of their drafts
+Done = Mapping[str, Sequence[TaskResult]]
+WaveTasks = Callable[[Done], Iterable[TaskDraft]]
 
 
 @dataclass(frozen=True)
 class Wave:
+    """Tasks that may run at the same time, made from the results of the waves before. A wave that is done is repeated
+    while `again` says so; it then finds its own last results under its name."""
+
     name: str
     tasks: WaveTasks
+    again: Callable[[Done], bool] = lambda done: False
 
 
 class Barrier(Stage):
@@ -80,10 +86,10 @@ class Barrier(Stage):
         """(target 'module:Class', config) of the per-document stage that fills the side table."""
         raise NotImplementedError
 
-    def waves(self, parts: list[PartRef]) -> list[Wave]:
+    def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
         """The fragment, in order. Later waves may use the results of all earlier ones."""
         raise NotImplementedError
 
-    def slices(self, parts: list[PartRef], results: Mapping[str, list[TaskResult]]) -> list[FileRef | None]:
+    def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
         """For each part its removal slice (Parquet, SLICE_SCHEMA), or None when it is untouched."""
         raise NotImplementedError

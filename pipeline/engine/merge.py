@@ -41,8 +41,9 @@ def sort_keys(records: np.ndarray, key: Sequence[str] | None) -> np.ndarray:
 def _ordered_bytes(field: np.ndarray) -> np.ndarray:
     """uint8 [n, width]: big-endian bytes whose order is that of the values."""
     kind, size = field.dtype.kind, field.dtype.itemsize
+    shape = len(field), size * int(np.prod(field.shape[1:]))
     if kind in "SV":
-        return np.ascontiguousarray(field).view(np.uint8).reshape(len(field), -1)
+        return np.ascontiguousarray(field).view(np.uint8).reshape(shape)
     if kind == "b":
         field, kind = field.astype(np.uint8), "u"
     if kind not in "uif":
@@ -53,7 +54,7 @@ def _ordered_bytes(field: np.ndarray) -> np.ndarray:
         bits = bits ^ top
     elif kind == "f":
         bits = np.where(bits & top, ~bits, bits ^ top)
-    return bits.astype(f">u{size}").view(np.uint8).reshape(len(field), -1)
+    return bits.astype(f">u{size}").view(np.uint8).reshape(shape)
 
 
 # -- merging ---------------------------------------------------------------------------------------------------------

@@ -401,9 +401,12 @@ class Planner:
                                          side.ref() if side else None))
         done: dict[str, Sequence[TaskResult]] = {}
         for wave in barrier.waves(parts):
-            drafts = wave.tasks(done)
-            records = yield (self.draft_spec(f"{plan.barrier}/{wave.name}", i, d) for i, d in enumerate(drafts))
-            done[wave.name] = Spilled(map(result, records), encode=vars, decode=lambda doc: TaskResult(**doc))
+            more = True
+            while more:
+                drafts = wave.tasks(done)
+                records = yield (self.draft_spec(f"{plan.barrier}/{wave.name}", i, d) for i, d in enumerate(drafts))
+                done[wave.name] = Spilled(map(result, records), encode=vars, decode=lambda doc: TaskResult(**doc))
+                more = wave.again(done)
         return Applied(parts, Spilled(barrier.slices(parts, done), encode=lambda ref: ref, decode=lambda ref: ref))
 
     # -- specs ---------------------------------------------------------------------------------------------------

@@ -1,63 +1,147 @@
 """Wave 3 of near-duplicate detection: the connected components of the candidate graph.
 
-One task, over the documents that occur in edges only (typically 10-30 % of all): 40 bytes each, about 2 GB for fifty
-million. Edge files are folded in one after another into a forest that has at most one edge a document.
+One task up to ONE_TASK edges: it holds the documents that occur in edges (typically 10-30 % of all), 40 bytes each.
+Edge files are folded in one after another into a forest that has at most one edge a document.
+
+Above that the same components come from rounds of tasks that hold a block of edges each (`stages.dedup.stars`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stages.dedup.fragment import read_segments, split_place, write_segments
-from stages.dedup.lsh import EDGE, components, forest
+from stages.barrier import Done, FileRef, TaskDraft, Wave
+from stages.dedup import fragment
+from stages.dedup.fragment import files_of, split_place, write_segments
+from stages.dedup.lsh import EDGE, components, forest, log2_bins
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: a document of a cluster: its place within its group, and the cluster's smallest place (global)
 MEMBER = np.dtype([("part", "<u4"), ("row", "<u4"), ("root", "<u8")])
+#: edges that one task takes (60 bytes each at its peak)
+ONE_TASK = 30_000_000
 #: edges held before they are folded into the forest
-_FOLD = 4_000_000
+FOLD = 4_000_000
+#: bytes of edge files that one task of the first round reads
+SPREAD_BYTES = 1 << 30
 
 
 class Clusters:
     """args: links [$ref], firsts [what to add to the part of its places, one each], groups [first part of each group].
 
-    Writes segments `members` (MEMBER, bucket = number of the group). Counts candidates, clusters, the largest cluster,
-    a histogram of cluster sizes (bin b: 2**b <= documents < 2**(b + 1)) and the candidates of each group.
+    Writes segments `members` (MEMBER, bucket = number of the group). Counts candidates, clusters, the largest cluster
+    and a histogram of cluster sizes (bin b: 2**b <= documents < 2**(b + 1)).
     """
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
         args = inputs.args
         tree = np.zeros(0, EDGE)
-        held: list[Any] = []
-        size = 0
-        for ref, first in zip(args["links"], args["firsts"], strict=True):
-            edges = read_segments(inputs, [ref], 0, EDGE)[0]
+        for held in edges_of(inputs, args["links"], args["firsts"]):
+            every = np.concatenate([tree, held])
+            tree = forest(every["a"], every["b"])
+        nodes, roots = components(tree["a"], tree["b"])
+        members, group = members_of(nodes, roots, args["groups"])
+        write_segments(out, "members.seg", members, group, len(args["groups"]))
+        return cluster_counters(len(nodes), np.unique(roots, return_counts=True)[1])
+
+
+def edges_of(inputs: Any, links: Sequence[FileRef], firsts: Sequence[int]) -> Any:
+    """EDGE records of the files, with global places, FOLD and a block of them at a time."""
+    held: list[NDArray[Any]] = []
+    size = 0
+    for ref, first in zip(links, firsts, strict=True):
+        for block in inputs.segments([ref], 0):
+            edges = np.array(block)
             edges["a"] += np.uint64(first << 32)
             edges["b"] += np.uint64(first << 32)
             held.append(edges)
             size += len(edges)
-            if size > _FOLD:
-                tree, held, size = _fold(tree, held), [], 0
-        tree = _fold(tree, held)
-        nodes, roots = components(tree["a"], tree["b"])
-        part, row = split_place(nodes)
-        starts = np.asarray(args["groups"], np.uint32)
-        group = np.searchsorted(starts, part, side="right") - 1
-        members = np.empty(len(nodes), MEMBER)
-        members["part"], members["row"], members["root"] = part - starts[group] if len(nodes) else part, row, roots
-        write_segments(out, "members.seg", members, group, len(starts))
-        _, sizes = np.unique(roots, return_counts=True)
-        bins = np.bincount(np.frexp(sizes.astype(np.float64))[1] - 1) if len(sizes) else np.zeros(0, int)
-        counts = np.bincount(group, minlength=len(starts)) if len(nodes) else np.zeros(len(starts), int)
-        return {"candidates": len(nodes), "clusters": len(sizes), "max_cluster": int(sizes.max(initial=0)),
-                "cluster_sizes": {str(b): int(n) for b, n in enumerate(bins) if n},
-                "candidates_by_group": {str(g): int(n) for g, n in enumerate(counts) if n}}
+            if size > FOLD:
+                yield np.concatenate(held)
+                held, size = [], 0
+    if held:
+        yield np.concatenate(held)
 
 
-def _fold(tree: Any, more: list[Any]) -> Any:
-    every = np.concatenate([tree, *more])
-    return forest(every["a"], every["b"])
+def members_of(nodes: NDArray[Any], roots: NDArray[Any], firsts: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(MEMBER records, number of the group of each) of places and the smallest places of their clusters; `firsts`: the
+    first part of each group."""
+    part, row = split_place(nodes)
+    starts = np.asarray(firsts, np.uint32)
+    group = np.searchsorted(starts, part, side="right") - 1
+    members = np.empty(len(nodes), MEMBER)
+    members["part"], members["row"], members["root"] = part - starts[group] if len(nodes) else part, row, roots
+    return members, group
+
+
+def cluster_counters(candidates: int, sizes: NDArray[Any]) -> dict[str, Any]:
+    return {"candidates": candidates, "clusters": len(sizes), "max_cluster": int(sizes.max(initial=0)),
+            "cluster_sizes": {str(b): int(n) for b, n in enumerate(log2_bins(sizes)) if n}}
+
+
+def cluster_waves(firsts: list[int]) -> list[Wave]:
+    """The waves between `links` and the members of clusters (wave `clusters`, files members.seg). `firsts`: the first
+    part of each group."""
+    def linked(done: Done) -> int:
+        return sum(r.counters["linked"] for wave in ("bands", "links") for r in done[wave])
+
+    def spread(done: Done) -> list[TaskDraft]:
+        total = linked(done)
+        if total <= ONE_TASK:
+            return []
+        buckets = star_buckets(total)
+        links = [*files_of(done["bands"], "links.seg"), *files_of(done["links"], "links.seg")]
+        add = firsts + [0] * (len(links) - len(firsts))
+        drafts, start, size = [], 0, 0
+        for i, ref in enumerate(links):
+            size += ref["bytes"]
+            if size >= SPREAD_BYTES or i == len(links) - 1:
+                args = {"links": links[start:i + 1], "firsts": add[start:i + 1], "buckets": buckets}
+                label = f"edges of {i + 1 - start} files"
+                drafts.append(TaskDraft("stages.dedup.stars:Spread", args, size, label, 1000))
+                start, size = i + 1, 0
+        return drafts
+
+    def star(done: Done) -> list[TaskDraft]:
+        if not done["spread"]:
+            return []
+        last = done.get("star") or ()
+        number = 1 + max((r.counters["max_round"] for r in last), default=0)
+        edges = files_of(last or done["spread"], "edges.seg")
+        total = linked(done)
+        buckets = star_buckets(total)
+        return [TaskDraft("stages.dedup.stars:Star", {"edges": edges, "bucket": b, "buckets": buckets, "round": number},
+                          total * 32 // buckets, f"clusters, round {number}, range {b + 1}/{buckets}", 800)
+                for b in range(buckets)]
+
+    def again(done: Done) -> bool:
+        """Whether the last round found anything to move; its output is what it read when it did not."""
+        return any(r.counters["moved"] for r in done["star"])
+
+    def clusters(done: Done) -> list[TaskDraft]:
+        total = linked(done)
+        if done["spread"]:
+            edges = files_of(done["star"], "edges.seg")
+            return [TaskDraft("stages.dedup.stars:Members", {"edges": edges, "bucket": b, "groups": firsts},
+                              total * 32 // len(edges), f"clusters, range {b + 1}/{len(edges)}", 800)
+                    for b in range(len(edges))]
+        links = [*files_of(done["bands"], "links.seg"), *files_of(done["links"], "links.seg")]
+        args = {"links": links, "firsts": firsts + [0] * (len(links) - len(firsts)), "groups": firsts}
+        return [TaskDraft("stages.dedup.cluster:Clusters", args, sum(f["bytes"] for f in links), "clusters",
+                          700 + total * 60 // 2**20)] if total else []
+
+    return [Wave("spread", spread), Wave("star", star, again), Wave("clusters", clusters)]
+
+
+def star_buckets(edges: int) -> int:
+    """Buckets of a round: every task reads a segment of every task of the round before."""
+    size = 32 * edges                              # each edge stands in the buckets of both its ends
+    return max(1, min(-(-size // fragment.BUCKET_BYTES), int((size / fragment.SEGMENT_BYTES) ** 0.5)))

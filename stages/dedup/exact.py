@@ -12,7 +12,7 @@ documents share costs one record a group.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -20,12 +20,13 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from stages.barrier import Barrier, FileRef, PartRef, TaskDraft, TaskResult, Wave
+from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave
 from stages.dedup.fragment import (
     VERDICT,
     DuplicateId,
     bucket_of,
     buckets_for,
+    files_of,
     fixed_bytes,
     groups,
     id_text,
@@ -112,41 +113,45 @@ class Exact(Barrier):
     def prepare(self) -> tuple[str, dict[str, Any]]:
         return "stages.dedup.exact:ExactHash", self.config.model_dump(mode="json")
 
-    def waves(self, parts: list[PartRef]) -> list[Wave]:
+    def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
         plan = groups(parts)
-        sides = [g.sides(self.name) for g in plan]
-        ranges = buckets_for(sum(g.rows for g in plan) * HASHED.itemsize)
+        ranges = buckets_for(sum(g.rows for g in plan) * HASHED.itemsize, len(plan))
+        for group in plan:
+            group.sides(self.name)                        # a part without one is an error before anything runs
 
-        def survivors(done: Mapping[str, list[TaskResult]], column: str) -> list[FileRef]:
-            return [r.files["survivors.seg"] for r in done.get(f"{column}_reduce", [])]
+        def survivors(done: Done, column: str) -> list[FileRef]:
+            return files_of(done.get(f"{column}_reduce", ()), "survivors.seg")
 
         def mapper(column: str, after: str | None) -> Any:
-            def tasks(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
+            def tasks(done: Done) -> Iterator[TaskDraft]:
                 gone = survivors(done, after) if after else []
-                return [TaskDraft("stages.dedup.exact:ExactMap",
-                                  {"sides": side, "column": column, "buckets": ranges, "after": after, "gone": gone,
-                                   "group": n if after else 0},
-                                  sum(s["bytes"] for s in side), f"{g.dataset}: {column} hashes of {len(side)} parts",
-                                  500 + g.rows * 250 // 2**20) for n, (g, side) in enumerate(zip(plan, sides))]
+                for n, g in enumerate(plan):
+                    side = g.sides(self.name)
+                    yield TaskDraft("stages.dedup.exact:ExactMap",
+                                    {"sides": side, "column": column, "buckets": ranges, "after": after, "gone": gone,
+                                     "group": n if after else 0},
+                                    sum(s["bytes"] for s in side), f"{g.dataset}: {column} hashes of {g.size} parts",
+                                    500 + g.rows * 250 // 2**20)
             return tasks
 
         def reducer(column: str) -> Any:
-            def tasks(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
-                maps = [r.files["hashes.seg"] for r in done[f"{column}_map"]]
+            def tasks(done: Done) -> Iterator[TaskDraft]:
+                maps, ranks = files_of(done[f"{column}_map"], "hashes.seg"), [g.rank for g in plan]
                 size = sum(m["bytes"] for m in maps) // ranges
-                return [TaskDraft("stages.dedup.exact:ExactReduce",
-                                  {"maps": maps, "ranks": [g.rank for g in plan], "bucket": b}, size,
-                                  f"equal {column} hashes, range {b + 1}/{ranges}", 500 + size * 4 // 2**20)
-                        for b in range(ranges if plan else 0)]
+                for b in range(ranges if plan else 0):
+                    yield TaskDraft("stages.dedup.exact:ExactReduce", {"maps": maps, "ranks": ranks, "bucket": b}, size,
+                                    f"equal {column} hashes, range {b + 1}/{ranges}", 900)
             return tasks
 
-        def slices(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
-            return [TaskDraft("stages.dedup.exact:ExactSlices",
-                              {"sides": sides[n], "group": n, "dataset": plan[n].dataset,
-                               "survivors": {c: survivors(done, c) for c in self._columns()}},
-                              sum(s["bytes"] for s in sides[n]),
-                              f"{plan[n].dataset}: removals of {len(sides[n])} parts",
-                              500 + plan[n].rows * 250 // 2**20) for n in self._touched(done)]
+        def slices(done: Done) -> Iterator[TaskDraft]:
+            found = {c: survivors(done, c) for c in self._columns()}
+            some = any(r.counters["repeated"] for c in self._columns() for r in done[f"{c}_reduce"])
+            for n, g in enumerate(plan if some else ()):
+                side = g.sides(self.name)
+                yield TaskDraft("stages.dedup.exact:ExactSlices",
+                                {"sides": side, "group": n, "dataset": g.dataset, "survivors": found},
+                                sum(s["bytes"] for s in side), f"{g.dataset}: removals of {g.size} parts",
+                                500 + g.rows * 250 // 2**20)
 
         waves, before = [], None
         for column in self._columns():
@@ -154,15 +159,11 @@ class Exact(Barrier):
             before = column
         return [*waves, Wave("slices", slices)]
 
-    def slices(self, parts: list[PartRef], results: Mapping[str, list[TaskResult]]) -> list[FileRef | None]:
-        return slices_of(groups(parts), self._touched(results), results["slices"])
+    def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
+        return slices_of(groups(parts), results["slices"])
 
     def _columns(self) -> tuple[str, ...]:
         return ("url", "text") if self.config.by == "both" else (self.config.by,)
-
-    def _touched(self, done: Mapping[str, list[TaskResult]]) -> list[int]:
-        """Numbers of the groups that have a document whose hash occurs twice."""
-        return sorted({int(g) for c in self._columns() for r in done[f"{c}_reduce"] for g in r.counters["by_group"]})
 
 
 class ExactMap:
@@ -172,7 +173,7 @@ class ExactMap:
     Writes segments `hashes.seg` (HASHED, by range of hashes).
     """
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
@@ -189,7 +190,8 @@ class ExactMap:
             rows.append(mine)
             documents += len(mine)
         records = _best(np.concatenate(rows)) if rows else np.zeros(0, HASHED)
-        write_segments(out, "hashes.seg", records, bucket_of(records["hi"], args["buckets"]), args["buckets"])
+        write_segments(out, "hashes.seg", records, bucket_of(records["hi"], args["buckets"]), args["buckets"],
+                       ("hi", "lo"))
         return {"documents": documents, "hashes": len(records)}
 
 
@@ -197,35 +199,35 @@ class ExactReduce:
     """args: maps [$ref of `hashes.seg`, one a group], ranks [priority of each group], bucket.
 
     Writes segments `survivors.seg` (SURVIVOR, bucket = number of the group). Counts hashes, those that occur twice, the
-    documents that go, the most frequent hash, and the repeated hashes of each group.
+    documents that go, and the most frequent hash. Memory: a block of records, however many there are in the bucket.
     """
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
         args = inputs.args
-        found = read_segments(inputs, args["maps"], args["bucket"], HASHED)
-        every = np.concatenate(found)
-        group = np.repeat(np.arange(len(found)), [len(f) for f in found])
-        rank = np.asarray(args["ranks"], np.int64)[group]
-        order = np.lexsort((every["id_lo"], every["id_hi"], -every["chars"].astype(np.int64), rank, every["lo"],
-                            every["hi"]))
-        every, group = every[order], group[order]
-        _no_twins(every)
-        starts, sizes = _runs(every)
-        count = np.add.reduceat(every["n"], starts) if len(starts) else np.zeros(0, np.uint32)
-        again = np.repeat(count > 1, sizes)
-        survivor = np.repeat(starts, sizes)
-        records = np.empty(int(again.sum()), SURVIVOR)
-        for field in SURVIVOR.names or ():
-            records[field] = every[field][survivor[again]]
-        group = group[again]
-        write_segments(out, "survivors.seg", records, group, len(found))
-        numbers, share = np.unique(group, return_counts=True)
-        return {"hashes": len(starts), "repeated": int((count > 1).sum()), "removed": int((count - 1).sum()),
-                "max_repeats": int(count.max(initial=0)),
-                "by_group": {str(g): int(n) for g, n in zip(numbers, share)}}
+        ranks = np.asarray(args["ranks"], np.int64)
+        counters = {"hashes": 0, "repeated": 0, "removed": 0, "max_repeats": 0}
+        with out.segments("survivors.seg", SURVIVOR, len(args["maps"])) as to:
+            for every in inputs.segments(args["maps"], args["bucket"], whole=("hi", "lo"), numbered=True):
+                order = np.lexsort((every["id_lo"], every["id_hi"], -every["chars"].astype(np.int64),
+                                    ranks[every["source"]], every["lo"], every["hi"]))
+                every = every[order]
+                _no_twins(every)
+                starts, sizes = _runs(every)
+                count = np.add.reduceat(every["n"], starts)
+                again = np.repeat(count > 1, sizes)
+                survivor = np.repeat(starts, sizes)[again]
+                records = np.empty(len(survivor), SURVIVOR)
+                for field in SURVIVOR.names or ():
+                    records[field] = every[field][survivor]
+                to.write(every["source"][again], records)
+                counters["hashes"] += len(starts)
+                counters["repeated"] += int((count > 1).sum())
+                counters["removed"] += int((count - 1).sum())
+                counters["max_repeats"] = max(counters["max_repeats"], int(count.max()))
+        return counters
 
 
 class ExactSlices:

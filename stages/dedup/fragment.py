@@ -9,7 +9,7 @@ and cluster names come from ids (contracts §2).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 #: bounds of a group of parts: bytes of text, and documents (bounds the memory of a map task: ~1 GB at 14 bands)
 GROUP_BYTES, GROUP_ROWS = 4 << 30, 1_000_000
-#: bytes of exchange records a reduce task should read
-BUCKET_BYTES = 128 << 20
+#: bytes of exchange records a reduce task should read, and least mean bytes of what it reads of one map task: smaller
+#: segments cost object storage more requests than they are worth. So many groups make larger buckets; reduce tasks read
+#: them in sorted blocks, their memory does not depend on it.
+BUCKET_BYTES, SEGMENT_BYTES = 128 << 20, 128 << 10
 
 ID = [("id_hi", "<u8"), ("id_lo", "<u8")]
 #: what a deciding task says about a document: its place within its group (part, row), and why
@@ -38,24 +40,17 @@ VERDICT = np.dtype([("part", "<u4"), ("row", "<u4"), ("removed", "<u4"), ("simil
 class Group:
     """A run of consecutive parts of one dataset that one map task reads."""
 
-    first: int                     # number of its first part in the barrier's input
-    parts: tuple[PartRef, ...]
+    of: Sequence[PartRef]          # all parts of the barrier's input; they may stand on disk
+    first: int                     # number of its first part among them
+    size: int                      # parts
+    dataset: str
+    rank: int
+    rows: int
+    bytes: int
 
     @property
-    def dataset(self) -> str:
-        return self.parts[0].dataset
-
-    @property
-    def rank(self) -> int:
-        return self.parts[0].rank
-
-    @property
-    def rows(self) -> int:
-        return sum(p.rows for p in self.parts)
-
-    @property
-    def bytes(self) -> int:
-        return sum(p.bytes for p in self.parts)
+    def parts(self) -> Sequence[PartRef]:
+        return self.of[self.first:self.first + self.size]
 
     def sides(self, barrier: str) -> list[FileRef]:
         """Side tables of the parts. ValueError names a part that has none."""
@@ -74,21 +69,21 @@ def groups(parts: Sequence[PartRef], max_bytes: int | None = None, max_rows: int
     """
     max_bytes, max_rows = max_bytes or GROUP_BYTES, max_rows or GROUP_ROWS
     out: list[Group] = []
-    run: list[PartRef] = []
-    size = rows = first = 0
+    whose = ("", 0)
+    count = size = rows = first = 0
 
     def close() -> None:
-        nonlocal run, size, rows, first
-        if run:
-            out.append(Group(first, tuple(run)))
-        first, run, size, rows = first + len(run), [], 0, 0
+        nonlocal count, size, rows, first
+        if count:
+            out.append(Group(parts, first, count, *whose, rows, size))
+        first, count, size, rows = first + count, 0, 0, 0
 
     for part in parts:
-        other = run and (run[0].dataset, run[0].rank) != (part.dataset, part.rank)
-        if other or (run and (size + part.bytes > max_bytes or rows + part.rows > max_rows)):
+        other = whose != (part.dataset, part.rank)
+        if other or (count and (size + part.bytes > max_bytes or rows + part.rows > max_rows)):
             close()
-        run.append(part)
-        size, rows = size + part.bytes, rows + part.rows
+        whose = part.dataset, part.rank
+        count, size, rows = count + 1, size + part.bytes, rows + part.rows
         full = max(size / max_bytes, rows / max_rows)
         if full >= 1 or (full >= 0.5 and hashlib.blake2b(part.key.encode(), digest_size=1).digest()[0] < 64):
             close()
@@ -96,9 +91,9 @@ def groups(parts: Sequence[PartRef], max_bytes: int | None = None, max_rows: int
     return out
 
 
-def buckets_for(total_bytes: int) -> int:
-    """How many reduce tasks share `total_bytes` of records. Results never depend on it."""
-    return max(1, -(-total_bytes // BUCKET_BYTES))
+def buckets_for(total_bytes: int, writers: int) -> int:
+    """How many reduce tasks share `total_bytes` of records that `writers` tasks write. Results never depend on it."""
+    return max(1, min(-(-total_bytes // BUCKET_BYTES), total_bytes // (max(writers, 1) * SEGMENT_BYTES)))
 
 
 def bucket_of(keys: NDArray[np.uint64], buckets: int) -> NDArray[np.int64]:
@@ -116,12 +111,13 @@ def split_place(place: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[
 
 
 # -- exchange files --------------------------------------------------------------------------------------------------
-def write_segments(out: Any, name: str, records: NDArray[Any], bucket: NDArray[Any] | None = None,
-                   buckets: int = 1) -> None:
-    """Write an exchange file: `records` (structured) in segments by `bucket` (default: all in one), in their order."""
+def write_segments(out: Any, name: str, records: NDArray[Any], bucket: NDArray[Any] | None = None, buckets: int = 1,
+                   key: Sequence[str] = ()) -> None:
+    """Write an exchange file: `records` (structured) in segments by `bucket` (default: all in one), sorted by the
+    fields `key`, without them in their order."""
     if bucket is None:
         bucket = np.zeros(len(records), np.int64)
-    with out.segments(name, records.dtype, buckets) as to:
+    with out.segments(name, records.dtype, buckets, key=key) as to:
         to.write(bucket, records)
 
 
@@ -213,15 +209,17 @@ def write_slice(out: Any, part: int, table: pa.Table) -> None:
     out.note(name, rows=table.num_rows, content=h.hexdigest())
 
 
-def slices_of(all_groups: Sequence[Group], touched: Sequence[int],
-              results: Sequence[TaskResult]) -> list[FileRef | None]:
-    """A slice or None for every part: `results` are those of the slice tasks of the groups `touched`, in order."""
-    found: list[FileRef | None] = []
-    by_group: Mapping[int, TaskResult] = dict(zip(touched, results, strict=True))
+def slices_of(all_groups: Sequence[Group], results: Sequence[TaskResult]) -> Iterator[FileRef | None]:
+    """A slice or None for every part: `results` are those of the slice tasks of all groups, or none."""
     for number, group in enumerate(all_groups):
-        files = by_group[number].files if number in by_group else {}
-        found.extend(files.get(f"slice.{i}.parquet") for i in range(len(group.parts)))
-    return found
+        files: Mapping[str, FileRef] = results[number].files if results else {}
+        for i in range(group.size):
+            yield files.get(f"slice.{i}.parquet")
+
+
+def files_of(results: Iterable[TaskResult], name: str) -> list[FileRef]:
+    """The file `name` of each of the results."""
+    return [r.files[name] for r in results]
 
 
 def by_part(records: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:

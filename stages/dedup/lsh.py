@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stages.dedup.fragment import bucket_of, fixed_bytes, places, read_segments, read_side, write_segments
+from stages.dedup.fragment import bucket_of, fixed_bytes, places, read_side, write_segments
 from stages.text.compiled import njit
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class BandMap:
     Writes segments `bands` (BAND, by range of keys) and `links` (EDGE, one bucket); places count within the group.
     """
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class BandMap:
                 spots.append(np.repeat(places(part, table["row"].to_numpy()[there]), bands.shape[1]))
         records, links = stars(_joined(keys), _joined(spots))
         buckets = inputs.args["buckets"]
-        write_segments(out, "bands.seg", records, bucket_of(records["key"], buckets), buckets)
+        write_segments(out, "bands.seg", records, bucket_of(records["key"], buckets), buckets, ("key",))
         write_segments(out, "links.seg", links)
         return {"documents": documents, "signed": signed, "keys": len(records), "linked": len(links)}
 
@@ -57,23 +57,33 @@ class BandReduce:
 
     Writes segments `links` (EDGE, one bucket, global places). Counts keys, collisions (documents that met another one
     under a key) and a histogram of the documents under one key: bin b holds 2**b <= documents < 2**(b + 1), b >= 1.
+    Memory: a block of records, however many there are in the bucket.
     """
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
         args = inputs.args
-        found = read_segments(inputs, args["maps"], args["bucket"], BAND)
-        for records, first in zip(found, args["firsts"]):
-            records["place"] += np.uint64(first << 32)
-        records, links = stars(*(_joined([f[field] for f in found]) for field in ("key", "place", "n")))
-        write_segments(out, "links.seg", links)
-        shared = records["n"][records["n"] > 1]
-        bins = np.bincount(np.frexp(shared.astype(np.float64))[1] - 1) if len(shared) else np.zeros(0, int)
-        return {"keys": len(records), "linked": len(links), "collisions": int(shared.sum()),
-                "max_bucket": int(shared.max(initial=0)),
-                "bucket_sizes": {str(b): int(n) for b, n in enumerate(bins) if n}}
+        firsts = np.asarray(args["firsts"], np.uint64) << np.uint64(32)
+        counters: dict[str, Any] = {"keys": 0, "linked": 0, "collisions": 0, "max_bucket": 0}
+        bins = np.zeros(33, np.int64)
+        with out.segments("links.seg", EDGE, 1) as to:
+            for block in inputs.segments(args["maps"], args["bucket"], whole=("key",), numbered=True):
+                records, links = stars(block["key"], block["place"] + firsts[block["source"]], block["n"])
+                to.write(np.zeros(len(links), np.int64), links)
+                shared = records["n"][records["n"] > 1]
+                counters["keys"] += len(records)
+                counters["linked"] += len(links)
+                counters["collisions"] += int(shared.sum())
+                counters["max_bucket"] = max(counters["max_bucket"], int(shared.max(initial=0)))
+                bins += log2_bins(shared)
+        return {**counters, "bucket_sizes": {str(b): int(n) for b, n in enumerate(bins) if n}}
+
+
+def log2_bins(sizes: NDArray[Any]) -> NDArray[np.int64]:
+    """How many of the sizes are in [2**b, 2**(b + 1)), for b from 0 to 32."""
+    return np.bincount(np.frexp(np.asarray(sizes, np.float64))[1] - 1, minlength=33)
 
 
 def stars(key: U64, place: U64, n: NDArray[np.uint32] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:

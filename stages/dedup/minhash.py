@@ -7,7 +7,8 @@ Signatures ride in the pass before the barrier; then, as waves of tasks over gro
 
     bands     side tables          → band keys by range, combined within the group    stages.dedup.lsh:BandMap
     links     ranges of band keys  → edges between the documents under one key        stages.dedup.lsh:BandReduce
-    clusters  edges                → connected components (one task)                  stages.dedup.cluster:Clusters
+    clusters  edges                → connected components                             stages.dedup.cluster:Clusters
+              (above 30 M edges by rounds of tasks: waves spread, star, star …)       stages.dedup.stars
     shingles  texts of candidates  → their shingle sets, by cluster                   stages.dedup.verify:Shingles
     verify    clusters             → who is removed, for whom, how similar            stages.dedup.verify:Verify
     slices    verdicts of a group  → one removal slice for each part                  stages.dedup.minhash:MinHashSlices
@@ -18,17 +19,19 @@ Two documents of Jaccard similarity s meet in a band with probability 1 - (1 - s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from stages.barrier import Barrier, FileRef, PartRef, TaskDraft, TaskResult, Wave
+from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave
+from stages.dedup.cluster import cluster_waves
 from stages.dedup.fragment import (
     VERDICT,
     buckets_for,
     by_part,
+    files_of,
     groups,
     read_segments,
     slice_table,
@@ -36,6 +39,7 @@ from stages.dedup.fragment import (
     write_slice,
 )
 from stages.dedup.hashing import Permutations, band_keys, word_shingles
+from stages.dedup.lsh import BAND
 from stages.stage import Stage, StageConfig, decision, signal
 from stages.text.ngrams import shingle_sha1, shingle_xxhash
 from stages.text.normalize import simplify
@@ -128,77 +132,70 @@ class MinHash(Barrier):
     def _signature(self) -> dict[str, Any]:
         return {k: v for k, v in self.config.model_dump(mode="json").items() if k in SignatureConfig.model_fields}
 
-    def waves(self, parts: list[PartRef]) -> list[Wave]:
+    def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
         plan = groups(parts)
         c = self.config
         verify = float(c.verify or 0.0)
         stage_key = MinHashSignature(self._signature()).key()
         records = sum(g.rows for g in plan) * c.bands
-        ranges = buckets_for(records * 20)
+        ranges = buckets_for(records * BAND.itemsize, len(plan))
         firsts = [g.first for g in plan]
-        sides = [g.sides(self.name) for g in plan]
+        for group in plan:
+            group.sides(self.name)                        # a part without one is an error before anything runs
 
-        def bands(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
-            return [TaskDraft("stages.dedup.lsh:BandMap", {"sides": side, "buckets": ranges},
-                              sum(s["bytes"] for s in side), f"{g.dataset}: band keys of {len(side)} parts",
-                              500 + g.rows * c.bands * 75 // 2**20) for g, side in zip(plan, sides)]
+        def bands(done: Done) -> Iterator[TaskDraft]:
+            for g in plan:
+                side = g.sides(self.name)
+                yield TaskDraft("stages.dedup.lsh:BandMap", {"sides": side, "buckets": ranges},
+                                sum(s["bytes"] for s in side), f"{g.dataset}: band keys of {len(side)} parts",
+                                500 + g.rows * c.bands * 75 // 2**20)
 
-        def links(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
-            maps = [r.files["bands.seg"] for r in done["bands"]]
-            return [TaskDraft("stages.dedup.lsh:BandReduce", {"maps": maps, "firsts": firsts, "bucket": b},
-                              records * 20 // ranges, f"documents that share a band, range {b + 1}/{ranges}",
-                              500 + records * 85 // ranges // 2**20) for b in range(ranges if plan else 0)]
+        def links(done: Done) -> Iterator[TaskDraft]:
+            maps = files_of(done["bands"], "bands.seg")
+            for b in range(ranges if plan else 0):
+                yield TaskDraft("stages.dedup.lsh:BandReduce", {"maps": maps, "firsts": firsts, "bucket": b},
+                                records * BAND.itemsize // ranges,
+                                f"documents that share a band, range {b + 1}/{ranges}", 900)
 
-        def clusters(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
-            files = [r.files["links.seg"] for r in [*done["bands"], *done["links"]]]
-            linked = sum(r.counters["linked"] for r in [*done["bands"], *done["links"]])
-            args = {"links": files, "firsts": firsts + [0] * len(done["links"]), "groups": firsts}
-            return [TaskDraft("stages.dedup.cluster:Clusters", args, sum(f["bytes"] for f in files), "clusters",
-                              700 + linked * 60 // 2**20)] if linked else []
+        def shingles(done: Done) -> Iterator[TaskDraft]:
+            members, buckets = files_of(done["clusters"], "members.seg"), judges(done)
+            for number, g in enumerate(plan if members else ()):
+                args = {"members": members, "group": number, "texts": verify > 0,
+                        "parts": [{"side": s, "text": p.text} for s, p in zip(g.sides(self.name), g.parts)],
+                        "signature": self._signature(), "signature_key": stage_key, "buckets": buckets}
+                yield TaskDraft("stages.dedup.verify:Shingles", args, g.bytes,
+                                f"{g.dataset}: shingles of the candidates of {g.size} parts", 1200)
 
-        def shingles(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
-            drafts = []
-            for number in touched(done):
-                group = plan[number]
-                args = {"members": done["clusters"][0].files["members.seg"], "group": number, "texts": verify > 0,
-                        "parts": [{"side": s, "text": p.text} for s, p in zip(sides[number], group.parts)],
-                        "signature": self._signature(), "signature_key": stage_key, "buckets": judges(done)}
-                label = f"{group.dataset}: shingles of the candidates of {len(group.parts)} parts"
-                drafts.append(TaskDraft("stages.dedup.verify:Shingles", args, group.bytes, label, 1200))
-            return drafts
-
-        def judged(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
-            numbers = touched(done)
-            shared = {"candidates": [r.files["candidates.seg"] for r in done["shingles"]],
+        def judged(done: Done) -> Iterator[TaskDraft]:
+            buckets = judges(done)
+            shared = {"candidates": files_of(done["shingles"], "candidates.seg"),
                       "shingles": [r.files.get("shingles.bin") for r in done["shingles"]],
-                      "groups": numbers, "ranks": [plan[n].rank for n in numbers], "of": len(plan), "bands": c.bands,
-                      "verify": verify, "max_comparisons": c.max_comparisons}
+                      "ranks": [g.rank for g in plan], "bands": c.bands, "verify": verify,
+                      "max_comparisons": c.max_comparisons}
             size = sum(f["bytes"] for f in [*shared["candidates"], *(s for s in shared["shingles"] if s)])
-            return [TaskDraft("stages.dedup.verify:Verify", {**shared, "bucket": b}, size // judges(done),
-                              f"clusters {b + 1}/{judges(done)}", 1500) for b in range(judges(done) if numbers else 0)]
+            for b in range(buckets if shared["candidates"] else 0):
+                yield TaskDraft("stages.dedup.verify:Verify", {**shared, "bucket": b}, size // buckets,
+                                f"clusters {b + 1}/{buckets}", 1500)
 
-        def slices(done: Mapping[str, list[TaskResult]]) -> list[TaskDraft]:
-            verdicts = [r.files["verdicts.seg"] for r in done["verify"]]
-            return [TaskDraft("stages.dedup.minhash:MinHashSlices",
-                              {"verdicts": verdicts, "group": n, "dataset": plan[n].dataset}, 1 << 20,
-                              f"{plan[n].dataset}: removals of {len(plan[n].parts)} parts") for n in touched(done)]
+        def slices(done: Done) -> Iterator[TaskDraft]:
+            verdicts = files_of(done["verify"], "verdicts.seg")
+            for number, g in enumerate(plan if verdicts else ()):
+                yield TaskDraft("stages.dedup.minhash:MinHashSlices",
+                                {"verdicts": verdicts, "group": number, "dataset": g.dataset}, 1 << 20,
+                                f"{g.dataset}: removals of {g.size} parts")
 
-        def judges(done: Mapping[str, list[TaskResult]]) -> int:
+        def judges(done: Done) -> int:
             """Buckets of clusters: by the records, and the bytes of shingles an average document would have."""
             rows, size = sum(g.rows for g in plan), sum(g.bytes for g in plan)
             some = sum(r.counters["candidates"] for r in done["clusters"])
-            return buckets_for(some * (80 + 8 * c.bands) + (some * size * 3 // max(rows, 1) if verify else 0))
+            return buckets_for(some * (80 + 8 * c.bands) + (some * size * 3 // max(rows, 1) if verify else 0),
+                               len(plan))
 
-        return [Wave("bands", bands), Wave("links", links), Wave("clusters", clusters), Wave("shingles", shingles),
+        return [Wave("bands", bands), Wave("links", links), *cluster_waves(firsts), Wave("shingles", shingles),
                 Wave("verify", judged), Wave("slices", slices)]
 
-    def slices(self, parts: list[PartRef], results: Mapping[str, list[TaskResult]]) -> list[FileRef | None]:
-        return slices_of(groups(parts), touched(results), results["slices"])
-
-
-def touched(done: Mapping[str, list[TaskResult]]) -> list[int]:
-    """Numbers of the groups that have candidates."""
-    return sorted(int(g) for r in done["clusters"] for g in r.counters["candidates_by_group"])
+    def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
+        return slices_of(groups(parts), results["slices"])
 
 
 class MinHashSlices:

@@ -57,20 +57,20 @@ def candidate(bands: int) -> np.dtype[Any]:
 
 
 class Shingles:
-    """args: members $ref, group (its bucket), parts [{side, text} $refs], signature (config), signature_key, buckets,
+    """args: members [$ref], group (its bucket), parts [{side, text} $refs], signature (config), signature_key, buckets,
     texts (bool).
 
     Writes segments `candidates` (by cluster) and, when `texts`, `shingles.bin`: sorted unique uint64, little-endian.
     """
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
         args = inputs.args
         stage = MinHashSignature(args["signature"])
         dtype = candidate(stage.config.bands)
-        members = read_segments(inputs, [args["members"]], args["group"], MEMBER)[0]
+        members = np.concatenate(read_segments(inputs, args["members"], args["group"], MEMBER))
         sets = _SetWriter(out.path("shingles.bin")) if args["texts"] else None
         blocks = []
         for part, said in by_part(members):
@@ -89,7 +89,8 @@ class Shingles:
         if sets is not None:
             sets.close()
         every = np.concatenate(blocks) if blocks else np.zeros(0, dtype)
-        write_segments(out, "candidates.seg", every, bucket_of(mix(every["root"]), args["buckets"]), args["buckets"])
+        write_segments(out, "candidates.seg", every, bucket_of(mix(every["root"]), args["buckets"]), args["buckets"],
+                       ("root",))
         return {"candidates": len(every), "shingles": sets.written if sets is not None else 0}
 
 
@@ -145,13 +146,13 @@ class _SetReader:
     def __init__(self, store: Any, refs: list[dict[str, Any]]) -> None:
         self._store, self._refs = store, refs
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
-        self._sets: OrderedDict[int, NDArray[np.uint64]] = OrderedDict()
+        self._sets: OrderedDict[tuple[int, int], NDArray[np.uint64]] = OrderedDict()
         self._bytes = 0
 
-    def get(self, i: int, file: int, offset: int, count: int) -> NDArray[np.uint64]:
-        found = self._sets.get(i)
+    def get(self, file: int, offset: int, count: int) -> NDArray[np.uint64]:
+        found = self._sets.get((file, offset))
         if found is not None:
-            self._sets.move_to_end(i)
+            self._sets.move_to_end((file, offset))
             return found
         handle = self._files.get(file)
         if handle is None:
@@ -163,7 +164,7 @@ class _SetReader:
         raw = handle.read(8 * count)
         if len(raw) != 8 * count:
             raise ValueError(f"{self._refs[file]['$ref']}: ends before the shingles its index names: it is damaged")
-        found = self._sets[i] = np.frombuffer(raw, "<u8")
+        found = self._sets[file, offset] = np.frombuffer(raw, "<u8")
         self._bytes += len(raw)
         while self._bytes > _CACHE and len(self._sets) > 1:
             self._bytes -= self._sets.popitem(last=False)[1].nbytes
@@ -175,45 +176,49 @@ class _SetReader:
 
 
 class Verify:
-    """args: candidates [$ref], shingles [$ref | null], groups [number of the group of each], ranks [its priority],
-    bucket, of (number of groups), bands, verify (0: no check), max_comparisons.
+    """args: candidates [$ref, one a group], shingles [$ref | null], ranks [priority of each group], bucket, bands,
+    verify (0: no check), max_comparisons.
 
     Writes segments `verdicts` (VERDICT, bucket = number of the group), every document of every cluster one record.
+    Memory: a block of candidates, the largest cluster, and the cache of shingles.
     """
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
         args = inputs.args
-        found = read_segments(inputs, args["candidates"], args["bucket"], candidate(args["bands"]))
-        every = np.concatenate(found)
-        file = np.repeat(np.arange(len(found)), [len(f) for f in found])
-        rank = np.asarray(args["ranks"], np.int64)[file]
-        order = np.lexsort((every["id_lo"], every["id_hi"], -every["chars"].astype(np.int64), rank, every["root"]))
-        every, file, rank = every[order], file[order], rank[order]
-        verdicts = np.zeros(len(every), VERDICT)
-        for field in ("part", "row"):
-            verdicts[field] = every[field]
-        judge = _Judge(every, file, rank, args, _SetReader(inputs.store, args["shingles"]))
-        starts = np.flatnonzero(np.r_[True, every["root"][1:] != every["root"][:-1]]) if len(every) else []
-        for start, stop in zip(starts, [*starts[1:], len(every)]):
-            judge.cluster(int(start), int(stop), verdicts)
-        judge.sets.close()
-        write_segments(out, "verdicts.seg", verdicts, np.asarray(args["groups"], np.int64)[file], args["of"])
-        return {"judged": len(every), **judge.counters}
+        ranks, judged = np.asarray(args["ranks"], np.int64), 0
+        counters = {"comparisons": 0, "removed": 0, "kept": 0, "capped": 0, "max_cluster_kept": 0}
+        sets = _SetReader(inputs.store, args["shingles"])
+        with out.segments("verdicts.seg", VERDICT, len(ranks)) as to:
+            for every in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):
+                rank = ranks[every["source"]]
+                order = np.lexsort((every["id_lo"], every["id_hi"], -every["chars"].astype(np.int64), rank,
+                                    every["root"]))
+                every, rank = every[order], rank[order]
+                verdicts = np.zeros(len(every), VERDICT)
+                for field in ("part", "row"):
+                    verdicts[field] = every[field]
+                judge = _Judge(every, every["source"], rank, args, sets, counters)
+                starts = np.flatnonzero(np.r_[True, every["root"][1:] != every["root"][:-1]])
+                for start, stop in zip(starts, [*starts[1:], len(every)]):
+                    judge.cluster(int(start), int(stop), verdicts)
+                to.write(every["source"], verdicts)
+                judged += len(every)
+        sets.close()
+        return {"judged": judged, **counters}
 
 
 class _Judge:
     """Decides one cluster after another; documents are numbers of rows of the sorted candidates."""
 
     def __init__(self, every: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
-                 sets: _SetReader) -> None:
-        self.every, self.file, self.sets = every, file, sets
+                 sets: _SetReader, counters: dict[str, int]) -> None:
+        self.every, self.file, self.sets, self.counters = every, file, sets, counters
         self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
         #: what the candidates are sorted by inside a cluster, but for the id
         self.place = list(zip(rank.tolist(), (-every["chars"].astype(np.int64)).tolist()))
-        self.counters = {"comparisons": 0, "removed": 0, "kept": 0, "capped": 0, "max_cluster_kept": 0}
 
     def cluster(self, start: int, stop: int, verdicts: NDArray[Any]) -> None:
         ids = np.sort(self.every[["id_hi", "id_lo"]][start:stop], order=("id_hi", "id_lo"))
@@ -275,4 +280,4 @@ class _Judge:
 
     def _set(self, i: int) -> NDArray[np.uint64]:
         row = self.every[i]
-        return self.sets.get(i, int(self.file[i]), int(row["offset"]), int(row["count"]))
+        return self.sets.get(int(self.file[i]), int(row["offset"]), int(row["count"]))

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.attempt import run_attempt
+from pipeline.engine.lists import ListFiles, writes_to
 from pipeline.engine.task import Cursor, TaskSpec, content_key, merge_counters
 from pipeline.store.fs import Store
 from stages.barrier import Barrier, PartRef, TaskResult
@@ -76,20 +77,27 @@ def run_fragment(barrier: Barrier, parts: list[PartRef], store: Store, *, shuffl
     done: dict[str, list[TaskResult]] = {}
     counters: dict[str, Any] = {}
     keys: dict[str, list[str]] = {}
-    for wave in barrier.waves(parts):
-        drafts = wave.tasks(done)
+    lists = ListFiles(writes_to(store))
+    todo = list(barrier.waves(parts))
+    while todo:
+        wave = todo.pop(0)
+        drafts = list(wave.tasks(done))
         order = list(range(len(drafts)))
         if shuffle is not None:
             random.Random(f"{shuffle}/{wave.name}").shuffle(order)
         results: dict[int, TaskResult] = {}
-        mine = keys[wave.name] = [content_key(d.task, load(d.task).version, d.args) for d in drafts]
+        args = [lists.fold(d.args) for d in drafts]
+        mine = [content_key(d.task, load(d.task).version, a) for d, a in zip(drafts, args)]
+        keys[wave.name] = keys.get(wave.name, []) + mine
         for i in order:
             d = drafts[i]
-            record = run_attempt(TaskSpec(mine[i], d.task, wave.name, d.args), store, "a0", Cursor())
+            record = run_attempt(TaskSpec(mine[i], d.task, wave.name, args[i]), store, "a0", Cursor())
             results[i] = TaskResult({n: f.ref() for n, f in record.files.items()}, record.counters)
             merge_counters(counters.setdefault(wave.name, {}), record.counters)
         done[wave.name] = [results[i] for i in range(len(drafts))]
-    slices = barrier.slices(parts, done)
+        if wave.again(done):
+            todo.insert(0, wave)
+    slices = list(barrier.slices(parts, done))
     removed, clusters = {}, {}
     for part, ref in zip(parts, slices, strict=True):
         if ref is None:

@@ -60,6 +60,7 @@ def test_equals_brute_force(tmp_path, monkeypatch, by, layout):
     if small:
         monkeypatch.setattr(fragment, "GROUP_ROWS", small)
         monkeypatch.setattr(fragment, "BUCKET_BYTES", 1500)
+    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
     docs = documents(3, 150)
     store = Store(tmp_path)
     barrier = Exact(by=by)

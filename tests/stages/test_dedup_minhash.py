@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.store.fs import Store
-from stages.dedup import fragment, verify
+from stages.dedup import cluster, fragment, verify
 from stages.dedup.fragment import DuplicateId, groups
 from stages.dedup.minhash import MinHash
 from tests.stages.dedup_corpus import corpus, edited, expected, vocabulary
@@ -48,6 +48,7 @@ def test_layout_changes_nothing(tmp_path, monkeypatch, rows):
     random.Random(rows).shuffle(docs)
     monkeypatch.setattr(fragment, "GROUP_ROWS", 2 * rows)
     monkeypatch.setattr(fragment, "BUCKET_BYTES", 3000)
+    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
     monkeypatch.setattr(verify, "_CHUNK", 2000)
     monkeypatch.setattr(verify, "_CACHE", 1500)
     after = outcome(barrier, docs, tmp_path / "b", part_rows=rows, row_group=2, shuffle=rows)
@@ -57,6 +58,28 @@ def test_layout_changes_nothing(tmp_path, monkeypatch, rows):
     assert len(after.results["bands"]) > (2 if rows < 1000 else 0)
 
 
+@pytest.mark.parametrize("layout", [{}, {"part_rows": 5, "shuffle": 2}])
+def test_clusters_by_rounds_are_those_of_one_task(tmp_path, monkeypatch, layout):
+    """Above ONE_TASK edges clusters come from large-star and small-star: members, verdicts and slices are the same."""
+    docs = corpus(19, 40)
+    barrier = MinHash(verify=0.7)
+    before = outcome(barrier, docs, tmp_path / "a", part_rows=7)
+    assert not before.results["star"]
+    monkeypatch.setattr(cluster, "ONE_TASK", 0)
+    monkeypatch.setattr(cluster, "SPREAD_BYTES", 300)
+    monkeypatch.setattr(fragment, "GROUP_ROWS", 20)
+    monkeypatch.setattr(fragment, "BUCKET_BYTES", 1000)
+    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
+    after = outcome(barrier, docs, tmp_path / "b", **{"part_rows": 7, **layout})
+    assert len(after.results["spread"]) > 1 and len(after.results["clusters"]) > 1
+    assert (after.removed, after.clusters) == (before.removed, before.clusters)
+    assert len(after.removed) > 10
+    if not layout:
+        assert after.content == before.content
+    for name in ("candidates", "clusters", "max_cluster", "cluster_sizes"):
+        assert after.counters["clusters"][name] == before.counters["clusters"][name]
+
+
 def test_slices_do_not_depend_on_tasks(tmp_path, monkeypatch):
     """The content of every slice is the same for other groups, buckets and completion orders: only data decides."""
     docs = corpus(9, 25)
@@ -64,6 +87,7 @@ def test_slices_do_not_depend_on_tasks(tmp_path, monkeypatch):
     before = outcome(barrier, docs, tmp_path / "a", part_rows=6)
     monkeypatch.setattr(fragment, "GROUP_ROWS", 7)
     monkeypatch.setattr(fragment, "BUCKET_BYTES", 5000)
+    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
     after = outcome(barrier, docs, tmp_path / "b", part_rows=6, shuffle=3)
     assert after.content == before.content
     assert any(before.content)
@@ -101,6 +125,7 @@ def test_what_becomes_stale(tmp_path, monkeypatch):
 def test_object_storage_gives_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(fragment, "GROUP_ROWS", 20)
     monkeypatch.setattr(fragment, "BUCKET_BYTES", 5000)
+    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
     local, remote = Store(tmp_path), Store(f"memory://{tmp_path.name}")
     parts = write_parts(MinHash(), corpus(17, 25), local, ranks=RANKS)
     for path in local.list("in"):
@@ -169,6 +194,7 @@ def test_cap_does_not_depend_on_layout(tmp_path, monkeypatch):
     before = outcome(MinHash(max_comparisons=3), docs, tmp_path / "a")
     monkeypatch.setattr(fragment, "GROUP_ROWS", 9)
     monkeypatch.setattr(fragment, "BUCKET_BYTES", 8000)
+    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
     after = outcome(MinHash(max_comparisons=3), docs[::-1], tmp_path / "b", part_rows=4, shuffle=1)
     assert before.removed == after.removed
     assert before.counters["verify"]["capped"] > 0
@@ -189,7 +215,7 @@ def test_nothing_alike_ends_early(tmp_path):
     got = outcome(MinHash(), docs, tmp_path)
     assert got.slices == [None, None, None]
     assert not got.results["clusters"]
-    assert MinHash().slices([], {name: [] for name in got.results}) == []
+    assert list(MinHash().slices([], {name: [] for name in got.results})) == []
 
 
 def test_same_id_twice_is_an_error(tmp_path):
@@ -244,8 +270,8 @@ def test_lsh_alone_removes_what_datatrove_removes(tmp_path, monkeypatch, functio
     got = outcome(MinHash(dialect="datatrove", hash=function, verify=None), docs, tmp_path / "ours")
     assert len(got.removed) == len(gone) > 20
     members: dict[str, list[str]] = {}
-    for i, cluster in got.clusters.items():
-        members.setdefault(cluster, []).append(i)
+    for i, name in got.clusters.items():
+        members.setdefault(name, []).append(i)
     assert gone <= set(got.clusters)
     assert all(len([i for i in ids if i not in gone]) == 1 for ids in members.values())
 

@@ -1,0 +1,169 @@
+"""Connected components of a graph of any size: large-star and small-star, in rounds over buckets of edges.
+
+Kiveris et al., "Connected Components in MapReduce and Beyond" (SoCC 2014). In a *large-star* round every node links its
+larger neighbours to the smallest node it knows (itself or a neighbour), in a *small-star* round its smaller neighbours
+and itself. Alternating, every component ends as a star around its smallest node, after O(log^2 n) rounds at most; the
+number of edges never grows. The end is a function of the graph alone, the same as that of a union-find.
+
+An edge stands as two arcs (u, v), (v, u), each in the bucket of its first node, sorted. So a task reads the neighbours
+of a node in ascending order, the first is the smallest, and a block of arcs is all it ever holds: a node with a billion
+neighbours costs no more memory than one with two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stages.dedup.cluster import MEMBER, edges_of, members_of
+from stages.dedup.fragment import bucket_of
+from stages.dedup.hashing import mix
+from stages.dedup.lsh import forest, log2_bins
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: an arc from one place to another, in the bucket of `u`
+ARC = np.dtype([("u", "<u8"), ("v", "<u8")])
+
+
+class Spread:
+    """args: links [$ref of EDGE files], firsts [what to add to the part of its places, one each], buckets.
+
+    Writes segments `edges.seg` (ARC, by place).
+    """
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+        args = inputs.args
+        edges = 0
+        with _arcs_to(out, args["buckets"]) as to:
+            for held in edges_of(inputs, args["links"], args["firsts"]):
+                tree = forest(held["a"], held["b"])
+                edges += len(tree)
+                _write(to, tree["a"], tree["b"])
+        return {"edges": edges}
+
+
+class Star:
+    """args: edges [$ref of ARC files], bucket, buckets, round (odd: large-star, even: small-star).
+
+    Writes segments `edges.seg` (ARC). Counts the edges it has `moved`: none in any bucket means that what it read, and
+    wrote again, are stars.
+    """
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+        args = inputs.args
+        large = args["round"] % 2 == 1
+        edges = moved = 0
+        with _arcs_to(out, args["buckets"]) as to:
+            for arcs in neighbourhoods(inputs.segments(args["edges"], args["bucket"])):
+                above = arcs.v > arcs.u
+                # a large neighbour of a node that has a smaller one, a second small neighbour: no star yet
+                moved += int((above & (arcs.least < arcs.u)).sum() + (~above & (arcs.v != arcs.least)).sum())
+                if large:
+                    a, b = arcs.least[above], arcs.v[above]
+                else:
+                    second = ~above & (arcs.v != arcs.least)
+                    first = arcs.first & ~above
+                    a = np.concatenate([arcs.least[second], arcs.least[first]])
+                    b = np.concatenate([arcs.v[second], arcs.u[first]])
+                edges += len(a)
+                _write(to, a, b)
+        return {"edges": edges, "moved": moved, "max_round": args["round"]}
+
+
+class Members:
+    """args: edges [$ref of ARC files that hold stars], bucket, groups [first part of each group].
+
+    Writes segments `members.seg` (MEMBER, bucket = number of the group), and counts as `cluster.Clusters` does.
+    """
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+        args = inputs.args
+        counters: dict[str, Any] = {"candidates": 0, "clusters": 0, "max_cluster": 0}
+        bins = np.zeros(33, np.int64)
+        open_size = 0                              # of the cluster whose arcs go on in the next block
+
+        def count(sizes: NDArray[Any]) -> None:
+            counters["clusters"] += len(sizes)
+            counters["max_cluster"] = max(counters["max_cluster"], int(sizes.max(initial=0)))
+            bins[:] += log2_bins(sizes)
+
+        with out.segments("members.seg", MEMBER, len(args["groups"])) as to:
+            for arcs in neighbourhoods(inputs.segments(args["edges"], args["bucket"])):
+                nodes, roots = arcs.u[arcs.first], arcs.least[arcs.first]
+                members, group = members_of(nodes, roots, args["groups"])
+                to.write(group, members)
+                counters["candidates"] += len(nodes)
+                # around a root: itself and each neighbour
+                starts = np.flatnonzero(arcs.first)
+                lengths = np.diff(np.r_[0, starts, len(arcs.u)])
+                sizes = np.r_[open_size, np.where(nodes == roots, 1, 0)]
+                around = np.r_[open_size > 0, nodes == roots]
+                sizes = sizes + np.where(around, lengths, 0)
+                count(sizes[:-1][around[:-1]])
+                open_size = int(sizes[-1]) if around[-1] else 0
+            if open_size:
+                count(np.array([open_size]))
+        return {**counters, "cluster_sizes": {str(b): int(n) for b, n in enumerate(bins) if n}}
+
+
+# -- arcs ------------------------------------------------------------------------------------------------------------
+@dataclass
+class Arcs:
+    """Some arcs, ascending and without twins: `first` where it is the first one of its node `u`, `least` the smallest
+    of `u` and all its neighbours."""
+
+    u: NDArray[np.uint64]
+    v: NDArray[np.uint64]
+    first: NDArray[np.bool_]
+    least: NDArray[np.uint64]
+
+
+def neighbourhoods(blocks: Iterable[NDArray[Any]]) -> Iterator[Arcs]:
+    """Arcs of sorted blocks, between which the neighbours of a node may be cut."""
+    before: tuple[int, int, int] | None = None     # the last arc, and the least of its node
+    for block in blocks:
+        u, v = np.ascontiguousarray(block["u"]), np.ascontiguousarray(block["v"])
+        new = np.ones(len(u), bool)
+        new[1:] = (u[1:] != u[:-1]) | (v[1:] != v[:-1])
+        if before is not None and len(u):
+            new[0] = (int(u[0]), int(v[0])) != before[:2]
+        u, v = u[new], v[new]
+        if not len(u):
+            continue
+        first = np.ones(len(u), bool)
+        first[1:] = u[1:] != u[:-1]
+        goes_on = before is not None and int(u[0]) == before[0]
+        first[0] = not goes_on
+        starts = np.flatnonzero(first)
+        least = np.minimum(u[starts], v[starts])
+        if before is not None and goes_on:
+            starts, least = np.r_[0, starts], np.r_[np.uint64(before[2]), least]
+        every = np.repeat(least, np.diff(np.r_[starts, len(u)]))
+        before = int(u[-1]), int(v[-1]), int(every[-1])
+        yield Arcs(u, v, first, every)
+
+
+def _arcs_to(out: Any, buckets: int) -> Any:
+    return out.segments("edges.seg", ARC, buckets, key=("u", "v"))
+
+
+def _write(to: Any, a: NDArray[np.uint64], b: NDArray[np.uint64]) -> None:
+    """Write edges as arcs in both directions."""
+    arcs = np.empty(2 * len(a), ARC)
+    arcs["u"][:len(a)], arcs["v"][:len(a)] = a, b
+    arcs["u"][len(a):], arcs["v"][len(a):] = b, a
+    to.write(bucket_of(mix(arcs["u"]), to.buckets), arcs)

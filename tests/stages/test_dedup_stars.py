@@ -1,0 +1,154 @@
+"""Connected components by rounds equal those of a union-find, on any graph, for any buckets, blocks and tasks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.engine import exchange
+from pipeline.engine import merge as merging
+from pipeline.engine.attempt import run_attempt
+from pipeline.engine.task import Cursor, TaskSpec, content_key, merge_counters
+from pipeline.store.fs import Store
+from stages.barrier import TaskResult
+from stages.catalog import load
+from stages.dedup import cluster, fragment
+from stages.dedup.cluster import MEMBER, cluster_waves
+from stages.dedup.fragment import read_segments, write_segments
+from stages.dedup.lsh import EDGE, components
+
+
+class WriteLinks:
+    """Stands for the waves before: args `edges` [[a, b]]."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs, cursor, out):
+        edges = np.array([tuple(e) for e in inputs.args["edges"]], EDGE)
+        write_segments(out, "links.seg", edges)
+        return {"linked": len(edges)}
+
+
+class ReadMembers:
+    """Members of all groups, as counters: {place: root}."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs, cursor, out):
+        found = {}
+        for group, first in enumerate(inputs.args["firsts"]):
+            members = np.concatenate(read_segments(inputs, inputs.args["members"], group, MEMBER))
+            for m in members.tolist():
+                place = (m[0] + first) << 32 | m[1]
+                assert place not in found
+                found[place] = m[2]
+        return {str(k): v for k, v in found.items()}
+
+
+def run(store: Store, task: str, args: dict) -> TaskResult:
+    record = run_attempt(TaskSpec(content_key(task, load(task).version, args), task, "t", args), store, "a", Cursor())
+    return TaskResult({n: f.ref() for n, f in record.files.items()}, record.counters)
+
+
+def clusters(root, files: list[list[tuple[int, int]]], firsts: list[int]) -> tuple[dict[int, int], dict, int]:
+    """({place: root}, counters of the wave `clusters`, rounds) for edges in files. The first file is that of a map task
+    of the first group, whose places count from the group's first part."""
+    store = Store(root)
+    made = [run(store, "tests.stages.test_dedup_stars:WriteLinks", {"edges": [list(e) for e in f], "n": n})
+            for n, f in enumerate(files)]
+    empty = [run(store, "tests.stages.test_dedup_stars:WriteLinks", {"edges": [], "n": -n})
+             for n in range(1, len(firsts))]
+    done = {"bands": [made[0], *empty], "links": made[1:]}
+    rounds = 0
+    for wave in cluster_waves(firsts):
+        while True:
+            done[wave.name] = [run(store, d.task, d.args) for d in wave.tasks(done)]
+            rounds += wave.name == "star" and bool(done["star"])
+            if not wave.again(done):
+                break
+    members = [r.files["members.seg"] for r in done["clusters"]]
+    found = run(store, "tests.stages.test_dedup_stars:ReadMembers", {"members": members, "firsts": firsts}).counters \
+        if members else {}
+    counters: dict = {}
+    for r in done["clusters"]:
+        merge_counters(counters, r.counters)
+    return {int(k): v for k, v in found.items()}, counters, rounds
+
+
+def expected(edges: list[tuple[int, int]]) -> dict[int, int]:
+    a, b = (np.array([e[i] for e in edges], np.uint64) for i in (0, 1))
+    nodes, roots = components(a, b)
+    return dict(zip(nodes.tolist(), roots.tolist()))
+
+
+def place(n: int) -> int:
+    return (n % 7) << 32 | n // 7
+
+
+#: node numbers to edges: random graphs, paths in any order, stars, cliques, all as (a, b) with a != b
+_edges = st.one_of(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=60),
+    st.permutations(range(24)).map(lambda p: list(pairwise(p))),
+    st.integers(0, 30).map(lambda c: [(c, i) for i in range(31)]),
+    st.integers(2, 9).map(lambda n: [(i, j) for i in range(n) for j in range(i)]),
+).map(lambda es: [(place(a), place(b)) for a, b in es if a != b])
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(cluster, "ONE_TASK", 0)
+    monkeypatch.setattr(cluster, "SPREAD_BYTES", 200)
+    monkeypatch.setattr(cluster, "FOLD", 9)
+    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
+    monkeypatch.setattr(merging, "BLOCK", 100)
+    return monkeypatch
+
+
+@pytest.mark.hypothesis
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(_edges, min_size=1, max_size=3), st.sampled_from([150, 900, 1 << 20]), st.sampled_from([700, 1 << 26]))
+def test_any_graph(tmp_path_factory, small, graphs, bucket_bytes, memory):
+    small.setattr(fragment, "BUCKET_BYTES", bucket_bytes)
+    small.setattr(exchange.merge_segments, "__defaults__", (memory,))
+    every = [e for g in graphs for e in g]
+    found, counters, _ = clusters(tmp_path_factory.mktemp("g"), graphs, [0, 3, 5])
+    assert found == expected(every)
+    sizes = np.unique(list(found.values()), return_counts=True)[1] if found else np.zeros(0, int)
+    if every:
+        assert (counters["candidates"], counters["clusters"]) == (len(found), len(sizes))
+        assert counters["max_cluster"] == sizes.max()
+        assert sum(counters["cluster_sizes"].values()) == len(sizes)
+        assert sum(n << int(b) for b, n in counters["cluster_sizes"].items()) <= len(found)
+
+
+def test_a_long_path_takes_few_rounds(tmp_path, small):
+    small.setattr(fragment, "BUCKET_BYTES", 8000)
+    order = np.random.default_rng(3).permutation(600).tolist()
+    for name, path in (("sorted", list(range(600))), ("mixed", order)):
+        edges = [(place(a), place(b)) for a, b in pairwise(path)]
+        found, counters, rounds = clusters(tmp_path / name, [edges[::2], edges[1::2]], [0])
+        assert found == expected(edges) and len(set(found.values())) == 1
+        assert counters["cluster_sizes"] == {"9": 1} and counters["max_cluster"] == 600
+        assert rounds <= 20                        # 2 log2(600)
+
+
+def test_one_task_and_rounds_agree_on_a_graph_of_a_hundred_thousand(tmp_path, small):
+    rng = np.random.default_rng(5)
+    small.setattr(cluster, "FOLD", 4_000_000)
+    small.setattr(merging, "BLOCK", 64 << 10)
+    small.setattr(cluster, "SPREAD_BYTES", 1 << 18)
+    small.setattr(fragment, "BUCKET_BYTES", 1 << 20)
+    a = rng.integers(0, 100_000, 90_000)
+    b = np.where(rng.random(90_000) < 0.2, a // 1000, rng.integers(0, 100_000, 90_000))      # hubs, and chance
+    edges = [(place(x), place(y)) for x, y in zip(a.tolist(), b.tolist()) if x != y]
+    by_rounds = clusters(tmp_path / "a", [edges[:50_000], edges[50_000:]], [0, 4])
+    small.setattr(cluster, "ONE_TASK", 1 << 30)
+    in_one = clusters(tmp_path / "b", [edges[:50_000], edges[50_000:]], [0, 4])
+    assert by_rounds[0] == in_one[0] and by_rounds[1] == in_one[1]
+    assert by_rounds[2] > 2 and in_one[2] == 0
