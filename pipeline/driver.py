@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.task import FileInfo, PartRecord, TaskSpec, merge_counters
-from pipeline.plan.passes import DOCUMENTS, Node, PassResult, Work
+from pipeline.plan.nodes import DOCUMENTS, Node, PassResult, Work
 from pipeline.store.dataset import stream_quarantine
 
 

@@ -10,7 +10,7 @@ from pipeline.engine.lists import ListFiles, writes_to
 from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Backend, Scheduler
 from pipeline.engine.task import TaskSpec, content_key
-from pipeline.plan.passes import Node, Work, result
+from pipeline.plan.nodes import Node, Work, result
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.tasks.materialize import FILE_BYTES, map_drafts, publish_rows, reduce_drafts

@@ -16,7 +16,8 @@ from pipeline.engine.lists import writes_to
 from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Backend, Scheduler
 from pipeline.plan.basis import write_basis
-from pipeline.plan.passes import Node, Planner
+from pipeline.plan.nodes import Node
+from pipeline.plan.passes import Planner
 from pipeline.plan.tokens import TOKENIZER, StreamResult, curriculum_of, token_nodes
 from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report

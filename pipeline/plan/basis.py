@@ -20,7 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.plan.passes import DOCUMENTS, ChainStep, Node, Planner
+from pipeline.plan.nodes import DOCUMENTS, ChainStep, Node
+from pipeline.plan.passes import Planner
 from pipeline.recipe.model import Recipe
 from pipeline.redact import redact_json
 from pipeline.store.fs import Store

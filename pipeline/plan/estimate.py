@@ -16,7 +16,8 @@ from pipeline.driver import NodeState, survey
 from pipeline.engine.task import PartRecord
 from pipeline.plan.changes import changes
 from pipeline.plan.lint import lint
-from pipeline.plan.passes import DOCUMENTS, Node, Planner
+from pipeline.plan.nodes import DOCUMENTS, Node
+from pipeline.plan.passes import Planner
 from pipeline.plan.tokens import token_nodes
 from pipeline.recipe import Recipe
 from pipeline.store.fs import Store, StoreError

@@ -15,74 +15,36 @@ How a dataset becomes passes (contracts §4, §5):
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.engine.lists import ListFiles
-from pipeline.engine.queue import Records
 from pipeline.engine.task import PartRecord, TaskSpec, content_key
 from pipeline.plan.inputs import InputError, Listings, SourceFile, list_source
+from pipeline.plan.nodes import (
+    DOCUMENTS,
+    INDEX,
+    Applied,
+    ChainStep,
+    Node,
+    PassResult,
+    Splits,
+    Work,
+    result,
+    spilled_parts,
+)
 from pipeline.plan.split import Partition, needs_index, partitions
 from pipeline.recipe.model import Recipe, Step
 from pipeline.store.temp import Spilled
 from pipeline.tasks.replay import replay_arg
-from stages.barrier import Barrier, FileRef, PartRef, TaskDraft, TaskResult
+from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
 from stages.catalog import STAGES, load, reader_class, stage_class
 from stages.read.reader import Reader
 from stages.stage import Stage, cpu_tag, file_sha256
 
-#: what a node yields and is sent
-Work = Generator[Iterable[TaskSpec], Records, Any]
-
-DOCUMENTS = "pipeline.tasks.documents:DocumentPass"
 #: for the row groups of the earlier parts
 REPLAY_MB = 150
-INDEX = "pipeline.tasks.index:Index"
-
-
-@dataclass(frozen=True)
-class ChainStep:
-    """One stage of a pass: its name, its key, and how to make it."""
-
-    name: str
-    key: str
-    basis: str                                    # its key without thresholds
-    target: str
-    config: dict[str, Any]
-    stage: Stage
-    resources: dict[str, str] = field(default_factory=dict)    # field of the config → sha256, which a worker checks
-
-    def arg(self) -> dict[str, Any]:
-        return {"name": self.name, "key": self.key,
-                "$volatile": {"target": self.target, "config": self.config, "resources": self.resources}}
-
-
-@dataclass
-class Node:
-    """A step of the plan. `deps` are names of nodes whose results `work` needs."""
-
-    name: str
-    kind: str                                     # index | pass | barrier | tokenizer | shards
-    deps: tuple[str, ...]
-    work: Any                                     # (results: Mapping[str, Any]) -> Work
-    dataset: str = ""
-    steps: tuple[str, ...] = ()                   # for people
-    publishes: bool = False                       # the last pass of a dataset
-    batches: list[Records] = field(default_factory=list)     # of its tasks, as it ran
-
-
-@dataclass
-class PassResult:
-    """What a pass left: its records in plan order, which name the parts later nodes build on."""
-
-    records: Records
-    dataset: str = ""
-
-    def parts(self) -> Iterator[tuple[PartRecord, str]]:
-        """Its records, each with the source or dataset its part was read from."""
-        return zip(self.records, self.records.origins)
 
 
 @dataclass
@@ -106,22 +68,6 @@ class _PassPlan:
         self.chain.insert(place, step)
 
 
-class Splits(Mapping[str, Any]):
-    """Path of a big input file → its splits, read from the store when asked for."""
-
-    def __init__(self, places: dict[str, str], read: Callable[[str], bytes]) -> None:
-        self._places, self._read = places, read
-
-    def __getitem__(self, path: str) -> list[dict[str, int]]:
-        return json.loads(self._read(self._places[path]))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-
 class Planner:
     """Makes the nodes of a recipe.
 
@@ -136,7 +82,7 @@ class Planner:
         self.recipe = recipe
         self.lists = ListFiles(put_list)
         self.read_file = read_file
-        self.quarantined = quarantined or (lambda keys: {})
+        self._quarantined = quarantined or (lambda keys: {})
         self.earlier = earlier
         self.target = recipe.run.partition
         self.verify = verify_inputs
@@ -231,6 +177,11 @@ class Planner:
                 upstream = next(p for plans in [*self.passes.values()] for p in plans if p.name == name)
                 names.update(upstream.signals or self._signals(upstream))
         return tuple(sorted(names))
+
+    def quarantined(self, stage_keys: list[str]) -> Any:
+        """Entries of the log for documents these stages condemned, by id: an argument for tasks (`lists.unfold`)."""
+        found = self._quarantined(stage_keys)
+        return self.lists.fold({"entries": [found[id] for id in sorted(found)]})["entries"]
 
     # -- stages --------------------------------------------------------------------------------------------------
     def step(self, step: Step) -> ChainStep:
@@ -418,22 +369,3 @@ class Planner:
               memory_mb: int = 500) -> TaskSpec:
         key = content_key(task, load(task).version, args)
         return TaskSpec(key, task, node, args, weight, label, memory_mb, order=order)
-
-
-@dataclass
-class Applied:
-    """What a barrier says: for every part it looked at the removal slice, or None."""
-
-    parts: Sequence[PartRef]
-    slices: Sequence[FileRef | None]
-
-    def __iter__(self) -> Iterator[tuple[PartRef, FileRef | None]]:
-        return zip(self.parts, self.slices)
-
-
-def spilled_parts() -> Spilled[PartRef]:
-    return Spilled(encode=vars, decode=lambda doc: PartRef(**doc))
-
-
-def result(record: PartRecord) -> TaskResult:
-    return TaskResult({name: info.ref() for name, info in record.files.items()}, record.counters)

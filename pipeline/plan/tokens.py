@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.engine.queue import Records
-from pipeline.plan.passes import Node, PassResult, Planner, Work, result, spilled_parts
+from pipeline.plan.nodes import Node, PassResult, Work, result, spilled_parts
+from pipeline.plan.passes import Planner
 from pipeline.recipe.model import Recipe
 from pipeline.store.temp import Spilled
 from pipeline.tasks.encode import assemble_drafts, encode_drafts

@@ -17,7 +17,7 @@ from pipeline.driver import NodeState, survey
 from pipeline.engine.task import TaskSpec
 from pipeline.plan.basis import THRESHOLD, Ingredients, node_ingredients, plain_path, read_bases, read_inputs
 from pipeline.plan.estimate import open_plan
-from pipeline.plan.passes import Node
+from pipeline.plan.nodes import Node
 from pipeline.recipe import Recipe
 from pipeline.recipe.errors import nearest
 from pipeline.redact import redact_json

@@ -25,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.engine.lists import unfold
 from pipeline.engine.task import ChangedInput, Counters, Cursor, Inputs, Out
 from pipeline.recipe.code import import_planned
 from pipeline.store.parts import PartWriter, document_schema, read_documents
@@ -86,7 +87,7 @@ def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
 class DocumentPass:
     """args: either source, reader {name, key, config} and slices [$file…], or part {text: $ref, removed: $ref | null,
     barrier}; where {source | language: [values]} of the documents taken; chain [{name, key, $volatile: {target,
-    config}}], signals [names], signals_mode until-drop | all, $volatile {quarantined: {id: entry of the log}, replay:
+    config}}], signals [names], signals_mode until-drop | all, $volatile {quarantined: [entry of the log], replay:
     `replay.replay_arg` of the same pass under other thresholds}.
     """
 
@@ -110,9 +111,9 @@ class _Run:
         self.quarantine = RowWriter(out.path("quarantine.parquet"), QUARANTINE_SCHEMA)
         self.sides = {s.side: RowWriter(out.path(f"side.{s.side}.parquet"), pa.schema([*SIDE_COLUMNS, *s.stage.side]))
                       for s in self.steps if s.stage.side is not None}
-        hidden = self.args.get("$volatile", {}).get("quarantined", {})
         keys = {s.key for s in self.steps}
-        self.condemned = {id: q for id, q in hidden.items() if q["stage_key"] in keys}
+        said = unfold(self.args.get("$volatile", {}).get("quarantined", []), inputs.store.read)
+        self.condemned = {q["id"]: q for q in said if q["stage_key"] in keys}
         #: documents and bytes kept, by what the counters tell apart: one look-up a document instead of three
         self.tally: dict[tuple[str, str, int], list[int]] = {}
         self.earlier = self._earlier()

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.engine.lists import unfold
 from pipeline.engine.task import Counters, Cursor, Inputs, Out, content_key
 from pipeline.store.dataset import QUARANTINE
 from pipeline.store.fs import Store
@@ -54,7 +55,7 @@ _loaded: dict[tuple[str, int], Tokenizer] = {}
 # -- one part ----------------------------------------------------------------------------------------------------
 class EncodePart:
     """args: part ($ref of kept.parquet), tokenizer ($ref), eos (id), libraries, where, val {share, seed}, $volatile
-    {quarantined: {id: entry of the log under `encode_key`}}.
+    {quarantined: [entry of the log under `encode_key`]}.
 
     Writes for each split SPLIT.tokens (documents back to back, each ended by EOS, u16 or u32) and SPLIT.parquet
     (PART_TABLE: ends in this file, row in the part). A document is held out by PRF(seed, cluster of its duplicates, or
@@ -83,7 +84,8 @@ class _Encoding:
         self.inputs, self.cursor, self.out, self.args = inputs, cursor, out, inputs.args
         self.tokenizer = _tokenizer(inputs, self.args["tokenizer"], self.args["eos"])
         self.key = encode_key(self.args)
-        self.condemned = self.args.get("$volatile", {}).get("quarantined", {})
+        said = unfold(self.args.get("$volatile", {}).get("quarantined", []), inputs.store.read)
+        self.condemned = {q["id"]: q for q in said}
         self.splits = {name: _PartWriter(out, name) for name in SPLITS}
         self.quarantine = RowWriter(out.path(QUARANTINE), QUARANTINE_SCHEMA)
         self.counters: Counters = {name: {"docs": 0, "tokens": 0, "bytes": 0} for name in SPLITS}
@@ -272,14 +274,14 @@ def libraries() -> dict[str, str | None]:
 
 
 def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config: Mapping[str, Any],
-                  quarantined: Callable[[list[str]], Mapping[str, Any]] = lambda keys: {}) -> list[TaskDraft]:
+                  quarantined: Callable[[list[str]], Any] = lambda keys: []) -> list[TaskDraft]:
     """One task a part, in plan order. `tokenizer`: `fit_tokenizer.tokenizer_info`. `config`: the recipe's entry under
-    `shards:` (`where`, `val`: share held out) and `seed`. `quarantined`: as `LogView.quarantined`."""
+    `shards:` (`where`, `val`: share held out) and `seed`. `quarantined`: as `Planner.quarantined`."""
     common: dict[str, Any] = {
         "tokenizer": tokenizer["ref"], "eos": tokenizer["eos"], "libraries": libraries(),
         "where": dict(config.get("where") or {}),
         "val": {"share": float(config.get("val", 0.005)), "seed": int(config.get("seed", 0))}}
-    common["$volatile"] = {"quarantined": dict(quarantined([encode_key(common)]))}
+    common["$volatile"] = {"quarantined": quarantined([encode_key(common)])}
     return [TaskDraft(ENCODE, {"part": part.text, **common}, part.bytes, f"encode part {part.key[:8]}", memory_mb=700)
             for part in parts]
 

@@ -7,7 +7,7 @@ import pytest
 from pipeline.driver import TooManyErrors, check_error_rate, drive, survey
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.task import PartRecord, TaskSpec
-from pipeline.plan.passes import Node
+from pipeline.plan.nodes import Node
 from tests.pipeline.engine_tasks import MemoryLog
 
 

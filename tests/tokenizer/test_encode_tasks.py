@@ -260,7 +260,7 @@ class Encode:
 
         monkeypatch.setattr(encode_module, "encode_documents", encode_documents)
 
-    def __call__(self, quarantined=lambda keys: {}, where=None, **kw):
+    def __call__(self, quarantined=lambda keys: [], where=None, **kw):
         [draft] = encode_drafts([self.part], self.tokenizer, {"val": 0.0, "where": where}, quarantined)
         spec = TaskSpec(content_key(draft.task, load(draft.task).version, draft.args), draft.task, "t", draft.args)
         return run_attempt(spec, self.run.store, "1", Cursor(), str(self.run.root), **kw)
@@ -296,7 +296,7 @@ def test_a_condemned_document_is_left_out_and_logged_and_other_tasks_replay_it(e
 
     def quarantined(keys):
         asked.extend(keys)
-        return {id: q for k in keys for id, q in said.get(k, {}).items()}
+        return [q for k in keys for q in said.get(k, {}).values()]
 
     again = encoding(quarantined)
     assert (again.key, asked) == (record.key, list(said)), "the list must not change the key"
@@ -312,7 +312,7 @@ def test_a_condemned_document_is_left_out_and_logged_and_other_tasks_replay_it(e
     assert encoding.lost(away) == [] and away.counters["quarantined"] == {}
     encoding.tokenizer = {**encoding.tokenizer, "eos": 1}
     [draft] = encode_drafts([encoding.part], encoding.tokenizer, {}, quarantined)
-    assert draft.args["$volatile"] == {"quarantined": {}}, "another end of text is another stage"
+    assert draft.args["$volatile"] == {"quarantined": []}, "another end of text is another stage"
 
 
 @pytest.mark.parametrize("batch_rows", [None, 1, 7])
@@ -337,7 +337,7 @@ def test_a_text_the_tokenizer_fails_on_is_quarantined_and_nothing_else_changes(e
     assert encoding().counters["train"]["docs"] == 0
 
 
-@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "no space left"), ModuleNotFoundError("fastokens"),
+@pytest.mark.parametrize("error", [MemoryError(), OSError(5, "input/output error"), ModuleNotFoundError("fastokens"),
                                    TokenizerError("text encodes to its end-of-text token"), KeyboardInterrupt()])
 def test_what_no_text_did_ends_the_task(encoding, error):
     encoding.fails = {encoding.docs[13].text: error}

@@ -1,0 +1,98 @@
+"""What a plan is made of: nodes, the stages of their passes, and what nodes leave for those that build on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.engine.queue import Records
+from pipeline.engine.task import PartRecord, TaskSpec
+from pipeline.store.temp import Spilled
+from stages.barrier import FileRef, PartRef, TaskResult
+from stages.stage import Stage
+
+#: what a node yields and is sent
+Work = Generator[Iterable[TaskSpec], Records, Any]
+
+DOCUMENTS = "pipeline.tasks.documents:DocumentPass"
+INDEX = "pipeline.tasks.index:Index"
+
+
+@dataclass(frozen=True)
+class ChainStep:
+    """One stage of a pass: its name, its key, and how to make it."""
+
+    name: str
+    key: str
+    basis: str                                    # its key without thresholds
+    target: str
+    config: dict[str, Any]
+    stage: Stage
+    resources: dict[str, str] = field(default_factory=dict)    # field of the config → sha256, which a worker checks
+
+    def arg(self) -> dict[str, Any]:
+        return {"name": self.name, "key": self.key,
+                "$volatile": {"target": self.target, "config": self.config, "resources": self.resources}}
+
+
+@dataclass
+class Node:
+    """A step of the plan. `deps` are names of nodes whose results `work` needs."""
+
+    name: str
+    kind: str                                     # index | pass | barrier | tokenizer | shards
+    deps: tuple[str, ...]
+    work: Any                                     # (results: Mapping[str, Any]) -> Work
+    dataset: str = ""
+    steps: tuple[str, ...] = ()                   # for people
+    publishes: bool = False                       # the last pass of a dataset
+    batches: list[Records] = field(default_factory=list)     # of its tasks, as it ran
+
+
+@dataclass
+class PassResult:
+    """What a pass left: its records in plan order, which name the parts later nodes build on."""
+
+    records: Records
+    dataset: str = ""
+
+    def parts(self) -> Iterator[tuple[PartRecord, str]]:
+        """Its records, each with the source or dataset its part was read from."""
+        return zip(self.records, self.records.origins)
+
+
+class Splits(Mapping[str, Any]):
+    """Path of a big input file → its splits, read from the store when asked for."""
+
+    def __init__(self, places: dict[str, str], read: Callable[[str], bytes]) -> None:
+        self._places, self._read = places, read
+
+    def __getitem__(self, path: str) -> list[dict[str, int]]:
+        return json.loads(self._read(self._places[path]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+@dataclass
+class Applied:
+    """What a barrier says: for every part it looked at the removal slice, or None."""
+
+    parts: Sequence[PartRef]
+    slices: Sequence[FileRef | None]
+
+    def __iter__(self) -> Iterator[tuple[PartRef, FileRef | None]]:
+        return zip(self.parts, self.slices)
+
+
+def spilled_parts() -> Spilled[PartRef]:
+    return Spilled(encode=vars, decode=lambda doc: PartRef(**doc))
+
+
+def result(record: PartRecord) -> TaskResult:
+    return TaskResult({name: info.ref() for name, info in record.files.items()}, record.counters)
