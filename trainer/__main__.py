@@ -13,7 +13,8 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("run", metavar="RUN", help="folder of the run (STORE/runs/RUN), or its name with --store")
+    shared.add_argument("run", metavar="RUN",
+                        help="folder or URL of the run (STORE/runs/RUN), or its name with --store")
     shared.add_argument("--store", help="the store RUN's shard paths are relative to (default: two folders above RUN)")
     shared.add_argument("--out", help="where checkpoints, metrics and plot go (default: RUN/train)")
     shared.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
@@ -63,12 +64,16 @@ def execute(options: argparse.Namespace, arguments: list[str]) -> int:
     from tokenizer.shards.layout import ShardError
     from trainer.checkpoint import CheckpointError
     from trainer.config import ConfigError
+    from trainer.remote import fetch_shards, is_url
     from trainer.run import open_run
 
     if options.command == "run" and (options.gpus or options.ship_code) and not options.address:
         raise ConfigError("--gpus and --ship-code need --address; on this machine use --ranks N --device cuda")
     if options.command == "run" and options.gpus and options.ranks:
         raise ConfigError("give --gpus N (one rank a GPU) or --ranks N (CPU), not both")
+    if options.command == "run" and not options.out and (is_url(options.run) or is_url(options.store)):
+        raise ConfigError(f"{options.run}: a run in object storage has no place for checkpoints; give one with --out, "
+                          f"a folder that all ranks see")
     run = open_run(options.run, options.store, options.out, options.overrides)
     if options.command == "plan":
         from trainer.plan import plan
@@ -88,6 +93,8 @@ def execute(options: argparse.Namespace, arguments: list[str]) -> int:
     from trainer.parallel import world
     from trainer.train import TrainingError, train
 
+    if run.source:                        # before the ranks meet: nobody waits for a download in a collective
+        fetch_shards(run.source, run.curriculum, (lambda _text: None) if options.quiet else say)
     try:
         with world(options.device) as here:
             train(run, here, options.stop_at, say=(lambda _text: None) if options.quiet else say)
@@ -105,11 +112,13 @@ def say(text: str) -> None:
 
 def forwarded(options: argparse.Namespace) -> list[str]:
     """The command line of one rank on a cluster: without what chose the cluster, paths absolute (shared storage)."""
+    from trainer.remote import is_url
+
     out = ["run", os.path.abspath(options.run) if os.path.isdir(options.run) else options.run,
            "--device", "cuda" if options.gpus else options.device]
     for flag, value in (("--store", options.store), ("--out", options.out)):
         if value:
-            out += [flag, os.path.abspath(value)]
+            out += [flag, value if is_url(value) else os.path.abspath(value)]
     for assignment in options.overrides:
         out += ["--set", assignment]
     if options.stop_at:

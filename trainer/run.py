@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.mix.curriculum import Curriculum, CurriculumError, Phase
+from trainer import remote
 from trainer.checkpoint import CheckpointConfig
 from trainer.config import ConfigError, Count, build, override, read_train
 from trainer.evaluate import EvaluateConfig
@@ -76,6 +77,7 @@ class Run:
     out: Path                 # checkpoints, metrics, plot
     curriculum: Curriculum
     config: TrainConfig
+    source: str | None = None # URL of the store where it is object storage; `folder` and `store` are a local copy
 
     @property
     def vocab(self) -> int:
@@ -98,7 +100,15 @@ class Run:
 
 
 def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[str]) -> Run:
-    """Open `run`, a folder (STORE/runs/RUN) or the name of a run in `store`. `overrides`: `key=value` of `train:`."""
+    """Open `run`, a folder or URL (STORE/runs/RUN) or the name of a run in `store`. `overrides`: `key=value` of
+    `train:`. Of a run in object storage only its small files are fetched here (`remote.fetch_shards`)."""
+    source = None
+    if out is not None and remote.is_url(out):
+        raise ConfigError(f"--out {out}: checkpoints and metrics need a file system; give a folder")
+    if remote.is_url(run) or remote.is_url(store):
+        source, name = remote.split_run(run, store)
+        folder = remote.fetch_run(source, name)
+        run, store = str(folder), str(folder.parent.parent)
     folder = Path(run)
     if store is not None and not (folder / "curriculum.json").is_file():
         folder = Path(store) / "runs" / run
@@ -115,7 +125,7 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
         override(train, assignment)
     config = build(TrainConfig, train, f"{folder / 'recipe.yaml'}: train")
     made = Run(folder, Path(store) if store else folder.absolute().parent.parent,
-               Path(out) if out else folder / "train", curriculum, config)
+               Path(out) if out else folder / "train", curriculum, config, source)
     made.schedule()               # its errors belong here, before anything starts
     return made
 

@@ -1,0 +1,71 @@
+"""Training on a run in object storage: the same numbers as on a disk, from shards fetched once and checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from pipeline.store.fs import Store
+from tests.trainer.synthetic import make_run
+from trainer.__main__ import main
+
+
+@pytest.fixture
+def there(s3, bucket, tmp_path, monkeypatch) -> tuple[Path, str]:
+    """(folder of a run on disk, URL of its copy in a bucket)."""
+    monkeypatch.setenv("TOKENMILL_SHARDS", str(tmp_path / "copy"))
+    run = make_run(tmp_path / "store")
+    store = Store(f"{bucket}/deep/store")
+    for path in Store(tmp_path / "store").list(""):
+        store.write(path, (tmp_path / "store" / path).read_bytes())
+    return run, f"{store.root}/runs/toy"
+
+
+def losses(out: Path) -> list[float]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.slow
+def test_the_same_losses_and_one_download(there, s3_server, tmp_path, capsys):
+    run, url = there
+    assert main(["run", str(run), "--device", "cpu", "--stop-at", "6", "--out", str(tmp_path / "a")]) == 0
+    root, _, name = url.rpartition("/runs/")
+    for out, place in ((tmp_path / "b", [url]), (tmp_path / "c", [name, "--store", root])):
+        s3_server.trouble(None)
+        assert main(["run", *place, "--device", "cpu", "--stop-at", "6", "--out", str(out)]) == 0
+        assert losses(out) == losses(tmp_path / "a") != []
+        bodies = [r for r in s3_server.requests if r.method == "GET" and r.path.split("?")[0].endswith(".tokens")]
+        assert len(bodies) == (8 if out.name == "b" else 0), "the second training finds them there"
+    said = capsys.readouterr().out
+    assert said.count("fetching 16 files of shards") == 1
+    assert main(["plan", url]) == 0 and "stable" in capsys.readouterr().out
+
+
+def test_what_cannot_be_trained_on_says_why(there, s3, tmp_path, capsys, monkeypatch):
+    _, url = there
+    store = Store(url.rpartition("/runs/")[0])
+
+    def refused(*args: str) -> str:
+        assert main(["run", *args, "--device", "cpu", "--stop-at", "1"]) == 2
+        return capsys.readouterr().err
+    assert "has no place for checkpoints; give one with --out" in refused(url)
+    assert "checkpoints and metrics need a file system" in refused(url, "--out", "s3://bucket/out")
+    out = ("--out", str(tmp_path / "out"))
+    assert "/runs/nothing/curriculum.json: no such file" in refused(url.replace("toy", "nothing"), *out)
+    assert "give STORE/runs/RUN" in refused("s3://bucket/toy", *out)
+    body = next(p for p in store.list("shards") if p.endswith(".tokens"))
+    data = store.read(body)
+    store.write(body, bytes([data[0] ^ 1]) + data[1:])
+    assert f"{body}: damaged, its sha256" in refused(url, *out)
+    store.remove(body)
+    assert "a shard set the curriculum pins is not there" in refused(url, *out)
+    store.write(body, data)
+    with monkeypatch.context() as m:
+        m.setattr("trainer.remote.shutil.disk_usage", lambda p: type("Usage", (), {"free": 10, "total": 10})())
+        assert "set TOKENMILL_SHARDS to a folder on a larger disk" in refused(url, *out)
+    assert main(["run", url, *out, "--device", "cpu", "--stop-at", "1"]) == 0

@@ -1,0 +1,175 @@
+"""Runs in object storage: what a training reads of them is brought to this machine's disk, once.
+
+Windows are read at random from memory-mapped shards, so the shards have to be local files. They are immutable and named
+by their content: what is there already stays, what is fetched is checked against the sha256 the curriculum pins. The
+copy has the layout of the store. All ranks of a machine share it; the first fetches, the others wait.
+
+Through pyarrow's own filesystems (S3 and Google Cloud Storage), with credentials from the environment: a GPU node needs
+nothing else installed. The copy lies in `TOKENMILL_SHARDS`, by default `tokenmill-UID/shards` below the system's folder
+for temporary files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from pyarrow import fs
+
+from stages.mix.curriculum import Curriculum
+from tokenizer.shards.layout import MANIFEST, Manifest
+from trainer.config import ConfigError
+
+#: bytes read at once, and files fetched at a time
+BLOCK, FILES = 8 << 20, 8
+#: files of a run that a training reads, beside its shards
+SMALL = ("curriculum.json", "recipe.yaml")
+
+
+def is_url(place: str | None) -> bool:
+    return place is not None and "://" in place and not place.startswith("file://")
+
+
+def split_run(run: str, store: str | None) -> tuple[str, str]:
+    """(URL of the store, name of the run) of a run given as STORE/runs/RUN, or by name with its store."""
+    if not is_url(run):
+        return str(store).rstrip("/"), run
+    root, slash, name = run.rstrip("/").rpartition("/runs/")
+    if not slash or "/" in name or (store and store.rstrip("/") != root):
+        raise ConfigError(f"{run}: give STORE/runs/RUN, or the name of the run with --store")
+    return root, name
+
+
+def fetch_run(root: str, name: str) -> Path:
+    """Folder of the local copy of a run: its small files, as they stand now."""
+    remote, top = _open(root)
+    store = _local(root)
+    folder = store / "runs" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in SMALL:
+        try:
+            _fetch(remote, f"{top}/runs/{name}/{file}", folder / file, None)
+        except FileNotFoundError:
+            raise ConfigError(f"{root}/runs/{name}/{file}: no such file; give a run that has shards and a curriculum "
+                              f"(STORE/runs/RUN), or its name with --store") from None
+        except OSError as error:
+            raise _unreachable(root, error) from None
+    return folder
+
+
+def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) -> Path:
+    """Folder of the local copy of the store, with all shard sets the curriculum pins. Raises ConfigError when they are
+    not there, damaged, or more than the disk holds."""
+    remote, top = _open(root)
+    store = _local(root)
+    try:
+        with _alone(store):
+            wanted = list(_pinned(remote, top, store, curriculum))
+            missing = [w for w in wanted if not (store / w[0]).exists()]
+            sizes = [remote.get_file_info(f"{top}/{path}").size or 0 for path, _ in missing]
+            free = shutil.disk_usage(store).free
+            if sum(sizes) > free:
+                raise ConfigError(f"{root}: its shards are {sum(sizes) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free "
+                                  f"in {store}; set TOKENMILL_SHARDS to a folder on a larger disk")
+            if missing:
+                say(f"fetching {len(missing)} files of shards ({sum(sizes) / 1e9:.2f} GB) to {store}")
+            with ThreadPoolExecutor(FILES) as pool:
+                list(pool.map(lambda w: _fetch(remote, f"{top}/{w[0]}", store / w[0], w[1]), missing))
+            with contextlib.suppress(FileNotFoundError):        # samples are printed with it, nothing else
+                _fetch(remote, f"{top}/{curriculum.tokenizer.path}", store / curriculum.tokenizer.path, None)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{root}: a shard set the curriculum pins is not there ({error}); restore it, or resolve the "
+                          f"curriculum again by running its recipe") from None
+    except OSError as error:
+        raise _unreachable(root, error) from None
+    return store
+
+
+def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum) -> Iterator[tuple[str, str]]:
+    """(path, sha256) of the bodies and document ends of all pinned sets; their manifests are fetched."""
+    for stream in curriculum.streams:
+        for folder, sha256 in ((stream.train, stream.sha256), (stream.val, stream.val_sha256)):
+            if not folder or not sha256:
+                continue
+            path = f"{folder}/shards-{sha256[:16]}.json"
+            if folder.endswith(".json"):                        # a manifest by its name
+                path, folder = folder, folder.rpartition("/")[0]
+            if not (store / path).exists():
+                try:
+                    _fetch(remote, f"{top}/{path}", store / path, None)
+                except FileNotFoundError:
+                    path = f"{folder}/{MANIFEST}"
+                    _fetch(remote, f"{top}/{path}", store / path, None)
+            made = Manifest.from_json(json.loads((store / path).read_text(encoding="utf-8")), path)
+            for shard in made.shards:
+                yield f"{folder}/{shard.body}", shard.sha256
+                yield f"{folder}/{shard.ends}", shard.ends_sha256
+
+
+def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> None:
+    """Copy one file, whole or not at all, and see that it is what its hash says."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    part = to.parent / f".{to.name}.{uuid.uuid4().hex}"
+    digest = hashlib.sha256()
+    try:
+        with remote.open_input_stream(path, buffer_size=0) as source, open(part, "wb") as f:
+            while block := source.read(BLOCK):
+                digest.update(block)
+                f.write(block)
+        if sha256 is not None and digest.hexdigest() != sha256:
+            raise ConfigError(f"{path}: damaged, its sha256 is not the one its manifest names; publish the shards "
+                              f"again by running the recipe")
+        os.replace(part, to)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _open(root: str) -> tuple[fs.FileSystem, str]:
+    """(filesystem, path of the store in it)."""
+    scheme, _, place = root.partition("://")
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    try:
+        if scheme in ("s3", "s3a") and endpoint:
+            kind, _, host = endpoint.rpartition("://")
+            options: dict[str, Any] = {"endpoint_override": host.rstrip("/"), "scheme": kind or "https"}
+            region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+            retry = fs.AwsStandardS3RetryStrategy(max_attempts=10)
+            return fs.S3FileSystem(region=region, retry_strategy=retry, **options), place.rstrip("/")
+        return fs.FileSystem.from_uri(root.replace("s3a://", "s3://", 1))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{root}: {error}; a run to train on lies in a folder, or at s3://… or gs://…; copy others "
+                          f"to a folder") from None
+
+
+def _unreachable(root: str, error: OSError) -> ConfigError:
+    said = " ".join(str(error).split())[:300]
+    return ConfigError(f"{root}: {said}; see that the address is right, credentials stand in the environment and the "
+                       f"disk is not full")
+
+
+def _local(root: str) -> Path:
+    base = os.environ.get("TOKENMILL_SHARDS")
+    top = Path(base) if base else Path(tempfile.gettempdir(), f"tokenmill-{os.getuid()}", "shards")
+    folder = top / hashlib.blake2b(root.encode(), digest_size=8).hexdigest()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}; set TOKENMILL_SHARDS to a folder that can be written") from None
+    return folder
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with open(folder / ".lock", "w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
