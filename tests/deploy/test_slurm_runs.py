@@ -168,7 +168,7 @@ def test_a_run_on_three_nodes_is_stopped_by_the_time_limit_and_ends_in_its_next_
     until(lambda: clean_done(store) >= 1, 240, job, first_log)
     assert len([p for p in family(host) if b"raylet" in Path(f"/proc/{p}/cmdline").read_bytes().split(b"\0")[0]]) == 3
     job.send_signal(signal.SIGUSR1)                       # what --signal=B:USR1@600 sends to the batch shell
-    assert job.wait(120) == 1, first_log.read_text()[-5000:]
+    assert job.wait(240) == 1, first_log.read_text()[-5000:]
     assert "back into the queue" in first_log.read_text()
     assert (host / "scontrol.log").read_text().split() == ["requeue", str(1000 + os.getpid() % 150)]
     check_nothing_is_left(host)

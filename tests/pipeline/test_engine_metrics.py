@@ -91,6 +91,14 @@ def test_a_snapshot_becomes_tasks_by_state_and_documents_by_outcome():
     assert ended["tokenmill_tasks", "r", "pass", "running"] == ended["tokenmill_eta_seconds", "r"] == 0
 
 
+def test_every_series_is_there_from_the_first_snapshot_on():
+    progress = Progress("quiet")
+    before = values("r", progress.snapshot())
+    progress.planned([TaskSpec("k", "m:T", "shards:web", {}, weight=10)], {})
+    assert before.keys() == values("r", progress.snapshot()).keys()
+    assert len(before) < 80 and not any(v for k, v in before.items() if k[0] != "tokenmill_run_active")
+
+
 def test_an_unknown_eta_is_not_a_number():
     progress = Progress("quiet")
     progress.planned([TaskSpec("k", "m:T", "clean", {}, weight=10)], {})
