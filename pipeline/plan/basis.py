@@ -15,6 +15,7 @@ import importlib
 import io
 import json
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +35,8 @@ VERSION = 1
 #: end of the name of an ingredient that is a threshold: verdicts are replayed when it changes
 THRESHOLD = " (threshold)"
 
+#: rows of inputs.parquet in memory while it is written
+ROWS = 1 << 13
 INPUTS = pa.schema([("source", pa.string()), ("path", pa.string()), ("size", pa.int64()), ("etag", pa.string())])
 
 Ingredients = dict[str, Any]
@@ -43,14 +46,13 @@ def write_basis(store: Store, run: str, planner: Planner, nodes: list[Node], epo
     """Write both files of a run whose plan has just been made."""
     document = {"version": VERSION, "epoch": epoch, "nodes": redact_json(node_ingredients(planner, nodes))}
     store.write(f"runs/{run}/basis.json", json.dumps(document, indent=1, sort_keys=True).encode())
-    columns: dict[str, list[Any]] = {name: [] for name in INPUTS.names}
-    for source in planner.sources_used():
-        for file in planner.source_files(source):
-            for name, value in (("source", source), ("path", plain_path(file.path)), ("size", file.size),
-                                ("etag", file.etag)):
-                columns[name].append(value)
     out = io.BytesIO()
-    pq.write_table(pa.table(columns, schema=INPUTS), out, compression="zstd")
+    with pq.ParquetWriter(out, INPUTS, compression="zstd") as writer:
+        for source in planner.sources_used():
+            files = iter(planner.source_files(source))
+            while some := list(islice(files, ROWS)):               # there may be millions
+                writer.write_table(pa.table([[source] * len(some), [plain_path(f.path) for f in some],
+                                             [f.size for f in some], [f.etag for f in some]], schema=INPUTS))
     store.write(f"runs/{run}/inputs.parquet", out.getvalue())
 
 

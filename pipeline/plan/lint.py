@@ -6,7 +6,10 @@ give no finding.
 
 from __future__ import annotations
 
+import ast
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pipeline.recipe import Recipe
@@ -50,7 +53,7 @@ def lint(recipe: Recipe, speeds: Mapping[str, tuple[float, float]] | None = None
         if name in costs and name not in EXTRACTOR.values():
             costs[name] = 1000 * DOCUMENT_BYTES / speed
     rules = (_order(recipe, costs), _extraction(recipe), _language(recipe), _lineage(recipe), _crawls(recipe),
-             _unused(recipe), _overlap(recipe), _epochs(recipe), _tokenizer(recipe))
+             _unused(recipe), _overlap(recipe), _epochs(recipe), _tokenizer(recipe), _code(recipe))
     found = [Problem(recipe.mark(path), path, message) for rule in rules for path, message in rule]
     return [str(p) for p in sorted(found, key=lambda p: (p.mark.line, p.mark.column))]
 
@@ -298,3 +301,30 @@ def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
         if picked and fed.isdisjoint(picked):
             yield ("tokenizer", "train", "from", i), (f"the tokenizer is trained on '{name}', of which nothing is in "
                                                       f"the mixture; train it on what the model will read")
+
+
+# -- code of one's own -------------------------------------------------------------------------------------------------
+def _code(recipe: Recipe) -> Iterator[Finding]:
+    """Files next to those under `code:` that they import: they do not travel to workers, and no key covers them."""
+    named = {os.path.realpath(path) for path in recipe.code}
+    for i, path in enumerate(recipe.code):
+        folder = os.path.dirname(os.path.realpath(path))
+        for module in sorted(_imports(path)):
+            found = next((p for p in (f"{module}.py", os.path.join(module, "__init__.py"))
+                          if os.path.isfile(os.path.join(folder, p))), None)
+            if found and os.path.realpath(os.path.join(folder, found)) not in named:
+                yield ("code", i), (f"{os.path.basename(path)} imports '{module}' ({found} beside it), which workers "
+                                    f"do not get, and whose changes would make nothing stale; name it under `code:`, "
+                                    f"before this file")
+
+
+def _imports(path: str) -> set[str]:
+    """Top-level names of the modules a Python file imports, wherever in it; empty when it cannot be read."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+              and not node.level]
+    return {name.partition(".")[0] for name in names}

@@ -116,7 +116,12 @@ def _costs(document: dict[str, Any]) -> list[str]:
 
 
 def _warnings(document: dict[str, Any]) -> list[str]:
-    return [f"[yellow]warning:[/] {escape(w)}" for w in document["warnings"]]
+    out = []
+    for warning in document["warnings"]:
+        first, *rest = textwrap.wrap(f"warning: {warning}", WIDTH, subsequent_indent=" " * 9, break_long_words=False,
+                                     break_on_hyphens=False)
+        out += [f"[yellow]warning:[/]{escape(first.removeprefix('warning:'))}", *map(escape, rest)]
+    return out
 
 
 def _value(value: Any) -> str:

@@ -545,3 +545,16 @@ def test_lint_takes_measured_speeds(load):
 def test_lint_is_silent_about_the_ready_recipes():
     for name in ready_recipes():
         assert lint(load_recipe(name, inputs=["a"])) == []
+
+
+def test_lint_names_files_that_own_code_imports(load, tmp_path):
+    (tmp_path / "word_lists.py").write_text("WORDS = ['a']\n")
+    (tmp_path / "own_stage_x.py").write_text(
+        "import json\nfrom stages.stage import Stage\n\ndef words():\n    from word_lists import WORDS\n"
+        "    return WORDS\n\nclass Own(Stage):\n    name = 'own_x'\n")
+    text = SMALL.replace("version: 1\n", "version: 1\ncode: [own_stage_x.py]\n") + "      - own_stage_x:Own\n"
+    said = [s for s in lint(load(text, allow_custom=True)) if "imports" in s]
+    assert len(said) == 1 and "own_stage_x.py imports 'word_lists' (word_lists.py beside it)" in said[0]
+    assert "recipe.yaml:2:" in said[0]
+    both = text.replace("[own_stage_x.py]", "[word_lists.py, own_stage_x.py]")
+    assert not any("imports" in s for s in lint(load(both, allow_custom=True)))
