@@ -149,10 +149,10 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
 
     now, facts = standing(store, run), facts_of(store, run)
     attempt = int(facts.get("attempt", 0))
-    job = jobs.job_id(store.root, run, attempt)
     if now.state in ("running", "stopping") and "--takeover" not in options:
         _sent(run, attempt, facts.get("job"), facts.get("address"), store, json_lines, "running")
         return
+    job = jobs.job_id(store.root, run, attempt)
     known = jobs.state(address, job) if now.state == "submitted" else None
     if known is not None and not known.ended:
         _sent(run, attempt, job, address, store, json_lines, "submitted")
@@ -160,17 +160,22 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
     # an attempt whose job is not there was never sent, or its cluster is gone: the same id settles who sends it now
     if attempt == 0 or known is not None or now.state != "submitted":
         attempt += 1
-        job = jobs.job_id(store.root, run, attempt)
     store.write(f"runs/{run}/recipe.yaml", recipe.canonical_yaml().encode())
     keep_code(store, run, recipe.code)
-    note_attempt(store, run, attempt, "job", job=job, address=address, recipe=recipe.name, base=recipe.base)
-    arguments = ["resume", "--job", str(attempt), "--store", store.root, *options, "--", run]
     packages = [root for root in roots().values() if root] if ship_code else []
-    try:
-        new = jobs.submit(address, job, arguments, python=python, packages=packages)
-    except auth.ClusterError as e:
-        note_refusal(store, run, attempt, str(e))
-        raise
+    while True:
+        job = jobs.job_id(store.root, run, attempt)
+        note_attempt(store, run, attempt, "job", job=job, address=address, recipe=recipe.name, base=recipe.base)
+        arguments = ["resume", "--job", str(attempt), "--store", store.root, *options, "--", run]
+        try:
+            new = jobs.submit(address, job, arguments, python=python, packages=packages)
+            known = None if new else jobs.state(address, job)
+        except auth.ClusterError as e:
+            note_refusal(store, run, attempt, str(e))
+            raise
+        if known is None or not known.ended:
+            break
+        attempt += 1              # the cluster remembers a store that was at this place before
     for note in notes(store, address, auth.in_clear(address)):
         typer.echo(f"note: {note}", err=True)
     _sent(run, attempt, job, address, store, json_lines, "new" if new else "submitted")

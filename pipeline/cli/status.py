@@ -74,11 +74,11 @@ def _progress(p: dict[str, Any], ended: bool) -> list[str]:
     lines = ["  " + "  ".join(words)]
     rows = [("pass", "done", "running", "failed", "documents", "docs/s", "read", "quarantined", "left")]
     for name, n in nodes.items():
-        left = clock(n["seconds"]) if n["done"] == n["parts"] else clock(n["eta_s"]) if n.get("eta_s") else "?"
+        left = "-" if ended else "?" if n.get("eta_s") is None else clock(n["eta_s"])
         rows.append((name, f"{n['done']:,}/{n['parts']:,}", f"{n.get('running', 0):,}",
                      f"{n.get('failed_attempts', 0):,}", f"{n.get('docs', 0):,}", f"{n.get('docs_per_s', 0):,.0f}",
                      size(n.get("bytes_done", 0)), f"{n.get('quarantined', 0):,}",
-                     f"({left})" if n["done"] == n["parts"] else left))
+                     f"({clock(n['seconds'])})" if n["done"] == n["parts"] else left))
     if len(rows) > 1:
         width = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines += ["  " + "  ".join([row[0].ljust(width[0]), *(c.rjust(w) for c, w in zip(row[1:], width[1:]))]).rstrip()

@@ -99,6 +99,7 @@ class Progress:
         self._written = self._said = self._begun = clock()
         self._bars: Bars | None = None
         self._ids: dict[str, TaskID] = {}
+        self._lines_said: dict[str, str] = {}
         if mode == "rich":
             console = Console(file=self._stream, emoji=False)        # a node is called index:b:1
             self._console = console
@@ -273,7 +274,9 @@ class Progress:
 
     def _lines(self) -> None:
         for name, node in self.nodes.items():
-            self._say(f"{name}: {self._words(node)}")
+            if (words := self._words(node)) != self._lines_said.get(name):       # a pass that is done is said once
+                self._lines_said[name] = words
+                self._say(f"{name}: {words}")
 
     def _words(self, node: _Node) -> str:
         s = node.snapshot(self._clock())

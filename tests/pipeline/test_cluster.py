@@ -408,6 +408,21 @@ def test_submitting_twice_starts_one_job(ray_jobs, recipe, tmp_path, tokenmill):
     assert (fifth["already"], fifth["job"]) == (None, fourth["job"])
 
 
+def test_a_cluster_that_remembers_what_the_store_does_not(ray_jobs, recipe, tmp_path, tokenmill):
+    """The store was removed and made anew at the same place: ids of jobs that have ended are used up."""
+    url, client = ray_jobs
+    arguments = ("submit", recipe, "--address", url, "--store", tmp_path / "s", "--json")
+    [first] = tokenmill(*arguments).json()
+    shutil.rmtree(tmp_path / "s")
+    [again] = tokenmill(*arguments).json()
+    assert (again["already"], again["job"]) == ("submitted", first["job"]), "that job has not ended"
+    client.states[first["job"]] = "SUCCEEDED"
+    shutil.rmtree(tmp_path / "s")
+    [third] = tokenmill(*arguments).json()
+    assert (third["already"], third["attempt"]) == (None, 2) and len(client.jobs) == 2
+    assert attempts.facts_of(Store(tmp_path / "s"), third["run"])["attempt"] == 2
+
+
 def test_a_job_that_ends_before_its_driver_reaches_the_store(ray_jobs, recipe, tmp_path, tokenmill):
     url, client = ray_jobs
     [sent] = tokenmill("submit", recipe, "--address", url, "--store", tmp_path / "s", "--name", "r", "--json").json()

@@ -1,0 +1,102 @@
+"""A Ray head of its own, as a user starts one: a separate process group, token authentication, loopback, free ports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import uuid
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_ports(n: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(n)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+
+
+class Head:
+    """`ray start --head` with two CPUs. `token` None: without authentication. Ended by pid, whatever became of it."""
+
+    def __init__(self, token: str | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tmh", dir="/tmp"))        # short, for Ray's sockets
+        self.mark = uuid.uuid4().hex
+        self.token = token
+        gcs, dashboard, *others = free_ports(6)
+        self.gcs, self.url = f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}"
+        if token is not None:
+            (self.folder / "token").write_text(token)
+        options = {"port": gcs, "dashboard-host": "127.0.0.1", "dashboard-port": dashboard, "num-cpus": 2,
+                   "node-ip-address": "127.0.0.1", "object-store-memory": 100 << 20, "temp-dir": self.folder / "r",
+                   **dict(zip(("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port",
+                               "ray-client-server-port"), others))}
+        ray = Path(sys.executable).with_name("ray")
+        command = [str(ray), "start", "--head", "--block", "--disable-usage-stats"]
+        self.process = subprocess.Popen(
+            [*command, *(f"--{name}={value}" for name, value in options.items())],
+            env=self.environment() | {"TOKENMILL_TEST_HEAD": self.mark}, cwd=self.folder, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def environment(self, knows: bool = True) -> dict[str, str]:
+        """Of the nodes, and of a shell of a user who `knows` the token."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "TOKENMILL_"))}
+        env |= {"HOME": str(self.folder), "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0",
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        if self.token is None:
+            return env | {"RAY_AUTH_MODE": "disabled"}
+        return env | ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.folder / "token")} if knows else {})
+
+    def _wait(self) -> None:
+        """Until it takes jobs: the dashboard answers before its agent is there."""
+        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        request = urllib.request.Request(f"{self.url}/api/jobs/", headers=headers)
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, "the head ended before it was up"
+            try:
+                with urllib.request.urlopen(request, timeout=5):
+                    return
+            except (OSError, urllib.error.HTTPError):
+                time.sleep(0.3)
+        raise AssertionError("the head did not come up")
+
+    def pids(self) -> list[int]:
+        """Everything that was started by it, jobs included."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in path.read_bytes():
+                    found.append(int(path.parent.name))
+        return found
+
+    def kill(self) -> None:
+        """As a machine that loses its power."""
+        deadline = time.monotonic() + 20
+        while (pids := self.pids()) and time.monotonic() < deadline:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.2)
+        self.process.wait(timeout=10)
+        assert not self.pids()
+
+    def close(self) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
