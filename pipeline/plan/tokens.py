@@ -13,8 +13,8 @@ from pipeline.plan.passes import Planner
 from pipeline.recipe.model import Recipe
 from pipeline.store.temp import Spilled
 from pipeline.tasks.encode import assemble_drafts, encode_drafts
-from pipeline.tasks.fit_tokenizer import load_draft, tokenizer_draft, tokenizer_info
-from stages.barrier import PartRef, TaskResult
+from pipeline.tasks.fit_tokenizer import load_draft, tokenizer_info, tokenizer_waves
+from stages.barrier import PartRef, TaskResult, Wave
 from stages.mix.curriculum import resolve
 
 #: name of the tokenizer's node; a dataset may be called "tokenizer", never this
@@ -67,11 +67,17 @@ def _tokenizer(recipe: Recipe, planner: Planner, results: Mapping[str, Any]) -> 
     spec = recipe.tokenizer
     if spec.train is not None:
         plain = recipe.plain()["tokenizer"]["train"]
-        draft = tokenizer_draft({"sample": spec.train.sample, **plain}, parts_of(results, spec.train.inputs))
+        waves = tokenizer_waves({"sample": spec.train.sample, **plain}, parts_of(results, spec.train.inputs))
     else:
         draft = load_draft(os.path.join(recipe.base, spec.load or ""), spec.eos)
-    [record] = yield [planner.draft_spec(TOKENIZER, 0, draft)]
-    return tokenizer_info(result(record), spec.eos)
+        waves = [Wave("load", lambda done: [draft])]
+    done: dict[str, list[TaskResult]] = {}
+    for wave in waves:
+        name = TOKENIZER if wave is waves[-1] else f"{TOKENIZER}/{wave.name}"
+        records = yield (planner.draft_spec(name, i, d) for i, d in enumerate(wave.tasks(done)))
+        done[wave.name] = [result(r) for r in records]
+    [made] = done[waves[-1].name]
+    return tokenizer_info(made, spec.eos)
 
 
 def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], results: Mapping[str, Any]) -> Work:

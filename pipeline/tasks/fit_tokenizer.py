@@ -13,18 +13,21 @@ from pipeline.engine.task import Counters, Cursor, Inputs, Out
 from pipeline.store.fs import Store
 from pipeline.tasks.encode import libraries
 from pipeline.tasks.rows import Where, rows_of
-from stages.barrier import FileRef, PartRef, TaskDraft, TaskResult
-from stages.text.prf import prf
+from pipeline.tasks.sample_text import picked_texts, rank_of, sample_waves
+from stages.barrier import Done, FileRef, PartRef, TaskDraft, TaskResult, Wave
+from stages.dedup.fragment import files_of
 from tokenizer.load import Tokenizer, TokenizerError, load_tokenizer
 from tokenizer.train import train_bpe, train_sentencepiece
 
 FIT = "pipeline.tasks.fit_tokenizer:FitTokenizer"
 LOAD = "pipeline.tasks.fit_tokenizer:LoadTokenizer"
+NO_DOCUMENT = "tokenizer.train.from: there is no document to train on; the report's funnel says why"
 
 
 class FitTokenizer:
-    """args: parts [$ref of kept.parquet, in plan order], where (see `pipeline.tasks.rows.Where`), kind bpe |
-    sentencepiece, model unigram | bpe, vocab, sample (bytes of text), seed. Writes tokenizer.json or tokenizer.model.
+    """args: either parts [$ref of kept.parquet, in plan order], where (see `pipeline.tasks.rows.Where`), sample (bytes
+    of text) and seed, or picked [$ref of the texts of the sample, see `pipeline.tasks.sample_text`]; kind bpe |
+    sentencepiece, model unigram | bpe, vocab. Writes tokenizer.json or tokenizer.model.
 
     The sample is the documents with the lowest PRF(seed, id), until the next one would make it more than `sample`
     bytes: it does not depend on how the dataset is cut into parts. They are read in plan order, one thread trains. Two
@@ -37,29 +40,40 @@ class FitTokenizer:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        where = Where(args.get("where"))
-        paths = [inputs.fetch(ref) for ref in args["parts"]]
-        chosen = _sample(paths, where, int(args["sample"]), int(args["seed"]))
         counters = {"documents": 0, "bytes": 0}
 
-        def texts() -> Iterator[str]:
-            for path in paths:
-                for rows in rows_of(path, where, ("text",)):
-                    for id, text in zip(rows.ids, rows.column("text")):
-                        if id in chosen:
-                            counters["documents"] += 1
-                            counters["bytes"] += chosen[id]
-                            yield text
+        def counted(texts: Iterator[str]) -> Iterator[str]:
+            for text in texts:
+                counters["documents"] += 1
+                counters["bytes"] += len(text.encode())
+                yield text
 
-        if not chosen:
-            raise TokenizerError("tokenizer.train.from: there is no document to train on; the report's funnel says why")
+        texts = _picked(inputs) if "picked" in args else _drawn(inputs)
         if args["kind"] == "bpe":
             path = out.path("tokenizer.json")
-            train_bpe(texts(), args["vocab"], path)
+            train_bpe(counted(texts), args["vocab"], path)
         else:
             path = out.path("tokenizer.model")
-            train_sentencepiece(texts(), args["vocab"], path, args.get("model", "unigram"))
+            train_sentencepiece(counted(texts), args["vocab"], path, args.get("model", "unigram"))
         return {**counters, **_facts(load_tokenizer(path))}
+
+
+def _picked(inputs: Inputs) -> Iterator[str]:
+    """Texts of the sample that others have drawn."""
+    if not any(ref["rows"] for ref in inputs.args["picked"]):
+        raise TokenizerError(NO_DOCUMENT)
+    return (text for ref in inputs.args["picked"] if ref["rows"] for _, text in picked_texts(inputs.fetch(ref)))
+
+
+def _drawn(inputs: Inputs) -> Iterator[str]:
+    """Texts of the sample of all parts."""
+    args, where = inputs.args, Where(inputs.args.get("where"))
+    paths = [inputs.fetch(ref) for ref in args["parts"]]
+    chosen = _sample(paths, where, int(args["sample"]), int(args["seed"]))
+    if not chosen:
+        raise TokenizerError(NO_DOCUMENT)
+    return (text for path in paths for rows in rows_of(path, where, ("text",))
+            for id, text in zip(rows.ids, rows.column("text")) if id in chosen)
 
 
 class LoadTokenizer:
@@ -89,7 +103,7 @@ def _sample(paths: Sequence[str], where: Where, size: int, seed: int) -> dict[st
     for path in paths:
         for rows in rows_of(path, where, ("bytes",)):
             for id, n in zip(rows.ids, rows.column("bytes")):
-                entry = (-prf(seed, "tokenizer", id), id, n)
+                entry = (-rank_of(seed, id), id, n)
                 if beyond is not None and entry <= beyond:
                     continue
                 heapq.heappush(heap, entry)
@@ -101,15 +115,31 @@ def _sample(paths: Sequence[str], where: Where, size: int, seed: int) -> dict[st
 
 
 # -- what a planner calls ----------------------------------------------------------------------------------------
-def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0) -> TaskDraft:
-    """The task for `tokenizer: {train: …}` of a recipe (kind, model, vocab, sample, where) over the parts of `from`."""
-    args = {"parts": [p.text for p in parts], "where": dict(train.get("where") or {}), "kind": train["kind"],
-            "model": train.get("model", "unigram"), "vocab": int(train["vocab"]), "sample": int(train["sample"]),
-            "seed": seed, "libraries": libraries()}
-    weight = sum(p.bytes for p in parts)
+def tokenizer_waves(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0) -> list[Wave]:
+    """The waves for `tokenizer: {train: …}` of a recipe (kind, model, vocab, sample, where) over the parts of `from`.
+    The last one, `fit`, is one task: over the parts, or over the texts that the waves before it have picked."""
+    def fit(done: Done) -> list[TaskDraft]:
+        return [tokenizer_draft(train, parts, seed, files_of(done["pick"], "picked.parquet"))]
+
+    where = dict(train.get("where") or {})
+    return [*sample_waves(parts, where, int(train["sample"]), seed), Wave("fit", fit)]
+
+
+def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0,
+                    picked: Sequence[FileRef] = ()) -> TaskDraft:
+    """The task that trains, on a sample it draws from the parts itself or on the texts of `picked`."""
+    sample, weight = int(train["sample"]), sum(p.bytes for p in parts)
+    args = {"kind": train["kind"], "model": train.get("model", "unigram"), "vocab": int(train["vocab"]),
+            "libraries": libraries()}
+    if picked:
+        args["picked"] = list(picked)
+        weight = sum(f["bytes"] for f in picked)
+    else:
+        args |= {"parts": [p.text for p in parts], "where": dict(train.get("where") or {}), "sample": sample,
+                 "seed": seed}
     # SentencePiece holds its sentences, BPE its distinct words; both grow with the sample
     return TaskDraft(FIT, args, weight, f"tokenizer: {train['kind']} {train['vocab']}",
-                     memory_mb=1000 + min(weight, int(train["sample"])) * 6 // 10**6)
+                     memory_mb=1000 + min(sum(p.bytes for p in parts), sample) * 6 // 10**6)
 
 
 def load_draft(path: str, eos: str | None = None) -> TaskDraft:

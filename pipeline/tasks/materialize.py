@@ -200,8 +200,8 @@ def _write_parquet(path: str, args: Mapping[str, Any], tokens: np.ndarray, bound
 def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = None,
                file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
     """Tasks that read the shards, `map_bytes` of tokens each (default: so many that the segments a task leaves for each
-    output file have SEGMENT bytes; what it reads passes through its scratch). Raises CurriculumError when the curriculum's order hash is not what this version
-    makes, ShardError when a pinned shard set is not there."""
+    output file have SEGMENT bytes; what it reads passes through its scratch). Raises CurriculumError when the
+    curriculum's order hash is not what this version makes, ShardError when a pinned shard set is not there."""
     order = Order(curriculum)
     if order.hash() != curriculum.order:
         raise CurriculumError("curriculum: its order hash is not the one this Tokenmill makes: resolve it again")
