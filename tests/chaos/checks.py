@@ -62,8 +62,8 @@ def check_log(store: str) -> None:
 
 
 def check_objects(store: str) -> None:
-    """Only what the log names, and lists of it, are in objects/: to be asked after a run that collected garbage and then
-    ran nothing."""
+    """Only what the log names, and lists of it, are in objects/: to be asked after a run that collected garbage and
+    then ran nothing."""
     named = {info["path"] for path in Path(store, "log").glob("0*.json")
              for record in json.loads(path.read_text())["body"].get("records", ())
              for info in record["files"].values()}
