@@ -174,6 +174,7 @@ def _bill(recipe: Any, sample: str, cores: int | None, price: float | None, work
     """Run the recipe on a sample and print what all of it will take."""
     from rich.console import Console
 
+    from pipeline.engine.scheduler import Interrupted
     from pipeline.plan.bill import bill
     from pipeline.plan.lint import lint
     from pipeline.plan.sample import run_sample
@@ -187,9 +188,11 @@ def _bill(recipe: Any, sample: str, cores: int | None, price: float | None, work
         raise BadUsage(f"--sample {sample}: {e}") from None
     if not share:
         raise BadUsage("--sample 0%: a bill needs a sample; give a share, e.g. 0.1%")
-    with stoppable():
+    try:
         found = run_sample(recipe, share, workers=workers or default_workers(), verify_inputs=verify_inputs,
                            show="quiet" if quiet or json_lines else "rich")
+    except Interrupted:
+        raise UserError("stopped; nothing of a sample is kept") from None
     document = {"recipe": recipe.name, "digest": recipe.digest(),
                 **bill(found, cores=cores or default_workers(), price=price),
                 "warnings": [*recipe.warnings, *lint(recipe)]}

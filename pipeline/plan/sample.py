@@ -48,6 +48,8 @@ UNITS, QUARTER = 16, 4
 LEAST, MOST_BYTES, READ_BYTES = 200, 1 << 30, 4 << 30
 #: what a sample may take of this machine: seconds, and bytes of disk
 MOST_S, MOST_DISK = 1800.0, 20 << 30
+#: what one task reads to draw from: stored bytes (or one file), and files
+GROUP_BYTES, GROUP_FILES = 64 << 20, 1000
 
 
 class SampleError(Exception):
@@ -183,15 +185,18 @@ def _draw(planner: Planner, chosen: dict[str, list[SourceFile]], share: float, s
     for name, files in chosen.items():
         total = sum(f.size for f in planner.source_files(name))
         rest = total / max(sum(f.size for f in files), 1)           # what is not read is drawn from what is
-        for order, file in enumerate(files):
-            args = {"source": name, "reader": planner.reader_arg(name), "file": file.arg(), "seed": SEED,
-                    "share": min(1.0, share * rest), "least": LEAST, "most": max(1 << 20, MOST_BYTES // len(files)),
+        reader = planner.reader_arg(name)
+        groups = list(_groups(files))
+        for order, some in enumerate(groups):
+            args = {"source": name, "reader": reader, "files": [f.arg() for f in some], "seed": SEED,
+                    "share": min(1.0, share * rest), "least": LEAST, "most": max(1 << 20, MOST_BYTES // len(groups)),
                     "read_most": READ_BYTES * 4}
+            size = sum(f.size for f in some)
             memory = 500 + reader_class(planner.recipe.sources[name].read).memory_mb \
-                + 3 * (min(args["most"], file.size * 20) >> 20)
+                + 3 * (min(args["most"], size * 20) >> 20)
             specs.setdefault(name, []).append(TaskSpec(
-                content_key(DRAW, DrawSample.version, args), DRAW, f"sample:{name}", args, file.size,
-                f"{name}: {file.path}", min(memory, 4000), order=order))
+                content_key(DRAW, DrawSample.version, args), DRAW, f"sample:{name}", args, size,
+                f"{name}: {some[0].path}", min(memory, 4000), order=order))
     at = Store(store)
     backend = guard.backend(workers)(at)
     progress = Progress(show)
@@ -205,6 +210,18 @@ def _draw(planner: Planner, chosen: dict[str, list[SourceFile]], share: float, s
         progress.close("done")
 
 
+def _groups(files: list[SourceFile]) -> Iterator[list[SourceFile]]:
+    """Consecutive files one task reads: a big one, or many small ones."""
+    some: list[SourceFile] = []
+    for file in files:
+        if some and (len(some) >= GROUP_FILES or sum(f.size for f in some) + file.size > GROUP_BYTES):
+            yield some
+            some = []
+        some.append(file)
+    if some:
+        yield some
+
+
 def _units(name: str, chosen: list[SourceFile], files: list[SourceFile], records: list[PartRecord], share: float,
            store: Store, folder: Path) -> SourceSample:
     """Settle how far down the ranks the sample of a source goes, and write it as units of unequal sizes."""
@@ -213,7 +230,7 @@ def _units(name: str, chosen: list[SourceFile], files: list[SourceFile], records
     counters = [r.counters for r in records]
     found.records_read = sum(c["records"] for c in counters)
     found.payload_read = sum(c["bytes"] for c in counters)
-    found.bytes_read = sum(min(c["covered"], f.size) for c, f in zip(counters, chosen))
+    found.bytes_read = sum(c["covered"] for c in counters)
     found.read_cpu_s = sum(r.cpu_s for r in records)
     wanted = max(share * found.bytes / max(found.bytes_read, 1), LEAST / max(found.records_read, 1))
     below = min([int(min(wanted, 1.0) * 2**64), *(c["complete"]["below"] for c in counters)])
@@ -222,21 +239,22 @@ def _units(name: str, chosen: list[SourceFile], files: list[SourceFile], records
                            f"{MOST_BYTES >> 30} GB")
     if found.by_file:
         found.notes.append(f"source '{name}': {len(chosen):,} of {len(files):,} files were read, picked at random")
-    for record, file in zip(records, chosen):
-        if record.counters["covered"] < file.size:
-            found.notes.append(f"source '{name}': only the beginning of {file.path} was read "
-                               f"({record.counters['covered'] / file.size:.1%}); it stands for the rest")
+    for record, some in zip(records, _groups(chosen)):
+        size = sum(f.size for f in some)
+        if record.counters["covered"] < size:
+            found.notes.append(f"source '{name}': only the beginning of {some[0].path} was read "
+                               f"({record.counters['covered'] / size:.1%}); it stands for the rest")
     (folder / name).mkdir(parents=True)
     paths = [folder / name / f"unit-{u:02d}.sample.parquet" for u in range(UNITS)]
     writers = [pq.ParquetWriter(p, SCHEMA, compression="zstd") for p in paths]
     rows_in = [0] * UNITS
-    for number, record in enumerate(records):
+    for record in records:
         with pq.ParquetFile(store.fetch(record.files["drawn.parquet"].path, str(folder))) as file:
             for group in range(file.num_row_groups):
                 of_unit: dict[int, list[dict[str, Any]]] = {}
                 for row in file.read_row_group(group).to_pylist():
                     if row["rank"] < below:
-                        key = chosen[number].path if found.by_file else row["id"]
+                        key = json.loads(row["facts"])["locator"].get("file", "") if found.by_file else row["id"]
                         of_unit.setdefault(unit_of(key), []).append(row)
                         found.drawn += 1
                         found.drawn_bytes += len(row["raw"] or row["text"] or b"")

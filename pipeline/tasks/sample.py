@@ -19,48 +19,73 @@ GROUP_BYTES = 8 << 20
 
 
 class DrawSample:
-    """args: source, reader {name, key, config}, file ($file), seed, share (of all records, 0 … 1), least (records to
+    """args: source, reader {name, key, config}, files [$file], seed, share (of all records, 0 … 1), least (records to
     draw at least), most (bytes to draw at most), read_most (bytes of records to read at most).
 
     Draws the records with the lowest PRF(seed, id): those below `share`, and at least `least`. Writes drawn.parquet
-    (stages.read.sample.SCHEMA, in file order). Counters: records and bytes read, `covered` (bytes of the stored file
-    that were read), and `complete` {"below": r}: every record read whose rank is below r was drawn.
+    (stages.read.sample.SCHEMA, in the order of the files). Counters: records and bytes read, `covered` (bytes of the
+    stored files that were read), and `complete` {"below": r}: every record read whose rank is below r was drawn.
     """
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        entry, limit = args["reader"], int(args["share"] * 2**64)
+        entry = args["reader"]
         reader = reader_class(entry["name"])(entry["$volatile"]["config"])
-        heap: list[tuple[int, int, int, dict[str, Any]]] = []       # highest rank first: (-rank, place, bytes, row)
-        held = read = records = 0
-        below, covered = 1 << 64, args["file"]["size"]
-        piece = Slice(args["source"], args["file"]["$file"])
-        for place, record in enumerate(reader.read(inputs.fetch(args["file"]), piece)):
-            rank, size = prf(args["seed"], "sample", record.id), payload(record)
-            records, read = records + 1, read + size
-            if rank < below:
-                heapq.heappush(heap, (-rank, place, size, to_row(record, rank)))
-                held += size
-                while len(heap) > 1 and (held > args["most"] or (len(heap) > args["least"] and -heap[0][0] >= limit)):
-                    top, _, gone, _ = heapq.heappop(heap)
-                    held, below = held - gone, min(below, -top)
-            if read > args["read_most"]:
-                offset = record.locator.get("offset") or 0
-                guess = read / max(reader.expansion(piece.path), 1e-9)
-                covered = min(covered, offset if offset else int(guess))
+        draw = _Draw(int(args["share"] * 2**64), args["least"], args["most"])
+        covered = read = 0
+        for file in args["files"]:
+            piece, before = Slice(args["source"], file["$file"]), read
+            whole = True
+            for record in reader.read(inputs.fetch(file), piece):
+                size = payload(record)
+                draw.see(record, prf(args["seed"], "sample", record.id), size)
+                read += size
+                if read > args["read_most"]:
+                    offset = record.locator.get("offset") or 0
+                    guess = (read - before) / max(reader.expansion(piece.path), 1e-9)
+                    covered += min(file["size"], offset if offset else int(guess))
+                    whole = False
+                    break
+            if not whole:
                 break
-        _write(out, sorted(heap, key=lambda item: item[1]))
-        return {"records": records, "bytes": read, "covered": covered, "drawn": len(heap),
-                "complete": {"below": below}}
+            covered += file["size"]
+        _write(out, draw.rows())
+        return {"records": draw.seen, "bytes": read, "covered": covered, "drawn": len(draw.heap),
+                "complete": {"below": draw.below}}
 
 
-def _write(out: Out, drawn: list[tuple[int, int, int, dict[str, Any]]]) -> None:
+class _Draw:
+    """The records with the lowest ranks, as rows: those below `limit` and `least` more, `most` bytes of them."""
+
+    def __init__(self, limit: int, least: int, most: int) -> None:
+        self.limit, self.least, self.most = limit, least, most
+        self.heap: list[tuple[int, int, int, dict[str, Any]]] = []       # (-rank, place, bytes, row)
+        self.held = self.seen = 0
+        self.below = 1 << 64                                             # every record below it is held
+
+    def see(self, record: Any, rank: int, size: int) -> None:
+        self.seen += 1
+        if rank >= self.below:
+            return
+        heap = self.heap
+        heapq.heappush(heap, (-rank, self.seen, size, to_row(record, rank)))
+        self.held += size
+        while len(heap) > 1 and (self.held > self.most or (len(heap) > self.least and -heap[0][0] >= self.limit)):
+            top, _, gone, _ = heapq.heappop(heap)
+            self.held, self.below = self.held - gone, min(self.below, -top)
+
+    def rows(self) -> list[tuple[int, dict[str, Any]]]:
+        """(bytes, row) in the order in which they were seen."""
+        return [(size, row) for _, _, size, row in sorted(self.heap, key=lambda item: item[1])]
+
+
+def _write(out: Out, drawn: list[tuple[int, dict[str, Any]]]) -> None:
     with pq.ParquetWriter(out.path("drawn.parquet"), SCHEMA, compression="zstd") as writer:
         rows, size = [], 0
-        for _, _, n, row in drawn:
+        for n, row in drawn:
             rows.append(row)
             size += n
             if size > GROUP_BYTES:

@@ -14,7 +14,8 @@ import pytest
 from pipeline.plan import sample as sampling
 from pipeline.plan.bill import bill, line
 from pipeline.plan.mixture import mixture
-from pipeline.plan.sample import SampleError, run_sample, unit_of
+from pipeline.plan.passes import Planner
+from pipeline.plan.sample import SampleError, SourceSample, run_sample, unit_of
 from pipeline.plan.show_bill import bill_lines, human_count
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
@@ -145,6 +146,57 @@ def test_every_source_gives_some_and_a_larger_price_costs_more(site):
     assert found.sources["docs"].drawn == 12 and 40 <= found.sources["web"].drawn <= 60
     one, two = (bill(found, cores=1, price=p)["total"]["cost"]["value"] for p in (1.0, 2.0))
     assert two == pytest.approx(2 * one)
+
+
+def test_too_much_to_read(site, monkeypatch, sampled):
+    """Some of the files, and of one too big the beginning: both are said, and the scale is still about right."""
+    planner = Planner(load_recipe(site / "recipe.yaml"), lambda path: b"")
+    planner.nodes()
+    total = sum(f.size for f in planner.source_files("web"))
+    monkeypatch.setattr(sampling, "READ_BYTES", total // 2)
+    few = sampling._choose(planner, "web")
+    assert 1 <= len(few) < 6 and few == sampling._choose(planner, "web")
+    monkeypatch.setattr(sampling, "READ_BYTES", total // 2 + few[0].size)
+    assert set(few) <= set(sampling._choose(planner, "web")), "a larger budget holds the smaller one's files"
+    draws = [draw([f.arg() for f in files], planner, read_most=most)
+             for files, most in ((few, 1 << 40), (few[:1], 100_000))]
+    assert draws[0]["covered"] == sum(f.size for f in few) and draws[1]["covered"] < few[0].size
+    whole = draw([few[0].arg()], planner, read_most=1 << 40)
+    share = draws[1]["records"] / whole["records"]
+    assert draws[1]["covered"] / few[0].size == pytest.approx(share, abs=0.05)
+    found = SourceSample(bytes=total, bytes_read=total // 2, records_read=450, drawn=45)
+    assert found.scale == pytest.approx(20, rel=0.01), "ten times the records of a half"
+
+
+def draw(files: list[dict[str, Any]], planner: Planner, read_most: int) -> dict[str, Any]:
+    """Counters of a DrawSample task."""
+    import tempfile
+
+    from pipeline.engine.task import Cursor, Inputs, Out, TaskSpec
+    from pipeline.tasks.sample import DrawSample
+
+    with tempfile.TemporaryDirectory() as folder:
+        args = {"source": "web", "reader": planner.reader_arg("web"), "files": files, "seed": 1, "share": 0.1,
+                "least": 5, "most": 1 << 30, "read_most": read_most}
+        spec = TaskSpec("0" * 32, sampling.DRAW, "sample", args)
+        return DrawSample.run(Inputs(spec, Store(folder), folder), Cursor(), Out(folder))
+
+
+def test_a_draw_holds_everything_below_its_mark():
+    from pipeline.tasks.sample import _Draw
+    from stages.document import Document
+
+    rng = random.Random(3)
+    ranks = [rng.getrandbits(64) for _ in range(500)]
+    for limit, least, most in ((2**62, 20, 1 << 30), (2**62, 300, 1 << 30), (2**63, 20, 400), (0, 0, 1 << 30)):
+        drawn = _Draw(limit, least, most)
+        for i, rank in enumerate(ranks):
+            drawn.see(Document(str(i), "x" * 10), rank, 10)
+        held = {row["rank"] for _, row in drawn.rows()}
+        assert {r for r in ranks if r < drawn.below} <= held and drawn.held == 10 * len(held)
+        assert drawn.held <= max(most, 10)
+        if most == 1 << 30:
+            assert len(held) == max(least, sum(r < limit for r in ranks), 1)
 
 
 def test_nothing_is_left_behind_and_limits_are_kept(site, monkeypatch, tmp_path):
