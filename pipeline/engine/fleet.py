@@ -22,7 +22,7 @@ from typing import Any
 from pipeline.engine.pools import OWN_MB, Box, Free, Shape, Turns, cannot, needs
 from pipeline.engine.task import Kind
 
-FIT_S = 300.0            # how long a node is waited for that a task would fit on
+FIT_S = 600.0            # how long a node is waited for that a task would fit on
 IDLE_S = 60.0            # a supervisor without work goes after this
 REST_S, LONGEST_REST_S = 2.0, 120.0
 STEADY_S = 60.0          # a supervisor that lived so long has shown that its node is well
@@ -128,7 +128,8 @@ class Fleet:
         return {k: self._why(k) for k, since in self._unfit.items() if now - since >= self.fit_s}
 
     def _why(self, kind: Kind) -> str:
-        return cannot(kind, ((h.name, h.largest, h.gpus, self.tags.get(h.id, "")) for h in self._open_hosts()))
+        able = [h for h in self._open_hosts() if h.cpus or h.gpus]
+        return cannot(kind, ((h.name, h.largest, h.gpus, self.tags.get(h.id, "")) for h in able))
 
     def _open_hosts(self) -> list[Host]:
         return [h for h in self.hosts.values() if not h.draining and h.name not in self.refused]

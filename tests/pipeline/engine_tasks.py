@@ -237,6 +237,18 @@ class Devices:
                 "end": time.monotonic()}
 
 
+class Waits:
+    """Ends when a file is there."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        while not os.path.exists(inputs.args["mark"]):
+            time.sleep(0.1)
+        return {"n": 1}
+
+
 class Noisy:
     """Prints to stdout, where the protocol must not be, and leaves a process behind."""
 

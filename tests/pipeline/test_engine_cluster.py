@@ -45,7 +45,7 @@ def backend_at(address, **kw):
 
 class Run(threading.Thread):
     def __init__(self, backend, specs, **kw):
-        super().__init__()
+        super().__init__(daemon=True)
         self.backend, self.specs, self.kw = backend, specs, kw
         self.records = self.error = None
         self.log = t.MemoryLog()
@@ -287,3 +287,89 @@ def test_a_supervisor_ray_kills_for_memory_says_so(store, tmp_path):
     assert found["error"] is None
     assert "low on memory" in found["lost"][0]
     assert found["outcome"] == repr(inline(store, t.row_specs(parts=6, rows=20, ms=30), tmp_path))
+
+
+HEAD = "f" * 51 + "00000"          # what Ray's fake provider takes the head for
+
+AUTOSCALED = """
+import socket, subprocess, tempfile
+from pathlib import Path
+import pipeline.engine.ray_backend as ray_backend
+
+def free_port():
+    for port in range(7000 + os.getpid() % 2000, 9900):
+        with socket.socket() as s:
+            if s.connect_ex(("127.0.0.1", port)):
+                try:
+                    s.bind(("", port))
+                    return port
+                except OSError:
+                    pass
+
+top, HEAD = os.environ["RAY_TMPDIR"], os.environ["HEAD_ID"]
+address = f"{ray.util.get_node_ip_address()}:{free_port()}"
+port = int(address.rpartition(":")[2])
+lists = ["cluster_synced_files", "initialization_commands", "setup_commands", "head_setup_commands",
+         "worker_setup_commands", "head_start_ray_commands", "worker_start_ray_commands"]
+Path(top, "c.json").write_text(json.dumps({
+    "cluster_name": "t", "max_workers": 3, "upscaling_speed": 100.0, "idle_timeout_minutes": 0.05,
+    "provider": {"type": "external", "head_node_id": HEAD, "launch_multiple": True, "gcs_address": address,
+                 "module": "tests.pipeline.autoscaled_nodes.Nodes",
+                 "disable_node_updaters": True, "disable_launch_config_check": True},
+    "head_node_type": "ray.head.default", "auth": {}, "file_mounts": {}, "file_mounts_sync_continuously": False,
+    "available_node_types": {
+        "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+        "cpu": {"resources": {"CPU": 2, "memory": 2000 << 20, "object_store_memory": 80 << 20}, "node_config": {},
+                "min_workers": 0, "max_workers": 3}}, **{name: [] for name in lists}}))
+head = subprocess.Popen(
+    [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}",
+     f"--autoscaling-config={top}/c.json", "--num-cpus=0", f"--object-store-memory={80 << 20}",
+     "--include-dashboard=false", f"--ray-client-server-port={port + 1}", "--min-worker-port=0", "--max-worker-port=0",
+     f"--dashboard-agent-listen-port={port + 2}", "--disable-usage-stats", f"--temp-dir={top}/r"],
+    env={**os.environ, "PYTHONPATH": os.getcwd(), "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+         "RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": HEAD, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD},
+    stdout=open(f"{top}/said", "w"), stderr=subprocess.STDOUT, start_new_session=True)
+def alive():
+    return sorted(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU"))
+
+try:
+    until(lambda: "Ray runtime started" in Path(top, "said").read_text())
+    backend = backend_at(address, idle_s=3.0)
+    backend.start()
+    seen, most_posts = set(), 0
+    few = Run(backend, t.row_specs(parts=2, rows=20, ms=50))          # what one node holds
+    until(lambda: alive())
+    while few.is_alive():
+        seen.update(alive())
+        time.sleep(0.2)
+    one = len(seen)
+    # one of many lasts: the nodes that have nothing to do any more go, its node stays
+    mark = Path(top, "mark")
+    many = Run(backend, [t.spec(t.Waits, weight=99, mark=str(mark)), *t.row_specs(parts=12, rows=60, ms=100)])
+    while many.is_alive() and len(many.log.appended) < 12:
+        seen.update(alive())
+        most_posts = max(most_posts, len(backend.fleet.posts))
+        time.sleep(0.2)
+    until(lambda: len(alive()) == 1 or not many.is_alive(), 90)
+    left, posts, working = len(alive()), len(backend.fleet.posts), many.is_alive()
+    mark.touch()
+    many.join()
+    backend.close()
+    say(many, few=few.error, one=one, nodes=len(seen), left=left, posts=posts, most_posts=most_posts, working=working)
+finally:
+    for folder in Path("/proc").glob("[0-9]*"):        # those of the autoscaler have sessions of their own
+        try:
+            if int(folder.name) != os.getpid() and f"{top}/r".encode() in Path(folder, "cmdline").read_bytes():
+                os.kill(int(folder.name), signal.SIGKILL)
+        except OSError:
+            pass
+"""
+
+
+def test_an_autoscaler_is_told_what_is_needed_and_gets_back_what_is_not(tmp_path):
+    """A cluster that begins with no worker at all, scaled by Ray's own autoscaler (its nodes are processes here)."""
+    found = on_cluster(AUTOSCALED, tmp_path, HEAD_ID=HEAD, RAY_AUTH_MODE="disabled")
+    assert (found["few"], found["error"], found["log"]) == (None, None, True)
+    assert found["one"] == 1, "two tasks: one node"
+    assert 2 <= found["nodes"] <= 3 and found["most_posts"] <= 3
+    assert found["working"] and (found["left"], found["posts"]) == (1, 1)
