@@ -94,7 +94,9 @@ class _Why:
     def _causes(self, node: Node, state: NodeState, run: str | None, was: Ingredients | None) -> list[Cause]:
         stale = [t for t in state.tasks if self.plan.log.get(t.key) is None]
         if run is None or was is None:
-            said = "no run of this store has made it" if self.bases else "nothing was run in this store yet"
+            said = "no run of this store has made it" if self.bases else (
+                "nothing was run in this store yet" if not len(self.plan.log) else
+                "the runs of this store were made by a version that did not write down what it used")
             return [Cause(said, len(stale), _labels(stale))]
         causes = [Cause(said, len(stale)) for said in differences(was, self.made[node.name])]
         causes += self._of_inputs(node, stale, run, settled=bool(causes))

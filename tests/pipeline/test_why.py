@@ -93,6 +93,9 @@ def test_everything_fresh_and_nothing_made(site):
     document = why(site, "clean")
     assert document["state"] == "fresh" and document["causes"] == [] and document["upstream"] == []
     assert "clean: is fresh" in lines(document)[0]
+    (site / "store" / "runs" / document["compared_with"] / "basis.json").unlink()
+    [unknown] = causes(why(site, "clean", "datasets.clean.steps.gopher_quality.min_stop_words=3"))
+    assert "did not write down what it used" in unknown
     shutil.rmtree(site / "store")
     [cause] = why(site, "index:log")["causes"]
     assert cause["what"] == "nothing was run in this store yet" and cause["tasks"] == 1
