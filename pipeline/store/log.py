@@ -31,6 +31,7 @@ SEGMENT_RECORDS = 1000       # contracts §1
 SEGMENT_S = 1.0              # age of the oldest waiting record at which a segment is written
 HEARTBEAT_S = 5.0
 PATIENCE_S = 20.0            # four heartbeats: a counter that stood still that long belongs to a dead or cut-off driver
+LISTS = "lists"              # objects/lists: arguments of tasks (engine.lists)
 RETRIES = 8                  # of a put whose outcome is unknown (time-outs of an object store)
 
 log = logging.getLogger("tokenmill")
@@ -273,8 +274,9 @@ class Log(LogView):
         self.close()
 
     def collect_garbage(self) -> tuple[int, int]:
-        """Remove files of attempts of older epochs that no record names: (files, emptied folders) removed. To be called
-        before tasks run: an emptied folder may be the one a task is about to upload into.
+        """Remove files of attempts of older epochs that no record names, and lists of files for tasks, which are made
+        again when they are wanted: (files, emptied folders) removed. To be called before tasks run: an emptied folder
+        may be the one a task is about to upload into.
 
         Safe at any time: an attempt of an older epoch that is not in the log by now never gets there, since its driver
         is fenced; attempts of our own epoch or later are not looked at.
@@ -288,7 +290,8 @@ class Log(LogView):
                 record = self.get(of)
                 key, named = of, {info.path for info in record.files.values()} if record else set()
             whose = file.split("-")[0]
-            if path not in named and len(whose) == 8 and whose.isdigit() and int(whose) < self.epoch:
+            old = len(whose) == 8 and whose.isdigit() and int(whose) < self.epoch
+            if path not in named and (old or of == LISTS):
                 garbage.append(path)
         for path in garbage:
             self.store.remove(path)
