@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,7 @@ def test_a_run_on_three_nodes_is_stopped_by_the_time_limit_and_ends_in_its_next_
     assert (host / "scontrol.log").read_text().split() == ["requeue", str(1000 + os.getpid() % 150)]
     check_nothing_is_left(host)
 
-    again = start(host, "tokenmill.sbatch", *line, nodes=3, restart=1)
+    again = start(host, "tokenmill.sbatch", *line, nodes=2, restart=1)         # as many as there are this time
     assert again.wait(300) == 0, (host / "job-tokenmill.sbatch-1.log").read_text()[-5000:]
     assert result(store) == result(local)
     check_nothing_is_left(host)
@@ -181,8 +182,8 @@ def test_a_run_on_three_nodes_is_stopped_by_the_time_limit_and_ends_in_its_next_
     assert len(token) == 64
     for path in [*host.glob("*.log"), *(p for p in store.rglob("*") if p.is_file())]:
         assert token.encode() not in path.read_bytes(), path
-    steps = (host / "srun.log").read_text().splitlines()
-    assert sum("ray_node head" in s for s in steps) == 2 and sum(s.startswith("2: ") for s in steps) == 2
+    steps = Counter(s.split()[0] for s in (host / "srun.log").read_text().splitlines() if ": bash -c" in s)
+    assert steps == {"1:": 3, "2:": 1}                    # two heads, two workers in one step, and one in another
 
 
 def check_nothing_is_left(host: Path) -> None:
@@ -212,17 +213,17 @@ def test_two_nodes_train_as_one_machine_does(host, tmp_path):
     store = host / "store"
     done = run_recipe(load_recipe(host / "recipe.yaml"), str(store), make_backend=make_backend("inline", 1, None))
     run = f"{store}/runs/{done.run}"
-    job = start(host, "train.sbatch", run, "--out", str(host / "out"), "--device", "cpu", "--stop-at", "4", nodes=2)
+    job = start(host, "train.sbatch", run, "--out", str(host / "out"), "--device", "cpu", "--stop-at", "3", nodes=2)
     log = host / "job-train.sbatch-0.log"
     assert job.wait(200) == 0, log.read_text()[-5000:]
     alone = subprocess.run([sys.executable, "-m", "trainer", "run", run, "--out", str(tmp_path / "alone"), "--device",
-                            "cpu", "--stop-at", "4", "--quiet"], cwd=ROOT, capture_output=True, text=True, timeout=200)
+                            "cpu", "--stop-at", "3", "--quiet"], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert alone.returncode == 0, alone.stderr
 
     def losses(out: Path) -> list[float]:
         lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
         return [line["loss"] for line in lines if line["event"] == "step"]
 
-    assert len(losses(host / "out")) == 4
+    assert len(losses(host / "out")) == 3
     assert losses(host / "out") == pytest.approx(losses(tmp_path / "alone"), rel=1e-4)
     check_nothing_is_left(host)
