@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.driver import drive
@@ -64,8 +65,13 @@ def copy_rows(store: Store, folder: str, out: str) -> None:
     target = Store(out)
     names = [name for file in json.loads(store.read(f"{folder}/{ROWS}"))["files"] for name in file["files"].values()]
     for name in names:
-        if target.size(name) != store.size(f"{folder}/{name}"):
+        if target.size(name) == store.size(f"{folder}/{name}"):
+            continue
+        if target.local is not None:
             target.write(name, store.read(f"{folder}/{name}"))
+            continue
+        with tempfile.TemporaryDirectory() as scratch:          # in parts, many at a time
+            target.remote.upload(store.fetch(f"{folder}/{name}", scratch), name)
     target.write(ROWS, store.read(f"{folder}/{ROWS}"))
 
 

@@ -65,6 +65,8 @@ class Remote:
 
     #: keyword arguments of the filesystem
     options: dict[str, Any] = {}  # noqa: RUF012
+    #: how often a request is made; None: as often as `retry` has it
+    tries: int | None = None
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -90,7 +92,7 @@ class Remote:
         return f"{self.root}/{path}" if path else self.root
 
     def _ask(self, what: str, path: str, call: Callable[[], T]) -> T:
-        return patiently(what, self.url(path), call)
+        return patiently(what, self.url(path), call, self.tries)
 
     # -- reading -------------------------------------------------------------------------------------------------
     def head(self, path: str) -> Entry | None:
@@ -232,7 +234,14 @@ def connect(root: str) -> Remote:
         from pipeline.store.s3 import S3
 
         return S3(root)
-    return Remote(root)
+    return Gcs(root) if root.startswith(("gs://", "gcs://")) else Remote(root)
+
+
+class Gcs(Remote):
+    """Google Cloud Storage. Its library repeats a request six times by itself, which takes a minute."""
+
+    options = {"use_listings_cache": False}  # noqa: RUF012
+    tries = 2
 
 
 def in_parallel(call: Callable[[S], T], items: Iterable[S], threads: int) -> Iterator[T]:

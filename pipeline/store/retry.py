@@ -47,12 +47,14 @@ _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialR
 _BUGS = (TypeError, AttributeError, NameError, AssertionError, MemoryError)
 
 
-def patiently(what: str, url: str, call: Callable[[], T]) -> T:
-    """`call()`, repeated while storage says to come back. `what` ('read', 'write') and `url` are for messages.
+def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = None) -> T:
+    """`call()`, up to `tries` (TRIES) times while storage says to come back. `what` ('read', 'write') and `url` are for
+    messages.
 
     FileNotFoundError, FileExistsError and a full local disk pass as they are; everything else ends as a StoreError.
     """
-    for attempt in range(1, TRIES + 1):
+    tries = tries or TRIES
+    for attempt in range(1, tries + 1):
         try:
             return call()
         except (FileNotFoundError, FileExistsError, StoreError, *_BUGS):
@@ -60,13 +62,13 @@ def patiently(what: str, url: str, call: Callable[[], T]) -> T:
         except Exception as e:
             if not comes_back(e):
                 raise _final(what, url, e) from e
-            if attempt == TRIES:
+            if attempt == tries:
                 raise EnvironmentFailure(
-                    f"cannot {what} {scrubbed(url)}: {say(e)}, {TRIES} times in a row; see that the endpoint can be "
+                    f"cannot {what} {scrubbed(url)}: {say(e)}, {tries} times in a row; see that the endpoint can be "
                     f"reached from this machine and is not overloaded, then run again: what was committed is kept"
                 ) from e
             wait = min(LONGEST_S, FIRST_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
-            _tell(what, url, e, attempt, wait)
+            _tell(what, url, e, attempt, tries, wait)
             time.sleep(wait)
     raise AssertionError("unreachable")
 
@@ -167,7 +169,7 @@ class _Told:
     since = 0
 
 
-def _tell(what: str, url: str, error: Exception, attempt: int, wait: float) -> None:
+def _tell(what: str, url: str, error: Exception, attempt: int, tries: int, wait: float) -> None:
     """One line a minute: storage that stutters must not fill the log."""
     with _Told.lock:
         now = time.monotonic()
@@ -177,4 +179,4 @@ def _tell(what: str, url: str, error: Exception, attempt: int, wait: float) -> N
         count, _Told.since, _Told.at = _Told.since, 0, now
     more = f" ({count} such failures since the last message)" if count > 1 else ""
     log.warning("storage: cannot %s %s yet: %s; try %d of %d failed, the next in %.1f s%s", what, scrubbed(url),
-                say(error), attempt, TRIES, wait, more)
+                say(error), attempt, tries, wait, more)

@@ -1,0 +1,225 @@
+"""Google Cloud Storage through gcsfs, on a small server that speaks its JSON API."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import random
+import re
+import threading
+import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import fsspec
+import pytest
+
+from pipeline.engine.task import FileInfo, PartRecord
+from pipeline.recipe import load_recipe
+from pipeline.run import make_backend, run_recipe
+from pipeline.store import retry
+from pipeline.store.dataset import dataset_hash
+from pipeline.store.fs import Store
+from pipeline.store.log import Fenced, Log
+from pipeline.store.remote import in_parallel
+
+pytest.importorskip("gcsfs")
+
+
+class _Gcs(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _any(self) -> None:
+        url = urlsplit(self.path)
+        query = {k: v[0] for k, v in parse_qs(url.query).items()}
+        size = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(size)
+        with self.server.lock:
+            self.server.seen += 1
+            if self.server.moody and self.server.seen % 5 == 0:
+                self._json({"error": {"code": 503, "message": "backend error"}}, 503)
+                return
+            self._route(url.path, query, body)
+
+    do_GET = do_POST = do_PUT = do_DELETE = _any
+
+    def _route(self, path: str, query: dict[str, str], body: bytes) -> None:
+        if path.startswith("/upload/"):
+            self._upload(query, body)
+        elif (found := re.fullmatch(r"/storage/v1/b/bucket/o/(.+)/rewriteTo/b/bucket/o/(.+)", path)) is not None:
+            source = self.server.objects.get(unquote(found[1]))
+            if source is None:
+                self._json({"error": {"code": 404, "message": "Not Found"}}, 404)
+                return
+            self._put(unquote(found[2]), source[0])
+            self._json({"kind": "storage#rewriteResponse", "done": True})
+        elif path.rstrip("/") == "/storage/v1/b/bucket/o":
+            names = sorted(n for n in self.server.objects if n.startswith(query.get("prefix", "")))
+            first = int(query.get("pageToken", 0))
+            cut, prefix = query.get("delimiter"), query.get("prefix", "")
+            prefixes = sorted({prefix + n[len(prefix):].split("/")[0] + "/" for n in names if cut
+                               and "/" in n[len(prefix):]})
+            names = [n for n in names if not (cut and "/" in n[len(prefix):])]
+            page = {"kind": "storage#objects", "items": [self._meta(n) for n in names[first:first + 500]],
+                    "prefixes": prefixes}
+            if first + 500 < len(names):
+                page["nextPageToken"] = str(first + 500)
+            self._json(page)
+        elif (found := re.fullmatch(r"(/download)?/storage/v1/b/bucket/o/(.+)", path)) is not None:
+            self._object(unquote(found[2]), query, bool(found[1]))
+        else:
+            self._json({"error": {"code": 404, "message": "Not Found"}}, 404)
+
+    def _object(self, name: str, query: dict[str, str], media: bool) -> None:
+        if name not in self.server.objects:
+            self._json({"error": {"code": 404, "message": "Not Found"}}, 404)
+        elif self.command == "DELETE":
+            del self.server.objects[name]
+            self._send(b"", 204, {})
+        elif media or query.get("alt") == "media":
+            data, status, extra = self.server.objects[name][0], 200, {}
+            if (found := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))) is not None:
+                a, b = int(found[1]), min(int(found[2] or len(data)) + 1, len(data))
+                if a >= len(data):
+                    self._json({"error": {"code": 416, "message": "Range"}}, 416)
+                    return
+                extra, data, status = {"Content-Range": f"bytes {a}-{b - 1}/{len(data)}"}, data[a:b], 206
+            self._send(data, status, {"Content-Type": "application/octet-stream", **extra})
+        else:
+            self._json(self._meta(name))
+
+    def _upload(self, query: dict[str, str], body: bytes) -> None:
+        if query.get("uploadType") == "multipart":
+            mark = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])[1].encode()
+            _, head, data = body.split(b"--" + mark, 2)
+            name = json.loads(head.split(b"\n\n", 1)[1])["name"]
+            data = data.split(b"\n\n", 1)[1].rpartition(b"\n--" + mark)[0]
+        elif "upload_id" not in query:                          # a resumable upload begins
+            host = f"http://127.0.0.1:{self.server.server_port}"
+            number = str(len(self.server.uploads))
+            self.server.uploads[number] = [query.get("name") or json.loads(body)["name"], b"",
+                                           query.get("ifGenerationMatch")]
+            self._send(b"", 200, {"Location": f"{host}/upload/storage/v1/b/bucket/o?upload_id={number}"})
+            return
+        else:
+            upload = self.server.uploads[query["upload_id"]]
+            upload[1] += body
+            if not re.fullmatch(r"bytes .*/\d+", self.headers.get("Content-Range", "")) or \
+                    len(upload[1]) < int(self.headers["Content-Range"].rpartition("/")[2]):
+                self._send(b"", 308, {"Range": f"bytes=0-{len(upload[1]) - 1}"})
+                return
+            name, data = upload[:2]
+            query = {"ifGenerationMatch": upload[2]} if upload[2] else {}
+        if query.get("ifGenerationMatch") == "0" and name in self.server.objects:
+            self._json({"error": {"code": 412, "message": "conditionNotMet"}}, 412)
+            return
+        self._put(name, data)
+        self._json(self._meta(name))
+
+    def _put(self, name: str, data: bytes) -> None:
+        self.server.generation += 1
+        self.server.objects[name] = (data, self.server.generation)
+
+    def _meta(self, name: str) -> dict[str, str]:
+        data, generation = self.server.objects[name]
+        return {"kind": "storage#object", "name": name, "bucket": "bucket", "size": str(len(data)),
+                "generation": str(generation), "etag": f"E{generation}", "storageClass": "STANDARD",
+                "md5Hash": base64.b64encode(hashlib.md5(data).digest()).decode(), "crc32c": str(zlib.crc32(data)),
+                "timeCreated": "2026-01-01T00:00:00Z", "updated": "2026-01-01T00:00:00Z"}
+
+    def _json(self, doc: object, status: int = 200) -> None:
+        self._send(json.dumps(doc).encode(), status, {"Content-Type": "application/json"})
+
+    def _send(self, data: bytes, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def gcs(monkeypatch, tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Gcs)
+    server.daemon_threads = True
+    server.objects, server.uploads, server.lock = {}, {}, threading.Lock()
+    server.generation = server.seen = 0
+    server.moody = False
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(retry, "FIRST_S", 0.01)
+    for protocol in ("gs", "gcs"):
+        monkeypatch.setitem(fsspec.config.conf, protocol, {"endpoint_url": url, "token": "anon",
+                                                           "skip_instance_cache": True})
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def record(key: str) -> PartRecord:
+    return PartRecord(key, "m:C", "d", "00000001-00000001", {"a": FileInfo("objects/k/a", 1, "s", "c")}, {})
+
+
+def test_files(gcs, tmp_path):
+    store, data = Store("gs://bucket/some/store"), random.Random(1).randbytes(20 << 20)
+    assert store.put_absent("a/x", b"one") and not store.put_absent("a/x", b"two")
+    assert store.read("a/x") == b"one" and store.size("a/x") == 3 and store.size("a/y") is None
+    (tmp_path / "up").write_bytes(data)
+    store.upload(str(tmp_path / "up"), "a/up")
+    assert Path(store.fetch("a/up", str(tmp_path))).read_bytes() == data
+    assert store.read_range("a/up", 100, 200) == data[100:200] and store.read_range("a/x", 10, 20) == b""
+    with store.open("a/up") as f:
+        f.seek(-100, 2)
+        assert f.read() == data[-100:]
+    assert store.copy_all(("a/x", f"many/{i:04d}") for i in range(1200)) == 1200
+    assert [e.path for e in store.entries("many")] == [f"many/{i:04d}" for i in range(1200)]
+    assert store.remove_all(store.list("many")) == 1200 and list(store.list("many")) == []
+    store.remove("many/0000")
+    with pytest.raises(FileNotFoundError):
+        store.copy_all([("a/nothing", "b")])
+
+
+def test_one_of_many_creates_and_the_other_driver_is_fenced(gcs):
+    store = Store("gs://bucket/some/store")
+    won = list(in_parallel(lambda i: store.put_absent("race", f"{i}".encode()), range(16), 16))
+    assert sum(won) == 1 and store.read("race") == f"{won.index(True)}".encode()
+    first = Log.open(store, run="first")
+    first.append(record("a"))
+    first.flush()
+    second = Log.open(Store(store.root), run="second", takeover=True)
+    first.append(record("b"))
+    with pytest.raises(Fenced):
+        first.flush()
+    second.close()
+    assert [r.key for r in Log.read(store).records()] == ["a"]
+
+
+def test_a_run_equals_one_on_disk(gcs, tmp_path):
+    rows = b"".join(json.dumps({"text": f"number {i} " + "word " * 50}).encode() + b"\n" for i in range(3000))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jsonl").write_bytes(rows)
+    Store("gs://bucket/in").write("a.jsonl", rows)
+    hashes = []
+    for place, store in ((str(tmp_path / "in"), str(tmp_path / "store")), ("gs://bucket/in/*.jsonl", "gs://bucket/s")):
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text(f"version: 1\nsources: {{s: {{read: jsonl, path: '{place}'}}}}\n"
+                          f"datasets: {{d: {{from: s, steps: [{{exact: {{}}}}]}}}}\nrun: {{partition: 300KB}}\n")
+        run_recipe(load_recipe(recipe, []), store, make_backend=make_backend("inline", 1, None), report=False)
+        hashes.append(dataset_hash(Store(store), "d"))
+    assert hashes[0] == hashes[1]
+
+
+def test_a_stuttering_backend(gcs):
+    store = Store("gs://bucket/some/store")
+    gcs.moody = True
+    for i in range(8):
+        assert store.put_absent(f"a/{i}", b"%d" % i)
+    assert [store.read(p) for p in store.list("a")] == [b"%d" % i for i in range(8)]
