@@ -78,6 +78,7 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
     documents. Links to folders are followed, but never around a loop; `warnings` gets what was passed over. `verify`
     hashes the contents instead of trusting size and time.
     """
+    patterns = [p.removeprefix("file://") for p in patterns]
     remote = [p for p in patterns if "://" in p]
     if remote and verify:
         raise InputError(f"source '{name}': --verify-inputs hashes local files only; object stores have etags of their "

@@ -293,8 +293,7 @@ class Log(LogView):
             old = len(whose) == 8 and whose.isdigit() and int(whose) < self.epoch
             if path not in named and (old or of == LISTS):
                 garbage.append(path)
-        for path in garbage:
-            self.store.remove(path)
+        self.store.remove_all(garbage)
         for path in list(self.store.list("log/heartbeat")):
             if path < _heartbeat_name(self.epoch):
                 self.store.remove(path)

@@ -104,7 +104,12 @@ class Remote:
             info = self._ask("read", path, ask)
         except FileNotFoundError:
             return None
-        return None if info["type"] == "directory" else Entry(path, int(info["size"]), version_of(info))
+        return None if info["type"] == "directory" else self._entry(path, info)
+
+    def _entry(self, path: str, info: dict[str, Any]) -> Entry:
+        if info.get("size") is None:
+            raise StoreError(f"{self.url(path)}: the server does not tell its size; download it and give the file")
+        return Entry(path, int(info["size"]), version_of(info))
 
     def read(self, path: str) -> bytes:
         return self._ask("read", path, lambda: self.fs.cat_file(self.at(path)))
@@ -135,7 +140,7 @@ class Remote:
         cut = len(self.prefix) + 1
         for full, info in sorted(found.items()):
             if info["type"] == "file":
-                yield Entry(full[cut:], int(info["size"]), version_of(info))
+                yield self._entry(full[cut:], info)
 
     def open(self, path: str) -> io.RawIOBase:
         entry = self.head(path)
