@@ -51,8 +51,9 @@ class _Bill:
         self.target = sampled.recipe.run.partition
         self.nodes = {n["name"]: n for n in sampled.nodes}
         self.notes = [note for s in sampled.sources.values() for note in s.notes]
-        #: what deduplication before a node changes against the sample: documents that come through, per one there
-        self.through: dict[str, Range] = {}
+        #: what deduplication up to a node changes against the sample: documents of a source that come through, for
+        #: each one of the sample's
+        self.through: dict[str, dict[str, Range]] = {}
         self.duplicates: list[dict[str, Any]] = []
         self.factor = dict.fromkeys(self.nodes, 1.0)
 
@@ -94,14 +95,14 @@ class _Bill:
 
     def _node(self, node: Mapping[str, Any]) -> dict[str, Any]:
         records = self.s.records[node["name"]]
-        before = self._before(node)
+        self._before(node)
+        before = self._overall(node["name"], records)
         if node["kind"] == "barrier":
             cpu, disk, exchange = self._barrier(node, records, before)
         elif node["kind"] == "tokenizer":
             cpu, disk, exchange = self._tokenizer(node, records), self._total(records, _disk), _point(0.0)
         else:
             self._applies(node, records)
-            before = self.through[node["name"]]
             cpu = self._linear(records, node)
             cpu, disk, exchange = _scaled(cpu, before), _scaled(self._stored(records), before), _point(0.0)
         tasks = self._partitions(list(self.scale)) if len(records) > 1 else max(len(records), 1)
@@ -109,14 +110,27 @@ class _Bill:
                 "exchange_bytes": exchange, "memory_mb": max((r.rss_mb for r in records), default=0.0), "tasks": tasks,
                 "longest_s": cpu["value"] / max(tasks, 1)}
 
-    def _before(self, node: Mapping[str, Any]) -> Range:
-        """How much of what the sample shows comes into a node: the product over the deduplications before it."""
-        found = [self.through[d] for d in node["deps"] if d in self.through]
-        made = found[0] if len(found) == 1 else {
-            "value": max((f["value"] for f in found), default=1.0), "low": min((f["low"] for f in found), default=1.0),
-            "high": max((f["high"] for f in found), default=1.0)}
+    def _before(self, node: Mapping[str, Any]) -> None:
+        """What of every source comes into a node: as much as out of the nodes before it."""
+        made = {}
+        for source in self.scale:
+            found = [self.through[d][source] for d in node["deps"] if d in self.through]
+            made[source] = {"value": max((f["value"] for f in found), default=1.0),
+                            "low": min((f["low"] for f in found), default=1.0),
+                            "high": max((f["high"] for f in found), default=1.0)}
         self.through[node["name"]] = made
-        return made
+
+    def _overall(self, name: str, records: Sequence[PartRecord]) -> Range:
+        """The same over all sources, by the bytes the tasks read of each."""
+        sizes: dict[str, float] = defaultdict(float)
+        for record in records:
+            for source, counted in (record.counters.get("in") or record.counters.get("sources") or {}).items():
+                if source in self.scale:
+                    sizes[source] += counted.get("bytes", 0) * self.scale[source]
+        total, made = sum(sizes.values()), self.through[name]
+        sizes = sizes if total else dict.fromkeys(self.scale, 1.0)
+        return {k: sum(made[s][k] * size for s, size in sizes.items()) / sum(sizes.values())
+                for k in ("value", "low", "high")}
 
     def _linear(self, records: Sequence[PartRecord], node: Mapping[str, Any]) -> Range:
         """CPU seconds of a node whose tasks each read a part."""
@@ -194,23 +208,20 @@ class _Bill:
                         for source, n in by_source.items():
                             gone[source] += n
         rarest = min(1 / self.scale.get(s, 1.0) for s in docs) if docs else 1.0
-        left, least, most, entering = 0.0, 0.0, 0.0, 0.0
         for source, n in docs.items():
             scale, found = self.scale.get(source, 1.0), gone[source]
             total, share = n * scale, 1 / scale
             low = found * scale
             pairs = min(found / (share * rarest), total)
-            high = min((found + 2 + 2 * math.sqrt(found + 1)) / (share * rarest), total) if scale > 1 else low
-            value = low if scale <= 1 or not found else math.sqrt(low * max(pairs, low))
-            entering += total
-            left, least, most = left + total - value, least + total - high, most + total - low
+            high = min((found + 2 + 2 * math.sqrt(found + 1)) / (share * rarest), total) if rarest < 1 else low
+            value = math.sqrt(low * max(pairs, low)) if found else low
+            stays = max(total - low, 1.0)                        # what the sample says is left
+            mine = {"value": (total - value) / stays, "low": (total - high) / stays, "high": 1.0}
+            was = self.through[node["name"]][source]
+            self.through[node["name"]][source] = {k: v * was[k] for k, v in mine.items()}
             self.duplicates.append({"node": node["name"], "source": source, "documents": total,
                                     "in_sample": found / max(n, 1), "removed": {"value": value, "low": low,
                                                                                "high": high}})
-        in_sample = sum((n - gone[s]) * self.scale.get(s, 1.0) for s, n in docs.items())
-        if entering and in_sample:
-            mine = {"value": left / in_sample, "low": least / in_sample, "high": most / in_sample}
-            self.through[node["name"]] = {k: v * self.through[node["name"]][k] for k, v in mine.items()}
         if max(self.scale.values(), default=1.0) > 1:
             self.notes.append(f"{node['name']}: duplicates do not grow evenly with the input. A sample shows few of "
                               f"them, for both copies of a pair must be in it: what it found is the least, pairs "
@@ -229,7 +240,7 @@ class _Bill:
                 docs = self._total(records, lambda r, s=source: _kept_docs(r, s), source)
                 size = self._total(records, lambda r, s=source: r.counters["kept"].get(s, {}).get("bytes", 0), source)
                 if docs["high"] and any(source in r.counters["in"] for r in records):
-                    through = self.through[node["name"]]
+                    through = self.through[node["name"]][source]
                     sources[source] = {"documents": _scaled(docs, through), "text_bytes": _scaled(size, through)}
             found.append({"dataset": node["dataset"], "sources": sources,
                           "documents": _sum([s["documents"] for s in sources.values()]),
@@ -244,8 +255,9 @@ class _Bill:
         little = trained is not None and seen < ENOUGH_TEXT * trained.vocab and max(self.scale.values()) > 1
         for node in (n for n in self.s.nodes if n["kind"] == "shards"):
             records = [r for r in self.s.records[node["name"]] if r.node.endswith("/encode")]
-            made = {split: _scaled(self._total(records, lambda r, s=split: r.counters[s]["tokens"]),
-                                   self.through[node["name"]]) for split in ("train", "val")}
+            through = self._overall(node["name"], records)
+            made = {split: _scaled(self._total(records, lambda r, s=split: r.counters[s]["tokens"]), through)
+                    for split in ("train", "val")}
             if little:
                 made = {k: {**v, "value": v["value"] * math.sqrt(MEMORISED), "high": v["high"] * MEMORISED}
                         for k, v in made.items()}

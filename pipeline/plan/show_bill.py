@@ -29,7 +29,9 @@ def bill_lines(document: Mapping[str, Any]) -> list[str]:
     """Lines of `pipeline.plan.bill.bill`, with rich's markup."""
     total = document["total"]
     out = ["[bold]sample[/]"]
-    width = max(len(n) for n in [*document["sample"], *(r["name"] for r in document["nodes"])]) + 2
+    names = [*document["sample"], *(r["name"] for r in document["nodes"]),
+             *(f"{d['node']}, {d['source']}" for d in document["duplicates"])]
+    width = max(map(len, names)) + 2
     for name, s in document["sample"].items():
         out.append(f"  {escape(name):<{width}}{s['records_drawn']:,} of {s['records']:,} records read, in "
                    f"{s['files_read']:,} of {s['files']:,} files: a {1 / s['scale']:.3%} sample")

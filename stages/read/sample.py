@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.document import BadRecord, Document
-from stages.read.reader import Reader, Skipped, Slice, check_file
+from stages.read.reader import Reader, Skipped, Slice, bad, check_file, environment
 
 #: `kind` is document, bad or skipped; `text` is UTF-8 that may hold lone surrogates; `rank` is its place in the
 #: draw, smaller is drawn earlier
@@ -63,8 +63,15 @@ class Sample(Reader):
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
         check_file(local, slice.path)
-        with pq.ParquetFile(local) as file:
-            for group in range(file.num_row_groups):
-                for batch in file.iter_batches(64, row_groups=[group]):
-                    for row in batch.to_pylist():
-                        yield from_row(row)
+        ordinal = slice.ordinal
+        try:
+            with pq.ParquetFile(local) as file:
+                for group in range(file.num_row_groups):
+                    for batch in file.iter_batches(64, row_groups=[group]):
+                        for row in batch.to_pylist():
+                            yield from_row(row)
+                            ordinal += 1
+        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as e:
+            if environment(e):
+                raise
+            yield bad("corrupt_sample", slice, 0, ordinal, detail=str(e), fatal=True)
