@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,7 @@ from pipeline.engine import limits as measure
 from pipeline.engine.deaths import cause
 from pipeline.engine.fingerprint import declared_libraries, differences, fingerprint, roots
 from pipeline.engine.fleet import IDLE_S, Fleet, Host, Post
+from pipeline.engine.head import mind_head
 from pipeline.engine.limits import Limits
 from pipeline.engine.metrics import samples
 from pipeline.engine.pools import OWN_MB, Shape, most_room, room_in, share
@@ -100,6 +102,7 @@ class RayBackend:
         self._keys: dict[int, str] = {}               # of the tasks of open assignments
         self._wishes: dict[Kind, list[Any]] = {}
         self._given_back: list[dict[str, Any]] = []   # events for the next wait
+        self._head: threading.Event | None = None     # ends the watch over it
         self._started = self._own = False
         self._temp: Scratch | None = None
         self._witness: str | None = None
@@ -127,6 +130,8 @@ class RayBackend:
                          include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=self._temp.path, **quiet)
                 self.fleet.fit_s, self.fleet.idle_s = 0.0, None           # nobody else comes, and nobody else is there
             self._own = True
+        if self._temp is None:
+            self._head = mind_head(ray.get_runtime_context().gcs_address)
         if self._temp is None and self.store.local is not None:
             self._witness = f"runs/.witness-{uuid.uuid4().hex}"    # a local path must be a shared one on a cluster
             self.store.write(self._witness, b"")
@@ -135,6 +140,8 @@ class RayBackend:
 
     def close(self) -> None:
         """Take down our supervisors with their children and, if we started or attached it, our Ray."""
+        if self._head is not None:
+            self._head.set()
         posts, self.fleet.posts = list(self.fleet.posts.values()), {}
         if ray.is_initialized():
             self._wish_for({})

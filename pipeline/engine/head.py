@@ -1,0 +1,34 @@
+"""Watches whether the head of an attached cluster is there. No Ray: a port that answers or does not."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+
+CHECK_S = 5.0            # between two looks
+MISSES = 2               # in a row, until somebody is told
+
+log = logging.getLogger("tokenmill")
+
+
+def mind_head(address: str) -> threading.Event:
+    """Say it when nothing answers at HOST:PORT any more: a minute later Ray ends this process, with words of its own,
+    in the middle of whatever we do. The event that is returned ends the watch."""
+    closed = threading.Event()
+    threading.Thread(target=_mind, args=(address, closed), name="head", daemon=True).start()
+    return closed
+
+
+def _mind(address: str, closed: threading.Event) -> None:
+    host, _, port = address.rpartition(":")
+    missed = 0
+    while not closed.wait(CHECK_S):
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CHECK_S).close()
+            missed = 0
+        except OSError as e:
+            missed += 1
+            if missed == MISSES:
+                log.error("the head of the cluster (%s) does not answer (%s); unless it comes back within a minute, "
+                          "this run ends. What was committed is kept: run again, on any cluster", address, e)
