@@ -148,6 +148,10 @@ def make_backend(kind: str, workers: int | None, address: str | None,
             from pipeline.engine.local import ProcessBackend
 
             return ProcessBackend(store, workers)
+        if address is None:
+            from pipeline.engine.auth import own_token
+
+            own_token()
         from pipeline.engine.ray_backend import RayBackend
 
         return RayBackend(store, workers=workers, address=address, ship_code=ship_code)

@@ -249,8 +249,12 @@ def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: b
                 raise UserError(f"attempt {attempt} at '{run}' was cancelled before it began")
             address = os.environ.get("RAY_ADDRESS") or "auto"
             with kept_recipe(store, run, allow_custom_stages) as loaded, stoppable(address):
-                drive(loaded, store.root, run, BackendName.ray, workers, address, quiet=False, json_lines=False,
-                      takeover=takeover, verify_inputs=verify_inputs, attempt=attempt)
+                try:
+                    drive(loaded, store.root, run, BackendName.ray, workers, address, quiet=False, json_lines=False,
+                          takeover=takeover, verify_inputs=verify_inputs, attempt=attempt)
+                except Interrupted:
+                    raise UserError(f"stopped; what was committed is kept, and tokenmill resume {run} goes on from "
+                                    f"there") from None
             return 0
         except BaseException as e:
             note_refusal(store, run, attempt, str(e) or type(e).__name__)

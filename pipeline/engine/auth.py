@@ -10,6 +10,8 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import os
+import secrets
+import sys
 import urllib.error
 import urllib.request
 from urllib.parse import urlsplit
@@ -48,6 +50,13 @@ def use_token() -> str | None:
     if found is not None:
         os.environ.setdefault(MODE, "token")
     return found
+
+
+def own_token() -> None:
+    """For a Ray of our own on this machine, whose ports listen on all addresses: a token that nobody else knows, where
+    the user has none. Nothing to do once Ray was imported: it has read its mode."""
+    if "ray" not in sys.modules and os.environ.setdefault(MODE, "token").lower() == "token" and token() is None:
+        os.environ[TOKEN] = secrets.token_hex(32)
 
 
 def loopback(host: str | None) -> bool:

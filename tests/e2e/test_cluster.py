@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.engine.auth import ClusterError
 from pipeline.store.attempts import Standing, standing
 from pipeline.store.dataset import dataset_hash
 from pipeline.store.fs import Store
@@ -207,6 +208,58 @@ def test_who_has_no_token_gets_nowhere(site, head, tmp_path):
                     "--allow-custom-stages", "--insecure-local")
         assert sent.returncode == 1 and ("has none" in sent.stderr or "does not accept our token" in sent.stderr)
         assert "not-this-one" not in sent.stderr and not (tmp_path / "store").exists()
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for t in Path(f"/proc/{pid}/task").iterdir() for p in (t / "children").read_text().split()]
+
+
+def listening(pid: int) -> list[int]:
+    """TCP ports a process listens on."""
+    inodes = {os.readlink(fd).partition("[")[2][:-1] for fd in Path(f"/proc/{pid}/fd").iterdir()
+              if os.path.islink(fd) and os.readlink(fd).startswith("socket:")}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return sorted({int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes})
+
+
+def until_it_is_there(runs: Path) -> str:
+    """Name of the only run."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if runs.is_dir() and (names := [p.name for p in runs.iterdir() if p.is_dir()]):
+            return names[0]
+        time.sleep(0.2)
+    raise AssertionError("nothing was run")
+
+
+def test_a_ray_of_our_own_has_a_token_of_its_own(site, tmp_path):
+    """What listens while a run goes on without any cluster; no token is left behind."""
+    from pipeline.engine import jobs
+
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"HOME": str(tmp_path / "home")}
+    driver = subprocess.Popen([sys.executable, "-m", "pipeline.cli", "run", str(site / "recipe.yaml"), "--store",
+                               str(tmp_path / "store"), "--allow-custom-stages", "--quiet"], env=env, cwd=ROOT)
+    try:
+        found, deadline = [], time.monotonic() + 90
+        while not found and time.monotonic() < deadline:
+            assert driver.poll() is None
+            found = [p for p in children(driver.pid) if "gcs_server" in Path(f"/proc/{p}/cmdline").read_text()]
+            time.sleep(0.2)
+        run = until_it_is_there(tmp_path / "store" / "runs")
+        until(tmp_path / "store", run, under_way)
+        ports = listening(found[0])
+        answers = {}
+        for port in ports:
+            try:
+                jobs.check_gcs(f"127.0.0.1:{port}")
+                answers[port] = "wants a token"
+            except ClusterError as e:                        # another protocol, or open
+                answers[port] = "open" if "run code" in str(e) else "not Ray's"
+        assert "wants a token" in answers.values() and "open" not in answers.values(), answers
+    finally:
+        driver.send_signal(signal.SIGINT)
+        assert driver.wait(timeout=60) == 1
+    assert not list((tmp_path / "home").rglob("auth_token"))
 
 
 def test_an_open_cluster_is_refused_unless_that_is_said(tmp_path):

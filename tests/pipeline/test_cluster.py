@@ -130,6 +130,20 @@ def test_a_cluster_that_wants_a_token(serve, monkeypatch, tmp_path):
     assert os.environ["RAY_AUTH_MODE"] == "token"             # Ray will send it
 
 
+def test_a_ray_of_our_own_gets_a_token_unless_the_user_has_one(monkeypatch):
+    for name in [m for m in sys.modules if m == "ray"]:
+        monkeypatch.delitem(sys.modules, name)
+    auth.own_token()
+    first = os.environ["RAY_AUTH_TOKEN"]
+    assert os.environ["RAY_AUTH_MODE"] == "token" and len(first) == 64
+    auth.own_token()
+    assert os.environ["RAY_AUTH_TOKEN"] == first
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")                   # whoever says so means it
+    auth.own_token()
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
 def test_a_redirect_does_not_get_the_token(serve, monkeypatch):
     there, seen = serve(wants=None)
     url, _ = serve(elsewhere=there + "/api/version")
