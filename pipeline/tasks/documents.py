@@ -91,7 +91,7 @@ class DocumentPass:
     `replay.replay_arg` of the same pass under other thresholds}.
     """
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
