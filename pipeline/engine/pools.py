@@ -46,6 +46,7 @@ class Box:
     _runs: int = 0               # of `open`, as the supervisor packs them; the others are at hand
     _memory: int = 0
     _gpus: float = 0.0
+    _capacity: dict[tuple[Kind, str], int] = field(default_factory=dict)
 
     def takes(self, kind: Kind) -> bool:
         """Whether a task of this kind can ever run here."""
@@ -55,20 +56,27 @@ class Box:
 
     def capacity(self, kind: Kind) -> int:
         """Tasks of this kind that run at a time when nothing else does."""
-        if not self.takes(kind):
-            return 0
-        found = min(self.slots, max(1, self.memory_mb // max(kind.memory_mb, 1)))
-        return min(found, per_devices(self.gpus, kind.gpus)) if kind.gpus else found
+        found = self._capacity.get((kind, self.cpu))
+        if found is None:                        # asked for every box and assignment: kept
+            found = min(self.slots, max(1, self.memory_mb // max(kind.memory_mb, 1))) if self.takes(kind) else 0
+            if kind.gpus:
+                found = min(found, per_devices(self.gpus, kind.gpus))
+            self._capacity[kind, self.cpu] = found
+        return found
 
     def room(self, kind: Kind) -> int:
         """Further tasks of this kind that would start at once."""
-        if not self.takes(kind) or self.kept_for not in (None, kind):
+        if self._runs >= self.slots or not self.capacity(kind) or self.kept_for not in (None, kind):
             return 0
         by_memory = (self.memory_mb - self._memory) // max(kind.memory_mb, 1)
         free = min(self.slots - self._runs, by_memory if self._runs else max(1, by_memory))
         if kind.gpus:
             free = min(free, int((self.gpus - self._gpus) / share(kind.gpus) + 1e-6))
         return max(0, free)
+
+    @property
+    def has_slot(self) -> bool:
+        return self._runs < self.slots
 
     @property
     def at_hand(self) -> int:
@@ -101,19 +109,24 @@ class Box:
 
 def room_in(boxes: Sequence[Box], kind: Kind) -> int:
     """`Backend.room_for` over several boxes: a full one does not make an idle one less idle."""
-    free = sum(b.room(kind) for b in boxes)
+    free = sum(b.room(kind) for b in boxes if b.has_slot)
     if free:
         return free
-    takers = [b for b in boxes if b.takes(kind) and b.kept_for is None]
-    at_hand = sum(b.at_hand for b in takers)
+    at_hand = capacity = 0
+    for box in boxes:
+        if box.kept_for is None and (most := box.capacity(kind)):
+            at_hand, capacity = at_hand + box.at_hand, capacity + most
     # one for each that could run, never more: it could wait for a long time there while others become free
-    return -at_hand if at_hand < sum(b.capacity(kind) for b in takers) else -max(1, sum(b.slots for b in boxes))
+    return -at_hand if at_hand < capacity else -max(1, sum(b.slots for b in boxes))
 
 
-def most_room(boxes: Iterable[Box], kind: Kind) -> list[Box]:
-    """The boxes an assignment of this kind may go to, best first; equals stay in their order."""
-    takers = [b for b in boxes if b.takes(kind) and b.kept_for in (None, kind)]
-    return sorted(takers, key=lambda b: (-b.room(kind), b.at_hand))
+def most_room(boxes: Sequence[Box], kind: Kind) -> list[Box]:
+    """The boxes an assignment of this kind may go to, best first: those that would start it at once, if there are any.
+    Equals stay in their order."""
+    rooms = [(-room, place, b) for place, b in enumerate(boxes) if b.has_slot and (room := b.room(kind))]
+    if rooms:
+        return [b for _, _, b in sorted(rooms)]
+    return sorted((b for b in boxes if b.kept_for in (None, kind) and b.capacity(kind)), key=lambda b: b.at_hand)
 
 
 class Turns:

@@ -172,8 +172,8 @@ class RayBackend:
         spec = TaskSpec.from_json(assignment["spec"])
         fitting = most_room(self.fleet.usable, spec.kind)
         # a second attempt beside a slow one is for another supervisor: that one may be what is slow
-        others = [p for p in fitting if p.room(spec.kind) and all(self._keys[i] != spec.key for i in p.open)]
-        post = next(iter(others), fitting[0])
+        post = next((p for p in fitting if p.room(spec.kind) and all(self._keys[i] != spec.key for i in p.open)),
+                    fitting[0])
         self._keys[assignment["id"]] = spec.key
         post.add(assignment["id"], spec.kind)
         post.unsent.append(assignment)
@@ -190,6 +190,7 @@ class RayBackend:
         if now - self._grown > GROW_S:
             self._grown = now
             self._grow(now)
+        self._dismiss([p for p in self.fleet.posts.values() if p.leaving and not p.open])
         for post in self.fleet.posts.values():
             if post.poll is None and post.open:
                 post.poll, post.polled = post.actor.poll.remote(post.unsent, POLL_S), now
@@ -218,7 +219,6 @@ class RayBackend:
             post.late = post.ready and silent > POLL_S + LATE_S
             if post.late and silent > SILENT_S:
                 events += self._lost(post, f"it has not answered for {silent:.0f} s")
-        self._dismiss([p for p in self.fleet.posts.values() if p.leaving and not p.open])
         self._check_any()
         return events
 

@@ -9,13 +9,14 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.engine.inline import InlineBackend
 from pipeline.engine.limits import Limits
-from pipeline.engine.scheduler import Scheduler
+from pipeline.engine.scheduler import CannotRun, Scheduler
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 from tests.pipeline.test_engine_processes import alive, check_poison, until
@@ -77,7 +78,7 @@ def test_a_supervisor_that_dies_is_replaced_and_its_children_go_with_it(on_ray, 
         node = until(lambda: next((n for n in list(backend.fleet.posts.values()) if n.open and n.ready), None))
         time.sleep(0.6)
         pid = next(iter(supervisors(tmp_path)))
-        seen["children"] = until(lambda: children_of(pid))
+        seen["children"] = until(lambda: len(found := children_of(pid)) == 2 and found)
         seen["supervisor"] = pid
         if how == "ray.kill":
             ray_session.kill(node.actor)
@@ -140,6 +141,51 @@ def test_supervisors_that_cannot_start_end_the_run(on_ray, tmp_path):
     backend.scratch = str(tmp_path / "file")      # no folder can be made below a file
     with pytest.raises(ray_backend.NoNodes, match="die before they are ready"):
         Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=1))
+
+
+def test_a_task_no_node_can_hold_is_named_with_its_need(on_ray):
+    backend = on_ray(2)
+    backend.fleet.fit_s = 0.0
+    huge = t.spec(t.Fails, node="graph", what="", memory_mb=1 << 30)
+    with pytest.raises(CannotRun, match=r"graph 0 cannot run .* declares 1,073,741,824 MB of memory; the largest node"):
+        Scheduler(backend, t.MemoryLog()).run([huge])
+    gpu = replace(t.spec(t.Fails, node="classify", what=""), gpus=2.0)
+    with pytest.raises(CannotRun, match=r"classify 0 cannot run .* and 2 GPUs; the largest node, .* and 0 GPUs"):
+        Scheduler(backend, t.MemoryLog()).run([gpu])
+
+
+def test_supervisors_come_with_work_and_go_when_there_is_none(on_ray):
+    backend = on_ray(2)
+    backend.fleet.idle_s = 1.0
+    backend.start()
+    backend.expect({})
+    for _ in range(3):
+        backend.wait(0.1)
+    assert backend.fleet.posts == {}, "no work, no supervisor"
+    Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=4))
+    [post] = backend.fleet.posts.values()
+    backend.expect({})
+    until(lambda: backend.wait(0.2) or not backend.fleet.posts)
+    again = Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=4, rows=7))
+    assert len(again) == 4 and [*backend.fleet.posts.values()] != [post]
+
+
+def test_no_more_is_in_flight_than_the_slots_and_as_much_at_hand(on_ray):
+    backend, most = on_ray(2), []
+    submit = backend.submit
+    backend.submit = lambda a: (submit(a), most.append(sum(len(p.open) for p in backend.fleet.posts.values())))[0]
+    Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=60, rows=2))
+    assert 3 <= max(most) <= 4
+
+
+def test_what_makes_no_progress_is_named(on_ray):
+    from tests.pipeline.test_engine_processes import Watching
+
+    watch = Watching()
+    specs = [t.spec(t.Rows, order=1, first=3, rows=2, batch=1, ms=1200)]
+    [record] = Scheduler(on_ray(1, hanging_s=0.4), t.MemoryLog(), watch).run(specs)
+    assert record.counters["kept"] == 2
+    assert {(order, row, stage) for order, row, stage, _ in watch.hung if row >= 0} == {(1, 0, 2), (1, 1, 2)}
 
 
 DRIVER = """
