@@ -149,6 +149,32 @@ def test_submit_close_the_terminal_look_cancel_resume(site, expected, head, tmp_
     no_token_in(store)
 
 
+STOP = """
+import sys, time
+from pipeline.engine import auth
+auth.check_job_server(sys.argv[1])
+from pipeline.engine import jobs
+assert jobs.stop(*sys.argv[1:])
+while not jobs.state(*sys.argv[1:]).ended:
+    time.sleep(0.2)
+print(jobs.state(*sys.argv[1:]).status, jobs.stop(*sys.argv[1:]), jobs.state(sys.argv[1], "nosuch"))
+"""
+
+
+def test_a_stop_by_ray_itself_ends_in_good_order(site, head, tmp_path):
+    """`ray job stop`, the dashboard's button: SIGTERM. What runs is finished and committed, the run says 'stopped'."""
+    store, env = tmp_path / "store", head.environment()
+    sent = call(env, "submit", site / "recipe.yaml", "--name", "mine", "--address", head.url, "--store", store,
+                "--allow-custom-stages", "--json")
+    until(store, "mine", under_way)
+    done = subprocess.run([sys.executable, "-c", STOP, head.url, json.loads(sent.stdout)["job"]], env=env, cwd=ROOT,
+                          capture_output=True, text=True, timeout=180)
+    assert done.stdout == "STOPPED False None\n", done.stderr
+    found = standing(Store(store), "mine")
+    assert found.state == "stopped" and found.progress["done"] >= 3
+    assert "tokenmill resume mine goes on from there" in call(env, "logs", "mine", "--store", store).stdout
+
+
 def test_a_lost_cluster_and_a_new_one(site, expected, tmp_path):
     """The head loses its power in the middle: the run is listed as died, and goes on elsewhere."""
     store = tmp_path / "store"

@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from pipeline.engine.attend import DriverLog, attending
@@ -36,6 +37,17 @@ def store(tmp_path):
     return Store(tmp_path / "store")
 
 
+@pytest.fixture(params=["disk", "objects"])
+def any_store(request, tmp_path):
+    """A folder, or a store of objects, which cannot append."""
+    if request.param == "disk":
+        yield Store(tmp_path / "store")
+    else:
+        root = f"memory://attempts-{tmp_path.name}-{os.getpid()}"
+        yield Store(root)
+        fsspec.filesystem("memory").rm(root, recursive=True)
+
+
 def progress(store: Store, run: str, **doc) -> None:
     doc = {"parts": 4, "done": 1, **doc}
     store.write(f"runs/{run}/progress.json", json.dumps(doc).encode())
@@ -52,46 +64,46 @@ ELSEWHERE = {"host": "another", "boot": "0", "space": "0"}
 
 
 # -- states ----------------------------------------------------------------------------------------------------------
-def test_a_job_that_has_not_begun_is_submitted_then_refused_or_cancelled(store):
-    note_attempt(store, "r", 1, "job", job="j", address="http://u:secret-pw@h:1")
-    assert standing(store, "r").state == "submitted"
-    assert "secret-pw" not in store.read("runs/r/run.json").decode()
-    note_refusal(store, "r", 2, "of another attempt")
-    assert standing(store, "r").state == "submitted"
-    note_refusal(store, "r", 1, "the store is in use")
-    found = standing(store, "r")
-    assert (found.state, found.error, found.ended) == ("failed", "the store is in use", True)
-    ask_to_stop(store, "r", 1)
-    assert standing(store, "r").state == "cancelled"
-    note_attempt(store, "r", 2, "job", job="k")                       # the wish was for the attempt before
-    assert standing(store, "r").state == "submitted" and not asked_to_stop(store, "r", 2)
+def test_a_job_that_has_not_begun_is_submitted_then_refused_or_cancelled(any_store):
+    note_attempt(any_store, "r", 1, "job", job="j", address="http://u:secret-pw@h:1")
+    assert standing(any_store, "r").state == "submitted"
+    assert "secret-pw" not in any_store.read("runs/r/run.json").decode()
+    note_refusal(any_store, "r", 2, "of another attempt")
+    assert standing(any_store, "r").state == "submitted"
+    note_refusal(any_store, "r", 1, "the any_store is in use")
+    found = standing(any_store, "r")
+    assert (found.state, found.error, found.ended) == ("failed", "the any_store is in use", True)
+    ask_to_stop(any_store, "r", 1)
+    assert standing(any_store, "r").state == "cancelled"
+    note_attempt(any_store, "r", 2, "job", job="k")                       # the wish was for the attempt before
+    assert standing(any_store, "r").state == "submitted" and not asked_to_stop(any_store, "r", 2)
 
 
-def test_progress_of_an_earlier_attempt_does_not_count(store):
-    note_attempt(store, "r", 1, "local")
-    progress(store, "r", attempt=1, state="failed", error="why")
-    assert standing(store, "r").state == "failed" and standing(store, "r").error == "why"
-    note_attempt(store, "r", 2, "job", job="j")
-    found = standing(store, "r")
+def test_progress_of_an_earlier_attempt_does_not_count(any_store):
+    note_attempt(any_store, "r", 1, "local")
+    progress(any_store, "r", attempt=1, state="failed", error="why")
+    assert standing(any_store, "r").state == "failed" and standing(any_store, "r").error == "why"
+    note_attempt(any_store, "r", 2, "job", job="j")
+    found = standing(any_store, "r")
     assert (found.state, found.progress, found.attempt) == ("submitted", {}, 2)
-    progress(store, "r", attempt=2, state="done")
-    assert standing(store, "r").state == "done"
+    progress(any_store, "r", attempt=2, state="done")
+    assert standing(any_store, "r").state == "done"
 
 
-def test_a_running_driver_lives_or_died(store):
-    note_attempt(store, "r", 1, "local")
-    progress(store, "r", attempt=1, state="running")
-    assert standing(store, "r").state == "died"                       # no heartbeat at all
-    beat(store, "r")
-    assert standing(store, "r").state == "running"
-    ask_to_stop(store, "r", 1)
-    assert standing(store, "r").state == "stopping"
-    beat(store, "other")                                              # the store has another driver now
-    assert standing(store, "r").state == "died"
-    beat(store, "r", closed=True)
-    assert standing(store, "r").state == "died"
-    beat(store, "r", holder={"started": "1"})                         # that process id is another process by now
-    assert standing(store, "r").state == "died"
+def test_a_running_driver_lives_or_died(any_store):
+    note_attempt(any_store, "r", 1, "local")
+    progress(any_store, "r", attempt=1, state="running")
+    assert standing(any_store, "r").state == "died"                       # no heartbeat at all
+    beat(any_store, "r")
+    assert standing(any_store, "r").state == "running"
+    ask_to_stop(any_store, "r", 1)
+    assert standing(any_store, "r").state == "stopping"
+    beat(any_store, "other")                                              # the any_store has another driver now
+    assert standing(any_store, "r").state == "died"
+    beat(any_store, "r", closed=True)
+    assert standing(any_store, "r").state == "died"
+    beat(any_store, "r", holder={"started": "1"})                         # that process id is another process by now
+    assert standing(any_store, "r").state == "died"
 
 
 def test_a_driver_on_another_machine_is_judged_by_its_heartbeat(store, monkeypatch):
@@ -109,30 +121,30 @@ def test_a_driver_on_another_machine_is_judged_by_its_heartbeat(store, monkeypat
         timer.join()
 
 
-def test_files_that_cannot_be_read(store):
-    assert standing(store, "r").state == "started"
+def test_files_that_cannot_be_read(any_store):
+    assert standing(any_store, "r").state == "started"
     for text in ("{", "[]", '{"state": "done"}', "{}"):
-        store.write("runs/r/progress.json", text.encode())
-        assert standing(store, "r").state == "unknown"
-    store.write("runs/r/progress.json", b'{"state": "done", "parts": 3, "done": 3}')      # before there were attempts
-    assert standing(store, "r").state == "done"
-    store.write("runs/r/run.json", b"\xff")
-    assert standing(store, "r").state == "done"
+        any_store.write("runs/r/progress.json", text.encode())
+        assert standing(any_store, "r").state == "unknown"
+    any_store.write("runs/r/progress.json", b'{"state": "done", "parts": 3, "done": 3}')   # without attempts
+    assert standing(any_store, "r").state == "done"
+    any_store.write("runs/r/run.json", b"\xff")
+    assert standing(any_store, "r").state == "done"
 
 
 # -- stopping --------------------------------------------------------------------------------------------------------
-def test_the_wish_is_found_once_and_only_for_this_attempt(store, monkeypatch):
+def test_the_wish_is_found_once_and_only_for_this_attempt(any_store, monkeypatch):
     monkeypatch.setattr("pipeline.engine.attend.POLL_S", 0.05)
     calls = []
-    ask_to_stop(store, "r", 1)
-    with attending(store, "r", 2, lambda: calls.append(1)):
+    ask_to_stop(any_store, "r", 1)
+    with attending(any_store, "r", 2, lambda: calls.append(1)):
         time.sleep(0.3)
         assert calls == []
-        ask_to_stop(store, "r", 2)
+        ask_to_stop(any_store, "r", 2)
         time.sleep(0.5)
         assert calls == [1]
-    ask_to_stop(store, "r", 3)
-    with attending(store, "r", 3, lambda: calls.append(3)):           # found at once: no poll has to pass
+    ask_to_stop(any_store, "r", 3)
+    with attending(any_store, "r", 3, lambda: calls.append(3)):           # found at once: no poll has to pass
         time.sleep(0.02)
     assert calls == [1, 3]
 
@@ -229,14 +241,14 @@ def test_all_that_is_said_is_copied_without_secrets(store):
     assert len(pieces) > 3 and all(store.size(p) <= attempts.PIECE for p in pieces)
 
 
-def test_a_follower_reads_everything_once_while_it_grows(store, monkeypatch, capfd):
+def test_a_follower_reads_everything_once_while_it_grows(any_store, monkeypatch, capfd):
     monkeypatch.setattr("pipeline.engine.attend.COPY_S", 0.02)
-    reader, found = LogReader(store, "r", 1), []
+    reader, found = LogReader(any_store, "r", 1), []
     with capfd.disabled(), open(os.devnull, "w") as null:
         saved = os.dup(2)
         os.dup2(null.fileno(), 2)                  # DriverLog passes on what it reads; not into the test's own output
         try:
-            with DriverLog(store, "r", 1):
+            with DriverLog(any_store, "r", 1):
                 for i in range(3000):
                     os.write(1, f"{i:06d} {'x' * 60}\n".encode())
                     if i % 100 == 0:
