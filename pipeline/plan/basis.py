@@ -11,9 +11,11 @@ version`, `reader.web.max_bytes` … Values are those of the recipe and hashes o
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import inspect
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -26,8 +28,9 @@ from pipeline.plan.passes import Planner
 from pipeline.recipe.model import Recipe
 from pipeline.redact import redact_json
 from pipeline.store.fs import Store
-from pipeline.tasks.encode import ASSEMBLE, ENCODE, libraries
-from pipeline.tasks.fit_tokenizer import FIT, LOAD
+from pipeline.tasks.encode import ENCODE, libraries
+from pipeline.tasks.fit_tokenizer import FIT
+from stages.barrier import Barrier
 from stages.catalog import load, reader_class
 from stages.stage import Stage, cpu_tag, file_sha256, library_versions, python_version, role_of
 
@@ -75,7 +78,7 @@ def node_ingredients(planner: Planner, nodes: list[Node]) -> dict[str, Ingredien
         elif node.kind == "barrier":
             _, barrier, ranks, _ = planner.barriers[node.name]
             made = {**_stage(f"step.{barrier.name}", barrier), "priority": list(ranks),
-                    **_task_versions(type(barrier).__module__)}
+                    **_barrier_tasks(barrier)}
         else:
             made = _tokens(planner.recipe, node)
         found[node.name] = made
@@ -124,11 +127,39 @@ def _reader(planner: Planner, name: str) -> Ingredients:
             **{f"{prefix} library {n}": v for n, v in library_versions(reader.libraries).items()}}
 
 
+def _barrier_tasks(barrier: Stage) -> Ingredients:
+    """Versions of the tasks of a barrier: of its module, and of those beside it that this one names, and so on, without
+    those of other barriers."""
+    package = type(barrier).__module__.rpartition(".")[0]
+    found: Ingredients = {}
+    names, seen = [type(barrier).__module__], set()
+    while names:
+        name = names.pop()
+        if name not in seen:
+            seen.add(name)
+            module = importlib.import_module(name)
+            others = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Barrier)
+                      and c.__module__ == name and c is not type(barrier)]
+            if others:
+                continue
+            found |= _task_versions(name)
+            text = inspect.getsource(module)
+            names += {m for m in re.findall(r"[\w.]+", text) if m.rpartition(".")[0] == package and _is_module(m)}
+    return found
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
 def _task_versions(module: str) -> Ingredients:
-    """Versions of the tasks a barrier's module defines."""
+    """Versions of the tasks a module defines."""
     return {f"task {name} version": found.version for name, found in vars(importlib.import_module(module)).items()
-            if isinstance(found, type) and hasattr(found, "run") and isinstance(getattr(found, "version", None), int)
-            and not issubclass(found, Stage)}
+            if isinstance(found, type) and found.__module__ == module and hasattr(found, "run")
+            and isinstance(getattr(found, "version", None), int) and not issubclass(found, Stage)}
 
 
 def _tokens(recipe: Recipe, node: Node) -> Ingredients:
@@ -137,13 +168,13 @@ def _tokens(recipe: Recipe, node: Node) -> Ingredients:
     made: Ingredients = {f"library {name}": version for name, version in libraries().items()}
     if node.kind == "tokenizer":
         assert recipe.tokenizer is not None
-        made["task version"] = load(FIT if recipe.tokenizer.train else LOAD).version
+        made |= _task_versions(FIT.partition(":")[0])
         made |= {f"tokenizer.train.{k}": v for k, v in (plain["tokenizer"].get("train") or {}).items()}
         if recipe.tokenizer.eos:
             made["tokenizer.eos"] = recipe.tokenizer.eos
         return made
     name = node.name.removeprefix("shards:")
-    made |= {"encode version": load(ENCODE).version, "assemble version": load(ASSEMBLE).version}
+    made |= _task_versions(ENCODE.partition(":")[0])
     return made | {f"shards.{name}.{k}": v for k, v in plain["shards"][name].items() if k != "longest"}
 
 

@@ -134,6 +134,16 @@ def test_another_version_of_a_stage_and_of_a_library(site, monkeypatch):
     assert any("step.gopher_quality library spacy: " in c and "→ 99.0" in c for c in causes(why(site, "clean")))
 
 
+def test_another_version_of_a_task_of_a_barrier_and_of_the_tokenizer(site, monkeypatch):
+    from stages.dedup import exact
+
+    monkeypatch.setattr(exact.ExactReduce, "version", 77)
+    monkeypatch.setattr("pipeline.tasks.fit_tokenizer.FitTokenizer.version", 78)
+    [cause] = causes(why(site, "deduped/exact.1"))
+    assert cause.startswith("task ExactReduce version: ") and cause.endswith(" → 77")
+    assert any(c.startswith("task FitTokenizer version: ") for c in causes(why(site, "tokenizer")))
+
+
 def test_a_resource_file_with_other_content(site):
     banned = site / "banned.txt"
     banned.write_text("example.org\n")
