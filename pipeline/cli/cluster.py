@@ -1,7 +1,6 @@
-"""`tokenmill submit`, `status`, `logs`, `cancel`, `resume`: runs on a cluster, and how they stand.
+"""`tokenmill submit` and `resume`: runs on a cluster. `resume` is also what the job itself runs, on the head node.
 
-A run's state lies in the store, so any machine that sees the store can ask; Ray is needed to start a job, and helps to
-stop one. `resume` is also what the job itself runs, on the head node.
+How they stand is read from the store alone (`pipeline.cli.watch`).
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,13 +37,11 @@ from pipeline.cli.options import (
     check_root,
     resolve_run,
 )
+from pipeline.cli.watch import cancel, logs, status
 
 if TYPE_CHECKING:
     from pipeline.recipe.model import Recipe
-    from pipeline.store.attempts import Standing
     from pipeline.store.fs import Store
-
-WATCH_S = 2.0            # between two looks of --watch and -f
 
 ServerOpt = Annotated[str, typer.Option("--address", metavar="URL", envvar="TOKENMILL_ADDRESS",
                                         help="Job server of the cluster, e.g. http://127.0.0.1:8265.")]
@@ -289,164 +284,3 @@ def kept_recipe(store: Store, run: str, allow_custom_stages: bool) -> Iterator[R
         loaded = load_recipe(path, overrides, allow_custom=allow_custom_stages)
         loaded.came_from(facts.get("recipe") or loaded.name, facts.get("base") or loaded.base)
         yield loaded
-
-
-# -- looking on ------------------------------------------------------------------------------------------------------
-def look(store: Store, run: str) -> Standing:
-    """How the run stands; where its driver has not begun, Ray is asked whether the job is still to come."""
-    from dataclasses import replace
-
-    from pipeline.store.attempts import standing
-
-    found = standing(store, run)
-    if found.state != "submitted":
-        return found
-    job = job_of(found)
-    if isinstance(job, str):
-        return replace(found, error=f"its cluster cannot be asked: {job}")
-    if job is None:
-        return replace(found, state="died", error="the cluster does not know its job: it was never submitted, or the "
-                                                  "cluster is another one now; tokenmill resume starts it")
-    if not job.ended:
-        return found
-    now = standing(store, run)                                # it may have begun, and even ended, meanwhile
-    if now.state != "submitted":
-        return now
-    from pipeline.engine import jobs
-
-    if job.status == "STOPPED":
-        return replace(now, state="cancelled")
-    said = jobs.said(now.facts["address"], now.facts["job"]).strip().splitlines()
-    return replace(now, state="failed", error="\n".join(["its job ended before its driver reached the store:",
-                                                         *(said[-8:] or [job.message])]))
-
-
-def job_of(found: Standing) -> Any:
-    """What Ray says of the job of a standing: a `JobState`, None when it knows no such job, or why it cannot be
-    asked."""
-    from pipeline.engine import auth
-
-    address, job = found.facts.get("address"), found.facts.get("job")
-    if not address or not job:
-        return None
-    try:
-        auth.check_job_server(address, insecure_local=auth.loopback_url(address))
-        from pipeline.engine import jobs
-
-        return jobs.state(address, job)
-    except auth.ClusterError as e:
-        return str(e)
-
-
-def status(run: RunArg, store: StoreOpt = "store",
-           watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until it ends.")] =
-           False, json_lines: JsonOpt = False) -> None:
-    """Show how a run stands.
-
-    Its passes with partitions done, running and failed, documents a second, the time that is left, and what failed for
-    which reason. From the store alone: on any machine that sees it, while the run goes on and after. With --watch the
-    exit code is 0 when it is done and 1 when it ends otherwise.
-
-    \b
-    Examples:
-      tokenmill status fineweb-3f2a91c0 --store s3://bucket/store
-      tokenmill status fineweb-3f2a91c0 --watch
-    """
-    from pipeline.cli.status import document, text
-
-    at, name = resolve_run(run, store)
-    shown = None
-    while True:
-        found = look(at, name)
-        now = json.dumps(document(at, found)) if json_lines else text(at, found)
-        if watch and not json_lines and sys.stdout.isatty():
-            typer.echo("\x1b[2J\x1b[H" + now)
-        elif now != shown:
-            typer.echo(now)
-        shown = now
-        if not watch:
-            return
-        if found.ended:
-            raise typer.Exit(0 if found.state == "done" else 1)
-        _pause()
-
-
-def logs(run: RunArg, store: StoreOpt = "store",
-         follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False) -> None:
-    """Print what the driver of a submitted run says.
-
-    From the store, a few seconds behind; of its latest attempt. Secrets are masked.
-
-    \b
-    Examples:
-      tokenmill logs fineweb-3f2a91c0 --store s3://bucket/store
-      tokenmill logs -f fineweb-3f2a91c0
-    """
-    from pipeline.store.attempts import LogReader
-
-    at, name = resolve_run(run, store)
-    found = look(at, name)
-    if found.facts.get("how") == "local":
-        raise UserError(f"'{name}' was not submitted: what its driver said went to its own terminal; tokenmill status "
-                        f"{name} shows how it stands")
-    reader, attempt = LogReader(at, name, found.attempt), found.attempt
-    empty = True
-    while True:
-        ended = found.ended                                   # looked at before the last reading
-        for chunk in reader.more():
-            empty = False
-            typer.echo(chunk, nl=False)
-        sys.stdout.flush()
-        if ended or not follow or found.attempt != attempt:
-            break
-        _pause()
-        found = look(at, name)
-    if empty:
-        typer.echo(found.error or f"'{name}' has said nothing yet ({found.state})", err=True)
-
-
-def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
-    """Stop a run.
-
-    What is being worked on may finish for a minute; everything that was committed is kept, and `tokenmill resume` goes
-    on from there. The wish is left in the store, where the driver finds it, so it works without reaching the cluster.
-
-    \b
-    Example:
-      tokenmill cancel fineweb-3f2a91c0 --store s3://bucket/store
-    """
-    from pipeline.store.attempts import ask_to_stop
-
-    at, name = resolve_run(run, store)
-    found = look(at, name)
-    said = {"run": name, "attempt": found.attempt, "was": found.state, "asked": not found.ended}
-    if found.ended:
-        note = f"'{name}' is {found.state}: there is nothing to stop"
-    else:
-        ask_to_stop(at, name, found.attempt)
-        note = f"'{name}' was asked to stop; tokenmill status {name} --store {at.root} shows when it has"
-        if found.state == "submitted":                        # nobody there yet who would look: its job is stopped
-            note = _stop_job(found) or note
-    typer.echo(json.dumps(said) if json_lines else note)
-
-
-def _stop_job(found: Standing) -> str | None:
-    """Stop a job whose driver has not begun; returns what cannot be done from here."""
-    from pipeline.engine import auth
-
-    try:
-        auth.check_job_server(found.facts["address"], insecure_local=auth.loopback_url(found.facts["address"]))
-        from pipeline.engine import jobs
-
-        jobs.stop(found.facts["address"], found.facts["job"])
-        return None
-    except (auth.ClusterError, KeyError) as e:
-        return (f"'{found.run}' will stop as soon as it begins; its job cannot be stopped from here: {e}")
-
-
-def _pause() -> None:
-    """Wait for the next look; Ctrl-C ends the looking, not the run."""
-    try:
-        time.sleep(WATCH_S)
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
