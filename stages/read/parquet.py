@@ -20,6 +20,8 @@ from stages.stage import StageConfig, signal
 _BATCH, _BATCH_BYTES, _LIKELY_BYTES = 256, 256 << 20, 32 << 20
 #: rows of text, and bytes of another column, made Python objects at once: one by one takes three times as long
 _LISTED, _LISTED_BYTES = 32, 1 << 20
+#: bytes up to which small batches are joined
+_JOINED_BYTES = 4 << 20
 #: bytes at the end of a file that hold its footer, mostly (what Arrow reads first)
 _TAIL = 64 << 10
 
@@ -57,7 +59,8 @@ class Parquet(Reader):
                         yield bad("too_large", slice, group, ordinal, detail=f"{info.num_rows} rows of a row group of "
                                   f"{info.total_byte_size} bytes")
                     else:
-                        for batch in file.iter_batches(_rows(info, columns), row_groups=[group], columns=columns):
+                        for batch in _joined(file.iter_batches(_rows(info, columns), row_groups=[group],
+                                                               columns=columns)):
                             for record in self._batch(batch, slice, group, ordinal):
                                 yield record
                                 ordinal += 1
@@ -181,6 +184,27 @@ def _values(column: pa.Array) -> list[Any] | pa.Array:
         with suppress(UnicodeDecodeError):
             return column.to_pylist()
     return column
+
+
+def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches of up to _BATCH rows made of small ones. A column with a dictionary is read few rows at a time, since
+    each of them may be its largest entry (`_rows`); mostly none is, and so few rows are not worth what a batch costs.
+    """
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if held and (rows + len(batch) > _BATCH or size + batch.nbytes > _JOINED_BYTES):
+            yield from _as_one(held)
+            held, rows, size = [], 0, 0
+        held.append(batch)
+        rows, size = rows + len(batch), size + batch.nbytes
+    yield from _as_one(held)
+
+
+def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) < 2 or any(pa.types.is_dictionary(f.type) for f in batches[0].schema):
+        return batches
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()
 
 
 def _rows(group: Any, columns: list[str]) -> int:
