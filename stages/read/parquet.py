@@ -196,8 +196,12 @@ def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if held and (rows + len(batch) > _BATCH or size + batch.nbytes > _JOINED_BYTES):
             yield from _as_one(held)
             held, rows, size = [], 0, 0
-        held.append(batch)
-        rows, size = rows + len(batch), size + batch.nbytes
+        if batch.nbytes > _JOINED_BYTES:
+            yield batch                                 # at once: two of these are not to be held
+            del batch
+        else:
+            held.append(batch)
+            rows, size = rows + len(batch), size + batch.nbytes
     yield from _as_one(held)
 
 
