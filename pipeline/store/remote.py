@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 import fsspec
@@ -51,8 +52,8 @@ def version_of(info: dict[str, Any]) -> str:
     hub = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
     for found in (hub, info.get("blob_id"), info.get("ETag"), info.get("etag"), info.get("generation"),
                   info.get("mtime"), info.get("created"), info.get("LastModified"), info.get("last_modified")):
-        if found:
-            return str(found).strip('"')
+        if found:           # a time is a datetime here and a number there
+            return str(found.timestamp() if isinstance(found, datetime) else found).strip('"')
     return ""
 
 

@@ -176,7 +176,7 @@ def test_a_driver_that_was_taken_over_is_fenced(s3, store):
 
 # -- sizes ---------------------------------------------------------------------------------------------------------
 def test_listing_of_many_pages(s3_server, s3, store):
-    names = sorted(f"many/{i % 7}/{hashlib.md5(str(i).encode()).hexdigest()}" for i in range(2345))
+    names = sorted(f"many/{i % 7}/{hashlib.md5(str(i).encode()).hexdigest()}" for i in range(1345))
     list(store.map(lambda name: store.write(name, b"x"), names))
     store.write("many-more/x", b"x")
     s3_server.trouble(None)
@@ -184,9 +184,9 @@ def test_listing_of_many_pages(s3_server, s3, store):
     assert next(listing) == names[0]
     assert len(s3_server.requests) == 1, "a page at a time"
     assert [names[0], *listing] == names
-    assert len(s3_server.requests) == 3
-    assert store.remove_all(store.list("many")) == 2345
-    assert list(store.list("")) == ["many-more/x"]
+    assert len(s3_server.requests) == 2
+    store.remove("many-more/x")
+    assert [e.size for e in store.entries("")] == [1] * 1345
 
 
 def test_large_objects_go_in_parts_and_come_in_ranges(s3_server, s3, store, tmp_path):
