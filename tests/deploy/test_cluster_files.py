@@ -132,6 +132,11 @@ def test_ray_accepts_the_cluster(cloud):
     jsonschema.validate(doc, ray_schema())
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(doc | {"idle_timeout": 3}, ray_schema())
+    from ray.autoscaler._private.util import fillout_defaults
+
+    filled = fillout_defaults(copy.deepcopy(doc))         # with what Ray adds by itself for this cloud
+    for commands in ("setup_commands", "head_setup_commands", "worker_setup_commands"):
+        assert filled[commands] == []
     assert doc["docker"]["image"] in IMAGES
     assert doc["head_node_type"] in doc["available_node_types"]
     assert doc["available_node_types"]["head"]["resources"] == {"CPU": 0}
