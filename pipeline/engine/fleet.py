@@ -26,6 +26,7 @@ FIT_S = 600.0            # how long a node is waited for that a task would fit o
 IDLE_S = 60.0            # a supervisor without work goes after this
 REST_S, LONGEST_REST_S = 2.0, 120.0
 STEADY_S = 60.0          # a supervisor that lived so long has shown that its node is well
+WAY_S = 30.0             # a place that was made is kept so long
 MAX_WISHES = 1000        # tasks an autoscaler is told of at a time
 
 NOTHING = Shape(0, 0, 0)
@@ -72,11 +73,16 @@ class Post(Box):
     fingerprint: dict[str, Any] = field(default_factory=dict)
     started: float = 0.0
     idle_since: float = 0.0
+    served: bool = False             # it has had a task
     running: set[int] = field(default_factory=set)               # as it said last
     unsent: list[dict[str, Any]] = field(default_factory=list)   # assignments for its next poll
     actor: Any = None
     poll: Any = None                 # the poll in flight, None when there is none
     polled: float = 0.0              # when it began
+
+    def add(self, id: int, kind: Kind) -> None:
+        super().add(id, kind)
+        self.served = True
 
     @property
     def usable(self) -> bool:
@@ -106,6 +112,7 @@ class Fleet:
         self.turns = Turns()
         self._unfit: dict[Kind, float] = {}          # since when no node fits
         self._falls: dict[str, tuple[int, float]] = {}       # node → supervisors that died in a row, rest until
+        self._way: dict[str, tuple[Kind, float]] = {}        # node → kind its supervisors make way for, last seen to
         self._said: set[tuple[str, Kind]] = set()
 
     @property
@@ -152,8 +159,9 @@ class Fleet:
         free = {h.id: self._free(h) for h in self._open_hosts() if now >= self._falls.get(h.id, (0, 0.0))[1]}
         left = self._left()
         numbers = {h: {n for at, n in self.posts if at == h} for h in free}
-        for kind in sorted(self.waiting, key=lambda k: (-k.gpus, -k.memory_mb, k.cpu)):
-            able = [p for p in self.posts.values() if not p.leaving and p not in orders.leave and p.takes(kind)]
+        ways = self._ways(free, orders, now)
+        for kind in sorted(self.waiting, key=lambda k: (k not in ways, -k.gpus, -k.memory_mb, k.cpu)):
+            able = self._able(kind, orders)
             short = self.waiting[kind] - sum(p.room(kind) for p in able)
             placed = 0
             for id, rest in free.items():
@@ -161,6 +169,9 @@ class Fleet:
                 if not self._could(host, kind):
                     self._pass_over(host, kind)
                     continue
+                elsewhere = ways - {kind} and self.workers is not None and not kind.gpus
+                if elsewhere or self._way.get(id, (kind, 0))[0] != kind:
+                    continue                              # what becomes free is for the kind they make way for
                 while short > placed and (shape := rest.shape_for(host.clamp(kind), left)) is not None:
                     number = next(n for n in range(len(numbers[id]) + 1) if n not in numbers[id])
                     numbers[id].add(number)
@@ -169,11 +180,28 @@ class Fleet:
                     left -= 0 if shape.gpus else shape.slots
                     placed += self.post(host, number, shape).capacity(kind)
             if short > placed:
-                if not able and not placed:
-                    orders.leave += self._make_way(kind, free, orders)
+                if not able and not placed and kind not in ways:
+                    going = self._make_way(kind, free, orders)
+                    orders.leave += going
+                    self._way.update({p.host: (kind, now) for p in going})
                 orders.wishes[kind] = min(short - placed, MAX_WISHES if kind.gpus else max(0, min(left, MAX_WISHES)))
         orders.leave += self._idle(now, orders)
         return orders
+
+    def _ways(self, free: Mapping[str, Free], orders: Orders, now: float) -> set[Kind]:
+        """Kinds for which supervisors make way: what becomes free on their node is for them, unless somebody else's
+        programs were quicker."""
+        for host, (kind, _) in list(self._way.items()):
+            if any(p.leaving and p.host == host for p in self.posts.values()):
+                self._way[host] = kind, now
+            if host not in free or kind not in self.waiting or self._able(kind, orders) \
+                    or now - self._way[host][1] > WAY_S:
+                del self._way[host]
+        return {kind for kind, _ in self._way.values()}
+
+    def _able(self, kind: Kind, orders: Orders) -> list[Post]:
+        """Supervisors, also those that are starting, that stay and take this kind."""
+        return [p for p in self.posts.values() if not p.leaving and p not in orders.leave and p.takes(kind)]
 
     def died(self, post: Post, now: float) -> None:
         """A supervisor is dead that should not be. The first time another one follows at once."""
@@ -201,7 +229,8 @@ class Fleet:
 
     def _make_way(self, kind: Kind, free: Mapping[str, Free], orders: Orders) -> list[Post]:
         """Supervisors that must leave one node so that a task of this kind finds its place there: those with the least
-        to do, on the node where that is least. None while any leave already: their place may be what it takes."""
+        to do, on the node where that is least. One that has not had a task yet stays, or kinds would drive each other
+        away for ever. None while any leave already: their place may be what it takes."""
         if orders.leave or any(p.leaving for p in self.posts.values()):
             return []
         best: tuple[int, list[Post]] | None = None
@@ -209,8 +238,9 @@ class Fleet:
             if not self._could(host, kind):
                 continue
             room, left, going = free[host.id], self._left(), []
-            for post in sorted((p for p in self.posts.values() if p.host == host.id),
-                               key=lambda p: (len(p.open), p.number)):
+            movable = [p for p in self.posts.values() if p.host == host.id and p.ready
+                       and (p.served or not any(p.takes(k) for k in self.waiting))]
+            for post in sorted(movable, key=lambda p: (len(p.open), p.number)):
                 going.append(post)
                 room = Free(room.cpus + post.shape.cpus, room.memory_mb + post.shape.memory_mb,
                             room.gpus + post.shape.gpus)
