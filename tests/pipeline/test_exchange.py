@@ -303,3 +303,80 @@ def test_through_the_task_interface(tmp_path):
         assert inputs.segment(at, bucket).tobytes() == wanted.tobytes()
         merged = np.concatenate(list(itertools.chain(inputs.segments([at, at], bucket))))
         assert merged["key"].tolist() == sorted(wanted["key"].tolist() * 2)
+
+
+@pytest.mark.parametrize("key", [("key",), ("n", "key"), None], ids=str)
+def test_any_number_of_files(tmp_path, monkeypatch, key):
+    """Far more files than are merged at a time: three levels of merging, numbered files, a key in one block."""
+    monkeypatch.setattr(merging, "FAN_IN", 3)
+    monkeypatch.setattr(merging, "BLOCK", 300)
+    refs, parts = [], []
+    for n in range(29):
+        rows = records(60 if n % 5 else 0, seed=n, keys=[40, 3, 1 << 60][n % 3])
+        write(tmp_path / f"{n}", rows, np.zeros(len(rows), int), 1, key=key)
+        refs.append(ref(tmp_path / f"{n}"))
+        parts.append(rows)
+    order = {("key",): ["key"], ("n", "key"): ["n", "key"], None: ["key", "place", "score", "n"]}[key]
+    every = np.concatenate([p[np.lexsort([p[f] for f in reversed(order)])] for p in parts])
+    number = np.repeat(np.arange(29), [len(p) for p in parts])
+    sort = np.lexsort([np.arange(len(every)), *[every[f] for f in reversed(order)]])
+    (tmp_path / "scratch").mkdir()
+    whole = ("key",) if key is None else key[:1]
+    blocks = list(merge_segments(Store(tmp_path), refs, 0, 2000, whole=whole, numbered=True,
+                                 scratch=str(tmp_path / "scratch")))
+    found = np.concatenate(blocks)
+    assert found["source"].tolist() == number[sort].tolist() or key is None
+    for field in RECORD.names:
+        assert found[field].tobytes() == every[field][sort].tobytes()
+    assert len(blocks) > 1
+    ends = [tuple(b[list(whole)][i].tolist() for i in (0, -1)) for b in blocks]
+    assert all(a[1] != b[0] for a, b in itertools.pairwise(ends))
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_bucket_ten_times_the_limit_takes_the_memory_of_one(tmp_path):
+    """400 files, one bucket of 640 MB in them (64 MB are the limit), a key in a third of its records, at most 32 files
+    open: memory stays that of a few blocks. In a process of its own, for ru_maxrss."""
+    code = f"""
+        import resource
+        resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+        import numpy as np
+        from pathlib import Path
+        from pipeline.engine.exchange import SegmentWriter, merge_segments
+        from pipeline.store.fs import Store
+        from tests.pipeline.test_exchange import ref
+        DTYPE = np.dtype([("key", "<u8"), ("payload", "V56")])
+        root, n, files = Path({str(tmp_path)!r}), 25_000, 400
+        refs = []
+        for i in range(files):
+            rows = np.zeros(n, DTYPE)
+            rows["key"] = np.random.default_rng(i % 7).integers(0, 2**63, n)
+            rows["key"][::3] = 5
+            with SegmentWriter(str(root / f"{{i}}"), DTYPE, 1, key=("key",), memory=8 << 20) as to:
+                to.write(np.zeros(n, int), rows)
+            refs.append(ref(root / f"{{i}}"))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        rows, last = 0, -1
+        for block in merge_segments(Store(root), refs, 0, numbered=True, scratch={str(tmp_path)!r}):
+            rows += len(block)
+            assert int(block["key"][0]) >= last
+            last = int(block["key"][-1])
+        assert rows == n * files
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """
+    out = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=ROOT, capture_output=True,
+                         text=True)
+    assert int(out.stdout) < 200_000                     # KB, for 640 MB of records
+
+
+def test_a_large_index_is_not_read_for_one_bucket(tmp_path, monkeypatch):
+    rows = records(3000)
+    write(tmp_path / "a", rows, np.arange(3000) * 33, 100_000)
+    asked: list[int] = []
+    real = Store.read_range
+    monkeypatch.setattr(Store, "read_range", lambda self, p, a, b: asked.append(b - a) or real(self, p, a, b))
+    for n in (0, 1, 2999):
+        asked.clear()
+        [found] = merge_segments(Store(tmp_path), [ref(tmp_path / "a")], n * 33)
+        assert found.tobytes() == rows[n:n + 1].tobytes()
+        assert sum(asked) < 70_000

@@ -60,7 +60,7 @@ def test_equals_brute_force(tmp_path, monkeypatch, by, layout):
     if small:
         monkeypatch.setattr(fragment, "GROUP_ROWS", small)
         monkeypatch.setattr(fragment, "BUCKET_BYTES", 1500)
-    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
+        monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
     docs = documents(3, 150)
     store = Store(tmp_path)
     barrier = Exact(by=by)
@@ -130,3 +130,22 @@ def test_side_row():
     bare = Document("1" * 32, "")
     ExactHash(by="both").process(bare)
     assert bare.side["exact_hash"]["url"] == b""
+
+
+def test_a_hash_that_a_third_of_the_documents_share_costs_one_record_a_group(tmp_path, monkeypatch):
+    """A page that is everywhere: combined where it is read, however the rest is spread."""
+    monkeypatch.setattr(fragment, "GROUP_ROWS", 40)
+    monkeypatch.setattr(fragment, "BUCKET_BYTES", 1500)
+    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
+    rng = random.Random(4)
+    docs = [Doc("404 not found" if rng.random() < 0.3 else f"text {i}", rng.choice(list(RANKS)),
+                f"{rng.getrandbits(128):032x}") for i in range(600)]
+    hot = sum(d.text == "404 not found" for d in docs)
+    barrier, store = Exact(), Store(tmp_path)
+    got = run_fragment(barrier, write_parts(barrier, docs, store, ranks=RANKS), store, shuffle=1)
+    assert got.removed == expected(docs, "text") and len(got.removed) == hot - 1 > 150
+    maps = got.results["text_map"]
+    assert len(maps) > 10
+    # every text that is there once, and the hot one once a group
+    assert sum(r.counters["hashes"] for r in maps) == len(docs) - hot + len(maps)
+    assert got.counters["text_reduce"]["max_repeats"] == hot
