@@ -52,8 +52,7 @@ def kernels(tmp_path_factory) -> str:
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     top = tmp_path_factory.mktemp("chaos")
-    site.write_corpus(top)
-    site.write_recipe(top / "recipe.yaml")
+    site.write_site(top)
     return top
 
 
@@ -88,7 +87,7 @@ class Machines:
         self.env = {**{k: v for k, v in os.environ.items() if not k.startswith("RAY_")}, "CHAOS": self.mark,
                     "TMPDIR": str(self.temp), "RAY_TMPDIR": str(self.temp), "NUMBA_CACHE_DIR": kernels,
                     "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
-                    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",      # Ray ends a driver without a head after 60
+                    "RAY_gcs_rpc_server_reconnect_timeout_s": "14",      # Ray ends a driver without a head after 60
                     "PYTHONPATH": f"{HOOK}{os.pathsep}{ROOT}", "CHAOS_FOLDER": str(self.temp)}
         self._cluster: Cluster | None = None
 

@@ -2,7 +2,7 @@
 
 Two sources: `web` in four big files of WARC conversion records, which are indexed and split, and `notes` in small ones,
 which are packed. Both hold exact copies and near-duplicates, of their own and of each other. Everything comes from a
-seed.
+seed. Seven documents are poison to a stage of the recipe, which drops them, or dies of them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ WEB, NOTES = 1600, 400
 
 RECIPE = """
 version: 1
-{code}
+code: [own_poison.py]
 sources:
   web: {{read: warc, path: web/*.warc.gz}}
   notes: {{read: jsonl, path: notes/*.jsonl}}
 datasets:
-  clean: {{from: web, steps: [{steps}gopher_quality, pii]}}
+  clean: {{from: web, steps: [{{"own_poison:Poison": {{die: {die}}}}}, gopher_quality, pii]}}
   unique: {{from: [clean, notes], steps: [exact, {{minhash: {{verify: 0.75}}}}], priority: [notes, clean]}}
 tokenizer: {{train: {{kind: bpe, vocab: 600, from: unique, sample: 100KB}}}}
 shards:
@@ -40,9 +40,46 @@ run: {{partition: 60KB}}
 """
 
 
-def write_recipe(path: Path, steps: str = "", code: str = "") -> None:
-    """`steps` come before all others of `clean`; `code` is the file of custom stages."""
-    path.write_text(RECIPE.format(steps=f"{steps}, " if steps else "", code=f"code: [{code}]" if code else ""))
+STAGE = '''
+import ctypes
+
+from stages.stage import Stage, StageConfig, signal
+
+
+class Poison(Stage):
+    """Dies of what a document says; or, to compare with, only drops it."""
+
+    name = "poison"
+
+    class Config(StageConfig):
+        die: bool = signal(True, "whether to die")
+
+    def process(self, doc):
+        kind = next((k for k in KINDS if f" {k}. " in doc.text), None)
+        return None if kind is None else KINDS[kind]() if self.config.die else "poison"
+
+
+def spin():
+    while True:
+        pass
+
+
+def hog():
+    held = []
+    for _ in range(512):
+        held.append(bytearray(b"x" * (16 << 20)))       # 8 GB in all
+
+
+def fail():
+    raise LookupError("bad document of someone@mail.example.org")
+
+
+KINDS = {"poison-segfault": lambda: ctypes.string_at(0), "poison-spin": spin, "poison-hog": hog, "poison-fail": fail}
+'''
+SEGFAULT, SPIN, HOG, FAIL = "poison-segfault", "poison-spin", "poison-hog", "poison-fail"
+#: what is planted, by the number of the document in `web`, and the reason its quarantine gives
+PLANTED = {7: SEGFAULT, 8: SPIN, 451: HOG, 452: FAIL, 800: SEGFAULT, 1203: SPIN, 1590: FAIL}
+REASONS = {SEGFAULT: "crash:SIGSEGV", SPIN: "cpu_limit", HOG: "memory", FAIL: "error:LookupError"}
 
 
 def texts(n: int, seed: int) -> list[str]:
@@ -64,11 +101,14 @@ def texts(n: int, seed: int) -> list[str]:
     return found
 
 
-def write_corpus(top: Path, planted: dict[int, str] | None = None) -> None:
-    """The inputs below `top`. `planted`: a word put into the documents of `web` with these numbers."""
+def write_site(top: Path) -> None:
+    """The inputs, `recipe.yaml`, which drops the poison, and `poisoned.yaml`, which dies of it."""
     found = texts(DOCUMENTS, 11)
-    for number, word in (planted or {}).items():
+    for number, word in PLANTED.items():
         found[number] = f"Number {number} {word}. " + " ".join(random.Random(number).sample(sentences(), 9))
+    (top / "own_poison.py").write_text(STAGE)
+    for name, die in (("recipe", "false"), ("poisoned", "true")):
+        (top / f"{name}.yaml").write_text(RECIPE.format(die=die))
     for folder in ("web", "notes"):
         (top / folder).mkdir(parents=True, exist_ok=True)
     for i in range(4):
