@@ -41,7 +41,7 @@ from pipeline.tasks.replay import replay_arg
 from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
 from stages.catalog import STAGES, load, reader_class, stage_class
 from stages.read.reader import Reader
-from stages.stage import Stage, cpu_tag, file_sha256
+from stages.stage import cpu_tag, file_sha256
 
 #: for the row groups of the earlier parts
 REPLAY_MB = 150
