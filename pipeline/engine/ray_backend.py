@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pipeline.engine import limits as measure
 from pipeline.engine.deaths import cause
 from pipeline.engine.fingerprint import declared_libraries, differences, fingerprint, roots
-from pipeline.engine.fleet import IDLE_S, Fleet, Host, Post
+from pipeline.engine.fleet import IDLE_S, NOTHING, Fleet, Host, Post
 from pipeline.engine.head import mind_head
 from pipeline.engine.limits import Limits
 from pipeline.engine.metrics import samples
@@ -283,10 +283,12 @@ class RayBackend:
             others = Shape(0, max(0, round(used["CPU"]) - sum(s.cpus for s in ours)),
                            max(0, (int(used["memory"]) >> 20) - sum(s.memory_mb for s in ours)),
                            max(0, round(used["GPU"]) - sum(s.gpus for s in ours)))
+            if self._wishes and not ours:
+                others = NOTHING                       # a node that just came runs our wishes for a moment
             name = f"{info.get('NodeManagerHostname') or info['NodeManagerAddress']} ({id[:8]})"
             memory, largest = int(total.get("memory", 0)) >> 20, None
             if self._temp is not None:                 # this machine alone: nothing is reserved, it is measured
-                memory, others = self._measured, Shape(0, 0, 0)
+                memory, others = self._measured, NOTHING
                 largest = measure.memory_use()[1] >> 20
             found.append(Host(id, name, int(total.get("CPU", 0)), memory, int(total.get("GPU", 0)), others,
                               id in draining, largest))

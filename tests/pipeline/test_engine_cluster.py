@@ -259,17 +259,8 @@ backend._lost = lambda post, why, preempted=False: (lost.append(why), real(post,
 run = Run(backend, t.row_specs(parts=6, rows=20, ms=30))
 until(lambda: any(p.running for p in backend.fleet.usable))
 
-@ray.remote(num_cpus=0, max_retries=0)
-def hog():                                     # a neighbour; Ray kills what is newest or largest of those it may
-    held = []
-    while True:
-        held.append(bytearray(b"x" * (64 << 20)))
-        time.sleep(0.01)
-
 [post] = backend.fleet.usable
-@ray.remote
-def nothing(): ...
-grow = post.actor.__ray_call__.remote(lambda self: [bytearray(b"x" * (64 << 20)) for _ in range(40)] and None)
+post.actor.__ray_call__.remote(lambda self: [bytearray(b"x" * (64 << 20)) for _ in range(64)] and None)
 until(lambda: lost)
 run.join()
 backend.close()
@@ -283,9 +274,9 @@ def test_a_supervisor_ray_kills_for_memory_says_so(store, tmp_path):
 
     used, total = memory_use()
     found = on_cluster(MEMORY, tmp_path, RAY_memory_monitor_refresh_ms="100",
-                       RAY_memory_usage_threshold=f"{(used + 1.7e9) / total:.3f}")
+                       RAY_memory_usage_threshold=f"{(used + 2.5e9) / total:.3f}")
     assert found["error"] is None
-    assert "low on memory" in found["lost"][0]
+    assert any("low on memory" in why for why in found["lost"]), found["lost"]
     assert found["outcome"] == repr(inline(store, t.row_specs(parts=6, rows=20, ms=30), tmp_path))
 
 
