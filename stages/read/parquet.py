@@ -20,8 +20,6 @@ from stages.stage import StageConfig, signal
 _BATCH, _BATCH_BYTES, _LIKELY_BYTES = 256, 256 << 20, 32 << 20
 #: rows of text, and bytes of another column, made Python objects at once: one by one takes three times as long
 _LISTED, _LISTED_BYTES = 32, 1 << 20
-#: bytes up to which small batches are joined
-_JOINED_BYTES = 4 << 20
 #: bytes at the end of a file that hold its footer, mostly (what Arrow reads first)
 _TAIL = 64 << 10
 
@@ -59,8 +57,8 @@ class Parquet(Reader):
                         yield bad("too_large", slice, group, ordinal, detail=f"{info.num_rows} rows of a row group of "
                                   f"{info.total_byte_size} bytes")
                     else:
-                        for batch in _joined(file.iter_batches(_rows(info, columns), row_groups=[group],
-                                                               columns=columns)):
+                        for batch in file.iter_batches(_rows(info, columns, local), row_groups=[group],
+                                                       columns=columns):
                             for record in self._batch(batch, slice, group, ordinal):
                                 yield record
                                 ordinal += 1
@@ -94,12 +92,16 @@ class Parquet(Reader):
         else:
             plain = pc.cast(texts, pa.large_binary())           # decoded one by one: one bad row is one bad record
             values = (v for a in range(0, len(plain), _LISTED) for v in plain.slice(a, _LISTED).to_pylist())
-        others = {n: texts if n == self.config.text else _values(batch.column(n)) for n in batch.schema.names}
+        c = self.config
+        used = {c.id, c.url, c.date, c.language, *c.keep}
+        others = {n: texts if n == c.text else _values(batch.column(n)) for n in batch.schema.names if n in used}
+        listed = all(type(column) is list for column in others.values())
+        rows = [dict(zip(others, row)) for row in zip(*others.values())] if listed and others else None
         for i, data in enumerate(values):
             if data is None:
                 yield bad("missing_text", slice, group, ordinal + i, detail="null")
                 continue
-            if len(data) > self.config.max_bytes:
+            if len(data) > c.max_bytes:
                 yield bad("too_large", slice, group, ordinal + i, detail=f"{len(data)} bytes")
                 continue
             try:
@@ -116,8 +118,8 @@ class Parquet(Reader):
                 return column[row] if type(column) is list else None if column is None else column[row].as_py()
 
             try:
-                doc: Document | BadRecord = make_document(slice, ordinal + i, group, text, get, self.config,
-                                                          surrogates=False)
+                doc: Document | BadRecord = make_document(slice, ordinal + i, group, text,
+                                                          get if rows is None else rows[i].get, c, surrogates=False)
             except MemoryError:
                 raise
             except UnicodeDecodeError as e:
@@ -186,35 +188,36 @@ def _values(column: pa.Array) -> list[Any] | pa.Array:
     return column
 
 
-def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches of up to _BATCH rows made of small ones. A column with a dictionary is read few rows at a time, since
-    each of them may be its largest entry (`_rows`); mostly none is, and so few rows are not worth what a batch costs.
-    """
-    held: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        if held and (rows + len(batch) > _BATCH or size + batch.nbytes > _JOINED_BYTES):
-            yield from _as_one(held)
-            held, rows, size = [], 0, 0
-        if batch.nbytes > _JOINED_BYTES:
-            yield batch                                 # at once: two of these are not to be held
-            del batch
-        else:
-            held.append(batch)
-            rows, size = rows + len(batch), size + batch.nbytes
-    yield from _as_one(held)
-
-
-def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    if len(batches) < 2 or any(pa.types.is_dictionary(f.type) for f in batches[0].schema):
-        return batches
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()
-
-
-def _rows(group: Any, columns: list[str]) -> int:
-    """Rows of a row group to read at a time, by the sizes its metadata states."""
+def _rows(group: Any, columns: list[str], local: str | None = None) -> int:
+    """Rows of a row group to read at a time, by the sizes its metadata states and, where the file is given, its
+    dictionary pages."""
     chunks = [group.column(i) for i in range(group.num_columns)]
     chunks = [c for c in chunks if c.path_in_schema in columns or c.path_in_schema.partition(".")[0] in columns]
     size = sum(c.total_uncompressed_size for c in chunks)
-    largest = max((c.total_uncompressed_size for c in chunks if c.has_dictionary_page), default=0)
+    largest = max((_dictionary_bytes(c, local) for c in chunks if c.has_dictionary_page), default=0)
     return max(1, min(_BATCH, _LIKELY_BYTES * group.num_rows // max(size, 1), _BATCH_BYTES // max(largest, 1)))
+
+
+def _dictionary_bytes(chunk: Any, local: str | None) -> int:
+    """Most bytes an entry of the dictionary of a column chunk can have: those of its page, or of the whole chunk.
+
+    A page begins with a Thrift struct in compact protocol: (1: type, 2: uncompressed size, …), i32 as zigzag varints.
+    What inflates to another size is an error of the decoder, so a file cannot lie about it.
+    """
+    if local is None or chunk.dictionary_page_offset is None:
+        return chunk.total_uncompressed_size
+    with open(local, "rb") as file:
+        file.seek(chunk.dictionary_page_offset)
+        head = file.read(16)
+    at, value = 0, 0
+    for _ in range(2):
+        if head[at:at + 1] != b"\x15":                # the next field, an i32
+            return chunk.total_uncompressed_size
+        value, shift = 0, 0
+        while (at := at + 1) < len(head):
+            value |= (head[at] & 0x7F) << shift
+            shift += 7
+            if head[at] < 0x80:
+                break
+        at += 1
+    return min(value >> 1, chunk.total_uncompressed_size) if not value & 1 else chunk.total_uncompressed_size

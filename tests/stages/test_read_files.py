@@ -430,3 +430,19 @@ def test_a_seek_no_file_can_make_is_damage_not_the_disk(tmp_path):
     tail[12:16] = (int.from_bytes(tail[12:16], "little") + len(far)).to_bytes(4, "little")
     local.write_bytes(bytes(lying) + bytes(tail))
     assert reasons(read(TextFiles(), local)) == {"corrupt_zip": 1, "document": 1}
+
+
+def test_a_dictionary_page_tells_how_large_its_entries_can_be(tmp_path):
+    """Ordinary texts, which pyarrow begins to write as a dictionary, are not read a few rows at a time."""
+    texts = [f"document {i} " + "x" * 2000 for i in range(9000)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", compression="zstd")
+    info = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
+    [chunk] = [info.column(0)]
+    assert chunk.has_dictionary_page and chunk.total_uncompressed_size > 16 << 20
+    size = parquet._dictionary_bytes(chunk, str(tmp_path / "a.parquet"))
+    assert 1 << 20 <= size < 4 << 20                     # about pyarrow's limit of a dictionary page
+    assert parquet._rows(info, ["text"], str(tmp_path / "a.parquet")) > 100 > 20 > parquet._rows(info, ["text"])
+    assert [d.text for d in read(Parquet(), tmp_path / "a.parquet")] == texts
+    pq.write_table(pa.table({"text": ["y" * (9 << 20)] * 50}), tmp_path / "b.parquet", compression="zstd")
+    large = pq.ParquetFile(tmp_path / "b.parquet").metadata.row_group(0)
+    assert parquet._dictionary_bytes(large.column(0), str(tmp_path / "b.parquet")) >= 9 << 20
