@@ -26,7 +26,7 @@ from tests.e2e.test_same_bytes import result
 ROOT = Path(__file__).resolve().parents[2]
 SLURM = ROOT / "deploy" / "slurm"
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"),
+pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("ray"),
               pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
 
 SRUN = r"""#!/usr/bin/env bash

@@ -22,7 +22,7 @@ from pipeline.store.fs import Store
 from tests.corpus import write_warcs
 from tests.e2e.ray_head import ROOT, Head
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"),
+pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("ray"),
               pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
 
 TOKEN = "token-of-the-tests-0123456789abcdef"

@@ -15,7 +15,7 @@ from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 from tests.pipeline.test_engine_ray import REPO, inline
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray,
+pytestmark = [pytest.mark.chaos, pytest.mark.ray,
               pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
 
 #: what the scripts share: a cluster, a run in a thread of its own, samples of what it does meanwhile
