@@ -62,7 +62,7 @@ def test_a_disk_that_stays_full_ends_the_run_until_there_is_space(world, undistu
         pytest.skip("no user namespace with a tmpfs of its own can be had here")
     Path(world.store).mkdir()
     run = (f"{sys.executable} -m pipeline.cli run {world.corpus}/recipe.yaml --store {world.store} --backend process "
-           f"--workers 2 --quiet")
+           f"--workers 2 --allow-custom-stages --quiet")
     script = FULL.format(small=2500, store=world.store, top=world.temp, run=run)
     done = subprocess.run(["unshare", "-Urm", "sh", "-c", script], cwd=ROOT, env={**world.env, "CHAOS_PATIENCE": "0"},
                           timeout=240)
