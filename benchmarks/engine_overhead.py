@@ -1,6 +1,7 @@
 """What the engine costs beside the work itself: documents through a pass against the same work in a plain process pool.
 
-    python benchmarks/engine_overhead.py [--docs 1000000 3000000] [--workers 2] [--backend process] [--scratch DIR]
+    python benchmarks/engine_overhead.py [--docs 1000000 3000000] [--workers 2] [--backend process] [--repeat 1]
+                                         [--scratch DIR]
 
 Both sides read the same Parquet files of 1 KB documents, give every document its id, take it through the same stages
 (`url` and `pii`, exact and cheap: 16 µs a document, so that overhead shows), hash every row and every file with
@@ -209,7 +210,8 @@ def main() -> int:
     args.add_argument("--docs", type=int, nargs="+", default=[1_000_000, 3_000_000])
     args.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
     args.add_argument("--backend", choices=["process", "inline"], nargs="+", default=["process"])
-    args.add_argument("--repeat", type=int, default=1, help="runs of each side and number, interleaved; medians count")
+    args.add_argument("--repeat", type=int, default=1,
+                      help="runs of each side and number, in turn; the least disturbed one counts")
     args.add_argument("--scratch", default=None, help="folder for about 2 GB a million documents")
     for internal in ("--side", "--folder", "--out"):
         args.add_argument(internal, help=argparse.SUPPRESS)
@@ -255,8 +257,8 @@ def report(runs: dict[str, dict[int, list[dict[str, float]]]], backend: str, doc
     few, many = docs[0], docs[-1]
     out: dict[str, Any] = {}
     for what in ("cpu_s", "wall_s"):
-        slope = {side: (float(np.median([r[what] for r in by[many]])) - float(np.median([r[what] for r in by[few]])))
-                 / max(many - few, 1) * 1e6 for side, by in runs.items()}
+        slope = {side: (min(r[what] for r in by[many]) - min(r[what] for r in by[few])) / max(many - few, 1) * 1e6
+                 for side, by in runs.items()}
         out[what] = {**{f"{side}_us_a_document": round(s, 2) for side, s in slope.items()},
                      "ratio": round(slope[backend] / slope["pool"], 3)}
         print(f"{backend}: {what[:-2]:4s} {slope['pool']:6.1f} µs a document by hand, {slope[backend]:6.1f} µs by the "
