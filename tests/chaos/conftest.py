@@ -26,11 +26,10 @@ HOOK = Path(__file__).parent / "hook"
 
 
 def pytest_collection_modifyitems(items):
-    """Scenarios are run one after the other: each wants the machine."""
+    """A suite of its own (`make chaos`), but for those that are marked slow."""
     for item in items:
         if Path(item.fspath).parent == Path(__file__).parent:
             item.add_marker(pytest.mark.chaos)
-            item.add_marker(pytest.mark.xdist_group("chaos"))
             item.add_marker(pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux"))
 
 

@@ -10,6 +10,8 @@ from tests.chaos import checks
 from tests.chaos.processes import until
 from tests.chaos.test_workers import moment
 
+pytestmark = pytest.mark.xdist_group("chaos")
+
 
 @pytest.mark.parametrize(("phase", "new"), [
     pytest.param("read", False, marks=pytest.mark.slow), ("near", True), ("tokens", False)])

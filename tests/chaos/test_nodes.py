@@ -10,6 +10,8 @@ import pytest
 from tests.chaos.processes import until
 from tests.chaos.test_workers import finish_well, moment
 
+pytestmark = pytest.mark.xdist_group("chaos")
+
 
 @pytest.mark.parametrize(("phase", "joins"), [
     pytest.param("read", True, marks=pytest.mark.slow), ("exact", False), ("near", True), ("last", False)])

@@ -10,6 +10,8 @@ import pytest
 from tests.chaos import checks, site
 from tests.chaos.processes import signal_all
 
+pytestmark = pytest.mark.xdist_group("chaos")
+
 
 @pytest.mark.parametrize("kills", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_poison_costs_exactly_its_documents(world, undisturbed, kills):

@@ -17,6 +17,8 @@ from tests.chaos.cluster import ROOT
 from tests.chaos.processes import until
 from tests.chaos.test_workers import finish_well, moment
 
+pytestmark = pytest.mark.xdist_group("chaos")
+
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_requests_fail(world, undisturbed, seed):

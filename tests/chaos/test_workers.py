@@ -11,6 +11,7 @@ import pytest
 
 from tests.chaos.processes import signal_all, until
 
+pytestmark = pytest.mark.xdist_group("chaos")      # one after the other: each wants the machine
 #: where a fault strikes: nodes by the beginning of their names
 PHASES = {"read": "clean", "exact": "unique/exact", "apply": "unique:2", "near": "unique/minhash", "last": "unique",
           "tokens": "shards:web"}
