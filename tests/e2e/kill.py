@@ -42,9 +42,9 @@ def main() -> None:
 
         die_at(lsh, "write_segments", nth)
     elif point == "reduce":
-        import stages.dedup.lsh as lsh
+        import pipeline.engine.exchange as exchange
 
-        die_at(lsh, "read_segments", nth)
+        die_at(exchange, "merge_segments", nth)
     elif point == "publish":
         import pipeline.store.dataset as dataset
 
