@@ -14,6 +14,26 @@ settings.register_profile("fuzz", max_examples=3000, deadline=None)      # make 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+#: files whose tests start a Ray of their own, or share the session's: never two of them at a time
+RAY_FILES = frozenset(
+    path.relative_to(Path(__file__).parents[1]).as_posix() for path in Path(__file__).parent.rglob("test_*.py")
+    if "xdist_group(" in (text := path.read_text(encoding="utf-8")) or "ray_session" in text or "chaos" in path.parts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests go to workers file by file, those of RAY_FILES all to one. (`--dist loadgroup` marks groups in node ids,
+    which pytest 9.2 no longer shows the scheduler.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return "ray" if file in RAY_FILES else file
+
+    return ByFile(config, log)
+
+
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
