@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.engine.auth import ClusterError, loopback_url, token
+from pipeline.engine.auth import ClusterError, loopback_url
 from pipeline.engine.examine import Check, check, clock, examine
 from pipeline.engine.fingerprint import declared_libraries, differences, fingerprint
 from pipeline.store.fs import Store
@@ -37,20 +37,13 @@ def _cluster(address: str, store: Store | None, insecure_local: bool) -> Iterato
 
     name = "token authentication"
     try:
-        jobs.check_gcs(address)
-        yield {"where": "cluster", **check(name, "green", "on")}
+        wanted = jobs.check_gcs(address, insecure_local)
     except ClusterError as e:
-        if not insecure_local:
-            said, _, remedy = str(e).partition("; ")
-            yield {"where": "cluster", **check(name, "red", said, remedy)}
-            return
-        jobs.check_gcs(address, insecure_local=True)             # not on loopback: raises
-        yield {"where": "cluster", **check(name, "yellow", "off, on loopback", "set RAY_AUTH_MODE=token on every node")}
-    else:
-        if token() is None:
-            yield {"where": "cluster", **check(name, "red", "the cluster wants a token and there is none here",
-                                               "set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to the cluster's")}
-            return
+        said, _, remedy = str(e).partition("; ")
+        yield {"where": "cluster", **check(name, "red", said, remedy)}
+        return
+    yield {"where": "cluster", **(check(name, "green", "on") if wanted else
+                                  check(name, "yellow", "off, on loopback", "set RAY_AUTH_MODE=token on every node"))}
     with _witness(store) as witness:
         found = jobs.on_every_node(address, "pipeline.engine.examine:examine",
                                    {"store_root": store.root if store else None, "witness": witness})

@@ -3,11 +3,12 @@
 Three nets. What this process knows to be a secret (values of environment variables that are called so, Ray's token) is
 masked wherever it turns up. So is what has the shape of one: passwords in URLs, signed queries, bearer tokens, AWS
 and Hugging Face keys, private keys, `aws_secret_access_key=…`. And what is kept with a run must not hold any to begin
-with: `secret_in` says why a URL may not stand in a recipe or be the root of a store.
+with: `secret_in` says why a value may not stand in a recipe, or a URL be the root of a store.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -27,6 +28,10 @@ _QUERY = (r"sig|auth|authorization|key|pwd|x-(?:amz|goog|ms)-[\w-]{1,60}|googlea
           r"[\w.-]{0,40}(?:signature|token|secret|passw|credential|api[_-]?key|access[_-]?key)[\w.-]{0,40}")
 _NAMED = (r"aws_access_key_id|aws_secret_access_key|aws_session_token|secret_access_key|secret_key|client_secret|"
           r"account_key|sas_token|api_key|access_token|auth_token|ray_auth_token|hf_token|password|passwd")
+#: what can be nothing else
+_SHAPES = (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), re.compile(r"\bhf_[A-Za-z0-9]{20,}\b"),
+           re.compile(r"\bya29\.[\w.-]{8,}"),                                       # tokens of Google
+           re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"))
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
     # user:password@, where the password may hold a slash (AWS secrets do) but a port does not count as one
@@ -37,8 +42,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/-]{8,}=*"), rf"\1 {MASK}"),
     (re.compile(rf"(?i)\b({_NAMED})(['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&]{{4,}}"), rf"\1\2{MASK}"),
     (re.compile(r"(?i)\b(secret|token|key)(['\"]?\s*[=:]\s*)(['\"])[^\s'\"]{16,}\3"), rf"\1\2\3{MASK}\3"),
-    (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), MASK),
-    (re.compile(r"\bhf_[A-Za-z0-9]{20,}\b"), MASK),
+    *((shape, MASK) for shape in _SHAPES[:3]),
 )
 _QUERY_NAME = re.compile(rf"(?i)(?:{_QUERY})$")
 
@@ -62,14 +66,24 @@ def redact_json(value: Any) -> Any:
     return [redact_json(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def secret_in(url: str) -> str | None:
-    """What of a URL is a secret ("a password", "a signed query"); None when nothing is, or when it is no URL."""
-    if "://" not in url:
+def mask_record(record: logging.LogRecord) -> bool:
+    """A filter for loggers: what they say is masked."""
+    record.msg, record.args = redact(record.getMessage()), None
+    return True
+
+
+def secret_in(value: str) -> str | None:
+    """What of a URL, or of another value of a recipe, is a secret ("a password or key before the '@'"), else None."""
+    if any(pattern.search(value) for pattern in _SHAPES):
+        return "a key or token"
+    if any(known in value for known in _values(os.environ) if len(known) >= 2 * SHORTEST):
+        return "what a secret variable of this shell holds"
+    if "://" not in value:
         return None
-    if any(pattern.search(url) for pattern, _ in _RULES[1:3]):
+    if any(pattern.search(value) for pattern, _ in _RULES[1:3]):
         return "a password or key before the '@'"
     try:
-        query = urlsplit(url).query
+        query = urlsplit(value).query
     except ValueError:
         return None
     names = [part.partition("=")[0] for part in re.split("[&;]", query)]

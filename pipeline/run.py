@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -44,8 +45,10 @@ class RunSummary:
 
 
 def run_name(recipe: Recipe) -> str:
-    """Same recipe, same name: running it again continues or reuses the run."""
-    return f"{recipe.name}-{recipe.digest()[:8]}"
+    """Same recipe, same name: running it again continues or reuses the run. What a file may be called and a shell would
+    not take as a word is left out of it."""
+    stem = re.sub(r"[^\w.-]+", "-", recipe.name)[:64].strip("-.")
+    return f"{stem or 'recipe'}-{recipe.digest()[:8]}"
 
 
 def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store], Backend], show: str = "quiet",

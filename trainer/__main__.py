@@ -26,9 +26,11 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--ranks", type=positive, metavar="N",
                      help="N processes: on this machine, or with --address on Ray")
     run.add_argument("--stop-at", type=positive, metavar="STEP", help="stop, with a checkpoint, after STEP steps")
-    run.add_argument("--address", help="address of a Ray cluster to train on (ray://…, host:port or auto)")
+    run.add_argument("--address", help="a Ray cluster to train on (host:port, or auto on one of its machines)")
     run.add_argument("--gpus", type=positive, metavar="N", help="with --address: one rank on each of N GPUs")
     run.add_argument("--ship-code", action="store_true", help="with --address: send this machine's code to the nodes")
+    run.add_argument("--insecure-local", action="store_true", help="with --address: accept a cluster without token "
+                                                                   "authentication on this machine's loopback")
     run.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
     plan = commands.add_parser("plan", parents=[shared], help="show phases, sizes, memory and FLOPs of a training",
@@ -67,8 +69,12 @@ def execute(options: argparse.Namespace, arguments: list[str]) -> int:
     from trainer.remote import fetch_shards, is_url
     from trainer.run import open_run
 
-    if options.command == "run" and (options.gpus or options.ship_code) and not options.address:
-        raise ConfigError("--gpus and --ship-code need --address; on this machine use --ranks N --device cuda")
+    if options.command == "run" and (options.gpus or options.ship_code or options.insecure_local) and \
+            not options.address:
+        raise ConfigError("--gpus, --ship-code and --insecure-local need --address; on this machine use --ranks N "
+                          "--device cuda")
+    if options.command == "run" and options.address and not (options.gpus or options.ranks):
+        raise ConfigError("--address needs --gpus N (one rank on each of N GPUs) or --ranks N (CPU)")
     if options.command == "run" and options.gpus and options.ranks:
         raise ConfigError("give --gpus N (one rank a GPU) or --ranks N (CPU), not both")
     if options.command == "run" and not options.out and (is_url(options.run) or is_url(options.store)):
@@ -81,10 +87,7 @@ def execute(options: argparse.Namespace, arguments: list[str]) -> int:
         print(plan(run, options.ranks))
         return 0
     if options.address:
-        from trainer.launch.ray import launch
-
-        return launch(forwarded(options), options.address, gpus=options.gpus, ranks=options.ranks,
-                      ship_code=options.ship_code)
+        return on_cluster(options)
     if options.ranks and options.ranks > 1 and "RANK" not in os.environ:
         from trainer.launch.local import launch as launch_local
 
@@ -104,6 +107,24 @@ def execute(options: argparse.Namespace, arguments: list[str]) -> int:
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0
+
+
+def on_cluster(options: argparse.Namespace) -> int:
+    """Train on the Ray cluster at --address, which has to want a token and to take ours."""
+    try:
+        from pipeline.engine.auth import ClusterError, check_cluster
+
+        address = check_cluster(options.address, options.insecure_local)       # before Ray is imported
+        from trainer.launch.ray import launch
+    except ModuleNotFoundError as error:
+        print(f"error: --address needs the package '{error.name}', which is not installed; pip install "
+              f"'tokenmill[pipeline]', or start `torchrun -m trainer run` on the nodes themselves", file=sys.stderr)
+        return 1
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return launch(forwarded(options), address, options.gpus or options.ranks, gpu=bool(options.gpus),
+                  ship_code=options.ship_code)
 
 
 def say(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import typer
 
 from pipeline.cli import cluster, data, doctor, look, runs, tokens
 from pipeline.cli.training import forward
+from pipeline.redact import mask_record
 
 #: `standalone_mode=False` lets these through; Typer brings its own copy of click, so that it is found through Typer
 ClickException = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -42,7 +44,8 @@ def train(ctx: typer.Context) -> None:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run one command line (without the program's name); returns the exit code. Known errors become one line on stderr,
-    anything else keeps its traceback; no secret gets into either."""
+    anything else keeps its traceback; no secret gets into either, nor into what is logged meanwhile."""
+    logging.getLogger("tokenmill").addFilter(mask_record)
     try:
         code = typer.main.get_command(build()).main(list(arguments), prog_name="tokenmill", standalone_mode=False)
         sys.stdout.flush()

@@ -14,29 +14,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pipeline.cli import options as opt
 
 from pipeline.cli.errors import BadUsage, UserError, report_error, stoppable
-from pipeline.cli.options import (
-    BackendName,
-    BackendOpt,
-    CodeOpt,
-    InputOpt,
-    InsecureOpt,
-    JsonOpt,
-    PythonOpt,
-    QuietOpt,
-    RecipeArg,
-    RunArg,
-    SetOpt,
-    ShipOpt,
-    StoreOpt,
-    TakeoverOpt,
-    VerifyOpt,
-    WorkersOpt,
-    check_backend,
-    check_root,
-    resolve_run,
-)
 from pipeline.cli.watch import cancel, logs, status
 
 if TYPE_CHECKING:
@@ -54,13 +34,11 @@ def register(app: typer.Typer) -> None:
 
 
 # -- submit and resume -----------------------------------------------------------------------------------------------
-def submit(recipe: RecipeArg, address: ServerOpt, store: StoreOpt = "store", input: InputOpt = None,
-           set: SetOpt = None, workers: WorkersOpt = None,
-           name: Annotated[str | None, typer.Option("--name", metavar="RUN",
-                                                    help="Name of the run (default: from the recipe).")] = None,
-           takeover: TakeoverOpt = False, verify_inputs: VerifyOpt = False, allow_custom_stages: CodeOpt = False,
-           ship_code: ShipOpt = False, python: PythonOpt = "python", insecure_local: InsecureOpt = False,
-           json_lines: JsonOpt = False) -> None:
+def submit(recipe: opt.RecipeArg, address: ServerOpt, store: opt.StoreOpt = "store", input: opt.InputOpt = None,
+           set: opt.SetOpt = None, workers: opt.WorkersOpt = None, name: opt.NameOpt = None,
+           takeover: opt.TakeoverOpt = False, verify_inputs: opt.VerifyOpt = False,
+           allow_custom_stages: opt.CodeOpt = False, ship_code: opt.ShipOpt = False, python: opt.PythonOpt = "python",
+           insecure_local: opt.InsecureOpt = False, json_lines: opt.JsonOpt = False) -> None:
     """Run a recipe as a job on a Ray cluster.
 
     Returns as soon as the cluster has the job, with the name of the run; closing the terminal does not touch it. The
@@ -71,13 +49,12 @@ def submit(recipe: RecipeArg, address: ServerOpt, store: StoreOpt = "store", inp
       tokenmill submit recipe.yaml --address http://127.0.0.1:8265 --store s3://bucket/store
       tokenmill submit fineweb --input '/shared/*.warc.gz' --store /shared/store --address http://127.0.0.1:8265
     """
-    from pipeline.cli.runs import check_name
     from pipeline.recipe import load_recipe
     from pipeline.run import run_name
     from pipeline.store.fs import Store
 
-    check_name(name)
-    check_root(store)
+    opt.check_name(name)
+    opt.check_root(store)
     loaded = load_recipe(recipe, set or [], inputs=input or [], allow_custom=allow_custom_stages)
     at = Store(store)
     run = name or run_name(loaded)
@@ -85,13 +62,13 @@ def submit(recipe: RecipeArg, address: ServerOpt, store: StoreOpt = "store", inp
     send(at, run, loaded, address, options, ship_code, python, insecure_local, json_lines)
 
 
-def resume(run: RunArg, store: StoreOpt = "store",
+def resume(run: opt.RunArg, store: opt.StoreOpt = "store",
            address: Annotated[str | None, typer.Option(metavar="ADDRESS", help=
                "Job server of a cluster (http://…) to run it there as a job, or a Ray cluster to attach to.")] = None,
-           workers: WorkersOpt = None, backend: BackendOpt = BackendName.ray, takeover: TakeoverOpt = False,
-           verify_inputs: VerifyOpt = False, allow_custom_stages: CodeOpt = False, ship_code: ShipOpt = False,
-           python: PythonOpt = "python", insecure_local: InsecureOpt = False, quiet: QuietOpt = False,
-           json_lines: JsonOpt = False,
+           workers: opt.WorkersOpt = None, backend: opt.BackendOpt = opt.BackendName.ray,
+           takeover: opt.TakeoverOpt = False, verify_inputs: opt.VerifyOpt = False,
+           allow_custom_stages: opt.CodeOpt = False, ship_code: opt.ShipOpt = False, python: opt.PythonOpt = "python",
+           insecure_local: opt.InsecureOpt = False, quiet: opt.QuietOpt = False, json_lines: opt.JsonOpt = False,
            job: Annotated[int | None, typer.Option("--job", hidden=True, help="We are this attempt's job.")] = None,
            ) -> None:
     """Go on with a run that was stopped, has failed, or whose cluster is gone.
@@ -104,19 +81,19 @@ def resume(run: RunArg, store: StoreOpt = "store",
       tokenmill resume fineweb-3f2a91c0 --store s3://bucket/store --address http://127.0.0.1:8265
       tokenmill resume fineweb-3f2a91c0 --store store --workers 8
     """
-    at, name = resolve_run(run, store) if job is None else seen_by_the_head(run, store)
+    at, name = opt.resolve_run(run, store) if job is None else seen_by_the_head(run, store)
     options = job_options(workers, takeover, verify_inputs, allow_custom_stages)
     if job is not None:
         raise typer.Exit(_work(at, name, job, workers, takeover, verify_inputs, allow_custom_stages))
     if address is not None and address.startswith(("http://", "https://")):
-        if backend is not BackendName.ray:
+        if backend is not opt.BackendName.ray:
             raise BadUsage(f"--address {address} runs it as a job on Ray; leave out --backend {backend.value}")
         with kept_recipe(at, name, allow_custom_stages) as loaded:
             send(at, name, loaded, address, options, ship_code, python, insecure_local, json_lines)
         return
     from pipeline.cli.runs import drive
 
-    check_backend(backend, address, insecure_local, ship_code)
+    opt.check_backend(backend, address, insecure_local, ship_code)
     with kept_recipe(at, name, allow_custom_stages) as loaded, stoppable(address):
         drive(loaded, at.root, name, backend, workers, address, quiet=quiet, json_lines=json_lines, takeover=takeover,
               verify_inputs=verify_inputs, ship_code=ship_code)
@@ -187,7 +164,7 @@ def _sent(run: str, attempt: int, job: str | None, address: str | None, store: S
     typer.echo({"new": f"submitted {where}", "submitted": f"it was submitted already, {where}",
                 "running": f"it is under way already, {where}"}[what], err=True)
     for command in ("status", "logs -f", "cancel"):
-        typer.echo(f"  tokenmill {command} {run} --store {store.root}", err=True)
+        typer.echo(f"  {opt.as_typed(command, run, store)}", err=True)
 
 
 def check_store(store: Store) -> None:
@@ -211,14 +188,20 @@ def notes(store: Store, address: str, in_clear: bool) -> Iterator[str]:
 
 # -- the job ---------------------------------------------------------------------------------------------------------
 def seen_by_the_head(run: str, root: str) -> tuple[Store, str]:
-    """(store, run) in a job. Raises UserError where this node does not see what the submitter wrote."""
-    from pipeline.store.attempts import facts_of
+    """(store, run) in a job. Raises UserError where this node does not see what the submitter wrote, and StoreError
+    where the store does not let it: its credentials are not those of the submitter."""
+    from pipeline.store.attempts import facts_name
     from pipeline.store.fs import Store
 
     store = Store(root)
-    if not facts_of(store, run):
+    try:
+        store.read(facts_name(run))
+    except FileNotFoundError:
         raise UserError(f"the head node does not see run '{run}' in the store {store.root}; put the store on a file "
-                        f"system that all nodes share, or on object storage")
+                        f"system that all nodes share, or on object storage") from None
+    except OSError as e:
+        raise UserError(f"the head node cannot read {store.root}/{facts_name(run)}: {e.strerror or e}; see that the "
+                        f"user who runs Ray there may") from None
     return store, run
 
 
@@ -245,7 +228,7 @@ def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: b
             address = os.environ.get("RAY_ADDRESS") or "auto"
             with kept_recipe(store, run, allow_custom_stages) as loaded, stoppable(address):
                 try:
-                    drive(loaded, store.root, run, BackendName.ray, workers, address, quiet=False, json_lines=False,
+                    drive(loaded, store.root, run, opt.BackendName.ray, workers, address, quiet=False, json_lines=False,
                           takeover=takeover, verify_inputs=verify_inputs, attempt=attempt)
                 except Interrupted:
                     raise UserError(f"stopped; what was committed is kept, and tokenmill resume {run} goes on from "

@@ -12,6 +12,7 @@ import typer
 
 from pipeline.cli.errors import BadUsage, UserError, reading, writing
 from pipeline.cli.options import JsonOpt
+from pipeline.cli.show import plain
 
 #: what a folder of texts may hold besides Parquet parts
 TEXT_SUFFIXES = (".txt", ".md")
@@ -90,9 +91,9 @@ def extract(files: Annotated[list[Path], typer.Argument(metavar="FILES...", help
                    "meta": doc.meta, "signals": doc.signals}
             typer.echo(json.dumps(row, ensure_ascii=False))
         elif reason:
-            typer.echo(f"{path}: no text: {reason}", err=True)
+            typer.echo(plain(f"{path}: no text: {reason}"), err=True)
         else:
-            typer.echo(doc.text)
+            typer.echo(plain(doc.text))
     if failed:
         raise UserError(f"{failed} of {len(files)} files could not be extracted; a run puts such documents into "
                         f"quarantine")

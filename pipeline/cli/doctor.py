@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import Annotated, Any
 
@@ -32,19 +31,13 @@ def doctor(address: AddressOpt = None,
       tokenmill doctor --store store
       tokenmill doctor --address auto --store s3://bucket/store
     """
-    from pipeline.cli.options import BackendName, check_backend
     from pipeline.doctor import diagnose
-    from pipeline.engine.auth import ClusterError
+    from pipeline.engine.auth import gcs_of
 
     if store is not None:
         check_root(store)
     if address is not None:
-        with contextlib.suppress(ClusterError):         # an open cluster: a red line says so
-            check_backend(BackendName.ray, address, insecure_local)
-        if address == "auto":
-            from pipeline.engine import jobs
-
-            address = jobs.local_cluster()
+        address = gcs_of(address)
     document = diagnose(store, address, insecure_local)
     if json_lines:
         typer.echo(json.dumps(document))

@@ -22,12 +22,13 @@ class BadUsage(UserError):
 def report_error(e: BaseException) -> int:
     """Say on stderr what went wrong, secrets masked: a line for what a user can mend, a traceback for anything else.
     Returns the exit code."""
+    from pipeline.cli.show import plain
     from pipeline.redact import redact
 
     if isinstance(e, (KeyboardInterrupt, SystemExit, *known_errors())):
-        typer.echo(redact(f"error: {e}"), err=True)
+        typer.echo(plain(redact(f"error: {e}")), err=True)
     else:
-        typer.echo(redact("".join(traceback.format_exception(e))).rstrip(), err=True)
+        typer.echo(plain(redact("".join(traceback.format_exception(e))).rstrip()), err=True)
     return 2 if isinstance(e, usage_errors()) else 1
 
 
@@ -56,12 +57,13 @@ def known_errors() -> tuple[type[BaseException], ...]:
 
 def usage_errors() -> tuple[type[BaseException], ...]:
     """Those of them that mean bad usage or a bad recipe: exit code 2, nothing has been run."""
+    from pipeline.engine.auth import BadAddress
     from pipeline.plan.inputs import InputError
     from pipeline.recipe.errors import RecipeError
     from stages.catalog import UnknownName
     from stages.filter.models import MissingModel
 
-    return (RecipeError, InputError, MissingModel, UnknownName, BadUsage)
+    return (RecipeError, InputError, MissingModel, UnknownName, BadAddress, BadUsage)
 
 
 @contextlib.contextmanager

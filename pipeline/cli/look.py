@@ -10,6 +10,7 @@ import typer
 
 from pipeline.cli.errors import BadUsage, UserError
 from pipeline.cli.options import CharsOpt, JsonOpt, LimitOpt, StoreOpt, open_store
+from pipeline.cli.show import plain
 
 if TYPE_CHECKING:
     from pipeline.store.fs import Store
@@ -132,7 +133,7 @@ def card(row: dict[str, Any]) -> str:
     if row.get("text"):
         left = row["chars"] - len(row["text"])
         lines.append(row["text"] + (f" … ({left:,} more characters)" if left > 0 else ""))
-    return "\n".join(lines)
+    return plain("\n".join(lines))
 
 
 def _list_datasets(store: Store, json_lines: bool) -> None:
@@ -195,7 +196,7 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
         return
     for row, what in ((removed, "removed"), (kept, "kept")):
         mask(row)
-        typer.echo(f"{what:8} {row['id']}  {row['source']}  {row['url'] or ''}".rstrip())
+        typer.echo(plain(f"{what:8} {row['id']}  {row['source']}  {row['url'] or ''}".rstrip()))
     recorded = f" ({verdict['similarity']:.4f} recorded)" if verdict.get("similarity") else ""
     typer.echo(f"{removed['reason']}: similarity {found.similarity:.4f}{recorded}"
                + (f", threshold {found.threshold}" if found.threshold else "")
@@ -207,7 +208,7 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
         if stretches:
             typer.echo(f"{title}:")
             for stretch in stretches:
-                typer.echo(f"  … {scrub_text(stretch)}")
+                typer.echo(f"  … {plain(scrub_text(stretch))}")
 
 
 def minhash_config(store: Store, dataset: str) -> dict[str, Any] | None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import socket
+import shlex
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from pipeline.cli.errors import BadUsage, UserError
+from pipeline.cli.errors import BadUsage
 from pipeline.store.fs import Store
 
-#: seconds to wait for the head node of a cluster
-CONNECT_S = 10.0
+#: bytes of the name of a run, which is that of a folder
+LONGEST_NAME = 200
 
 
 class BackendName(StrEnum):
@@ -29,6 +29,8 @@ JsonOpt = Annotated[bool, typer.Option("--json", help="JSON on stdout, one objec
 QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 RecipeArg = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a ready recipe.")]
 RunArg = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run in the store, or its folder.")]
+NameOpt = Annotated[str | None, typer.Option(
+    "--name", metavar="RUN", help="Name of the run (default: from the recipe).")]
 SetOpt = Annotated[list[str] | None, typer.Option(
     "--set", metavar="KEY=VALUE", help="Override a key of the recipe; can be given again.")]
 InputOpt = Annotated[list[str] | None, typer.Option(
@@ -56,38 +58,29 @@ def check_backend(backend: BackendName, address: str | None, insecure_local: boo
         return
     if backend is not BackendName.ray:
         raise BadUsage(f"--address {address} attaches to a Ray cluster; leave out --backend {backend.value}")
-    if address.startswith(("http://", "https://")):
-        raise BadUsage(f"--address {address} is a job server: use tokenmill submit, or attach to the cluster itself, "
-                       f"HOST:6379")
-    if address.startswith("ray://"):
-        raise BadUsage(f"--address {address}: Ray Client is not supported; attach to HOST:6379 from a machine of the "
-                       f"cluster, or use tokenmill submit")
-    from pipeline.engine import auth
+    from pipeline.engine.auth import check_cluster
 
-    auth.use_token()                             # before Ray is imported
-    if address == "auto":
-        from pipeline.engine import jobs
-
-        address = jobs.local_cluster()
-    host, _, port = address.rpartition(":")
-    if host and port.isdecimal():                # Ray itself would knock for two minutes
-        try:
-            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
-        except (OSError, OverflowError) as e:
-            raise UserError(f"--address {address}: nothing answers there ({e}); see that the head node of the cluster "
-                            f"runs (ray status) and its port is open, or leave --address out") from None
-    from pipeline.engine import jobs
-
-    jobs.check_gcs(address, insecure_local)
+    check_cluster(address, insecure_local)
 
 
-def check_root(root: str) -> None:
-    """Refuse a store whose URL holds a secret: it is shown and written down in many places."""
+def check_name(name: str | None) -> None:
+    """Refuse a name of a run that cannot be the name of a folder, a word on a command line, or a line of its own."""
+    if name is None:
+        return
+    if "/" in name or name in ("", ".", ".."):
+        raise BadUsage(f"--name '{name}': the name of a run is the name of a folder; leave out '/'")
+    if not name.isprintable() or name[0] in "-." or len(name.encode("utf-8", "replace")) > LONGEST_NAME:
+        raise BadUsage(f"--name {name[:80]!r}: the name of a run is the name of a folder: at most {LONGEST_NAME} bytes "
+                       f"on one line, not beginning with '-' or '.'")
+
+
+def check_root(root: str, option: str = "--store") -> None:
+    """Refuse a store, or another place, whose URL holds a secret: it is shown and written down in many places."""
     from pipeline.redact import redact, secret_in
 
     what = secret_in(root)
     if what is not None:
-        raise BadUsage(f"--store {redact(root)}: this URL has {what}; give credentials in the environment "
+        raise BadUsage(f"{option} {redact(root)}: this has {what}; give credentials in the environment "
                        f"(AWS_ACCESS_KEY_ID …) or fsspec's configuration")
 
 
@@ -116,3 +109,8 @@ def resolve_run(run: str, root: str) -> tuple[Store, str]:
 
 def run_names(store: Store) -> list[str]:
     return sorted({p.split("/")[1] for p in store.list("runs") if p.count("/") >= 2})
+
+
+def as_typed(command: str, run: str, store: Store) -> str:
+    """A command line about a run, to be copied into a shell as it stands."""
+    return f"tokenmill {command} {shlex.quote(run)} --store {shlex.quote(store.root)}"

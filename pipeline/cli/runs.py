@@ -9,30 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli import options as opt
 from pipeline.cli.errors import BadUsage, UserError, stoppable
-from pipeline.cli.options import (
-    AddressOpt,
-    BackendName,
-    BackendOpt,
-    CodeOpt,
-    InputOpt,
-    InsecureOpt,
-    JsonOpt,
-    QuietOpt,
-    RecipeArg,
-    RunArg,
-    SetOpt,
-    ShipOpt,
-    StoreOpt,
-    TakeoverOpt,
-    VerifyOpt,
-    WorkersOpt,
-    check_backend,
-    check_root,
-    open_store,
-    resolve_run,
-    run_names,
-)
 
 if TYPE_CHECKING:
     from pipeline.recipe.model import Recipe
@@ -54,14 +32,12 @@ def register(app: typer.Typer) -> None:
     app.command("materialize")(materialize)
 
 
-def run(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, set: SetOpt = None,
-        workers: WorkersOpt = None, backend: BackendOpt = BackendName.ray, address: AddressOpt = None,
-        name: Annotated[str | None, typer.Option("--name", metavar="RUN",
-                                                 help="Name of the run (default: from the recipe).")] = None,
-        takeover: TakeoverOpt = False, verify_inputs: VerifyOpt = False,
+def run(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputOpt = None, set: opt.SetOpt = None,
+        workers: opt.WorkersOpt = None, backend: opt.BackendOpt = opt.BackendName.ray, address: opt.AddressOpt = None,
+        name: opt.NameOpt = None, takeover: opt.TakeoverOpt = False, verify_inputs: opt.VerifyOpt = False,
         dispatch_seed: Annotated[int | None, typer.Option(hidden=True)] = None,
-        allow_custom_stages: CodeOpt = False, ship_code: ShipOpt = False, insecure_local: InsecureOpt = False,
-        quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
+        allow_custom_stages: opt.CodeOpt = False, ship_code: opt.ShipOpt = False,
+        insecure_local: opt.InsecureOpt = False, quiet: opt.QuietOpt = False, json_lines: opt.JsonOpt = False) -> None:
     """Run a recipe. Running it again does only what is not done yet.
 
     \b
@@ -71,24 +47,18 @@ def run(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, se
     """
     from pipeline.recipe import load_recipe
 
-    check_backend(backend, address, insecure_local, ship_code)
-    check_name(name)
-    check_root(store)
+    opt.check_backend(backend, address, insecure_local, ship_code)
+    opt.check_name(name)
+    opt.check_root(store)
     loaded = load_recipe(recipe, set or [], inputs=input or [], allow_custom=allow_custom_stages)
     with stoppable(address):
         drive(loaded, store, name, backend, workers, address, quiet=quiet, json_lines=json_lines, takeover=takeover,
               verify_inputs=verify_inputs, ship_code=ship_code, dispatch_seed=dispatch_seed)
 
 
-def check_name(name: str | None) -> None:
-    """Refuse a name of a run that cannot be the name of a folder."""
-    if name is not None and ("/" in name or name in ("", ".", "..")):
-        raise BadUsage(f"--name '{name}': the name of a run is the name of a folder; leave out '/'")
-
-
-def drive(recipe: Recipe, store: str, run: str | None, backend: BackendName, workers: int | None, address: str | None,
-          *, quiet: bool, json_lines: bool, takeover: bool, verify_inputs: bool, ship_code: bool = False,
-          dispatch_seed: int | None = None, attempt: int | None = None) -> None:
+def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName, workers: int | None,
+          address: str | None, *, quiet: bool, json_lines: bool, takeover: bool, verify_inputs: bool,
+          ship_code: bool = False, dispatch_seed: int | None = None, attempt: int | None = None) -> None:
     """Run a recipe in this process and say what became of it. `workers` None: all cores, of the cluster where there is
     one."""
     from pipeline.run import default_workers, make_backend, run_recipe
@@ -117,7 +87,7 @@ def shown(quiet: bool, json_lines: bool) -> str:
     return "json" if json_lines else "quiet" if quiet else "rich"
 
 
-def plan(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, set: SetOpt = None,
+def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputOpt = None, set: opt.SetOpt = None,
          why: Annotated[str | None, typer.Option("--why", metavar="NODE",
                                                  help="Say why this node, or dataset, is stale.")] = None,
          sample: Annotated[str | None, typer.Option("--sample", metavar="SHARE",
@@ -129,8 +99,8 @@ def plan(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, s
                                                                               "bill.")] = None,
          workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Child processes that run the sample "
                                                                               "(default: all cores).")] = None,
-         verify_inputs: VerifyOpt = False, allow_custom_stages: CodeOpt = False, quiet: QuietOpt = False,
-         json_lines: JsonOpt = False) -> None:
+         verify_inputs: opt.VerifyOpt = False, allow_custom_stages: opt.CodeOpt = False, quiet: opt.QuietOpt = False,
+         json_lines: opt.JsonOpt = False) -> None:
     """Show what a run would do, and what it will cost.
 
     The nodes in order with their partitions, what is fresh or stale, bytes, an estimate of CPU time and disk. Nothing
@@ -149,6 +119,7 @@ def plan(recipe: RecipeArg, store: StoreOpt = "store", input: InputOpt = None, s
     from pipeline.plan.show import print_plan
     from pipeline.recipe import load_recipe
 
+    opt.check_root(store)
     loaded = load_recipe(recipe, set or [], inputs=input or [], allow_custom=allow_custom_stages)
     if why is not None:
         try:
@@ -204,7 +175,7 @@ def _bill(recipe: Any, sample: str, cores: int | None, price: float | None, work
         console.print(line)
 
 
-def list_runs(store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
+def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) -> None:
     """List the runs of a store and how they stand.
 
     A star marks the run that finished last. A run whose driver is gone without a word has died, and can be resumed.
@@ -215,8 +186,8 @@ def list_runs(store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
     """
     from pipeline.plan.changes import latest_run
 
-    at = open_store(store)
-    latest, names = latest_run(at), run_names(at)
+    at = opt.open_store(store)
+    latest, names = latest_run(at), opt.run_names(at)
     rows = [_standing(at, name) | {"latest": name == latest} for name in names]
     if json_lines:
         for row in rows:
@@ -241,7 +212,7 @@ def _standing(store: Store, name: str) -> dict[str, Any]:
             "report": f"{store.root}/{report_at}" if store.exists(report_at) else None}
 
 
-def report(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
+def report(run: opt.RunArg, store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) -> None:
     """Write the report of a run anew.
 
     report.html and report.json are made from the log and the parts; no document is processed again.
@@ -254,22 +225,23 @@ def report(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) 
     from pipeline.report.collect import write_report
     from pipeline.store.log import Log
 
-    at, name = resolve_run(run, store)
+    at, name = opt.resolve_run(run, store)
     if not at.exists(f"runs/{name}/plan.json"):
         raise UserError(f"run '{name}' has not finished, so there is nothing to report yet; run its recipe again "
-                        f"(tokenmill run {at.root}/runs/{name}/recipe.yaml --store {at.root} --name {name})")
+                        f"({opt.as_typed('resume', name, at)})")
     document = write_report(at, name, Log.read(at).get)
     typer.echo(json.dumps(document) if json_lines else f"{at.root}/runs/{name}/report.html")
 
 
-def materialize(run: RunArg, store: StoreOpt = "store",
+def materialize(run: opt.RunArg, store: opt.StoreOpt = "store",
                 format: Annotated[RowFormat, typer.Option(help="bytes (raw tokens) or parquet (input_ids).")] =
                 RowFormat.bytes,
                 out: Annotated[str | None, typer.Option(
                     "--out", metavar="FOLDER", help="Copy the rows to this folder or URL as well.")] = None,
-                workers: WorkersOpt = None, backend: BackendOpt = BackendName.ray, address: AddressOpt = None,
-                takeover: TakeoverOpt = False, insecure_local: InsecureOpt = False, quiet: QuietOpt = False,
-                json_lines: JsonOpt = False) -> None:
+                workers: opt.WorkersOpt = None, backend: opt.BackendOpt = opt.BackendName.ray,
+                address: opt.AddressOpt = None, takeover: opt.TakeoverOpt = False,
+                insecure_local: opt.InsecureOpt = False, quiet: opt.QuietOpt = False,
+                json_lines: opt.JsonOpt = False) -> None:
     """Write the samples of a run in training order.
 
     For sequential reading, say from object storage. The rows stay in the store, under runs/RUN/rows-FORMAT. An
@@ -284,9 +256,11 @@ def materialize(run: RunArg, store: StoreOpt = "store",
     from pipeline.materialize import materialize as write
     from pipeline.run import default_workers, make_backend
 
-    check_backend(backend, address, insecure_local)
+    opt.check_backend(backend, address, insecure_local)
+    if out is not None:
+        opt.check_root(out, "--out")
     workers = workers or (default_workers() if address is None else None)
-    at, name = resolve_run(run, store)
+    at, name = opt.resolve_run(run, store)
     with stoppable(address):
         made, folder = write(at.root, name, format.value, show=shown(quiet, json_lines), takeover=takeover,
                              make_backend=make_backend(backend.value, workers, address))

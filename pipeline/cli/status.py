@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.cli.show import plain
 from pipeline.engine.progress import clock, size
 from pipeline.store.attempts import Standing
 from pipeline.store.fs import Store
@@ -58,7 +59,7 @@ def text(store: Store, found: Standing) -> str:
     report = f"runs/{found.run}/report.html"
     if found.state == "done" and store.exists(report):
         lines.append(f"report: {store.root}/{report}")
-    return "\n".join(lines)
+    return plain("\n".join(lines))
 
 
 def _progress(p: dict[str, Any], ended: bool) -> list[str]:

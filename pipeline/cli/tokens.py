@@ -12,6 +12,7 @@ import typer
 from pipeline.cli.data import texts
 from pipeline.cli.errors import BadUsage, UserError, writing
 from pipeline.cli.options import CharsOpt, JsonOpt, LimitOpt
+from pipeline.cli.show import plain
 
 if TYPE_CHECKING:
     from tokenizer.shards.reader import ShardSet
@@ -192,7 +193,7 @@ def head(shards: ShardsArg,
         row = {"id": span.id, "start": span.start, "stop": span.stop, "tokens": span.stop - span.start,
                "text": text[:chars] if chars else text}
         typer.echo(json.dumps(row, ensure_ascii=False) if json_lines else
-                   f"── {row['id']}  {row['tokens']:,} tokens\n{row['text']}")
+                   plain(f"── {row['id']}  {row['tokens']:,} tokens\n{row['text']}"))
         start, count = span.stop, count + 1
 
 

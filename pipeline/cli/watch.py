@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli.errors import UserError
-from pipeline.cli.options import JsonOpt, RunArg, StoreOpt, resolve_run
+from pipeline.cli.options import JsonOpt, RunArg, StoreOpt, as_typed, resolve_run
+from pipeline.cli.show import plain
 
 if TYPE_CHECKING:
     from pipeline.store.attempts import Standing
@@ -60,7 +61,7 @@ def job_of(found: Standing) -> Any:
     if not address or not job:
         return None
     try:
-        auth.check_job_server(address, insecure_local=auth.loopback_url(address))
+        auth.check_kept_server(address)
         from pipeline.engine import jobs
 
         return jobs.state(address, job)
@@ -117,15 +118,15 @@ def logs(run: RunArg, store: StoreOpt = "store",
     at, name = resolve_run(run, store)
     found = look(at, name)
     if found.facts.get("how") == "local":
-        raise UserError(f"'{name}' was not submitted: what its driver said went to its own terminal; tokenmill status "
-                        f"{name} shows how it stands")
+        raise UserError(f"'{name}' was not submitted: what its driver said went to its own terminal; "
+                        f"{as_typed('status', name, at)} shows how it stands")
     reader, attempt = LogReader(at, name, found.attempt), found.attempt
     empty = True
     while True:
         ended = found.ended                                   # looked at before the last reading
         for chunk in reader.more():
             empty = False
-            typer.echo(chunk, nl=False)
+            typer.echo(plain(chunk), nl=False)
         sys.stdout.flush()
         if ended or not follow or found.attempt != attempt:
             break
@@ -154,10 +155,12 @@ def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) 
         note = f"'{name}' is {found.state}: there is nothing to stop"
     else:
         ask_to_stop(at, name, found.attempt)
-        note = f"'{name}' was asked to stop; tokenmill status {name} --store {at.root} shows when it has"
+        note = f"'{name}' was asked to stop; {as_typed('status', name, at)} shows when it has"
         if found.state == "submitted":                        # nobody there yet who would look: its job is stopped
             note = _stop_job(found) or note
-    typer.echo(json.dumps(said) if json_lines else note)
+    if json_lines:
+        typer.echo(json.dumps(said))
+    typer.echo(note, err=json_lines)
 
 
 def _stop_job(found: Standing) -> str | None:
@@ -165,7 +168,7 @@ def _stop_job(found: Standing) -> str | None:
     from pipeline.engine import auth
 
     try:
-        auth.check_job_server(found.facts["address"], insecure_local=auth.loopback_url(found.facts["address"]))
+        auth.check_kept_server(found.facts["address"])
         from pipeline.engine import jobs
 
         jobs.stop(found.facts["address"], found.facts["job"])

@@ -21,7 +21,7 @@ from pipeline.store.fs import Store
 POLL_S = 2.0             # between two looks for a cancel marker
 COPY_S = 2.0             # what the driver says is in the store at most this much later
 GRACE_S = 60.0           # what runs may go on for so long after a cancel
-LONGEST = 64 << 10       # bytes of a line that is not waited for any longer
+LONGEST = 64 << 10       # characters of a line, or of a private key, that are not waited for any longer
 
 
 @contextlib.contextmanager
@@ -99,9 +99,14 @@ class DriverLog:
         self._copy()
 
     def _take(self, text: str, last: bool = False) -> None:
-        """Whole lines only: a secret may come in two halves."""
+        """Whole lines only, and whole private keys: a secret may come in two halves."""
         lines = self._line + text
-        cut = len(lines) if last or len(lines) > LONGEST else lines.rfind("\n") + 1
+        cut = lines.rfind("\n") + 1
+        key = lines.rfind("-----BEGIN ", 0, cut)
+        if key >= 0 and lines.find("-----END ", key, cut) < 0:
+            cut = key
+        if last or (len(lines) - cut > LONGEST):
+            cut = len(lines)
         lines, self._line = lines[:cut], lines[cut:]
         if lines:
             data = redact(lines).encode("utf-8", "replace")

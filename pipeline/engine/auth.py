@@ -1,4 +1,4 @@
-"""Whether a Ray cluster wants a token, and whether we have one. Nothing here imports Ray.
+"""Whether a Ray cluster wants a token, and whether we have one. Nothing here imports Ray before it was told of ours.
 
 Whoever reaches an open cluster runs code on it (CVE-2023-48022), so one without token authentication is refused, unless
 it is on this machine's loopback and --insecure-local says that this is known. Ray (2.52 and later) reads the mode from
@@ -11,6 +11,7 @@ import http.client
 import ipaddress
 import os
 import secrets
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -19,6 +20,8 @@ from urllib.parse import urlsplit
 from pipeline.redact import redact
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+#: the job server this shell means
+ADDRESS = "TOKENMILL_ADDRESS"
 CONNECT_S = 10.0         # for the head node to answer
 REMEDY = ("start the cluster with RAY_AUTH_MODE=token and give this shell the same token (RAY_AUTH_TOKEN_PATH); see "
           "docs/cluster.md")
@@ -28,20 +31,33 @@ class ClusterError(Exception):
     """A cluster that cannot be reached, or must not be used. The message says what to do."""
 
 
+class BadAddress(ClusterError):
+    """What was given as the address of a cluster is none."""
+
+
 def token() -> str | None:
     """The token Ray would use, or None."""
-    if os.environ.get(TOKEN):
-        return os.environ[TOKEN].strip()
+    if os.environ.get(TOKEN, "").strip():
+        return _one_word(TOKEN, os.environ[TOKEN])
     for path in (os.environ.get(TOKEN_PATH), os.path.expanduser("~/.ray/auth_token")):
         if path:
             try:
-                with open(path, encoding="utf-8") as f:
-                    return f.read().strip() or None
+                with open(path, encoding="utf-8", errors="replace") as f:
+                    return _one_word(path, f.read())
             except OSError as e:
                 if path == os.environ.get(TOKEN_PATH):
                     raise ClusterError(f"{TOKEN_PATH}={path}: {e.strerror}; name the file that holds the cluster's "
                                        f"token") from None
     return None
+
+
+def _one_word(where: str, text: str) -> str | None:
+    """A token travels in the header of a request: whatever else is in the file is not to be quoted by an error."""
+    found = text.strip()
+    if not all("!" <= c <= "~" for c in found):
+        raise ClusterError(f"{where}: a token is one word of ASCII characters, and this is something else; make one "
+                           f"with python -c 'import secrets; print(secrets.token_hex(32))'")
+    return found or None
 
 
 def use_token() -> str | None:
@@ -73,14 +89,65 @@ def loopback_url(url: str) -> bool:
 
 
 def job_server(address: str) -> str:
-    """The URL of a job server without what does not belong there. Raises ClusterError."""
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ClusterError(f"{redact(address)} is not the URL of a job server; give the dashboard of the head node, "
-                           f"e.g. http://127.0.0.1:8265")
+    """The URL of a job server without what does not belong there. Raises BadAddress."""
+    try:
+        parts = urlsplit(address)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:                      # brackets without an address in them, a port beyond 65535
+        sound = False
+    if not sound:
+        raise BadAddress(f"{redact(address)} is not the URL of a job server; give the dashboard of the head node, "
+                         f"e.g. http://127.0.0.1:8265")
     if parts.username or parts.password or parts.query:
-        raise ClusterError(f"{redact(address)}: leave credentials out of the URL; {REMEDY}")
+        raise BadAddress(f"{redact(address)}: leave credentials out of the URL; {REMEDY}")
     return address.rstrip("/")
+
+
+def check_cluster(address: str, insecure_local: bool = False) -> str:
+    """`gcs_of` the address, once that cluster wants a token and takes ours. `insecure_local`: one without
+    authentication will do, on loopback. Raises BadAddress and ClusterError."""
+    found = gcs_of(address)
+    from pipeline.engine import jobs
+
+    jobs.check_gcs(found, insecure_local)
+    return found
+
+
+def gcs_of(address: str) -> str:
+    """'host:port' of the Ray cluster at `address` ('host:port', or 'auto' for the one this machine is part of), where
+    something answers. To be called before Ray is imported, which reads only once whether it has a token. Raises
+    BadAddress and ClusterError."""
+    if address.startswith(("http://", "https://")):
+        raise BadAddress(f"--address {redact(address)} is a job server, which is for tokenmill submit; to attach, give "
+                         f"the cluster itself, HOST:6379")
+    if address.startswith("ray://"):
+        raise BadAddress(f"--address {redact(address)}: Ray Client is not supported; attach to HOST:6379 from a "
+                         f"machine of the cluster, or use tokenmill submit")
+    use_token()
+    from pipeline.engine import jobs
+
+    if address == "auto":
+        address = jobs.local_cluster()
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise BadAddress(f"--address {redact(address)} is not the address of a cluster; give HOST:6379, or auto on a "
+                         f"machine of the cluster")
+    try:                                         # Ray itself would knock for two minutes
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, UnicodeError) as e:
+        raise ClusterError(f"--address {address}: nothing answers there ({e}); see that the head node of the cluster "
+                           f"runs (ray status) and its port is open, or leave --address out to use this machine "
+                           f"alone") from None
+    return address
+
+
+def check_kept_server(address: str) -> None:
+    """As `check_job_server`, for an address that stands in a store. Whoever may write there must not learn our token by
+    it: it goes to a job server this shell means (`ADDRESS`), or through a tunnel on loopback, and nowhere else."""
+    if job_server(address) != os.environ.get(ADDRESS, "").rstrip("/") and not loopback_url(address):
+        raise ClusterError(f"the store says that it is at {address}, and our token goes only where this shell says: "
+                           f"export {ADDRESS}={address} to have it asked")
+    check_job_server(address, insecure_local=loopback_url(address))
 
 
 def check_job_server(address: str, insecure_local: bool = False) -> None:
@@ -88,7 +155,7 @@ def check_job_server(address: str, insecure_local: bool = False) -> None:
 
     `insecure_local`: one without authentication will do, on loopback.
     """
-    ours = use_token()
+    use_token()
     status = _status(address, None)
     if status == 200:
         refuse_open(address, urlsplit(address).hostname, insecure_local)
@@ -96,15 +163,25 @@ def check_job_server(address: str, insecure_local: bool = False) -> None:
     if status not in (401, 403):
         raise ClusterError(f"{address} answers with status {status}, not like a Ray dashboard; give the URL of the "
                            f"head node's dashboard, e.g. http://127.0.0.1:8265")
+    status = _status(address, our_token(address))
+    if status in (401, 403):
+        raise not_taken(address)
+    if status != 200:
+        raise ClusterError(f"{address} answers with status {status}; see the log of its dashboard")
+
+
+def our_token(address: str) -> str:
+    """The token for a cluster that wants one. Raises ClusterError where there is none, or Ray would not send it."""
+    ours = token()
     if ours is None or os.environ.get(MODE, "").lower() != "token":
         raise ClusterError(f"{address} wants a token, and this shell has none; set RAY_AUTH_MODE=token and "
                            f"RAY_AUTH_TOKEN_PATH to a file that holds the cluster's token")
-    status = _status(address, ours)
-    if status in (401, 403):
-        raise ClusterError(f"{address} does not accept our token; see that RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH is "
-                           f"that of this cluster")
-    if status != 200:
-        raise ClusterError(f"{address} answers with status {status}; see the log of its dashboard")
+    return ours
+
+
+def not_taken(address: str) -> ClusterError:
+    return ClusterError(f"{address} does not accept our token; see that RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH is that "
+                        f"of this cluster")
 
 
 def refuse_open(address: str, host: str | None, insecure_local: bool) -> None:

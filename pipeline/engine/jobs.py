@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import ray
@@ -24,7 +25,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.job_submission import JobStatus, JobSubmissionClient
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.engine.auth import CONNECT_S, ClusterError, refuse_open
+from pipeline.engine.auth import CONNECT_S, ClusterError, loopback, not_taken, our_token, refuse_open
 from pipeline.redact import redact
 from stages.catalog import load
 
@@ -110,7 +111,12 @@ def said(address: str, id: str) -> str:
 def _client(address: str) -> Iterator[JobSubmissionClient]:
     """A client of the job server at `address`; what goes wrong with the connection is a ClusterError."""
     logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)     # "Uploading package …"
-    hidden = {name: os.environ.pop(name) for name in _OVERRIDES if name in os.environ}
+    before = {name: os.environ.pop(name, None) for name in (*_OVERRIDES, "no_proxy")}
+    host = urlsplit(address).hostname
+    # the way to this machine's loopback leads through no proxy, which would get the token, too
+    direct = host if loopback(host) else before["no_proxy"]
+    if direct is not None:
+        os.environ["no_proxy"] = direct
     try:
         yield JobSubmissionClient(address)
     except ClusterError:
@@ -118,7 +124,8 @@ def _client(address: str) -> Iterator[JobSubmissionClient]:
     except Exception as e:                  # of requests, of Ray, of aiohttp
         raise ClusterError(f"{address}: {_line(e)}") from None
     finally:
-        os.environ.update(hidden)
+        os.environ.pop("no_proxy", None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def _line(error: BaseException) -> str:
@@ -139,19 +146,31 @@ def local_cluster() -> str:
                            f"--address out to run on this machine alone") from None
 
 
-def check_gcs(address: str, insecure_local: bool = False) -> None:
-    """Return when the cluster whose GCS is at `address` ('host:port') wants a token. Raises ClusterError."""
-    host = address.rpartition(":")[0].strip("[]")
-    with grpc.insecure_channel(address) as channel:
+def check_gcs(address: str, insecure_local: bool = False) -> bool:
+    """True when the cluster whose GCS is at `address` ('host:port') wants a token and takes ours, False when it wants
+    none and that will do (`insecure_local`, on loopback). Raises ClusterError."""
+    if _admits(address, None):
+        refuse_open(address, address.rpartition(":")[0].strip("[]"), insecure_local)
+        return False
+    if not _admits(address, our_token(address)):
+        raise not_taken(address)
+    return True
+
+
+def _admits(address: str, bearer: str | None) -> bool:
+    """Whether the GCS answers who comes with this token, or none."""
+    # as Ray's own channels: no proxy, which would get the token, too
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
         try:
-            stub.GetAllNodeInfo(gcs_service_pb2.GetAllNodeInfoRequest(limit=1), timeout=CONNECT_S)
+            stub.GetAllNodeInfo(gcs_service_pb2.GetAllNodeInfoRequest(limit=1), timeout=CONNECT_S,
+                                metadata=[("authorization", f"Bearer {bearer}")] if bearer else None)
         except grpc.RpcError as e:
             if e.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-                return
+                return False
             raise ClusterError(f"nothing that speaks for a Ray cluster answers at {address} ({e.code().name}); see "
                                f"that its head node runs (ray status) and the port is open") from None
-    refuse_open(address, host, insecure_local)
+    return True
 
 
 # -- all nodes -------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from pipeline.engine.pools import OWN_MB, share
 from pipeline.engine.process import ChildProcess
 from pipeline.engine.scratch import Scratch, user_folder
 from pipeline.engine.task import TaskSpec
+from pipeline.redact import redact_json
 from pipeline.store.fs import Store
 
 TICK_S = 0.1             # how often limits are looked at
@@ -336,6 +337,8 @@ class Supervisor:
         self.devices.give_back(self._parts.pop(child))
 
     def _event(self, job: _Job, event: str, **fields: Any) -> None:
+        if event == "failed":                     # secrets of this node: the driver may not know them
+            fields = redact_json(fields)
         self._events.append({"event": event, "id": job.assignment["id"], **fields})
 
 

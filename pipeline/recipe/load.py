@@ -72,7 +72,7 @@ def _no_secrets(value: Any, checker: Checker, path: KeyPath) -> None:
         for i, inner in enumerate(value):
             _no_secrets(inner, checker, (*path, i))
     elif isinstance(value, str) and (what := secret_in(value)) is not None:
-        checker.fail(path, f"this URL has {what}, and a recipe is kept with its run; give credentials in the "
+        checker.fail(path, f"this has {what}, and a recipe is kept with its run; give credentials in the "
                            f"environment (AWS_ACCESS_KEY_ID …, fsspec's configuration)")
 
 

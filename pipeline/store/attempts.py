@@ -56,7 +56,7 @@ class Standing:
 
 def standing(store: Store, run: str) -> Standing:
     """How `run` stands by what the store says. Takes up to `WATCH_S` where a driver on another machine is silent."""
-    facts = _json(store, f"runs/{run}/run.json") or {}
+    facts = facts_of(store, run)
     attempt = int(facts.get("attempt", 0))
     found = _json(store, f"runs/{run}/progress.json")
     if found == {} or (found and not {"state", "parts", "done"} <= found.keys()):
@@ -113,16 +113,20 @@ def _json(store: Store, path: str) -> dict[str, Any] | None:
 
 
 # -- attempts --------------------------------------------------------------------------------------------------------
+def facts_name(run: str) -> str:
+    return f"runs/{run}/run.json"
+
+
 def facts_of(store: Store, run: str) -> dict[str, Any]:
     """run.json; {} when there is none."""
-    return _json(store, f"runs/{run}/run.json") or {}
+    return _json(store, facts_name(run)) or {}
 
 
 def note_attempt(store: Store, run: str, attempt: int, how: str, **facts: Any) -> dict[str, Any]:
     """Write run.json for a new attempt, by a job or on this machine (`how`: job | local). Secrets are masked."""
     document = {"run": run, "attempt": attempt, "how": how, "host": socket.gethostname(), "begun": utc_now(), **facts}
     document = redact_json(document)
-    store.write(f"runs/{run}/run.json", json.dumps(document, indent=1, sort_keys=True).encode())
+    store.write(facts_name(run), json.dumps(document, indent=1, sort_keys=True).encode())
     return document
 
 
@@ -131,7 +135,7 @@ def note_refusal(store: Store, run: str, attempt: int, error: str) -> None:
     facts = facts_of(store, run)
     if facts.get("attempt") == attempt:
         facts = redact_json({**facts, "error": error})
-        store.write(f"runs/{run}/run.json", json.dumps(facts, indent=1, sort_keys=True).encode())
+        store.write(facts_name(run), json.dumps(facts, indent=1, sort_keys=True).encode())
 
 
 def utc_now() -> str:

@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.redact import redact
 from stages.scrub.pii import scrub_text
 
 #: a row of `quarantine/NAME/`: whose it is, where the record stands in its source, what became of it where, and the
-#: message of the error as far as there is one, scrubbed
+#: message of the error as far as there is one, scrubbed and without secrets of the node it was raised on
 QUARANTINE_SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("file", pa.string()),
                                ("record", pa.int64()), ("stage", pa.string()), ("reason", pa.string()),
                                ("detail", pa.string())])
@@ -21,7 +22,7 @@ def quarantine_row(id: str, source: str, locator: Mapping[str, Any], stage: str,
                    detail: str = "") -> dict[str, Any]:
     return {"id": id, "source": source, "file": scrub_text(locator.get("file") or ""),
             "record": locator.get("record"), "stage": stage, "reason": reason,
-            "detail": scrub_text(detail[:5000])[:500]}
+            "detail": scrub_text(redact(detail[:5000]))[:500]}
 
 
 def to_blame(error: Exception) -> bool:

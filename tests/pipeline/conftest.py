@@ -1,8 +1,10 @@
-"""Fixtures of the tests of the command: a site with one finished run, and the command itself."""
+"""Fixtures of the tests of the command: a site with one finished run, the command itself, a job server."""
 
 from __future__ import annotations
 
+import http.server
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import pytest
 
 from tests.corpus import pages, sentences, warc
 from tests.pipeline.cli_site import RECIPE, Said
+
+TOKEN = "the-token-of-the-cluster"
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +54,63 @@ def tokenmill(capsys) -> Callable[..., Said]:
         return Said(code, out, err)
 
     return call
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """A job server as far as it is asked before anything is submitted. `wants`: its token, None for an open one."""
+
+    wants: str | None = TOKEN
+    elsewhere: str | None = None
+    seen: list[tuple[str, str, str | None]]
+
+    def do_GET(self):
+        given = self.headers.get("Authorization")
+        self.seen.append((self.command, self.path, given))
+        if self.elsewhere:
+            self.send_response(302)
+            self.send_header("Location", self.elsewhere)
+        elif self.wants is None or given == f"Bearer {self.wants}":
+            self.send_response(200)
+        else:
+            self.send_response(401 if given is None else 403)
+        self.end_headers()
+
+    do_POST = do_PUT = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def serve():
+    """Starts servers: serve(wants=…) gives (URL, requests it has seen)."""
+    servers = []
+
+    def start(**settings):
+        handler = type("Handler", (Server,), {"seen": [], **settings})
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}", handler.seen
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def no_token(monkeypatch, tmp_path):
+    """A shell without a token; `auth.use_token` may change it."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "TOKENMILL_ADDRESS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def recipe(tmp_path) -> Path:
+    (tmp_path / "a.txt").write_text("A text.")
+    path = tmp_path / "recipe.yaml"
+    path.write_text("version: 1\nsources: {s: {read: text, path: a.txt}}\ndatasets: {d: {from: s}}\n")
+    return path

@@ -151,10 +151,13 @@ def test_a_cluster_that_is_not_there(site, tmp_path, tokenmill, monkeypatch):
     assert said.code == 1 and "--address auto: this machine is in no Ray cluster" in said.err
     assert "more" not in said.err
 
-    monkeypatch.setattr("pipeline.engine.jobs.local_cluster", lambda: "head")
-    monkeypatch.setattr("pipeline.engine.jobs.check_gcs", lambda address, insecure_local: None)
-    monkeypatch.setattr("pipeline.run.make_backend", lambda *_: refuse)
-    said = tokenmill(*at, "auto")
+    with socket.socket() as head:
+        head.bind(("127.0.0.1", 0))
+        head.listen()
+        monkeypatch.setattr("pipeline.engine.jobs.local_cluster", lambda: f"127.0.0.1:{head.getsockname()[1]}")
+        monkeypatch.setattr("pipeline.engine.jobs.check_gcs", lambda address, insecure_local: True)
+        monkeypatch.setattr("pipeline.run.make_backend", lambda *_: refuse)
+        said = tokenmill(*at, "auto")
     assert said.code == 1 and "--address auto: cannot attach" in said.err and "more" not in said.err
 
 
@@ -257,7 +260,7 @@ def test_report(site, tmp_path, tokenmill):
     assert missing.code == 2 and "no run 'fisrt'" in missing.err and "it has: first" in missing.err
     (store / "runs" / "first" / "plan.json").unlink()
     unfinished = tokenmill("report", "first", "--store", store)
-    assert unfinished.code == 1 and "has not finished" in unfinished.err and "tokenmill run" in unfinished.err
+    assert unfinished.code == 1 and "has not finished" in unfinished.err and "tokenmill resume" in unfinished.err
 
 
 # -- materialize -----------------------------------------------------------------------------------------------------

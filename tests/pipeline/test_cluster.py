@@ -5,7 +5,6 @@ With a real cluster: tests/e2e/test_cluster.py.
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import shlex
@@ -14,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -26,69 +24,10 @@ from pipeline.engine.auth import ClusterError, loopback
 from pipeline.store import attempts
 from pipeline.store.fs import Store
 from tests.pipeline.cli_site import ROOT, process
+from tests.pipeline.conftest import TOKEN
 from tests.pipeline.test_attempts import beat, progress
 
-TOKEN = "the-token-of-the-cluster"
-
-
-class Server(http.server.BaseHTTPRequestHandler):
-    """A job server as far as it is asked before anything is submitted. `wants`: its token, None for an open one."""
-
-    wants: str | None = TOKEN
-    elsewhere: str | None = None
-    seen: list[tuple[str, str, str | None]]
-
-    def do_GET(self):
-        given = self.headers.get("Authorization")
-        self.seen.append((self.command, self.path, given))
-        if self.elsewhere:
-            self.send_response(302)
-            self.send_header("Location", self.elsewhere)
-        elif self.wants is None or given == f"Bearer {self.wants}":
-            self.send_response(200)
-        else:
-            self.send_response(401 if given is None else 403)
-        self.end_headers()
-
-    do_POST = do_PUT = do_GET
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def serve():
-    """Starts servers: serve(wants=…) gives (URL, requests it has seen)."""
-    servers = []
-
-    def start(**settings):
-        handler = type("Handler", (Server,), {"seen": [], **settings})
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}", handler.seen
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-@pytest.fixture(autouse=True)
-def no_token(monkeypatch, tmp_path):
-    """A shell without a token; `auth.use_token` may change it."""
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "TOKENMILL_ADDRESS"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def recipe(tmp_path) -> Path:
-    (tmp_path / "a.txt").write_text("A text.")
-    path = tmp_path / "recipe.yaml"
-    path.write_text("version: 1\nsources: {s: {read: text, path: a.txt}}\ndatasets: {d: {from: s}}\n")
-    return path
+pytestmark = pytest.mark.usefixtures("no_token")
 
 
 # -- clusters without a token ----------------------------------------------------------------------------------------
@@ -157,10 +96,11 @@ def test_a_redirect_does_not_get_the_token(serve, monkeypatch):
 
 @pytest.mark.parametrize(("address", "message"), [
     ("127.0.0.1:6379", "not the URL of a job server"), ("http://", "not the URL"), ("ray://h:10001", "not the URL"),
+    ("http://[::1", "not the URL"), ("http://h:99999", "not the URL"), ("http://h:port", "not the URL"),
     ("http://me:pass-word@h:8265", "leave credentials out"), ("http://h:8265/?token=abc", "leave credentials out")])
 def test_addresses_that_are_none(tokenmill, recipe, tmp_path, address, message):
     said = tokenmill("submit", recipe, "--address", address, "--store", tmp_path / "store")
-    assert said.code == 1 and message in said.err and "pass-word" not in said.err and "abc" not in said.err
+    assert said.code == 2 and message in said.err and "pass-word" not in said.err and "abc" not in said.err
 
 
 def test_nobody_is_there(tokenmill, recipe, tmp_path):
@@ -178,6 +118,7 @@ def test_what_is_loopback():
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--address", "http://h:8265"], "tokenmill submit"), (["--address", "ray://h:10001"], "Ray Client"),
+    (["--address", "head"], "give HOST:6379"), (["--address", "head:99999"], "give HOST:6379"),
     (["--ship-code"], "give --address"), (["--insecure-local"], "give --address"),
     (["--address", "h:1", "--backend", "process"], "leave out --backend")])
 def test_run_with_addresses_that_make_no_sense(tokenmill, recipe, tmp_path, arguments, message):
@@ -198,7 +139,7 @@ def test_a_recipe_that_holds_a_secret_is_refused(tokenmill, recipe, tmp_path, co
 
 
 def test_a_store_whose_url_holds_a_secret_is_refused(tokenmill, recipe):
-    for command in (["run", recipe], ["list"], ["status", "r"]):
+    for command in (["run", recipe], ["plan", recipe], ["list"], ["status", "r"]):
         said = tokenmill(*command, "--store", "s3://KEY:pa55word@bucket/store")
         assert said.code == 2 and "***@bucket" in said.err and "pa55word" not in said.err
 

@@ -65,15 +65,13 @@ class Rank:
         request_stop(signal.SIGINT)
 
 
-def launch(arguments: Sequence[str], address: str, gpus: int | None, ranks: int | None, ship_code: bool) -> int:
-    """Run `python -m trainer ARGUMENTS` as one actor on each of `gpus` GPUs (or as `ranks` CPU ranks) of the cluster at
-    `address`; returns the first exit code that is not 0, or 0. RUN must be on storage that every node sees.
+def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool) -> int:
+    """Run `python -m trainer ARGUMENTS` as `size` actors, each with a GPU of its own or (`gpu` False) a CPU, of the
+    cluster at `address` ('host:port', as `pipeline.engine.auth.check_cluster` gives it); returns the first exit code
+    that is not 0, or 0. RUN must be on storage that every node sees.
 
     Raises ConfigError when the cluster cannot be reached or never has the resources.
     """
-    size = gpus or ranks
-    if not size:
-        raise ConfigError("--address needs --gpus N (one rank on each of N GPUs) or --ranks N (CPU)")
     roots = [str(Path(__file__).resolve().parents[2] / name) for name in PACKAGES]
     environment = {"py_modules": roots} if ship_code else {}
     try:
@@ -81,10 +79,10 @@ def launch(arguments: Sequence[str], address: str, gpus: int | None, ranks: int 
     except ConnectionError as error:
         raise ConfigError(f"--address {address}: no Ray cluster answers there ({error}); start one, or leave out "
                           f"--address to train on this machine") from None
-    group = placement_group([{"CPU": 1, **({"GPU": 1} if gpus else {})}] * size, strategy="PACK")
+    group = placement_group([{"CPU": 1, **({"GPU": 1} if gpu else {})}] * size, strategy="PACK")
     try:
-        wait_for(group, size, bool(gpus))
-        actor = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_restarts=0, max_task_retries=0,
+        wait_for(group, size, gpu)
+        actor = ray.remote(num_cpus=1, num_gpus=int(gpu), max_restarts=0, max_task_retries=0,
                            max_concurrency=2)(Rank)
         places = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i) for i in range(size)]
         members = [actor.options(scheduling_strategy=place).remote() for place in places]
