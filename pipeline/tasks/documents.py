@@ -14,9 +14,8 @@ crash cursor before a stage sees it, so its death costs that document and nothin
 from __future__ import annotations
 
 import copy
-import json
-import time
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,62 +25,32 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.lists import unfold
-from pipeline.engine.task import ChangedInput, Counters, Cursor, Inputs, Out
+from pipeline.engine.task import Counters, Cursor, Inputs, Out
 from pipeline.recipe.code import import_planned
 from pipeline.store.parts import PartWriter, document_schema, read_documents
-from pipeline.store.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row, to_blame
-from pipeline.tasks.replay import Earlier, thresholds, without_zeros
-from pipeline.tasks.storable import check, language_label, restore, scrub_row, state_of
-from stages.catalog import load, reader_class
+from pipeline.store.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row
+from pipeline.tasks.chain import Chain, count, load_chain
+from pipeline.tasks.replay import Earlier, NotReproduced, thresholds, without_zeros
+from pipeline.tasks.storable import language_label, scrub_row
+from stages.catalog import reader_class
 from stages.document import BadRecord, Document
 from stages.read.reader import Skipped, Slice
-from stages.stage import Stage, file_sha256
 
 #: documents (or bytes of raw input) held between two looks at the clock and the writers; decides nothing about text
 BATCH_DOCS, BATCH_BYTES = 64, 8 << 20
+#: records of a batch, with those whose fate is known before it goes through the chain
+BATCH_RECORDS = 1024
 
 #: every side table begins with these: the row in kept.parquet, and whose it is
 SIDE_COLUMNS = (pa.field("row", pa.uint32()), pa.field("id", pa.string()))
 
 
 @dataclass
-class Step:
-    """One stage of the chain as loaded in this process."""
+class _Removed:
+    """A document the barrier before this pass removed. It goes through no stage and has no number of its own."""
 
-    name: str
-    key: str
-    label: str          # "0:html": its place and name, the name of its counters
-    stage: Stage
-    foreign: bool = False   # not ours: what it writes is checked
-    side: str = ""          # name of its side table: two dedups of one pass may want signatures of different kinds
-
-    def __post_init__(self) -> None:
-        self.side = f"{self.name}-{self.key[:8]}"
-
-
-_loaded: dict[str, Step] = {}
-
-
-def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
-    """Stages of a chain, ready to use. A warm child keeps those of its latest chain (models are expensive to load, and
-    to hold: the memory a task declares is for its own)."""
-    idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
-              for place, entry in enumerate(chain)]
-    for ident in _loaded.keys() - set(idents):
-        del _loaded[ident]
-    for place, (ident, entry) in enumerate(zip(idents, chain)):
-        if ident not in _loaded:
-            hidden = entry["$volatile"]
-            stage = load(hidden["target"])(hidden["config"])
-            planned = hidden.get("resources", {})
-            for field, path in stage.resource_files().items() if planned else ():
-                if file_sha256(path) != planned.get(field):
-                    raise ChangedInput(f"{path} is not the file this run was planned with; run again to plan with the "
-                                       f"new one, and see that all nodes have the same")
-            stage.setup()
-            foreign = not hidden["target"].startswith("stages.") or entry["name"] == "datatrove"
-            _loaded[ident] = Step(entry["name"], entry["key"], f"{place}:{entry['name']}", stage, foreign)
-    return [_loaded[ident] for ident in idents]
+    doc: Document
+    reason: str
 
 
 class DocumentPass:
@@ -91,15 +60,22 @@ class DocumentPass:
     `replay.replay_arg` of the same pass under other thresholds}.
     """
 
-    version = 2
+    version = 3
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
-        return _Run(inputs, cursor, out).run()
+        try:
+            return _Run(inputs, cursor, out).run()
+        except NotReproduced:                        # without the earlier pass, then
+            for name in out.names:
+                os.unlink(out.path(name))            # writers that are still open must not write into the new files
+            out.names.clear()
+            out.condemned.clear()
+            return _Run(inputs, cursor, out, replay=False).run()
 
 
 class _Run:
-    def __init__(self, inputs: Inputs, cursor: Cursor, out: Out) -> None:
+    def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, replay: bool = True) -> None:
         self.inputs, self.cursor, self.out, self.args = inputs, cursor, out, inputs.args
         import_planned(inputs.store, self.args.get("$volatile", {}).get("code", ()))     # stages of the user's own
         self.steps = load_chain(self.args["chain"])
@@ -116,18 +92,26 @@ class _Run:
         self.condemned = {q["id"]: q for q in said if q["stage_key"] in keys}
         #: documents and bytes kept, by what the counters tell apart: one look-up a document instead of three
         self.tally: dict[tuple[str, str, int], list[int]] = {}
-        self.earlier = self._earlier()
+        self.earlier = self._earlier() if replay else None
         self.counters: Counters = {
             "read": {}, "in": {}, "kept": {}, "dropped_bytes": {}, "quarantined": {}, "languages": {},
             "lengths": {}, "stages": {s.label: {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}}
                                       for s in self.steps}}
+        self.chain = Chain(cursor, self.counters, self.until_drop)
         if self.earlier is not None:
             self._take_over(self.earlier)
 
     def _earlier(self) -> Earlier | None:
-        said = self.args.get("$volatile", {}).get("replay")
+        """The earlier pass to take verdicts from. None where a child has died of a document, in this attempt or an
+        earlier one: what is looked into, and what follows from it, is the pass as it is anew. It takes less memory, and
+        a document is not gone over twice, under both thresholds, which could be what it died of."""
+        said, asked = self.args.get("$volatile", {}).get("replay"), self.inputs
+        if said is None or asked.skip or asked.only is not None or asked.batch_rows is not None:
+            return None
         with suppress(FileNotFoundError, ValueError):       # gone, or made by other code: everything is done again
-            return Earlier(self.inputs, said, self.steps, list(self.sides)) if said else None
+            found = Earlier(asked, said, self.steps, list(self.sides), self.until_drop)
+            # the counters of then hold what had not been condemned yet, and it is not to be met again to take it out
+            return None if any(map(found.saw, self.condemned)) else found
         return None
 
     def _take_over(self, earlier: Earlier) -> None:
@@ -138,8 +122,8 @@ class _Run:
         self.counters["replayed"] = {"docs": 0, "cpu_s": earlier.cpu_s}
 
     # -- reading -------------------------------------------------------------------------------------------------
-    def records(self) -> Iterator[Document | BadRecord]:
-        """Everything in the partition, in order; row numbers on the cursor count these."""
+    def records(self) -> Iterator[Document | BadRecord | _Removed]:
+        """Everything in the partition, in order."""
         if "part" in self.args:
             yield from self._part(self.args["part"])
             return
@@ -150,16 +134,17 @@ class _Run:
                           arg.get("ordinal", 0))
             yield from reader.read(self.inputs.fetch(arg, partial(reader.needs, piece)), piece)
 
-    def _announced(self) -> Iterator[tuple[int, Document | BadRecord]]:
+    def _announced(self) -> Iterator[tuple[int, Document | BadRecord | _Removed]]:
         """The records with their numbers. The cursor says which one is being read: there is no stage before the first.
         """
-        point = self.cursor.set
+        point, row = self.cursor.set, 0
         point(0, 0, -1)
-        for row, record in enumerate(self.records()):
+        for record in self.records():
             yield row, record
-            point(row + 1, row + 1, -1)
+            row += not isinstance(record, _Removed)
+            point(row, row, -1)
 
-    def _part(self, part: dict[str, Any]) -> Iterator[Document]:
+    def _part(self, part: dict[str, Any]) -> Iterator[Document | _Removed]:
         removed: dict[int, dict[str, Any]] = {}
         if part.get("removed"):
             for row in pq.read_table(self.inputs.fetch(part["removed"])).to_pylist():
@@ -170,47 +155,56 @@ class _Run:
                 doc.meta["cluster"] = said["cluster"]
                 if said["reason"]:
                     doc.meta[part["barrier"]] = {"kept": said["kept"], "similarity": said["similarity"]}
-                    self._remove(doc, part["barrier"], said["reason"])
+                    yield _Removed(doc, said["reason"])
                     continue
             yield doc
 
-    def _remove(self, doc: Document, barrier: str, reason: str) -> None:
-        """A document the barrier before this pass removed."""
-        size = self._count_in(doc)
+    def _remove(self, removed: _Removed, size: int) -> None:
+        """Write a document the barrier before this pass removed."""
+        barrier, doc, reason = self.args["part"]["barrier"], removed.doc, removed.reason
         if self.earlier is None:                     # otherwise counted then
             stats = self.counters["stages"].setdefault(
                 f"barrier:{barrier}", {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}})
             stats["in"] += 1
             stats["bytes_in"] += size
-            _add(stats["dropped"].setdefault(reason, {}), doc.source, 1)
-            _add(self.counters["dropped_bytes"], doc.source, size)
-        self._drop(doc, barrier, reason)
+            count(stats["dropped"].setdefault(reason, {}), doc.source, 1)
+            count(self.counters["dropped_bytes"], doc.source, size)
+        scrub_row(doc)
+        self.dropped.write(doc, stage=barrier, reason=reason)
 
     # -- the loop ------------------------------------------------------------------------------------------------
     def run(self) -> Counters:
-        batch: list[tuple[int, Document]] = []
-        size = 0
+        # every record in its turn, whatever batch it is in: batches depend on what was condemned, or is looked into
+        batch: list[tuple[int, Document | Callable[[], None]]] = []
+        alive = size = 0                             # documents of the batch that go through the chain; bytes
         limit = min(BATCH_DOCS, self.inputs.batch_rows or BATCH_DOCS)
         where = self.args.get("where") or {}
         seen = self.counters["read"].setdefault(self.args["source"], {"records": 0, "skipped": {}, "bad": {}}) \
             if "source" in self.args else {"records": 0}
-        only, suspects, records = self.inputs.only, bool(self.inputs.skip or self.condemned), 0
+        only, records = self.inputs.only, 0
         for row, record in self._announced():
-            bad = isinstance(record, BadRecord)
-            if where and not bad and not all(getattr(record, k) in v for k, v in where.items()):
-                continue
-            records += 1
-            if only is not None and row not in only:
-                continue
-            if bad:
-                self._unreadable(record, seen)
-                continue
-            size += self._count_in(record)
-            if not (suspects and self._condemned_before(row, record)):
-                batch.append((row, record))
-            if len(batch) >= limit or size >= BATCH_BYTES:
+            if isinstance(record, _Removed):
+                if only is None:
+                    held = self._count_in(record.doc)
+                    size += held
+                    batch.append((row, partial(self._remove, record, held)))
+            else:
+                bad = isinstance(record, BadRecord)
+                if where and not bad and not all(getattr(record, k) in v for k, v in where.items()):
+                    continue
+                records += 1
+                if only is not None and row not in only:
+                    continue
+                if bad:
+                    batch.append((row, partial(self._unreadable, record, seen)))
+                else:
+                    size += self._count_in(record)
+                    settled = self._condemned_before(row, record)
+                    batch.append((row, settled or record))
+                    alive += settled is None
+            if alive >= limit or size >= BATCH_BYTES or len(batch) >= BATCH_RECORDS:
                 self._process(batch)
-                batch, size = [], 0
+                batch, alive, size = [], 0, 0
         self._process(batch)
         seen["records"] = records
         self.cursor.clear()
@@ -218,9 +212,9 @@ class _Run:
 
     def _unreadable(self, record: BadRecord, seen: dict[str, Any]) -> None:
         if isinstance(record, Skipped):
-            _add(seen["skipped"], record.reason, 1)
+            count(seen["skipped"], record.reason, 1)
         else:
-            _add(seen["bad"], record.reason, 1)
+            count(seen["bad"], record.reason, 1)
             self._note(record.id, self.args.get("source", ""), record.locator, "read", record.reason, record.detail)
 
     def _count_in(self, doc: Document) -> int:
@@ -232,134 +226,49 @@ class _Run:
         into["bytes"] += size
         return size
 
-    def _condemned_before(self, row: int, doc: Document) -> bool:
-        """Documents a supervisor condemned in this attempt (`skip`), or the log did in an earlier one."""
+    def _condemned_before(self, row: int, doc: Document) -> Callable[[], None] | None:
+        """How to note a document that a supervisor condemned in this attempt (`skip`), or the log did in an earlier
+        one; None for any other."""
         if row in self.inputs.skip:
             said = self.inputs.skip[row]
             step = self.steps[said["stage"]] if 0 <= said.get("stage", -1) < len(self.steps) else self.steps[0]
             self.out.quarantine(row, doc.id, step.name, step.key, said["reason"])
-            self._note(doc.id, doc.source, doc.locator, step.name, said["reason"], "")
-            return True
-        if doc.id in self.condemned:
-            said = self.condemned[doc.id]
-            self._note(doc.id, doc.source, doc.locator, said["stage"], said["reason"], "")
-            return True
-        return False
+            return partial(self._note, doc.id, doc.source, doc.locator, step.name, said["reason"], "")
+        said = self.condemned.get(doc.id)
+        return said and partial(self._note, doc.id, doc.source, doc.locator, said["stage"], said["reason"], "")
 
-    def _process(self, batch: list[tuple[int, Document]]) -> None:
-        """Take a batch through the chain and write what became of it."""
+    def _process(self, batch: list[tuple[int, Document | Callable[[], None]]]) -> None:
+        """Take a batch through the chain and write what became of everything in it, in order."""
         settled: dict[int, tuple[Document, tuple[str, str] | None]] = {}
-        todo = batch
+        docs = todo = [item for item in batch if isinstance(item[1], Document)]
         if self.earlier is not None:
-            settled = {row: said for row, doc in batch if (said := self.earlier.outcome(doc)) is not None}
-            todo = [(row, doc) for row, doc in batch if row not in settled]
+            settled = {row: said for row, doc in docs if (said := self.earlier.outcome(doc)) is not None}
+            todo = [(row, doc) for row, doc in docs if row not in settled]
             self.counters["replayed"]["docs"] += len(settled)
             # what the earlier counters hold of these is taken out by doing to copies what was done then
-            self._through(self.earlier.steps, [(row, copy.deepcopy(doc)) for row, doc in todo
-                                               if doc.id not in self.earlier.skipped], -1)
-        verdicts, failures = self._through(self.steps, todo)
+            again = [(row, copy.deepcopy(doc)) for row, doc in todo if doc.id not in self.earlier.skipped]
+            self.earlier.verify(again, *self.chain.through(self.earlier.steps, again, -1))
+        verdicts, failures = self.chain.through(self.steps, todo)
         self.cursor.clear()
-        if not (settled or verdicts or failures):
-            for _, doc in batch:
+        if len(docs) == len(batch) and not (settled or verdicts or failures):
+            for _, doc in docs:
                 self._keep(doc)
             return
         for row, doc in batch:
-            if row in settled:
+            if not isinstance(doc, Document):
+                doc()
+            elif row in settled:
                 was, fate = settled[row]
                 if fate is None:
                     self._keep(was)
                 else:
                     self.dropped.write(was, stage=fate[0], reason=fate[1])
             elif row in verdicts:
-                self._drop(doc, *verdicts[row])
+                self._drop(row, doc, *verdicts[row])
             elif row in failures:
                 self._note(doc.id, doc.source, doc.locator, *failures[row])
             else:
                 self._keep(doc)
-
-    def _through(self, steps: list[Step], batch: list[tuple[int, Document]], sign: int = 1) -> tuple[
-            dict[int, tuple[str, str]], dict[int, tuple[str, str, str]]]:
-        """Stage by stage; counts `sign` times. Returns, by row, verdicts (stage, reason) and failures (stage, reason,
-        detail)."""
-        verdicts: dict[int, tuple[str, str]] = {}
-        failures: dict[int, tuple[str, str, str]] = {}
-        alive = batch
-        for place, step in enumerate(steps):
-            if not alive:
-                break
-            stats = self.counters["stages"][step.label]
-            # with `signals: all` dropped documents come along for their signals; they are in nobody's funnel
-            counted = [d for row, d in alive if row not in verdicts] if verdicts else [d for _, d in alive]
-            stats["in"] += sign * len(counted)
-            stats["bytes_in"] += sign * sum([_payload(d) for d in counted])
-            began = time.thread_time()
-            judged = self._apply(place, step, alive, verdicts, failures)
-            alive = []
-            for item, reason in judged:
-                if reason is None:
-                    alive.append(item)
-                    continue
-                row, doc = item
-                if row not in verdicts:
-                    verdicts[row] = (step.name, reason)
-                    _add(stats["dropped"].setdefault(reason, {}), doc.source, sign)
-                # with `signals: all` a dropped document goes on through filters, to have every signal stored
-                if not (self.until_drop or step.stage.extracts):
-                    alive.append(item)
-            if step.side in self.sides:
-                for _, doc in alive:
-                    if step.stage.name in doc.side:
-                        doc.side[step.side] = doc.side.pop(step.stage.name)
-            stats["cpu_s"] += time.thread_time() - began
-            stats["bytes_out"] += sign * sum([d.text_bytes for row, d in alive if row not in verdicts])
-        for row, doc in batch if verdicts else ():
-            if row in verdicts:
-                _add(self.counters["dropped_bytes"], doc.source, sign * doc.text_bytes)
-        return verdicts, failures
-
-    def _apply(self, place: int, step: Step, alive: list[tuple[int, Document]], verdicts: dict[int, tuple[str, str]],
-               failures: dict[int, tuple[str, str, str]]) -> list[tuple[tuple[int, Document], str | None]]:
-        """(item, verdict) of those that did not fail."""
-        stage, foreign, after = step.stage, step.foreign, []
-        whole: list[str | None] | None = None           # verdicts of the batch
-        if stage.batched and len(alive) > 1:
-            self.cursor.set(alive[0][0], alive[-1][0], place)
-            before = [state_of(d) for _, d in alive]
-            try:
-                whole = list(stage.process_batch([d for _, d in alive]))
-                if len(whole) != len(alive):
-                    raise ValueError(f"{len(whole)} verdicts about {len(alive)} documents")
-            except MemoryError:
-                raise
-            except Exception:                       # find the culprit: as they were, one by one
-                whole = None
-                for (_, doc), state in zip(alive, before):
-                    restore(doc, state)
-            if whole is not None and not foreign:
-                return list(zip(alive, whole))
-        point, state = self.cursor.set, None
-        process = (lambda doc: stage.process_batch([doc])[0]) if stage.batched else stage.process
-        for i, item in enumerate(alive):
-            row, doc = item
-            point(row, row, place)
-            if foreign:
-                state = state_of(doc) if whole is None else before[i]
-            try:
-                reason = process(doc) if whole is None else whole[i]
-                if foreign:
-                    check(doc, reason, state)
-            except MemoryError:
-                raise
-            except Exception as e:
-                if not to_blame(e):
-                    raise                           # a full disk, a missing library: no document is to blame
-                if state is not None:
-                    restore(doc, state)             # what it wrote before it failed may not be storable
-                if row not in verdicts:
-                    failures[row] = (step.name, f"error:{type(e).__name__}", str(e))
-                continue
-            after.append((item, reason))
-        return after
 
     # -- writing -------------------------------------------------------------------------------------------------
     def _keep(self, doc: Document) -> None:
@@ -380,15 +289,17 @@ class _Run:
             into = self.counters["kept"].setdefault(source, {"docs": 0, "bytes": 0})
             into["docs"] += docs
             into["bytes"] += size
-            _add(self.counters["languages"].setdefault(source, {}), language_label(language), docs)
-            _add(self.counters["lengths"].setdefault(source, {}), str(max(bits, 1) - 1), docs)
+            count(self.counters["languages"].setdefault(source, {}), language_label(language), docs)
+            count(self.counters["lengths"].setdefault(source, {}), str(max(bits, 1) - 1), docs)
 
-    def _drop(self, doc: Document, stage: str, reason: str) -> None:
+    def _drop(self, row: int, doc: Document, place: int, reason: str) -> None:
+        self.cursor.set(row, row, place)             # scrubbing may take more memory than the stages: it is to blame
         scrub_row(doc)
-        self.dropped.write(doc, reason=reason, stage=stage)
+        self.cursor.clear()
+        self.dropped.write(doc, stage=self.steps[place].name, reason=reason)
 
     def _note(self, id: str, source: str, locator: dict[str, Any], stage: str, reason: str, detail: str) -> None:
-        _add(self.counters["quarantined"], reason, 1)
+        count(self.counters["quarantined"], reason, 1)
         self.quarantine.write(quarantine_row(id, source, locator, stage, reason, detail))
 
     def _close(self) -> Counters:
@@ -402,15 +313,10 @@ class _Run:
         self.quarantine.close()
         self.out.note("quarantine.parquet", rows=self.quarantine.rows)
         if self.earlier is not None:                 # what has come to nothing would not be there
-            self.counters["dropped_bytes"] = without_zeros(self.counters["dropped_bytes"])
             for stats in self.counters["stages"].values():
                 stats["dropped"] = without_zeros(stats["dropped"])
+            losers = {source for stats in self.counters["stages"].values() for by in stats["dropped"].values()
+                      for source in by}
+            lost = self.counters["dropped_bytes"]
+            self.counters["dropped_bytes"] = {source: n for source, n in lost.items() if source in losers}
         return self.counters
-
-
-def _add(into: dict[str, int], key: str, n: int) -> None:
-    into[key] = into.get(key, 0) + n
-
-
-def _payload(doc: Document) -> int:
-    return len(doc.raw) if doc.raw is not None and not doc.text else doc.text_bytes

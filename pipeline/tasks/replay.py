@@ -25,7 +25,7 @@ from stages.document import Document
 from stages.stage import role_of
 
 if TYPE_CHECKING:
-    from pipeline.tasks.documents import Step
+    from pipeline.tasks.chain import Batch, Failures, Step, Verdicts
 
 #: key of the Parquet metadata of kept.parquet under which the thresholds stand that it was made with
 THRESHOLDS = b"tokenmill.thresholds"
@@ -44,13 +44,19 @@ def replay_arg(record: PartRecord) -> dict[str, Any]:
             "cpu_s": record.cpu_s}
 
 
+class NotReproduced(Exception):
+    """The earlier chain does not say now what it said then: nothing can be concluded from what it said."""
+
+
 class Earlier:
     """The parts of an earlier pass with the same basis, read beside the documents of this one, in the same order.
 
     `steps` is the earlier chain: this one's stages under the thresholds of then. They share their models.
+    `until_drop`: whether a document went no further than the stage that dropped it.
     """
 
-    def __init__(self, inputs: Inputs, said: Mapping[str, Any], steps: Sequence[Step], sides: Sequence[str]) -> None:
+    def __init__(self, inputs: Inputs, said: Mapping[str, Any], steps: Sequence[Step], sides: Sequence[str],
+                 until_drop: bool) -> None:
         """Raises FileNotFoundError when a part is gone, ValueError when the earlier pass cannot be replayed."""
         files = {name: inputs.fetch(ref) for name, ref in said["files"].items()}
         missing = [name for name in ("kept.parquet", *(f"side.{s}.parquet" for s in sides)) if name not in files]
@@ -61,7 +67,7 @@ class Earlier:
         self.cpu_s: float = said["cpu_s"] + self.counters.get("replayed", {}).get("cpu_s", 0.0)
         self.steps = [_under(step, then) for step, then in zip(steps, json.loads(metadata[THRESHOLDS]), strict=True)]
         self._changed = [i for i, (a, b) in enumerate(zip(self.steps, steps)) if a.stage.config != b.stage.config]
-        self._now = steps
+        self._now, self._until_drop = steps, until_drop
         self._places = {step.name: i for i, step in enumerate(steps)}
         self._sure = not _ambiguous(steps, self._changed)
         ids = pq.read_table(files["kept.parquet"], columns=["id"])["id"].to_pylist()
@@ -74,6 +80,11 @@ class Earlier:
         lost = pq.read_table(files["quarantine.parquet"], columns=["id", "reason"]).to_pydict()
         #: documents that no stage has seen then: they were condemned
         self.skipped = {id for id, why in zip(lost["id"], lost["reason"]) if not why.startswith("error:")}
+        self._failed = set(lost["id"]) - self.skipped
+
+    def saw(self, id: str) -> bool:
+        """Whether the chain saw this document then."""
+        return id in self._rows or id in self._fates or id in self._failed
 
     def outcome(self, doc: Document) -> tuple[Document, tuple[str, str] | None] | None:
         """What became of `doc` then and does now: (the row as it was written, None when kept or (stage, reason)).
@@ -81,7 +92,7 @@ class Earlier:
         row, fate = self._rows.get(doc.id), self._fates.get(doc.id)
         if row is not None:
             was = next((d for n, d in self._kept if n == row), None)
-            if was is None or not self._same(was, len(self._now)):
+            if was is None or not self._same(was, len(self._now), None):
                 return None
             for name, side in self._sides.items():
                 if (found := side.at(row)) is not None:
@@ -90,19 +101,38 @@ class Earlier:
         if fate is None or fate[0] not in self._places:
             return None
         was = next((d for d in self._dropped if d.id == doc.id), None)
-        return (was, fate) if was is not None and self._same(was, self._places[fate[0]] + 1) else None
+        return (was, fate) if was is not None and self._same(was, self._places[fate[0]], fate[1]) else None
 
-    def _same(self, was: Document, reached: int) -> bool:
-        """Do the changed ones of the first `reached` stages say the same about it as they did then?"""
+    def verify(self, batch: Batch, verdicts: Verdicts, failures: Failures) -> None:
+        """See that what came of documents in the earlier chain, gone through again, is what came of them then. Raises
+        NotReproduced: a user's stage may have made something of its thresholds when it was set up, which both chains
+        share, or depend on more than the document."""
+        for row, doc in batch:
+            if row in verdicts:
+                place, reason = verdicts[row]
+                same = self._fates.get(doc.id) == (self.steps[place].name, reason)
+            else:
+                same = doc.id in (self._failed if row in failures else self._rows)
+            if not same:
+                raise NotReproduced(doc.id)
+
+    def _same(self, was: Document, end: int, reason: str | None) -> bool:
+        """Do the changed stages say the same about it as they did then? The one at place `end` dropped it, for
+        `reason`; those behind it have seen it only where signals are asked of dropped documents, too (and may have
+        changed its text)."""
         for place in self._changed:
-            if place >= reached:
+            if place > end and self._until_drop:
                 break
             if not self._sure:
                 return False
             try:
-                if self.steps[place].stage.verdict(was) != self._now[place].stage.verdict(was):
-                    return False
+                then, now = (steps[place].stage.verdict(was) for steps in (self.steps, self._now))
             except (NotImplementedError, KeyError):          # no such method; a signal that was not computed
+                return False
+            if then != now:
+                return False
+            # a user's stage is believed where it says what was done; otherwise that is found out (`verify`)
+            if self._now[place].foreign and (place > end or then != (reason if place == end else None)):
                 return False
         return True
 

@@ -7,6 +7,7 @@ be looked at: everything a page could have written into them passes the scrubber
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from typing import Any
@@ -34,26 +35,32 @@ def scrub_row(doc: Document) -> None:
     doc.locator, doc.meta = scrub_value(doc.locator), scrub_value(doc.meta, keys=True)
 
 
-#: everything of a document that is stored
-_FIELDS = ("id", "source", "url", "language", "date", "loss_spans")
+#: what of a document is replaced and not changed: everything else that is stored, and what an extractor reads
+_FIELDS = ("id", "source", "url", "language", "date", "raw", "mime", "charset")
 State = tuple[Any, ...]
 
 
 def state_of(doc: Document) -> State:
     """What `restore` needs to undo all that a stage does to a document."""
-    return (doc.text, dict(doc.locator), dict(doc.meta), dict(doc.signals), dict(doc.side),
-            *(getattr(doc, name) for name in _FIELDS))
+    meta = dict(doc.meta) if _flat(doc.meta) else copy.deepcopy(doc.meta)
+    return (doc.text, dict(doc.locator), meta, dict(doc.signals), dict(doc.side),
+            *(getattr(doc, name) for name in _FIELDS), copy.deepcopy(doc.loss_spans))
+
+
+def _flat(meta: dict[str, Any]) -> bool:
+    """Whether it holds nothing that could be changed in place, or is not stored as it is."""
+    return all(type(k) is str and isinstance(v, (str, int, float, type(None))) for k, v in meta.items())
 
 
 def restore(doc: Document, state: State) -> None:
-    doc.text, doc.locator, doc.meta, doc.signals, doc.side, *rest = state
+    doc.text, doc.locator, doc.meta, doc.signals, doc.side, *rest, doc.loss_spans = state
     for name, value in zip(_FIELDS, rest):
         setattr(doc, name, value)
 
 
 def check(doc: Document, reason: Any, before: State) -> None:
     """Raises TypeError or ValueError for what a stage made of a document, and its verdict, when that cannot be stored.
-    Signals become floats."""
+    Signals become floats, and metadata what will be read back: keys are strings in JSON, and sort as such."""
     if reason is not None and not (isinstance(reason, str) and 0 < len(reason) <= LONGEST_REASON):
         raise TypeError(f"the stage returned {_shown(reason)}: None keeps a document, a reason (a string of at most "
                         f"{LONGEST_REASON} characters) drops it")
@@ -66,8 +73,9 @@ def check(doc: Document, reason: Any, before: State) -> None:
         raise TypeError(f"the stage set date to {_shown(doc.date)}, it must be a string or None")
     if type(doc.meta) is not dict:
         raise TypeError(f"the stage set meta to {_shown(doc.meta)}, it must be a dict")
-    if doc.meta:
-        json.dumps(doc.meta, sort_keys=True)
+    said = json.dumps(doc.meta, sort_keys=True)
+    if not _flat(doc.meta):
+        doc.meta = json.loads(said)
     if type(doc.signals) is not dict:
         raise TypeError(f"the stage set signals to {_shown(doc.signals)}, it must be a dict")
     for name, value in doc.signals.items():

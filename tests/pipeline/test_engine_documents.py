@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from pathlib import Path
 
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
+from pipeline.engine.attempt import run_attempt
+from pipeline.engine.inline import InlineBackend
+from pipeline.engine.task import Cursor, TaskSpec
 from pipeline.recipe import load_recipe
+from pipeline.recipe.model import Recipe
 from pipeline.run import make_backend, run_recipe
+from pipeline.store.fs import Store
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
 
@@ -66,3 +73,96 @@ def test_poisoned_documents_of_a_pass_go_into_quarantine_and_the_rest_is_untouch
     assert lost == REASONS
     assert len(kept) == 296
     assert kept.items() <= clean.items()
+
+
+PICKY = """
+    from stages.stage import Stage
+
+    class Picky(Stage):
+        '''Fails on some documents and drops some others.'''
+        name = "picky"
+
+        def process(self, doc):
+            if "fails" in doc.text:
+                raise ValueError("no")
+            return "picked" if "drop" in doc.text else None
+"""
+
+
+def picky(tmp_path: Path, datasets: str) -> Recipe:
+    """A recipe with that stage as STEP over in.jsonl."""
+    module = f"picky_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text(textwrap.dedent(PICKY))
+    (tmp_path / "r.yaml").write_text(
+        f"version: 1\ncode: [{module}.py]\nsources: {{web: {{read: jsonl, path: in.jsonl}}}}\ndatasets:\n"
+        + datasets.replace("STEP", f"'{module}:Picky'") + "\nrun: {max_error_rate: 100%}\n")
+    return load_recipe(str(tmp_path / "r.yaml"), [], allow_custom=True)
+
+
+def test_how_records_are_batched_is_not_to_be_seen_in_any_file(tmp_path):
+    """A run that goes on one by one after a crash, and one that skips who was condemned, cut other batches."""
+    with open(tmp_path / "in.jsonl", "w") as f:
+        for i in range(300):
+            word = {3: "fails", 4: "drop", 5: "twin", 7: "fails"}.get(i % 11, "well")
+            line = json.dumps({"text": f"Document {word}" + (f" {i}" if word != "twin" else "")})
+            f.write("{broken\n" if i % 13 == 6 else line + "\n")
+    recipe = picky(tmp_path, "  clean: {from: web, steps: [exact, STEP]}\n  again: {from: web, steps: [STEP]}")
+    specs: list[TaskSpec] = []
+
+    class Noting(InlineBackend):
+        def submit(self, assignment):
+            specs.append(TaskSpec.from_json(assignment["spec"]))
+            super().submit(assignment)
+
+    run_recipe(recipe, str(tmp_path / "store"), make_backend=Noting, report=False)
+    passes = [s for s in specs if s.task.endswith(":DocumentPass")]
+    assert len(passes) == 3
+
+    def files(spec: TaskSpec, **how) -> dict[str, tuple]:
+        record = run_attempt(spec, Store(tmp_path / "store"), "1-1", Cursor(), str(tmp_path), **how)
+        return {name: (info.sha256, info.rows) for name, info in record.files.items()}
+
+    for spec in passes:
+        whole = files(spec)
+        assert whole["quarantine.parquet"][1] > 20
+        for rows in (1, 7):
+            assert files(spec, batch_rows=rows) == whole
+        if spec.args["chain"]:
+            some = [files(spec, batch_rows=rows, skip={8: {"stage": 0, "reason": "memory"}}) for rows in (None, 1)]
+            assert some[0] == some[1] != whole
+
+
+SCRUBBER = """
+    import ctypes
+    import pipeline.tasks.storable as storable
+
+    real = storable.scrub_text
+
+    def scrub_text(text):
+        if "hostile" in text:
+            ctypes.string_at(0)
+        return real(text)
+
+    storable.scrub_text = scrub_text
+"""
+
+
+def test_a_dropped_document_the_scrubber_dies_of_costs_itself(tmp_path, monkeypatch):
+    """What is dropped is scrubbed to be shown: a text that this kills is poison like any other."""
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(textwrap.dedent(SCRUBBER))
+    monkeypatch.syspath_prepend(str(tmp_path / "hook"))
+    with open(tmp_path / "in.jsonl", "w") as f:
+        for i in range(50):
+            word = {20: "drop this hostile one", 21: "drop this"}.get(i, "well")
+            f.write(json.dumps({"text": f"Document {i} {word}"}) + "\n")
+    run_recipe(picky(tmp_path, "  clean: {from: web, steps: [STEP]}"), str(tmp_path / "store"),
+               make_backend=make_backend("process", 1, None), report=False)
+
+    def rows(kind: str) -> list[dict]:
+        parts = sorted(Path(tmp_path, "store", kind, "clean").glob("part-*.parquet"))
+        return [row for part in parts for row in pq.read_table(part).to_pylist()]
+
+    assert [(r["record"], r["stage"], r["reason"]) for r in rows("quarantine")] == [(20, "Picky", "crash:SIGSEGV")]
+    assert [r["locator"]["record"] for r in rows("dropped")] == [21]
+    assert len(rows("datasets")) == 48

@@ -93,11 +93,48 @@ def test_each_wrong_type_costs_exactly_its_document(tmp_path, cls, mode):
 def test_what_a_failed_stage_did_is_undone():
     from pipeline.tasks.storable import restore, state_of
 
-    doc = Document("i" * 32, "text", source="s", url="u", language="en", date="d", locator={"file": "f"}, meta={"a": 1},
-                   signals={"x": 1.0}, loss_spans=[{"start": 0, "end": 1}])
+    doc = Document("i" * 32, "text", source="s", url="u", language="en", date="d", locator={"file": "f"},
+                   meta={"a": 1, "tags": ["t"]}, signals={"x": 1.0}, loss_spans=[{"start": 0, "end": 1}], raw=b"raw",
+                   mime="text/html", charset="utf-8")
     before = state_of(doc)
+    doc.loss_spans[0]["end"] = 7
     doc.text, doc.id, doc.source, doc.url, doc.language, doc.date, doc.loss_spans = None, 1, 2, 3, 4, 5, 6
     doc.meta["b"], doc.locator["file"], doc.signals["x"] = object(), None, "high"
+    doc.meta["tags"].append("seen")
+    doc.raw, doc.mime, doc.charset = None, 7, 8
     restore(doc, before)
-    assert state_of(doc) == before == ("text", {"file": "f"}, {"a": 1}, {"x": 1.0}, {}, "i" * 32, "s", "u", "en", "d",
-                                       [{"start": 0, "end": 1}])
+    assert state_of(doc) == before == ("text", {"file": "f"}, {"a": 1, "tags": ["t"]}, {"x": 1.0}, {}, "i" * 32, "s",
+                                       "u", "en", "d", b"raw", "text/html", "utf-8", [{"start": 0, "end": 1}])
+
+
+TAGS = """
+    from stages.stage import Stage
+
+    class Tags(Stage):
+        '''Adds to a list in place, of a whole batch, and fails on one of it.'''
+        name = "tags"
+        batched = True
+
+        def process_batch(self, docs):
+            for doc in docs:
+                doc.meta["tags"].append(len(doc.text))
+                if "bad" in doc.text:
+                    raise ValueError("no")
+            return [None] * len(docs)
+"""
+
+
+def test_a_document_that_fails_changes_nothing_of_the_others_in_its_batch(tmp_path):
+    module = f"tags_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text(textwrap.dedent(TAGS))
+    with open(tmp_path / "in.jsonl", "w") as f:
+        for word in ("one", "two", "bad", "four"):
+            f.write(json.dumps({"text": f"Document {word}", "tags": ["given"]}) + "\n")
+    (tmp_path / "r.yaml").write_text(
+        f"version: 1\ncode: [{module}.py]\nsources: {{web: {{read: jsonl, path: in.jsonl, keep: [tags]}}}}\n"
+        f"datasets:\n  clean: {{from: web, steps: ['{module}:Tags']}}\nrun: {{max_error_rate: 100%}}\n")
+    run_recipe(load_recipe(str(tmp_path / "r.yaml"), [], allow_custom=True), str(tmp_path / "store"),
+               make_backend=make_backend("inline", 1, None), report=False)
+    kept = ds.dataset(sorted(map(str, (tmp_path / "store/datasets/clean").glob("part-*.parquet")))).to_table()
+    assert [json.loads(meta)["tags"] for meta in kept["meta"].to_pylist()] == [["given", 12], ["given", 12],
+                                                                              ["given", 13]]

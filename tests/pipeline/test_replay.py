@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,16 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.engine.inline import InlineBackend
+from pipeline.engine.limits import Limits
+from pipeline.engine.local import ProcessBackend
 from pipeline.plan.estimate import survey_recipe
 from pipeline.plan.show import lines
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
+from pipeline.store.view import LogView
 from pipeline.tasks.replay import without_zeros
 from tests.corpus import sentences
 
@@ -85,6 +91,8 @@ def texts() -> list[str]:
                 picked[0] += f" Ask someone{i}@mail.example.org or 8.8.4.{i % 250}."
             case 6:
                 picked = made[-1].split("\n")
+            case 7:
+                picked = [f"{s} [{i}]" for s in picked[:11]] + [picked[0]] * (i % 9)      # c4 cuts them off
         if i % 37 == 5:
             picked[0] += " MOODY"
         made.append("\n".join(picked))
@@ -186,6 +194,113 @@ def test_the_outcome_is_that_of_a_run_anew_to_the_byte(site, tmp_path, changed):
 def test_the_same_where_dropped_documents_have_all_signals(with_all_signals, tmp_path):
     _, few, every = same_as_anew(with_all_signals, tmp_path, CHANGES[3])
     assert 0 < few < every
+
+
+@pytest.mark.parametrize("changed", [CHANGES[4], CHANGES[5], {"c4.min_num_sentences": 11}], ids=lambda c: " ".join(c))
+def test_dropped_documents_are_edited_by_stages_behind_and_thresholds_decide_that(with_all_signals, tmp_path, changed):
+    new, _, every = same_as_anew(with_all_signals, tmp_path, changed)
+    assert 0 < sum(r.counters["replayed"]["docs"] for r in new.values() if r.node == "clean") < every
+
+
+#: a user's stage that makes something of its threshold when it is set up, and may take long over a document
+OWN = """
+    import time
+    from stages.stage import Stage, StageConfig, decision, signal
+
+    class Long(Stage):
+        '''Drops long texts.'''
+        name = "long"
+        signals = ("long_length",)
+
+        class Config(StageConfig):
+            most: int = decision(9000, "longest text, characters")
+            cpu_s: float = signal(0.0, "CPU seconds it takes")
+            blank: bool = signal(False, "whether it takes the text away")
+
+        def setup(self):
+            self.most = self.config.most
+
+        def process(self, doc):
+            doc.signals["long_length"] = len(doc.text)
+            until = time.process_time() + self.config.cpu_s
+            while time.process_time() < until:
+                pass
+            doc.text = "" if self.config.blank else doc.text
+            doc.meta["sizes"] = {2: len(doc.text), 10: {True: None}}
+            return self.verdict(doc)
+
+        def verdict(self, doc):
+            return "too_long" if doc.signals["long_length"] > self.most else None
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Runs a recipe with that stage, over documents of so many characters; returns the records of the pass."""
+    module = f"own_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text(textwrap.dedent(OWN))
+
+    def run(store: str, sizes: list[int], make=InlineBackend, **config) -> dict[str, Any]:
+        (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": "x" * n}) + "\n" for n in sizes))
+        os.utime(tmp_path / "in.jsonl", (1, 1))
+        (tmp_path / "r.yaml").write_text(
+            f"version: 1\ncode: [{module}.py]\nsources: {{web: {{read: jsonl, path: in.jsonl}}}}\ndatasets:\n"
+            f"  clean: {{from: web, steps: [{{'{module}:Long': {json.dumps(config)}}}]}}\n"
+            f"run: {{max_error_rate: 100%}}\n")
+        run_recipe(load_recipe(tmp_path / "r.yaml", [], allow_custom=True), str(tmp_path / store), make_backend=make,
+                   report=False)
+        return {k: r for k, r in records(tmp_path / store).items() if r.node == "clean"}
+
+    return run
+
+
+def check_same(mine: dict[str, Any], anew: dict[str, Any]) -> None:
+    assert anew and anew.keys() <= mine.keys()
+    for key, record in anew.items():
+        assert {n: i.sha256 for n, i in mine[key].files.items()} == {n: i.sha256 for n, i in record.files.items()}
+        assert without_clocks(mine[key].counters) == without_clocks(record.counters)
+
+
+def test_a_stage_that_keeps_what_it_made_of_its_thresholds_is_seen_through(own):
+    sizes = [10, 20, 30, 40, 50]
+    own("store", sizes, most=35)
+    for most in (15, 45):
+        check_same(own("store", sizes, most=most), own(f"anew{most}", sizes, most=most))
+
+
+def test_counters_of_nothing_that_would_be_there_are_there(own):
+    """What is dropped has no text left: 0 bytes of it were dropped."""
+    own("store", [10, 20], most=15, blank=True)
+    anew = own("anew", [10, 20], most=16, blank=True)
+    check_same(own("store", [10, 20], most=16, blank=True), anew)
+    assert [r.counters["dropped_bytes"] for r in anew.values()] == [{"web": 0}]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
+def test_a_document_is_not_condemned_for_what_both_thresholds_take_together(own):
+    """A little more than half of what it may take, and twice that while verdicts are replayed."""
+    def make(store: Store) -> ProcessBackend:
+        return ProcessBackend(store, 1, limits=Limits(cpu_s=0.8))
+
+    own("store", [40], make, most=50, cpu_s=0.55)
+    found = own("store", [40], make, most=35, cpu_s=0.55)
+    anew = own("anew", [40], most=35, cpu_s=0.55)
+    [record] = anew.values()
+    assert record.files["dropped.parquet"].rows == 1
+    assert found[record.key].quarantine == [] and found[record.key].counters["quarantined"] == {}
+    check_same(found, anew)
+
+
+def test_documents_that_were_condemned_meanwhile_are_in_no_counter(own, tmp_path, monkeypatch):
+    sizes = [10, 20, 30, 40, 50]
+    [first] = own("store", sizes, most=35).values()
+    kept = pq.read_table(tmp_path / "store" / first.files["kept.parquet"].path)["id"].to_pylist()
+    monkeypatch.setattr(LogView, "quarantined", lambda self, keys: {kept[1]: {
+        "id": kept[1], "stage": "long", "stage_key": keys[0], "reason": "crash:SIGSEGV", "row": 1}} if keys else {})
+    anew = own("anew", sizes, most=25)
+    check_same(own("store", sizes, most=25), anew)
+    [record] = anew.values()
+    assert record.counters["quarantined"] == {"crash:SIGSEGV": 1}
 
 
 def test_replays_of_replays_and_back_again(site, tmp_path):

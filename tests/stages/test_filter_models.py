@@ -150,7 +150,7 @@ def test_settings_are_held_against_the_model_where_it_is_at_hand(monkeypatch, tm
 def test_a_worker_whose_default_model_is_another_file_refuses(monkeypatch, tmp_path):
     """Its scores would be committed under the key of the driver's model."""
     from pipeline.engine.task import ChangedInput
-    from pipeline.tasks.documents import load_chain
+    from pipeline.tasks.chain import load_chain
 
     lid = lid176_model()
     entry = {"name": "language", "key": "0" * 32, "$volatile": {
