@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.driver import drive
 from pipeline.engine.lists import ListFiles, writes_to
 from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Backend, Scheduler
+from pipeline.engine.scratch import Scratch
 from pipeline.engine.task import TaskSpec, content_key
 from pipeline.plan.nodes import Node, Work, result
 from pipeline.store.fs import Store
@@ -34,29 +35,29 @@ def materialize(store_root: str, run: str, format: str, *, make_backend: Callabl
     path, folder = f"runs/{run}/curriculum.json", f"runs/{run}/rows-{format}"
     if not store.exists(path):
         raise CurriculumError(f"{path}: no curriculum there; add `curriculum:` to the recipe and run it first")
-    curriculum = Curriculum.from_json(json.loads(store.read(path)), path)
-
-    def work(_: object) -> Work:
-        lists = ListFiles(writes_to(store))
-        mapped = yield _specs("materialize/scatter", map_drafts(store, curriculum, map_bytes, file_bytes), lists)
-        drafts = reduce_drafts(curriculum, [result(r) for r in mapped], format, file_bytes)
-        written = yield _specs("materialize/write", drafts, lists)
-        return publish_rows(store, folder, curriculum, drafts, [result(r) for r in written])
-
+    backend = make_backend(store)                 # holds nothing before it is started
     log = Log.open(store, run=run, takeover=takeover)
-    backend = make_backend(store)
-    progress = Progress(show, lambda doc: None)
     state = "failed"
-    try:
+    with contextlib.ExitStack() as ending:        # from the last to the first, whatever one raises
+        ending.callback(log.close)
+        progress = Progress(show, lambda doc: None)
+        ending.callback(lambda: progress.close(state))
+        ending.callback(backend.close)
+        curriculum = Curriculum.from_json(json.loads(store.read(path)), path)       # now that nobody replaces it
+
+        def work(_: object) -> Work:
+            lists = ListFiles(writes_to(store))
+            mapped = yield _specs("materialize/scatter", map_drafts(store, curriculum, map_bytes, file_bytes), lists)
+            drafts = reduce_drafts(curriculum, [result(r) for r in mapped], format, file_bytes)
+            written = yield _specs("materialize/write", drafts, lists)
+            log.flush()
+            return publish_rows(store, folder, curriculum, drafts, [result(r) for r in written], log.verify)
+
         scheduler = Scheduler(backend, log, progress)
         results = drive([Node("materialize", "materialize", (), work)], scheduler, lambda node, found: None)
         log.flush()
         state = "done"
         return results["materialize"], folder
-    finally:
-        backend.close()
-        progress.close(state)
-        log.close()
 
 
 def copy_rows(store: Store, folder: str, out: str) -> None:
@@ -70,8 +71,8 @@ def copy_rows(store: Store, folder: str, out: str) -> None:
         if target.local is not None:
             target.write(name, store.read(f"{folder}/{name}"))
             continue
-        with tempfile.TemporaryDirectory() as scratch:          # in parts, many at a time
-            target.remote.upload(store.fetch(f"{folder}/{name}", scratch), name)
+        with Scratch() as scratch:                              # in parts, many at a time
+            target.remote.upload(store.fetch(f"{folder}/{name}", scratch.path), name)
     target.write(ROWS, store.read(f"{folder}/{ROWS}"))
 
 

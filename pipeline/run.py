@@ -63,78 +63,89 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
     """
     store = Store(store_root)
     name = run or run_name(recipe)
+    backend = make_backend(store)                 # holds nothing before it is started
     log = Log.open(store, run=name, takeover=takeover)
-    backend = make_backend(store)
-    grace_s = GRACE_S if attempt is not None else 0.0          # Ray Jobs waits for it (`engine.jobs`), others may not
-    if attempt is None:
-        attempt = int(facts_of(store, name).get("attempt", 0)) + 1
-        note_attempt(store, name, attempt, "local", recipe=recipe.name, base=recipe.base)
-
-    def snapshot(doc: dict[str, Any]) -> None:
-        log.verify()                              # a driver that was taken over leaves its successor's progress alone
-        backend.emit(name, doc)
-        store.write(f"runs/{name}/progress.json", json.dumps(doc).encode())
-
-    progress = Progress(show, snapshot, facts={"run": name, "attempt": attempt})
     state, error = "failed", None
-    try:
-        progress.begin()
-        log.collect_garbage()
-        store.write(f"runs/{name}/recipe.yaml", recipe.canonical_yaml().encode())
-        keep_code(store, name, recipe.code)
-        recipe.keep_code_at(code_folder(name))
-        planner = Planner(recipe, store.read, quarantined=log.quarantined, earlier=log.earlier,
-                          verify_inputs=verify_inputs, put_list=writes_to(store))
-        nodes = planner.nodes() + token_nodes(recipe, planner)
-        for source in planner.sources_used():
-            planner.source_files(source)                  # a missing input is an error before anything runs
-        write_basis(store, name, planner, nodes, log.epoch)
-        scheduler = Scheduler(backend, log, progress, dispatch_seed=dispatch_seed, grace_s=grace_s)
-        done: dict[str, Any] = {}
-        max_error_rate = float(recipe.run.max_error_rate)
-        read_badly: dict[str, None] = {}
+    with contextlib.ExitStack() as ending:        # from the last to the first, whatever one raises
+        ending.callback(log.close)
+        grace_s = GRACE_S if attempt is not None else 0.0      # Ray Jobs waits for it (`engine.jobs`), others may not
+        if attempt is None:
+            attempt = int(facts_of(store, name).get("attempt", 0)) + 1
+            note_attempt(store, name, attempt, "local", recipe=recipe.name, base=recipe.base)
 
-        def finished(node: Node, result: Any) -> None:
-            done[node.name] = result
-            if node.kind == "pass":
-                picks = bool(recipe.datasets[node.dataset].where)
-                try:
-                    said = check_error_rate(node, result.records, max_error_rate, picks=picks)
-                    read_badly.update(dict.fromkeys(said))
-                except TooManyErrors:
-                    _publish_quarantine(store, log, planner, node, done)
-                    raise
-            if node.publishes:
-                _publish(store, log, planner, node, done)
-            if node.kind == "shards":
-                _publish_lost(store, log, node, result)
-                check_error_rate(node, result.encoded, max_error_rate)
+        def snapshot(doc: dict[str, Any]) -> None:
+            log.verify()                          # a driver that was taken over leaves its successor's progress alone
+            backend.emit(name, doc)
+            store.write(f"runs/{name}/progress.json", json.dumps(doc).encode())
 
-        with attending(store, name, attempt, lambda: scheduler.stop(grace_s=GRACE_S)):
-            results = drive(nodes, scheduler, finished)
-        log.flush()
-        warnings = [*recipe.warnings, *planner.warnings, *read_badly]
-        log.verify()
-        shards = _finish_tokens(recipe, store, name, results, warnings)
-        store.write(f"runs/{name}/plan.json", json.dumps(plan_document(planner, nodes, warnings), indent=1).encode())
-        write_tasks(store, name, ((n.name, chain.from_iterable(b.keys for b in n.batches)) for n in nodes))
-        if report:
-            write_report(store, name, log.get)
-        state = "done"
-        return RunSummary(name, store.root,
-                          {d: sum(r.files["kept.parquet"].rows for r in results[d].records) for d in recipe.datasets},
-                          shards, scheduler.executed, scheduler.reused, warnings)
-    except (KeyboardInterrupt, SystemExit):           # Interrupted, and signals before and after the tasks
-        state = "stopped"
-        raise
-    except Exception as e:
-        error = str(e) or type(e).__name__
-        raise
-    finally:
-        with contextlib.ExitStack() as ending:        # in this order from the last to the first, whatever one raises
-            ending.callback(log.close)
-            ending.callback(progress.close, state, error)
-            ending.callback(backend.close)
+        progress = Progress(show, snapshot, facts={"run": name, "attempt": attempt})
+        ending.callback(lambda: progress.close(state, error))
+        ending.callback(backend.close)
+        try:
+            progress.begin()
+            summary = _run(recipe, store, name, attempt, log, Scheduler(
+                backend, log, progress, dispatch_seed=dispatch_seed, grace_s=grace_s), verify_inputs, report)
+            state = "done"
+            return summary
+        except (KeyboardInterrupt, SystemExit):           # Interrupted, and signals before and after the tasks
+            state = "stopped"
+            raise
+        except Exception as e:
+            error = str(e) or type(e).__name__
+            raise
+
+
+def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, scheduler: Scheduler, verify_inputs: bool,
+         report: bool) -> RunSummary:
+    """All that is done between the first and the last snapshot of progress.
+
+    What is written beside the log is written only while the log is ours: `log.verify` comes before.
+    """
+    log.collect_garbage()
+    store.write(f"runs/{name}/recipe.yaml", recipe.canonical_yaml().encode())
+    keep_code(store, name, recipe.code)
+    recipe.keep_code_at(code_folder(name))
+    planner = Planner(recipe, store.read, quarantined=log.quarantined, earlier=log.earlier,
+                      verify_inputs=verify_inputs, put_list=writes_to(store))
+    nodes = planner.nodes() + token_nodes(recipe, planner)
+    for source in planner.sources_used():
+        planner.source_files(source)                  # a missing input is an error before anything runs
+    log.verify()
+    write_basis(store, name, planner, nodes, log.epoch)
+    done: dict[str, Any] = {}
+    max_error_rate = float(recipe.run.max_error_rate)
+    read_badly: dict[str, None] = {}
+
+    def finished(node: Node, result: Any) -> None:
+        done[node.name] = result
+        if node.kind == "pass":
+            picks = bool(recipe.datasets[node.dataset].where)
+            try:
+                said = check_error_rate(node, result.records, max_error_rate, picks=picks)
+                read_badly.update(dict.fromkeys(said))
+            except TooManyErrors:
+                _publish_quarantine(store, log, planner, node, done)
+                raise
+        if node.publishes:
+            _publish(store, log, planner, node, done)
+        if node.kind == "shards":
+            _publish_lost(store, log, node, result)
+            check_error_rate(node, result.encoded, max_error_rate)
+
+    with attending(store, name, attempt, lambda: scheduler.stop(grace_s=GRACE_S)):
+        results = drive(nodes, scheduler, finished)
+    log.flush()
+    log.verify()
+    warnings = [*recipe.warnings, *planner.warnings, *read_badly]
+    shards = _finish_tokens(recipe, store, log, name, results, warnings)
+    log.verify()
+    store.write(f"runs/{name}/plan.json", json.dumps(plan_document(planner, nodes, warnings), indent=1).encode())
+    write_tasks(store, name, ((n.name, chain.from_iterable(b.keys for b in n.batches)) for n in nodes))
+    if report:
+        write_report(store, name, log.get, log.verify)
+    return RunSummary(name, store.root,
+                      {d: sum(r.files["kept.parquet"].rows for r in results[d].records) for d in recipe.datasets},
+                      shards, scheduler.executed, scheduler.reused, warnings)
 
 
 def make_backend(kind: str, workers: int | None, address: str | None,
@@ -165,7 +176,6 @@ def make_backend(kind: str, workers: int | None, address: str | None,
 def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
     """Link the finished dataset: kept rows of its last pass, dropped and quarantined ones of all its passes."""
     log.flush()
-    log.verify()          # publishing is no commit: a fenced driver must not replace what its successor made
     passes = [results[p.name].records for p in planner.passes[node.dataset]]
     publish(store, node.dataset, passes[-1], dropped=chain.from_iterable(passes),
             quarantine=chain.from_iterable(passes), verify=log.verify)
@@ -174,7 +184,6 @@ def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapp
 def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
     """Link what the passes of a dataset quarantined so far: an error message is about to name the folder."""
     log.flush()
-    log.verify()
     passes = [results[p.name].records for p in planner.passes[node.dataset] if p.name in results]
     publish_quarantine(store, node.dataset, chain.from_iterable(passes), log.verify)
 
@@ -182,11 +191,10 @@ def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, re
 def _publish_lost(store: Store, log: Log, node: Node, result: StreamResult) -> None:
     """Link what a token stream lost to errors of the tokenizer."""
     log.flush()
-    log.verify()
     publish_quarantine(store, stream_quarantine(node.name.removeprefix("shards:")), result.encoded, log.verify)
 
 
-def _finish_tokens(recipe: Recipe, store: Store, name: str, results: Mapping[str, Any],
+def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: Mapping[str, Any],
                    warnings: list[str]) -> dict[str, int]:
     """Publish tokenizer, shards and curriculum; returns the training tokens of every stream."""
     if TOKENIZER not in results:
@@ -196,10 +204,11 @@ def _finish_tokens(recipe: Recipe, store: Store, name: str, results: Mapping[str
     sets = {}
     for stream in recipe.shards:
         found: StreamResult = results[f"shards:{stream}"]
-        sets[stream] = publish_shards(store, stream, found.assembled, found.parts, tokenizer)
+        sets[stream] = publish_shards(store, stream, found.assembled, found.parts, tokenizer, verify=log.verify)
     if sets and recipe.curriculum is not None:
         document, said = curriculum_of(recipe, tokenizer, sets)
         warnings += said
+        log.verify()
         store.write(f"runs/{name}/curriculum.json", json.dumps(document, indent=1, sort_keys=True).encode())
     return {n: s["train"]["tokens"] for n, s in sets.items()}
 

@@ -9,13 +9,12 @@ import contextlib
 import json
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pipeline.cli import options as opt
 
+from pipeline.cli import options as opt
 from pipeline.cli.errors import BadUsage, UserError, report_error, stoppable
 from pipeline.cli.watch import cancel, logs, status
 
@@ -244,11 +243,13 @@ def kept_recipe(store: Store, run: str, allow_custom_stages: bool) -> Iterator[R
     """The recipe a run keeps in the store, with its code, if it has any and that is allowed."""
     import yaml
 
+    from pipeline.engine.scratch import Scratch
     from pipeline.recipe import load_recipe
     from pipeline.store.attempts import facts_of, kept_code
 
     facts = facts_of(store, run)
-    with tempfile.TemporaryDirectory(prefix="tokenmill-recipe-") as folder:
+    with Scratch() as scratch:                   # a driver that is killed leaves it to be swept
+        folder = scratch.folder()
         path = f"{folder}/recipe.yaml"
         try:
             data = store.read(f"runs/{run}/recipe.yaml")

@@ -6,13 +6,13 @@ the other backends; only a document that crashes the interpreter takes the run w
 
 from __future__ import annotations
 
-import tempfile
 import traceback
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.engine.attempt import run_attempt
+from pipeline.engine.scratch import Scratch
 from pipeline.engine.task import Cursor, Kind, TaskSpec
 from pipeline.store.fs import Store
 
@@ -22,14 +22,15 @@ class InlineBackend:
 
     def __init__(self, store: Store, *, scratch: str | None = None) -> None:
         self.store, self.scratch = store, scratch
+        self._own: Scratch | None = None             # swept by whoever comes next, if we are killed
         #: True while a task runs: a stop signal then interrupts it at once (there is no child that could be killed)
         self.interruptible = False
         self._queue: deque[dict[str, Any]] = deque()
 
     def start(self, memory_mb: int = 0) -> None:
         if self.scratch is None:
-            self._own = tempfile.TemporaryDirectory(prefix="tokenmill-", ignore_cleanup_errors=True)
-            self.scratch = self._own.name
+            self._own = Scratch()
+            self.scratch = self._own.path
 
     @property
     def slots(self) -> int:
@@ -68,10 +69,9 @@ class InlineBackend:
 
     def close(self) -> None:
         self._queue.clear()
-        if hasattr(self, "_own"):
-            self._own.cleanup()
-            self.scratch = None
-            del self._own
+        if self._own is not None:
+            self._own.close()
+            self.scratch = self._own = None
 
 
 def describe(error: BaseException) -> str:

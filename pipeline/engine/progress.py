@@ -124,6 +124,7 @@ class Progress:
             node = self.nodes[name]
             self._event("planned", node=name, parts=node.parts, reused=node.fresh, bytes=node.weight)
             self._draw(name)
+        self._tick()                 # a million tasks that are done already take minutes to read
 
     def done(self, spec: TaskSpec, record: PartRecord) -> None:
         node = self.nodes[spec.node]

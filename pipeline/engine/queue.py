@@ -1,8 +1,8 @@
 """What the driver keeps of tasks: which there are, in which order they go, what became of them. On disk.
 
 A run may have millions of tasks, and a spec is a few kB: they stand in a temporary SQLite database of this process, so
-that memory is what is in flight. A node asks for tasks with an iterable, which is read as
-the run goes on, and is given back their records as a sequence that is read from the log.
+that memory is what is in flight. A node asks for tasks with an iterable, which is read as the run goes on, and is given
+back their records as a sequence that is read from the log.
 """
 
 from __future__ import annotations
@@ -113,17 +113,14 @@ class TaskQueue:
         """Whether a batch may hold more tasks than were read of it."""
         return any(b.source is not None for b in self._batches.values())
 
-    @property
-    def open(self) -> bool:
-        return bool(self._batches)
-
     def add(self, specs: Iterable[TaskSpec]) -> Batch:
         self._serial += 1
         batch = self._batches[self._serial] = Batch(self._serial, specs)
         return batch
 
     def read(self, limit: int) -> Iterator[tuple[list[TaskSpec], dict[str, PartRecord]]]:
-        """Read at most `limit` further tasks of every batch: (specs, records of those that are done already)."""
+        """Read at most `limit` further tasks of every batch: (those nobody has asked for yet, and those that are done
+        already; the records of these)."""
         for batch in list(self._batches.values()):
             if batch.source is None:
                 continue
@@ -131,13 +128,15 @@ class TaskQueue:
             if len(specs) < limit:
                 batch.source = None
             fresh = {s.key: r for s in specs if (r := self._get(s.key)) is not None}
-            self._enter(batch, specs, fresh)
-            yield specs, fresh
+            new = self._enter(batch, specs, fresh)
+            yield [s for s in specs if s.key in fresh or s.key in new], fresh
 
-    def _enter(self, batch: Batch, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> None:
+    def _enter(self, batch: Batch, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> set[str]:
+        """Returns the keys that now wait to be dispatched and did not before."""
         self._db.executemany("INSERT INTO task VALUES (?, ?, ?, ?)",
                              [(batch.number, batch.size + i, s.key, s.origin) for i, s in enumerate(specs)])
         batch.size += len(specs)
+        new = set()
         for spec in {s.key: s for s in reversed(specs) if s.key not in fresh}.values():
             waits = [b for b, in self._db.execute("SELECT batch FROM waits WHERE key = ?", (spec.key,))]
             if batch.number not in waits:
@@ -145,6 +144,8 @@ class TaskQueue:
                 batch.left += 1
             if not waits:                                   # nobody asked for it yet
                 self._push(spec)
+                new.add(spec.key)
+        return new
 
     def _push(self, spec: TaskSpec) -> None:
         kind = spec.kind

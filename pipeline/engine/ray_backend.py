@@ -35,6 +35,7 @@ from pipeline.engine.pools import OWN_MB, Shape, most_room, room_in, share
 from pipeline.engine.scratch import Scratch
 from pipeline.engine.supervisor import Supervisor
 from pipeline.engine.task import Kind, TaskSpec
+from pipeline.store.disk import WITNESS
 from pipeline.store.fs import Store
 
 POLL_S = 1.0             # longest time a supervisor holds a poll
@@ -133,7 +134,7 @@ class RayBackend:
         if self._temp is None:
             self._head = mind_head(ray.get_runtime_context().gcs_address)
         if self._temp is None and self.store.local is not None:
-            self._witness = f"runs/.witness-{uuid.uuid4().hex}"    # a local path must be a shared one on a cluster
+            self._witness = f"runs/{WITNESS}{uuid.uuid4().hex}"    # a local path must be a shared one on a cluster
             self.store.write(self._witness, b"")
         self.fleet.waiting = {Kind(max(self.child_memory_mb, memory_mb)): 1}       # until `expect` says more
         self._started, self._ready = True, time.monotonic()

@@ -12,7 +12,8 @@ which is all that ever crosses a process or machine boundary:
                 {"event": "condemned", "id", "row", "stage", "reason"}         a document is out
                 {"event": "progress",  "running": [{"id", "row", "seconds"}]}
 
-A condemnation goes into the log at once: whatever happens to this driver, later attempts at that key skip the row.
+A condemnation goes into the log at once: whatever happens to this driver, later attempts at that key skip the row,
+unless the task fails for good: that takes back what was said of its rows, since it may all have been the task's doing.
 An `exception` is the task's own doing and counts against `max_attempts`. `environment` (a killed child, memory
 pressure) and `lost` do not, but both are bounded, so that a task which takes its node down every time ends the run.
 `returned` costs nothing at all.
@@ -32,6 +33,7 @@ from typing import Any, Protocol
 
 from pipeline.engine.queue import Batch, Records, TaskQueue
 from pipeline.engine.task import Kind, PartRecord, TaskSpec
+from pipeline.store.log import attempt_name
 
 FLUSH_S = 1.0            # a record waits at most this long for its commit (contracts §1)
 MAX_LOST = 8             # node deaths and environment failures a task may meet before the run gives up on it
@@ -85,6 +87,7 @@ class CommitLog(Protocol):
     def append(self, record: PartRecord) -> Any: ...
     def condemn(self, key: str, row: int, stage: int, reason: str) -> None: ...
     def condemned(self, key: str) -> dict[int, tuple[int, str]]: ...
+    def acquit(self, key: str) -> None: ...
     def flush(self) -> None: ...
 
 
@@ -222,37 +225,45 @@ class Scheduler:
         self._start()
         if self._stop is None:
             self._hand_out()
-        verdicts = False
-        for event in self.backend.wait(0.0 if self._queue.unread else 0.5):
-            match event["event"]:
-                case "done" if event["id"] in self._flights:
-                    self._commit(event)
-                case "failed" if event["id"] in self._flights:
-                    self._failed(self._flights.pop(event["id"]).spec, event)
-                case "lost":
-                    for i in event["ids"]:
-                        if i in self._flights:
-                            self._failed(self._flights.pop(i).spec, {"kind": "lost", **event})
-                case "returned":
-                    for i in event["ids"]:
-                        if i in self._flights:
-                            self._repeat(self._flights.pop(i).spec)
-                case "hanging" if event["id"] in self._flights:
-                    if self.progress:
-                        self.progress.hanging(self._flights[event["id"]].spec, event["row"], event["stage"],
-                                              event["seconds"])
-                case "condemned" if event["id"] in self._flights:
-                    spec = self._flights[event["id"]].spec
-                    self.log.condemn(spec.key, event["row"], event["stage"], event["reason"])
-                    verdicts = True
-                    if self.progress:
-                        self.progress.condemned(spec, event["row"], event["reason"])
-                case "progress":
-                    self._show(event["running"])
+        events, failure = self.backend.wait(0.0 if self._queue.unread else 0.5), None
+        for event in events:
+            try:
+                self._take(event)
+            except TaskFailed as e:      # what came with it is not to be lost
+                failure = failure or e
         # a verdict cost two children and more: it is committed before the part goes on
-        if verdicts or time.monotonic() - self._flushed > FLUSH_S:
+        if any(e["event"] == "condemned" for e in events) or time.monotonic() - self._flushed > FLUSH_S:
             self.log.flush()
             self._flushed = time.monotonic()
+        if failure is not None:
+            self.log.acquit(failure.spec.key)
+            raise failure
+
+    def _take(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "done" if event["id"] in self._flights:
+                self._commit(event)
+            case "failed" if event["id"] in self._flights:
+                self._failed(self._flights.pop(event["id"]).spec, event)
+            case "lost":
+                for i in event["ids"]:
+                    if i in self._flights:
+                        self._failed(self._flights.pop(i).spec, {"kind": "lost", **event})
+            case "returned":
+                for i in event["ids"]:
+                    if i in self._flights:
+                        self._repeat(self._flights.pop(i).spec)
+            case "hanging" if event["id"] in self._flights:
+                if self.progress:
+                    self.progress.hanging(self._flights[event["id"]].spec, event["row"], event["stage"],
+                                          event["seconds"])
+            case "condemned" if event["id"] in self._flights:
+                spec = self._flights[event["id"]].spec
+                self.log.condemn(spec.key, event["row"], event["stage"], event["reason"])
+                if self.progress:
+                    self.progress.condemned(spec, event["row"], event["reason"])
+            case "progress":
+                self._show(event["running"])
 
     def _start(self) -> None:
         if not self._started:
@@ -304,7 +315,7 @@ class Scheduler:
         self._flights[self._serial] = _Flight(spec, time.monotonic())
         skip = self.log.condemned(spec.key)      # by attempts of this driver and of those before it
         self.backend.submit({"id": self._serial, "spec": spec.to_json(),
-                             "attempt": f"{self.log.epoch:08d}-{self._serial:08d}",
+                             "attempt": attempt_name(self.log.epoch, self._serial),
                              "skip": [[row, stage, reason] for row, (stage, reason) in sorted(skip.items())]})
 
     def _double_stragglers(self) -> None:

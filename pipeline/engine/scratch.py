@@ -1,7 +1,7 @@
 """Scratch folders on local disk that vanish with their owner, however it ends.
 
-Every owner (a supervisor) holds a lock on its folder for as long as it lives; whoever comes next removes the folders
-whose lock nobody holds. That works across containers that share a disk, where process ids mean nothing.
+Every owner (a supervisor, a driver) holds a lock on its folder for as long as it lives; whoever comes next removes the
+folders whose lock nobody holds. That works across containers that share a disk, where process ids mean nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def user_folder(base: str | None = None) -> Path:
 
 
 class Scratch:
-    """A folder of our own below the user's."""
+    """A folder of our own below the user's. As a context manager it is gone at the end."""
 
     def __init__(self, base: str | None = None) -> None:
         top = user_folder(base)
@@ -67,3 +67,9 @@ class Scratch:
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+    def __enter__(self) -> Scratch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

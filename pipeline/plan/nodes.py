@@ -60,7 +60,7 @@ class PassResult:
 
     def parts(self) -> Iterator[tuple[PartRecord, str]]:
         """Its records, each with the source or dataset its part was read from."""
-        return zip(self.records, self.records.origins)
+        return zip(self.records, self.records.origins, strict=True)
 
 
 class Splits(Mapping[str, Any]):
@@ -81,13 +81,14 @@ class Splits(Mapping[str, Any]):
 
 @dataclass
 class Applied:
-    """What a barrier says: for every part it looked at the removal slice, or None."""
+    """What a barrier says: for every part it looked at the removal slice, or None. One that says less is an error
+    (ValueError): the documents of a part it forgot would be gone."""
 
     parts: Sequence[PartRef]
     slices: Sequence[FileRef | None]
 
     def __iter__(self) -> Iterator[tuple[PartRef, FileRef | None]]:
-        return zip(self.parts, self.slices)
+        return zip(self.parts, self.slices, strict=True)
 
 
 def spilled_parts() -> Spilled[PartRef]:

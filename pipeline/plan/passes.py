@@ -152,7 +152,7 @@ class Planner:
         prepare = self._made(load(target).name, target, config)
         nxt = _PassPlan(current.dataset, current.dataset, [], [], barrier_name=made.name)
         if fresh and not current.where:          # every input brings its own side table, nothing is written twice
-            for kind, source in zip((k for k, _ in current.inputs), inputs):
+            for kind, source in zip((k for k, _ in current.inputs), inputs, strict=True):
                 if kind == "source":
                     plans.append(_PassPlan(f"{current.dataset}:{source}", current.dataset, [("source", source)], []))
                     plans[-1].add_prepare(prepare)
@@ -254,7 +254,7 @@ class Planner:
                                         {"reader": arg, "file": f.arg(), "target": self.target})
                              for i, f in enumerate(big))
             places = {}
-            for file, record in zip(big, records):
+            for file, record in zip(big, records, strict=True):
                 if record.counters["unsplittable"]:
                     self.warnings.append(f"source '{name}': {file.path} cannot be split (one stream of compressed data)"
                                          f", so one worker reads all of it; gzip per record, or several files, would "
@@ -341,7 +341,7 @@ class Planner:
                       results: Mapping[str, Any]) -> Work:
         parts = spilled_parts()
         given_names = names if len(plan.inputs) == len(names) else [None] * len(plan.inputs)
-        for (_, node), given in zip(plan.inputs, given_names):
+        for (_, node), given in zip(plan.inputs, given_names, strict=True):
             before: PassResult = results[node]
             for record, source in before.parts():
                 text, side = record.files["kept.parquet"], record.files.get(f"side.{prepare}.parquet")

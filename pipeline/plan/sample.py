@@ -17,7 +17,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,8 @@ def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet
     planner = Planner(recipe, lambda path: b"", verify_inputs=verify_inputs)
     planner.nodes()
     began = time.monotonic()
-    with _scratch() as folder:
+    with Scratch() as scratch:
+        folder = Path(scratch.folder())
         guard = _Guard(folder, most_s)
         store = str(folder / "store")
         drawn = {name: _choose(planner, name) for name in planner.sources_used()}
@@ -116,17 +116,6 @@ def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet
         assert whole is not None
         return Sampled(sources, recipe, whole[0], whole[1], quarter[1] if quarter else {}, time.monotonic() - began,
                        workers)
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    """A folder that is gone at the end, or when somebody sweeps after our death."""
-    scratch = Scratch()
-    try:
-        yield Path(scratch.folder())
-    finally:
-        shutil.rmtree(scratch.path, ignore_errors=True)
-        scratch.close()
 
 
 class _Guard:

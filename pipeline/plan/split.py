@@ -17,6 +17,9 @@ from pipeline.plan.inputs import SourceFile
 OVERFULL = 2.0
 #: packing more files than this into one partition would make its argument list, and its record, too long
 MAX_FILES = 512
+#: chance of each further file to be the last of a partition that has half as many: it is nearly always cut by the name
+#: of a file before it is full, so that after a new file the cuts soon are where they were
+LAST = 4 / MAX_FILES
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,12 @@ def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[s
             yield from packed()
         pending.append(file)
         size += expected
-        if boundary(file.path, expected / target):
+        if boundary(file.path, max(expected / target, LAST if len(pending) > MAX_FILES // 2 else 0.0)):
             yield from packed()
     yield from packed()
 
 
 def boundary(path: str, probability: float) -> bool:
-    """Whether a partition ends after this file: decided by its own name and size only."""
+    """Whether a partition ends after this file: drawn by its own name only."""
     draw = int.from_bytes(hashlib.blake2b(path.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
     return draw < probability * 2.0**64

@@ -61,6 +61,13 @@ def check_recipe(recipe: Recipe, checker: Checker) -> None:
     """Checks all of it; raises RecipeError with everything found. Completes settings with their defaults in place."""
     for both in sorted(recipe.sources.keys() & recipe.datasets.keys()):
         checker.fail(("datasets", both), f"'{both}' is a source as well; give the dataset another name")
+    for name in sorted({"index", "shards"} & recipe.datasets.keys()):       # nodes of the plan: index:SOURCE, …
+        checker.fail(("datasets", name), f"'{name}' is what Tokenmill calls work of its own; give the dataset another "
+                                         f"name")
+    for name in recipe.sources:
+        if name.isdigit():                                                  # DATASET:SOURCE, and DATASET:2
+            checker.fail(("sources", name), f"'{name}' is what the passes of a dataset are called, which are numbered; "
+                                            f"give the source a name with a letter in it")
     if recipe.input is not None:
         checker.known(recipe.input, recipe.sources, ("input",), "source")
     if recipe.code and not checker.allow_custom:

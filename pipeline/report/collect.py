@@ -8,10 +8,8 @@ chosen by id from a few parts, and only narrow columns are read of all (`meta` o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-
-import pyarrow.parquet as pq
 
 from pipeline.engine.task import PartRecord
 from pipeline.report.costs import pass_costs, stage_costs, task_costs
@@ -25,18 +23,21 @@ from pipeline.store.runs import RunTasks
 Get = Callable[[str], PartRecord | None]
 
 
-def write_report(store: Store, run: str, get: Get) -> dict[str, Any]:
+def write_report(store: Store, run: str, get: Get, verify: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Collect the report of a run and write runs/RUN/report.{json,html} and STORE/report.json. Returns the document.
 
-    `get` gives the record of a key: `Log.get`, or `Log.read(store).get` where nothing runs.
+    `get` gives the record of a key: `Log.get`, or `Log.read(store).get` where nothing runs. `verify` (`Log.verify`) is
+    asked before anything is written: collecting may take long.
     """
     from pipeline.report.html import render
 
     document = collect(store, run, get)
+    page = render(document).encode()
     data = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False).encode()
+    verify()
     store.write(f"runs/{run}/report.json", data)
     store.write("report.json", data)
-    store.write(f"runs/{run}/report.html", render(document).encode())
+    store.write(f"runs/{run}/report.html", page)
     return document
 
 
@@ -81,11 +82,3 @@ def names(plan: dict[str, Any], passes: list[Node], tokens: dict[str, Any]) -> d
     inputs = {d for n in passes for d in n.deps if d != n.dataset}
     return {"sources": list(plan["sources"]), "datasets": datasets, "streams": list(tokens),
             "final": [d for d in datasets if d not in inputs]}
-
-
-def rows_of(store: Store, folder: str, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of the published parts below `folder`, in the order of the part names."""
-    for name in [p for p in store.list(folder) if p.rpartition("/")[2].startswith("part-")]:
-        with store.open(name) as f:
-            for batch in pq.ParquetFile(f).iter_batches(batch_size=1024, columns=columns):
-                yield from batch.to_pylist()

@@ -123,7 +123,8 @@ def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]
 
 def pair_samples(store: Store, barrier: str, appliers: list[Node]) -> list[dict[str, Any]]:
     """Removed documents beside the kept ones they resemble, for the barrier of this step name that `appliers` (passes)
-    applied: those that are not wholly equal first, then by id. The excerpts begin a few words before the texts part."""
+    applied: those that are not wholly equal first, then by id. The excerpts begin a few words before the texts part.
+    A similarity nobody computed (`verify: 0`) is None."""
     out: list[dict[str, Any]] = []
     columns = ["id", "url", "source", "text", "meta"]
     for node in appliers:
@@ -132,7 +133,7 @@ def pair_samples(store: Store, barrier: str, appliers: list[Node]) -> list[dict[
         said = {place[0]: verdict(row["meta"], barrier)
                 for place, row in rows_at(store, dropped, places, ["id", "meta"]).items()}
         at = _find(store, kept, {v["kept"] for v in said.values() if v})
-        order = sorted((v["similarity"] >= 1, place) for place in places
+        order = sorted((v["similarity"] is not None and v["similarity"] >= 1, place) for place in places
                        if (v := said[place[0]]) and v["kept"] in at)[:PAIRS]
         for _, place in order:
             partner = at[said[place[0]]["kept"]]

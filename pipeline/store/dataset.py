@@ -9,15 +9,21 @@ part. On a local disk a folder is built aside and exchanged for the old one in o
 is killed, a glob over `datasets/NAME/part-*.parquet` counts exactly the rows of the manifest beside it. On object
 storage new parts come first, then the manifest, then old parts go: who reads what the manifest names is always right,
 and a rerun after a crash puts the glob right too.
+
+Publishing is no commit: nothing in the file system refuses it to a driver that was taken over. So it asks the log
+before it begins, before it shows what it built, and once more afterwards; what it showed too late it takes back. Each
+publication builds in a folder of its own, so two drivers never mix theirs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.engine.scratch import Scratch
 from pipeline.engine.task import FileInfo, PartRecord
 from pipeline.store.fs import Store, StoreError, make_folder, swap_folders, sync
 from pipeline.store.parts import DuplicateId, RowDigester
@@ -41,10 +48,10 @@ MANIFEST_SCHEMA = pa.schema([
 ])
 #: rows kept in memory before `dataset_hash` spills to scratch: 64 bytes each
 HASH_ROWS = 1 << 20
-
-
 #: rows of a manifest that are in memory while it is written
 MANIFEST_ROWS = 1 << 13
+#: parts that are copied between two looks at whether the log is still ours
+VERIFY_PARTS = 1000
 
 #: a part to publish: its file name, its record, its file
 Part = tuple[str, PartRecord, FileInfo]
@@ -54,7 +61,7 @@ def publish(store: Store, name: str, records: Iterable[PartRecord], *, dropped: 
             quarantine: Iterable[PartRecord] = (), verify: Callable[[], None] = lambda: None) -> None:
     """Publish a dataset: `kept.parquet` of `records`, in this order, and `dropped.parquet` and `quarantine.parquet` of
     the records of all its passes. Replaces what was published under the name. Only for the holder of the
-    log: `verify` (`Log.verify`) is asked again where copying may have taken long."""
+    log: `verify` (`Log.verify`) raises when it is that no longer, and then nothing has changed."""
     for folder, file, of in ((f"quarantine/{name}", QUARANTINE, quarantine),
                              (f"dropped/{name}", "dropped.parquet", dropped),
                              (f"datasets/{name}", "kept.parquet", records)):
@@ -74,10 +81,11 @@ def publish_quarantine(store: Store, name: str, records: Iterable[PartRecord],
 
 def _publish(store: Store, folder: str, file: str, records: Iterable[PartRecord], verify: Callable[[], None]) -> None:
     """Goes through `records` once: there may be millions."""
+    verify()
     parts = ((part_name(n, record.key), record, record.files[file])
              for n, record in enumerate(r for r in records if file in r.files))
     if store.local is not None:
-        _replace(store, store.local / folder, parts)
+        _replace(store, folder, parts, verify)
     else:
         _update(store, folder, parts, verify)
 
@@ -86,39 +94,71 @@ def part_name(order: int, key: str) -> str:
     return f"part-{order:06d}-{key[:12]}.parquet"
 
 
-def _replace(store: Store, target: Path, parts: Iterable[Part]) -> None:
+def _replace(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[], None]) -> None:
     """Build the folder aside, out of the way of every glob, and exchange it for the old one.
 
     The old one is left aside until the next publication: a reader that is listing it would otherwise see it shrink. It
     costs no disk, its files are names of files in `objects/`.
     """
-    aside = store.local / ".publish" / target.parent.name / target.name
-    if aside.exists():
-        shutil.rmtree(aside)
-    make_folder(aside)
-    make_folder(target.parent)
-    with ManifestWriter(aside / MANIFEST) as manifest:
-        for part in parts:
-            _link(store, part[2].path, f".publish/{target.parent.name}/{target.name}/{part[0]}")
-            manifest.add(part)
-    sync(aside / MANIFEST)
-    sync(aside)
-    if target.exists():
+    assert store.local is not None
+    target = store.local / folder
+    place = f".publish/{folder}"
+    for left in (store.local / place).parent.glob(f"{target.name}*"):
+        if left.name.partition("~")[0] == target.name:
+            shutil.rmtree(left, ignore_errors=True)
+    place += f"~{uuid.uuid4().hex}"
+    aside = store.local / place
+    try:
+        make_folder(aside)
+        make_folder(target.parent)
+        with ManifestWriter(aside / MANIFEST) as manifest:
+            for part in parts:
+                link_committed(store, part[2].path, f"{place}/{part[0]}")
+                manifest.add(part)
+        sync(aside / MANIFEST)
+        sync(aside)
+        verify()
+        _show(aside, target, verify)
+    except BaseException as e:
+        shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(e, (OSError, StoreError)):
+            verify()               # our folder may be gone because somebody took the store over
+        raise
+
+
+def _show(aside: Path, target: Path, verify: Callable[[], None]) -> None:
+    """Give the new folder its name. Where `verify` then says that the store is another driver's (we stood still in
+    between), what was there is put back."""
+    mine, replaces = aside.stat().st_ino, target.exists()
+    if replaces:
         swap_folders(aside, target)
     else:
         os.rename(aside, target)
     sync(target.parent)
+    try:
+        verify()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if target.stat().st_ino == mine:
+                if replaces:
+                    swap_folders(aside, target)
+                else:
+                    os.rename(target, aside)
+        raise
 
 
 def _update(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[], None]) -> None:
     """Copy on the server's side, many parts at a time, what is not there yet, then write the manifest, then remove what
     it does not name. Memory: names and sizes of the parts that were published before."""
     present = {entry.path.removeprefix(f"{folder}/"): entry.size for entry in store.entries(folder)}
-    with tempfile.TemporaryDirectory() as scratch:
-        with ManifestWriter(Path(scratch) / MANIFEST) as manifest:
+    with Scratch() as scratch:
+        local = Path(scratch.path, MANIFEST)
+        with ManifestWriter(local) as manifest:
             def missing() -> Iterator[tuple[str, str]]:
-                for part in parts:
+                for n, part in enumerate(parts, 1):
                     manifest.add(part)
+                    if n % VERIFY_PARTS == 0:      # copying may take hours: is the log still ours?
+                        verify()
                     # a key names its content, but a copy that was cut short would have another size
                     if present.pop(part[0], None) != part[2].bytes:
                         yield part[2].path, f"{folder}/{part[0]}"
@@ -127,13 +167,14 @@ def _update(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[
             except FileNotFoundError as e:
                 raise StoreError(f"{e.filename} is gone though the log names it; restore it, or start a new "
                                  f"--store") from e
-        verify()                   # copying may have taken hours: is the log still ours?
-        store.write(f"{folder}/{MANIFEST}", (Path(scratch) / MANIFEST).read_bytes())
+        verify()
+        store.remote.upload(str(local), f"{folder}/{MANIFEST}")         # of a million parts it has 100 MB
     present.pop(MANIFEST, None)
     store.remove_all(f"{folder}/{name}" for name in present)
 
 
-def _link(store: Store, path: str, to: str) -> None:
+def link_committed(store: Store, path: str, to: str) -> None:
+    """Give a file the log names a second name."""
     try:
         store.link(path, to)
     except FileNotFoundError as e:

@@ -16,8 +16,12 @@ from pipeline.store.errors import StoreError, cannot_write
 
 #: what `os.link` answers on a filesystem that has no hard links (FAT, exFAT, some FUSE and network mounts)
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+#: what `renameat2` answers where folders cannot be exchanged
+_NO_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM}
 #: ending of files that are being written, which are no files of the store yet
 UNFINISHED = ".tmp~"
+#: beginning of the names of files by which workers see whether they have the driver's store
+WITNESS = ".witness-"
 
 
 def put_absent(target: Path, data: bytes) -> bool:
@@ -84,6 +88,28 @@ def files_below(top: Path) -> Iterator[tuple[str, int]]:
     yield from walk(top, "")
 
 
+def leftovers(top: Path, clock: Path) -> list[str]:
+    """Paths, relative to the store `top`, of files that were being written when their writer died, and of witnesses of
+    drivers that died: those an hour older than the file `clock`, which was written just now by the same clock."""
+    now, found = clock.stat().st_mtime, []
+
+    def look(folder: Path, deep: bool = True) -> None:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    if deep:
+                        look(Path(entry.path))
+                elif entry.name.endswith(UNFINISHED) or entry.name.startswith(WITNESS):
+                    with contextlib.suppress(FileNotFoundError):
+                        if entry.stat(follow_symlinks=False).st_mtime < now - 3600:
+                            found.append(Path(entry.path).relative_to(top).as_posix())
+
+    look(top, deep=False)
+    for name in ("log", "runs", "shards"):
+        look(top / name)
+    return found
+
+
 def beside(target: Path) -> Path:
     return target.parent / f".{target.name}.{uuid.uuid4().hex}{UNFINISHED}"
 
@@ -129,16 +155,24 @@ def swap_folders(a: Path, b: Path) -> None:
     """Exchange two existing folders of one filesystem in one step (Linux renameat2).
 
     Where the filesystem cannot (NFS, macOS), `b` is moved aside first and for a moment there is none; a rerun of
-    whoever called puts it right.
+    whoever called puts it right. Raises OSError, having changed nothing, when one of them is not there.
     """
     at_fdcwd, exchange = -100, 2
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):
         renameat2 = None
-    if renameat2 is not None and renameat2(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), exchange) == 0:
-        return
-    aside = beside(b)
+    if renameat2 is not None:
+        if renameat2(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), exchange) == 0:
+            return
+        number = ctypes.get_errno()
+        if number not in _NO_EXCHANGE:
+            raise OSError(number, os.strerror(number), str(a), None, str(b))
+    aside = a.with_name(f"{a.name}~old")          # where whoever made `a` looks for what was left
     os.rename(b, aside)
-    os.rename(a, b)
+    try:
+        os.rename(a, b)
+    except OSError:
+        os.rename(aside, b)
+        raise
     os.rename(aside, a)

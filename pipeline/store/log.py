@@ -20,9 +20,12 @@ import os
 import threading
 import time
 import uuid
+from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from pipeline.engine.task import PartRecord
+from pipeline.store.disk import leftovers
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.holder import alive, identity
 from pipeline.store.view import FORMAT, CorruptLog, LogView, decode_segment, dumps, encode_segment, segment_name
@@ -82,6 +85,8 @@ class Log(LogView):
         self._lock = threading.RLock()
         self._waiting: list[dict[str, Any]] = []
         self._condemned: list[dict[str, Any]] = []
+        self._acquitted: list[str] = []
+        self._sending: tuple[int, dict[str, Any]] | None = None      # the segment that is being written, and its body
         self._oldest = 0.0                                    # monotonic time of the first waiting entry
         self._counter = 0
         self._failed: Exception | None = None
@@ -147,7 +152,7 @@ class Log(LogView):
     def _tend(self) -> None:
         while not self._stop.wait(SEGMENT_S / 4):
             with self._lock:
-                if (self._waiting or self._condemned) and time.monotonic() - self._oldest >= SEGMENT_S:
+                if self._uncommitted and time.monotonic() - self._oldest >= SEGMENT_S:
                     try:
                         self.flush()
                     except Exception:
@@ -177,6 +182,15 @@ class Log(LogView):
             if self._strike(entry):
                 self._wait(self._condemned, entry)
 
+    def acquit(self, key: str) -> None:
+        """Take back, durably, what `condemn` said about documents of the task `key`: it has failed for good, so it has
+        not been shown that they are to blame. The next attempt looks at all of them again."""
+        with self._lock:
+            self._check()
+            if self._struck.pop(key, None) is not None:
+                self._acquitted.append(key)
+                self.flush()                # at once: within a segment, what is taken back was said before
+
     def _wait(self, queue: list[dict[str, Any]], entry: dict[str, Any]) -> None:
         if not self._waiting and not self._condemned:
             self._oldest = time.monotonic()
@@ -184,24 +198,34 @@ class Log(LogView):
         if len(self._waiting) + len(self._condemned) >= SEGMENT_RECORDS:
             self.flush()
 
+    @property
+    def _uncommitted(self) -> bool:
+        """Whether something is to be written, or was being written when we were interrupted."""
+        return bool(self._waiting or self._condemned or self._acquitted
+                    or (self._sending is not None and self._sending[0] > self.segments))
+
     def flush(self) -> None:
-        """Return when everything appended so far is committed, durably."""
+        """Return when everything appended so far is committed, durably. When it is interrupted (Ctrl-C) it may be
+        called again: the same segment goes to the same place, so the nonce tells whether it is there already."""
         with self._lock:
             self._check()
-            if not self._waiting and not self._condemned:
-                return
-            body = {"format": FORMAT, "kind": "records", "epoch": self.epoch, "nonce": uuid.uuid4().hex,
-                    "records": self._waiting, "condemned": self._condemned}
-            try:
-                other = self._put(self.segments + 1, body)
-                if other is not None:
-                    raise self._fenced(other)
-            except Exception as e:
-                # final even where it could be tried again: a put of unknown outcome may still arrive at the store
-                self._failed = e
-                raise
-            self.segments += 1
-            self._waiting, self._condemned = [], []
+            while self._uncommitted:
+                number = self.segments + 1
+                if self._sending is None or self._sending[0] != number:
+                    body = {"format": FORMAT, "kind": "records", "epoch": self.epoch, "nonce": uuid.uuid4().hex,
+                            "records": self._waiting, "condemned": self._condemned}
+                    if self._acquitted:
+                        body["acquitted"] = self._acquitted
+                    self._sending, self._waiting, self._condemned, self._acquitted = (number, body), [], [], []
+                try:
+                    other = self._put(*self._sending)
+                    if other is not None:
+                        raise self._fenced(other)
+                except Exception as e:
+                    # final even where it could be tried again: a put of unknown outcome may still arrive at the store
+                    self._failed = e
+                    raise
+                self.segments = number
 
     def verify(self) -> None:
         """Raise Fenced now if another driver has taken over: before something other than a commit (a publication)."""
@@ -261,7 +285,7 @@ class Log(LogView):
             if self._closed:
                 return
             self._closed = True
-            if self._waiting or self._condemned:
+            if self._uncommitted:
                 self.flush()
             if self._failed is None:
                 self._failed = StoreError(f"the log of {self.store.root} is closed")
@@ -274,33 +298,49 @@ class Log(LogView):
         self.close()
 
     def collect_garbage(self) -> tuple[int, int]:
-        """Remove files of attempts of older epochs that no record names, and lists of files for tasks, which are made
-        again when they are wanted: (files, emptied folders) removed. To be called before tasks run: an emptied folder
-        may be the one a task is about to upload into.
+        """Remove files of attempts of older epochs that no record names, lists of files for tasks, which are made
+        again when they are wanted, and what writers left half-written: (files, emptied folders) removed. To be called
+        before tasks run: an emptied folder may be the one a task is about to upload into.
 
         Safe at any time: an attempt of an older epoch that is not in the log by now never gets there, since its driver
-        is fenced; attempts of our own epoch or later are not looked at.
+        is fenced; attempts of our own epoch or later are not looked at; and nothing is removed by a driver that is
+        fenced itself. Memory: what is removed, however much is there.
         """
         self.flush()
-        garbage, folders = [], 0
-        key, named = "", set()
-        for path in self.store.list("objects"):
-            of, _, file = path.removeprefix("objects/").partition("/")
-            if of != key:                                     # objects/KEY/ATTEMPT.name
-                record = self.get(of)
-                key, named = of, {info.path for info in record.files.values()} if record else set()
-            whose = file.split("-")[0]
-            old = len(whose) == 8 and whose.isdigit() and int(whose) < self.epoch
-            if path not in named and (old or of == LISTS):
-                garbage.append(path)
-        self.store.remove_all(garbage)
-        for path in list(self.store.list("log/heartbeat")):
-            if path < _heartbeat_name(self.epoch):
-                self.store.remove(path)
+        garbage, folders = [], []
+        for key, files in self._objects():                    # objects/KEY/ATTEMPT.name
+            record = self.get(key)
+            named = {info.path for info in record.files.values()} if record else set()
+            old = []
+            for file in files:
+                whose = file.split("-")[0]
+                if f"objects/{key}/{file}" not in named and (key == LISTS or (
+                        len(whose) == 8 and whose.isdigit() and int(whose) < self.epoch)):
+                    old.append(f"objects/{key}/{file}")
+            garbage += old
+            if len(old) == len(files):
+                folders.append(key)
+        beats = [path for path in self.store.list("log/heartbeat") if path < _heartbeat_name(self.epoch)]
         if self.store.local is not None:
-            with contextlib.suppress(FileNotFoundError), os.scandir(self.store.local / "objects") as found:
-                for folder in found:
-                    with contextlib.suppress(OSError):        # in use
-                        os.rmdir(folder)
-                        folders += 1
-        return len(garbage), folders
+            garbage += leftovers(self.store.local, self.store.local / _heartbeat_name(self.epoch))
+        self.verify()                       # looking took its time: lists may be those of the driver after us by now
+        self.store.remove_all([*garbage, *beats])
+        emptied = 0
+        for key in folders if self.store.local is not None else ():
+            with contextlib.suppress(OSError):                # in use
+                os.rmdir(self.store.local / "objects" / key)
+                emptied += 1
+        return len(garbage), emptied
+
+    def _objects(self) -> Iterator[tuple[str, list[str]]]:
+        """Folders below objects/ with the names of their files, in any order on a disk: a sorted list of a million of
+        them would be memory."""
+        if self.store.local is None:
+            pairs = (path.removeprefix("objects/").partition("/") for path in self.store.list("objects"))
+            for key, some in groupby(pairs, lambda pair: pair[0]):
+                yield key, [file for _, _, file in some]
+            return
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.store.local / "objects") as folders:
+            for folder in folders:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as files:
+                    yield folder.name, [f.name for f in files]

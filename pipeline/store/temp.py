@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, overload
+
+from pipeline.store.errors import EnvironmentFailure
 
 CACHE_MB = 8
 #: items read at a time
@@ -13,10 +17,35 @@ CHUNK = 256
 T = TypeVar("T")
 
 
+class _Database(sqlite3.Connection):
+    """A connection whose full disk is an error in words."""
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        try:
+            return super().execute(*args)
+        except sqlite3.OperationalError as e:
+            raise _in_words(e) from e
+
+    def executemany(self, *args: Any) -> sqlite3.Cursor:
+        try:
+            return super().executemany(*args)
+        except sqlite3.OperationalError as e:
+            raise _in_words(e) from e
+
+
+def _in_words(error: sqlite3.OperationalError) -> Exception:
+    if error.sqlite_errorcode & 0xff not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+        return error
+    folder = os.environ.get("SQLITE_TMPDIR") or os.environ.get("TMPDIR") or f"/var/tmp or {tempfile.gettempdir()}"
+    return EnvironmentFailure(f"cannot write temporary files in {folder}: {error}; free some space there, or set "
+                              f"TMPDIR to a larger disk. What was committed is kept: run again")
+
+
 def scratch_database(cache_mb: int = CACHE_MB) -> sqlite3.Connection:
-    """An empty SQLite database that nobody else sees and that is gone with its connection. It lies in a file without a
-    name below TMPDIR as soon as it outgrows the cache. Several threads may use it, one at a time."""
-    db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+    """An empty SQLite database that nobody else sees and that is gone with its connection, or its process. It lies in a
+    file without a name below TMPDIR as soon as it outgrows the cache. Several threads may use it, one at a time.
+    Without space there its methods raise EnvironmentFailure."""
+    db = sqlite3.connect("", isolation_level=None, check_same_thread=False, factory=_Database)
     for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE", f"cache_size={-1024 * cache_mb}"):
         db.execute(f"PRAGMA {pragma}")
     db.execute("BEGIN")           # never committed: nobody else is to see it, and each statement would be a transaction

@@ -6,7 +6,8 @@ records that won their keys, and the documents that are in quarantine. A documen
 by id    {row, id, stage, stage_key, reason}: with the record of the part it was found in; whatever task meets the
          document at this stage later, in another partition or another stream, skips it (contracts §5)
 by row   {key, row, stage, reason}: said by a supervisor, which knows the row of a task but no ids, at once; the next
-         attempt of the same task skips it, also that of the next driver, and names it by id when it commits
+         attempt of the same task skips it, also that of the next driver, and names it by id when it commits. A task
+         that fails for good has proved nothing: all that was said of its rows is taken back (`acquitted`)
 """
 
 from __future__ import annotations
@@ -137,6 +138,8 @@ class LogView:
             self._condemn(entry)
         for entry in body.get("condemned", ()):
             self._strike(entry)
+        for key in body.get("acquitted", ()):
+            self._struck.pop(key, None)
         self.segments = number
 
     def _take(self, record: dict[str, Any]) -> bool:

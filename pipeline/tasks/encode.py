@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.lists import unfold
 from pipeline.engine.task import Counters, Cursor, Inputs, Out, content_key
-from pipeline.store.dataset import QUARANTINE
+from pipeline.store.dataset import QUARANTINE, link_committed
 from pipeline.store.fs import Store
 from pipeline.store.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row, to_blame
 from pipeline.tasks.rows import BATCH, Rows, Where, rows_of
@@ -316,8 +316,10 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
 
 
 def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], parts: Sequence[PartRef],
-                   tokenizer: Mapping[str, Any], source: Mapping[str, Any] | None = None) -> dict[str, Any]:
+                   tokenizer: Mapping[str, Any], source: Mapping[str, Any] | None = None,
+                   verify: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Link finished shards under shards/NAME/split=…/ and write their manifests, the pinned one before the current.
+    `verify` (`Log.verify`) is asked before: a driver that was taken over leaves the manifests of its successor alone.
 
     Returns {name, tokenizer (sha256), dtype, train: {path, sha256, tokens, documents, bytes}, val: the same or None},
     as `stages.mix.curriculum.resolve` wants it. Publishing the same results again changes nothing.
@@ -335,7 +337,7 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
         for kind, file in (("body", "body"), ("ends", "ends"), ("table", "table.parquet")):
             links.append((result.files[file]["$ref"], f"shards/{name}/split={split}/{names[kind]}"))
         shards[split].append(Shard(**facts, **names, table_sha256=sums["table"]))
-    for _ in store.map(lambda pair: store.link(*pair), links):
+    for _ in store.map(lambda pair: link_committed(store, *pair), links):
         pass
     info: dict[str, Any] = {"name": name, "tokenizer": tokenizer["sha256"],
                             "dtype": token_dtype(tokenizer["vocab_size"]).name}
@@ -347,6 +349,7 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
                         tokens, documents, text_bytes, mine, tuple(p.key for p in parts), source=dict(source or {}))
         made = replace(made, sha256=made.identity())
         folder = f"shards/{name}/split={split}"
+        verify()
         for file in (f"shards-{made.sha256[:16]}.json", MANIFEST):
             store.write(f"{folder}/{file}", made.dumps().encode())
         info[split] = {"path": folder, "sha256": made.sha256, "tokens": tokens, "documents": documents,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
+from pipeline.store.dataset import link_committed
 from pipeline.store.fs import Store
 from pipeline.tasks.encode import libraries
 from pipeline.tasks.rows import Where, rows_of
@@ -162,5 +163,5 @@ def tokenizer_info(result: TaskResult, eos: str | None = None) -> dict[str, Any]
 def publish_tokenizer(store: Store, info: Mapping[str, Any]) -> str:
     """Link the tokenizer beside the shards; returns its path in the store."""
     ref: FileRef = info["ref"]
-    store.link(ref["$ref"], info["path"])
+    link_committed(store, ref["$ref"], info["path"])
     return info["path"]

@@ -10,7 +10,7 @@ A planner calls, in turn, `map_drafts`, `reduce_drafts`, `publish_rows`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
+from pipeline.store.dataset import link_committed
 from pipeline.store.fs import Store
 from stages.barrier import TaskDraft, TaskResult
 from stages.mix.curriculum import Curriculum, CurriculumError, Order
@@ -268,8 +269,9 @@ def _dtype(curriculum: Curriculum) -> np.dtype:
 
 
 def publish_rows(store: Store, folder: str, curriculum: Curriculum, drafts: Sequence[TaskDraft],
-                 written: Sequence[TaskResult]) -> RowManifest:
-    """Link the rows under `folder` (say runs/RUN/rows) and write its rows.json, last. `written` answers `drafts`."""
+                 written: Sequence[TaskResult], verify: Callable[[], None] = lambda: None) -> RowManifest:
+    """Link the rows under `folder` (say runs/RUN/rows) and write its rows.json, last. `written` answers `drafts`;
+    `verify` (`Log.verify`) is asked before rows.json is written."""
     index = {phase.start: p for p, phase in enumerate(curriculum.phases)}
     files, phase, number = [], -1, 0
     for draft, result in zip(drafts, written, strict=True):
@@ -282,9 +284,10 @@ def publish_rows(store: Store, folder: str, curriculum: Curriculum, drafts: Sequ
             kind = file.removeprefix("rows.")
             sums[kind] = ref["content"]
             names[kind] = f"p{phase}-{number:05d}.{sums[kind][:12]}.{kind}"
-            store.link(ref["$ref"], f"{folder}/{names[kind]}")
+            link_committed(store, ref["$ref"], f"{folder}/{names[kind]}")
         files.append(RowFile(phase, a["first"], a["rows"], a["sequence"], names, sums))
     made = RowManifest(drafts[0].args["format"], _dtype(curriculum).name, curriculum.order,
                        tuple(s.name for s in curriculum.streams), curriculum.samples, tuple(files))
+    verify()
     store.write(f"{folder}/{ROWS}", made.dumps().encode())
     return made

@@ -38,6 +38,9 @@ class MemoryLog:
     def condemned(self, key: str) -> dict[int, tuple[int, str]]:
         return dict(self.struck.get(key, ()))
 
+    def acquit(self, key: str) -> None:
+        self.struck.pop(key, None)
+
     def flush(self) -> None:
         self.flushed = len(self.appended)
 

@@ -43,3 +43,14 @@ def test_people_read_it_too_and_a_task_that_ends_hangs_no_more():
     progress.done(SPEC, PartRecord("k", "m:T", "clean", "a", {}, {}))
     progress.running(1, [(SPEC, 1.0, 3)])
     assert "hangs" not in progress.snapshot()["running"][0]
+
+
+def test_a_long_look_at_what_is_done_already_is_seen_from_outside():
+    """A run all of whose tasks are in the log has nothing else to tell."""
+    now, snaps = [0.0], []
+    progress = Progress("quiet", snaps.append, clock=lambda: now[0])
+    for i in range(10):
+        spec = TaskSpec(f"k{i}", "m:T", "clean", {})
+        now[0] += 1.0
+        progress.planned([spec], {spec.key: PartRecord(spec.key, "m:T", "clean", "a", {}, {})})
+    assert [s["done"] for s in snaps] == [3, 6, 9]

@@ -14,13 +14,16 @@ import pytest
 
 import pipeline.report.html
 from pipeline.engine.task import FileInfo
+from pipeline.recipe import load_recipe
 from pipeline.report import charts, samples
 from pipeline.report.html import marked, render
 from pipeline.report.nodes import take
 from pipeline.report.training import sanitised, training
+from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store
 from pipeline.store.parts import PartWriter, document_schema
 from stages.document import Document
+from tests.corpus import sentences
 from trainer.plot import svg
 
 
@@ -247,3 +250,23 @@ def test_colours_can_be_read():
                             ("accent", "card"), ("ink", "mark"), ("ink", "warn"), *on_colour]:
             a, b = sorted((luminance(palette[front]), luminance(palette[back])), reverse=True)
             assert (a + 0.05) / (b + 0.05) >= 4.5, f"{front} on {back}: {palette[front]} on {palette[back]}"
+
+
+def test_a_deduplication_that_verifies_nothing_has_a_report(tmp_path):
+    """`verify: 0` removes candidates unseen: there is no similarity to show."""
+    rng, prose = random.Random(3), sentences()
+    (tmp_path / "docs").mkdir()
+    for i in range(6):
+        text = " ".join(rng.sample(prose, 40))
+        (tmp_path / "docs" / f"{i}.txt").write_text(text)
+        (tmp_path / "docs" / f"{i}b.txt").write_text(text + " And a little more.")
+    (tmp_path / "r.yaml").write_text("version: 1\nsources: {docs: {read: text, path: docs}}\n"
+                                     "datasets: {unique: {from: docs, steps: [{minhash: {verify: 0}}]}}\n")
+    summary = run_recipe(load_recipe(tmp_path / "r.yaml"), str(tmp_path / "store"),
+                         make_backend=make_backend("inline", 1, None))
+    assert summary.datasets == {"unique": 6}
+    document = json.loads((tmp_path / "store" / "report.json").read_text())
+    [duplicates] = document["duplicates"]
+    assert [p["similarity"] for p in duplicates["pairs"]] == [None] * samples.PAIRS and not duplicates["similarity"]
+    page = (tmp_path / "store/runs" / summary.run / "report.html").read_text()
+    assert page.count("similarity not verified") == samples.PAIRS

@@ -43,6 +43,16 @@ def test_adding_a_file_disturbs_only_its_neighbours(at):
     assert len(after - before) <= 4, "a new file re-partitioned strangers"
 
 
+@pytest.mark.parametrize("at", [0, 7000, 19_000])
+def test_so_do_tiny_files_of_which_a_partition_could_hold_any_number(at):
+    given = [SourceFile(f"{i:06d}.txt", "/r", 1000, "1") for i in range(20_000)]
+    before = slices_of(plan(given, 256 << 20))
+    after = slices_of(plan([*given, SourceFile(f"{at:06d}.and.txt", "/r", 1000, "1")], 256 << 20))
+    assert max(map(len, before)) <= MAX_FILES and len(before) < 20_000 / MAX_FILES * 1.6
+    assert len(set(after) - set(before)) <= 8, "a new file re-partitioned strangers"
+    assert len(slices_of(plan(given[:MAX_FILES // 2], 256 << 20))) == 1
+
+
 def test_a_big_file_becomes_one_partition_a_split():
     given = [SourceFile(f"{name}.gz", "/r", size, "1") for name, size in (("a", 10), ("b", 9_000_000), ("c", 10))]
     splits = [{"start": 0, "stop": 5, "ordinal": 0, "records": 3, "bytes": 500},

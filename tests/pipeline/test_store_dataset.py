@@ -21,7 +21,8 @@ import pytest
 from pipeline.engine.task import FileInfo, PartRecord
 from pipeline.store import dataset
 from pipeline.store.dataset import dataset_hash, iter_rows, manifest, publish
-from pipeline.store.fs import Store, StoreError
+from pipeline.store.fs import Store, StoreError, swap_folders
+from pipeline.store.log import Fenced
 from pipeline.store.parts import DuplicateId, PartWriter, document_schema
 from stages.document import Document
 
@@ -273,6 +274,78 @@ def test_where_folders_cannot_be_exchanged(tmp_path, monkeypatch):
     assert os.listdir(store.local / "datasets") == ["clean"]
 
 
+# -- two drivers -------------------------------------------------------------------------------------------------------
+class TakenOver:
+    """`Log.verify` of a driver that another one takes the store over from when `now` is called."""
+
+    def __init__(self) -> None:
+        self.gone = False
+
+    def __call__(self) -> None:
+        if self.gone:
+            raise Fenced("another driver has the store")
+
+
+@pytest.mark.parametrize("shows", [True, False], ids=["publishes", "has yet to publish"])
+@pytest.mark.parametrize("first", [True, False], ids=["first", "replacement"])
+@pytest.mark.parametrize("moment", ["links", "manifest", "exchange"])
+def test_a_driver_that_was_taken_over_publishes_nothing(tmp_path, monkeypatch, moment, first, shows):
+    """It stands still while it links, when all is linked, or just before it shows its folder; meanwhile the other one
+    publishes. When it goes on, nothing changes, and nothing of it stays."""
+    store = Store(tmp_path / "store")
+    old, theirs = versions(tmp_path / "store", tmp_path)
+    ours = [part(store, tmp_path, key(50 + n), range(9000 + n * 10, 9010 + n * 10)) for n in range(3)]
+    if not first:
+        publish(store, "clean", old, dropped=old)
+    verify = TakenOver()
+
+    def take_over() -> None:
+        if not verify.gone:
+            verify.gone = True
+            if shows:
+                publish(store, "clean", theirs, dropped=theirs)
+
+    def records():
+        for n, record in enumerate(ours):
+            if moment == "links" and n == 1:
+                take_over()
+            yield record
+
+    def late(real):
+        def call(*paths):
+            if "datasets" in str(paths[-1]):
+                take_over()
+            return real(*paths)
+        return call
+
+    if moment == "manifest":
+        monkeypatch.setattr(dataset, "sync", late(dataset.sync))
+    elif moment == "exchange":
+        monkeypatch.setattr(dataset, "swap_folders", late(dataset.swap_folders))
+        monkeypatch.setattr(dataset.os, "rename", late(os.rename))
+    with pytest.raises(Fenced):
+        publish(store, "clean", records(), verify=verify)
+    monkeypatch.undo()
+    if shows:
+        assert glob_count(store.local) == sum(manifest(store, "clean")["rows"].to_pylist()) == 61
+    elif first:
+        assert not (store.local / "datasets/clean").exists()
+    else:
+        assert glob_count(store.local) == sum(manifest(store, "clean")["rows"].to_pylist()) == 37
+    publish(store, "clean", theirs, dropped=theirs)
+    assert glob_count(store.local) == 61
+    assert all(p.name.startswith("clean~") for p in (store.local / ".publish/datasets").iterdir())
+    assert len(list((store.local / ".publish/datasets").iterdir())) <= 1, "what was replaced, and nothing else"
+
+
+def test_a_folder_that_is_gone_is_never_exchanged(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x").touch()
+    with pytest.raises(FileNotFoundError):
+        swap_folders(tmp_path / "a", tmp_path / "b")
+    assert os.listdir(tmp_path) == ["b"] and os.listdir(tmp_path / "b") == ["x"]
+
+
 def test_object_store_manifest_is_right_wherever_a_publication_stops(tmp_path, monkeypatch):
     """Stop before each operation: what the manifest names is all there, and a rerun ends with exactly that."""
     fs = fsspec.filesystem("memory")
@@ -293,7 +366,7 @@ def test_object_store_manifest_is_right_wherever_a_publication_stops(tmp_path, m
             return call
 
         with monkeypatch.context() as m:
-            for name in ("cp_file", "pipe_file", "rm_file"):
+            for name in ("cp_file", "put_file", "rm_file"):
                 m.setattr(store.fs, name, stop(getattr(store.fs, name)))
             try:
                 publish(store, "clean", b)

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.engine.attempt import run_attempt
 from pipeline.engine.task import Cursor, TaskSpec, content_key
-from pipeline.store.fs import Store
+from pipeline.store.fs import Store, StoreError
 from pipeline.store.parts import PartWriter, document_schema
 from pipeline.tasks import encode as encode_module
 from pipeline.tasks.encode import (
@@ -464,3 +464,21 @@ def test_row_groups_of_the_table_do_not_show_the_batches(tmp_path, monkeypatch):
         writer.close()
         tables.append((out.folder / "train.parquet").read_bytes())
     assert tables[0] == tables[1] == tables[2]
+
+
+def test_a_driver_that_was_taken_over_leaves_the_manifests_of_the_other_alone(run):
+    info, tokenizer = encode(run, run.parts(documents(60), 30), CONFIG, 3000)
+    before = {p: p.read_bytes() for p in run.store.local.joinpath("shards").rglob("*.json")}
+    parts = run.parts(documents(50), 25)
+    shards = run(assemble_drafts(run(encode_drafts(parts, tokenizer, CONFIG)), tokenizer, 3000))
+
+    def fenced():
+        raise StoreError("another driver")
+
+    with pytest.raises(StoreError, match="another driver"):
+        publish_shards(run.store, "web", shards, parts, tokenizer, verify=fenced)
+    assert {p: p.read_bytes() for p in run.store.local.joinpath("shards").rglob("*.json")} == before
+    assert publish_shards(run.store, "web", shards, parts, tokenizer)["train"]["sha256"] != info["train"]["sha256"]
+    run.store.remove(shards[0].files["ends"]["$ref"])
+    with pytest.raises(StoreError, match="ends is gone though the log names it; restore it"):
+        publish_shards(run.store, "other", shards, parts, tokenizer)

@@ -65,6 +65,19 @@ def materialise(run: Runner, c: Curriculum, format: str, map_bytes: int, file_by
     return made, run.store.local / folder
 
 
+def test_a_driver_that_was_taken_over_shows_no_rows(setup):
+    run, c = setup
+    mapped = run(map_drafts(run.store, c, 4000, 2000))
+    drafts = reduce_drafts(c, mapped, "bytes", 2000)
+
+    def fenced():
+        raise ShardError("another driver")
+
+    with pytest.raises(ShardError, match="another driver"):
+        publish_rows(run.store, "rows", c, drafts, run(drafts), fenced)
+    assert not run.store.exists("rows/rows.json")
+
+
 def virtual(run: Runner, c: Curriculum):
     sets = [ShardSet(run.store.local / s.train, s.sha256) for s in c.streams]
     at = Order(c).locate(0, c.samples)

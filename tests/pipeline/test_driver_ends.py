@@ -1,0 +1,309 @@
+"""How a driver begins and ends when things go wrong: nothing committed is lost, nothing of another's is touched, the
+store is given back, and a temporary directory does not keep what a killed one left there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+import tracemalloc
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from pipeline import materialize as materialize_module
+from pipeline import run as run_module
+from pipeline.engine.inline import InlineBackend
+from pipeline.engine.progress import Progress
+from pipeline.engine.scheduler import Scheduler, TaskFailed
+from pipeline.engine.scratch import user_folder
+from pipeline.plan.nodes import Applied
+from pipeline.recipe import RecipeError, load_recipe
+from pipeline.store import temp
+from pipeline.store.errors import EnvironmentFailure
+from pipeline.store.fs import Store, StoreError
+from pipeline.store.log import Fenced, Log, attempt_name
+from pipeline.store.temp import scratch_database
+from stages.barrier import PartRef
+from tests.pipeline import engine_tasks as t
+from tests.pipeline.test_engine_scheduler import Scripted
+from tests.pipeline.test_store_log import record
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(params=["disk", "memory"])
+def store(request, tmp_path):
+    if request.param == "disk":
+        yield Store(tmp_path / "store")
+    else:
+        root = f"memory://e{tmp_path.name}-{os.getpid()}"
+        yield Store(root)
+        fsspec.filesystem("memory").rm(root, recursive=True)
+
+
+# -- commits ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("performed", [True, False], ids=["performed", "not performed"])
+def test_ctrl_c_in_a_commit_loses_nothing_and_fences_nobody(store, monkeypatch, performed):
+    """The segment is there or it is not when the interrupt comes; `close` commits what waits, once."""
+    log = Log.open(store, run="r")
+    log._stop.set()                                       # this thread alone commits
+    log._thread.join()
+    log.append(record("a"))
+    log.condemn("x", 3, 0, "memory")
+    put = store.put_absent
+
+    def interrupted(path, data):
+        monkeypatch.undo()
+        if performed:
+            put(path, data)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "put_absent", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        log.flush()
+    log.append(record("b"))
+    log.close()
+    view = Log.read(store)
+    assert [r.key for r in view.records()] == ["a", "b"] and view.condemned("x") == {3: (0, "memory")}
+    bodies = [json.loads(store.read(p))["body"] for p in store.list("log") if "heartbeat" not in p]
+    assert [len(b.get("records", ())) for b in bodies] == [0, 1, 1]
+
+
+def test_what_ended_together_with_a_failure_is_committed():
+    """One poll brings the end of a task and the last failure of another, in this order and the other one."""
+    class Together(Scripted):
+        def wait(self, timeout):
+            if len(self.queue) < 2:
+                return []
+            (bad, good), self.queue = sorted(self.queue, key=lambda a: a["spec"]["key"] != specs[0].key), []
+            done = {"key": good["spec"]["key"], "task": "x", "node": "t", "attempt": "a", "files": {}, "counters": {}}
+            return [{"event": "failed", "id": bad["id"], "kind": "exception", "message": "no"},
+                    {"event": "done", "id": good["id"], "record": done}]
+
+    specs, log = t.row_specs(parts=2), t.MemoryLog()
+    with pytest.raises(TaskFailed, match="no"):
+        Scheduler(Together(), log, max_attempts=1).run(specs)
+    assert log.appended == [specs[1].key] and log.flushed == 1
+
+
+CONDEMNED = [{"event": "condemned", "row": row, "stage": 2, "reason": "crash:SIGSEGV"} for row in range(5)]
+TOO_MANY = {"event": "failed", "kind": "exception", "message": "bad code, not bad data"}
+
+
+def test_a_task_that_fails_for_good_condemns_nobody(tmp_path):
+    """Its documents are looked at again by the next run, whose machine or library may be a better one."""
+    store, [spec] = Store(tmp_path / "store"), t.row_specs(parts=1)
+    with Log.open(store) as log:
+        log.condemn("other", 1, 0, "memory")
+        b = Scripted({spec.key: [[*CONDEMNED, TOO_MANY]] * 2})
+        with pytest.raises(TaskFailed, match="bad code"):
+            Scheduler(b, log, max_attempts=2).run([spec])
+        assert [len(a["skip"]) for a in b.taken] == [0, 5], "within the run they are remembered"
+        assert log.condemned(spec.key) == {}
+        assert Log.read(store).condemned(spec.key) == {}, "it is in the log when the run ends"
+    with Log.open(store) as log:
+        assert log.condemned("other") == {1: (0, "memory")}
+        b = Scripted({spec.key: [[CONDEMNED[0], {**TOO_MANY, "kind": "environment"}]]})
+        Scheduler(b, log).run([spec])
+        assert [a["skip"] for a in b.taken] == [[], [[0, 2, "crash:SIGSEGV"]]]
+
+
+def test_a_verdict_after_an_acquittal_counts(store):
+    with Log.open(store) as log:
+        log.condemn("k", 1, 0, "memory")
+        log.acquit("k")
+        log.acquit("unknown")
+        log.condemn("k", 2, 0, "memory")
+    assert Log.read(store).condemned("k") == {2: (0, "memory")}
+
+
+# -- garbage ---------------------------------------------------------------------------------------------------------
+def leave(store: Store, path: str, scratch: Path) -> None:
+    (scratch / "x").write_bytes(b"x")
+    store.upload(str(scratch / "x"), path)
+
+
+def test_a_driver_that_was_taken_over_collects_nothing(store, tmp_path):
+    """It stood still while it looked for garbage; the lists that the tasks of its successor read are not garbage."""
+    first = Log.open(store, run="first")
+    leave(store, f"objects/dead/{attempt_name(0, 1)}.x", tmp_path)
+    look = first._objects
+
+    def slow():
+        with Log.open(store, run="second", takeover=True):
+            leave(store, f"objects/lists/{'a' * 64}.json", tmp_path)
+            yield from look()
+
+    first._objects = slow
+    with pytest.raises(Fenced, match="run 'second'"):
+        first.collect_garbage()
+    assert list(store.list("objects")) == [f"objects/dead/{attempt_name(0, 1)}.x", f"objects/lists/{'a' * 64}.json"]
+    assert list(store.list("log/heartbeat"))[-1] == "log/heartbeat/00000002.json"
+    with contextlib.suppress(Fenced):
+        first.close()
+
+
+def test_half_written_files_of_dead_writers_are_collected(tmp_path):
+    store = Store(tmp_path)
+    old = ["log/.00000007.json.ab.tmp~", "log/heartbeat/.x.tmp~", "runs/r/.progress.json.ab.tmp~", "runs/.witness-ab",
+           "objects/lists/.y.tmp~", "shards/web/split=train/.shards.json.cd.tmp~", ".report.json.ef.tmp~"]
+    for path in [*old, "runs/r/.young.tmp~", "runs/.witness-young", "runs/r/report.json"]:
+        store.write(path, b"x")
+        if path in old or path.endswith("report.json"):
+            then = time.time() - 7200
+            os.utime(tmp_path / path, (then, then))
+    with Log.open(store) as log:
+        assert log.collect_garbage()[0] == len(old)
+        assert [p for p in old if (tmp_path / p).exists()] == []
+        assert all((tmp_path / p).exists() for p in ("runs/r/.young.tmp~", "runs/.witness-young", "runs/r/report.json"))
+        assert log.collect_garbage() == (0, 0)
+
+
+def test_looking_for_garbage_takes_no_memory(tmp_path):
+    """A folder for each task of a store: there may be a million."""
+    store = Store(tmp_path)
+    with Log.open(store) as log:
+        for i in range(6000):
+            os.makedirs(tmp_path / "objects" / f"{i:032x}")
+            (tmp_path / "objects" / f"{i:032x}" / f"{attempt_name(1, i)}.kept.parquet").touch()
+        tracemalloc.start()
+        try:
+            assert log.collect_garbage() == (0, 0)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 250_000, "not 80 bytes a folder and more"
+
+
+# -- runs that cannot begin ------------------------------------------------------------------------------------------
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "a.txt").write_text("A text.")
+    (tmp_path / "recipe.yaml").write_text("version: 1\nsources: {s: {read: text, path: a.txt}}\n"
+                                          "datasets: {d: {from: s}}\n")
+    return load_recipe(tmp_path / "recipe.yaml")
+
+
+def refuse(*_args, **_kw):
+    raise StoreError("cannot write there")
+
+
+def given_back(store: Store) -> None:
+    """Nobody holds the store, though this very process held it."""
+    with Log.open(store):
+        pass
+
+
+@pytest.mark.parametrize("what", ["make_backend", "note_attempt", "Progress", "keep_code"])
+def test_a_run_that_cannot_begin_gives_the_store_back(tmp_path, recipe, monkeypatch, what):
+    inline = run_module.make_backend("inline", 1, None)
+    if what != "make_backend":
+        monkeypatch.setattr(run_module, what, refuse)
+    make = refuse if what == "make_backend" else inline
+    with pytest.raises(StoreError, match="cannot write there"):
+        run_module.run_recipe(recipe, str(tmp_path / "store"), make_backend=make)
+    given_back(Store(tmp_path / "store"))
+    if what == "keep_code":
+        [progress] = (tmp_path / "store/runs").glob("*/progress.json")
+        assert json.loads(progress.read_text())["error"] == "cannot write there"
+
+
+@pytest.mark.parametrize("what", ["make_backend", "Progress", "drive"])
+def test_a_materialize_that_cannot_begin_gives_the_store_back(tmp_path, monkeypatch, what):
+    store = Store(tmp_path / "store")
+    store.write("runs/r/curriculum.json", b"{}")
+    monkeypatch.setattr(materialize_module.Curriculum, "from_json", lambda *_: None)
+    if what != "make_backend":
+        monkeypatch.setattr(materialize_module, what, refuse)
+    with pytest.raises(StoreError, match="cannot write there"):
+        materialize_module.materialize(store.root, "r", "bytes", make_backend=refuse if what == "make_backend"
+                                       else run_module.make_backend("inline", 1, None))
+    given_back(store)
+
+
+def test_a_backend_that_cannot_close_does_not_keep_the_store(tmp_path, recipe, monkeypatch):
+    monkeypatch.setattr(InlineBackend, "close", refuse)
+    with pytest.raises(StoreError, match="cannot write there"):
+        run_module.run_recipe(recipe, str(tmp_path / "store"), make_backend=run_module.make_backend("inline", 1, None))
+    given_back(Store(tmp_path / "store"))
+
+
+@pytest.mark.parametrize("section", ["datasets: {index: {from: s}}", "datasets: {shards: {from: s}}",
+                                     "datasets: {d: {from: '2'}}"])
+def test_names_that_nodes_of_the_plan_have_are_refused(tmp_path, section):
+    source = "'2'" if "'2'" in section else "s"
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"version: 1\nsources: {{{source}: {{read: text, path: a.txt}}}}\n{section}\n")
+    with pytest.raises(RecipeError, match=r"give the (dataset|source) a"):
+        load_recipe(path)
+
+
+def test_a_barrier_that_forgets_a_part_is_an_error():
+    part = PartRef("k", "d", 0, 1, 1, {"$ref": "x", "content": "c"}, None)
+    assert list(Applied([part], [None])) == [(part, None)]
+    with pytest.raises(ValueError, match="shorter"):
+        list(Applied([part, part], [None]))
+
+
+# -- what others see -------------------------------------------------------------------------------------------------
+def test_a_task_two_nodes_want_is_counted_once():
+    """Whoever asked first has it; what is left and how long it takes end at nothing."""
+    spec, progress = t.spec(t.Rows, weight=0, first=0, rows=1), Progress("quiet")       # the last to be run
+    twice = [spec, *(t.spec(t.Rows, order=i, first=i, rows=1) for i in range(1, 1500)), spec]
+    assert len(Scheduler(Scripted(), t.MemoryLog(), progress).run(twice)) == 1501
+    seen = progress.snapshot()
+    assert (seen["parts"], seen["done"], seen["bytes_left"], seen["eta_s"]) == (1500, 1500, 0, 0)
+
+
+# -- temporary files -------------------------------------------------------------------------------------------------
+KILLED = """
+    import os, signal, sys
+    from pipeline.engine.inline import InlineBackend
+    from pipeline.store.fs import Store
+    from pipeline.store.temp import Spilled, scratch_database
+
+    db = scratch_database(1)
+    db.execute("CREATE TABLE x (data BLOB)")
+    db.executemany("INSERT INTO x VALUES (randomblob(100000))", [()] * 100)
+    assert any("deleted" in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+               if os.path.islink(f"/proc/self/fd/{fd}")), "it has no file yet"
+    backend = InlineBackend(Store(sys.argv[1]))
+    backend.start()
+    open(backend.scratch + "/half.parquet", "w").write("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_what_a_killed_driver_leaves_in_tmpdir_is_swept(tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    env = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path / "store")], cwd=ROOT, env=env)
+    assert done.returncode == -signal.SIGKILL
+    assert [p.name for p in (tmp_path / "tmp").iterdir()] == [f"tokenmill-{os.getuid()}"], "databases have no name"
+    assert len(list((tmp_path / "tmp").rglob("half.parquet"))) == 1
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    backend = InlineBackend(Store(tmp_path / "store"))
+    backend.start()
+    assert not list((tmp_path / "tmp").rglob("half.parquet"))
+    backend.close()
+    assert [p.name for p in user_folder().iterdir()] == [".lock"]
+
+
+def test_a_full_disk_under_the_drivers_tables_is_said_in_words(monkeypatch):
+    monkeypatch.setenv("TMPDIR", "/some/where")
+    db = scratch_database(1)
+    db.execute("CREATE TABLE x (data BLOB)")
+    db.execute("PRAGMA max_page_count = 50")
+    with pytest.raises(EnvironmentFailure, match="/some/where: database or disk is full; free some space"):
+        db.executemany("INSERT INTO x VALUES (randomblob(10000))", [()] * 100)
+    with pytest.raises(sqlite3.OperationalError, match="syntax"):
+        temp.scratch_database().execute("SELEC 1")
