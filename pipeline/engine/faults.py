@@ -8,9 +8,9 @@ supervisor feeds it deaths and does what it says next.
 3. The row it dies at is the suspect. It is *probed*: alone in a fresh child. Only if that dies too, of that row, is it
    condemned, and the partition is run again without it. If the probe passes, nobody is.
 
-Deaths outside any document (row -1) or while its record is read (stage -1), signals from outside (SIGKILL, SIGTERM),
-memory pressure of the node and stalled machines are the environment's: the attempt is repeated a few times, then handed
-back to the scheduler. So are a full disk and storage that does not answer, after a wait.
+Deaths outside any document (row -1) or while its record is read (stage -1), signals from outside (SIGKILL, SIGTERM,
+SIGBUS), memory pressure of the node and stalled machines are the environment's: the attempt is repeated a few times,
+then handed back to the scheduler. So are a full disk and storage that does not answer, after a wait.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from dataclasses import dataclass, field
 
 from pipeline.store.errors import FULL, EnvironmentFailure
 
-#: signals a process brings upon itself by what it executes
-_OWN = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP}
+#: signals a process brings upon itself by what it executes. Not SIGBUS: it says that a page of a mapped file (a model,
+#: a list) could not be read, because storage is away or a disk full, or that memory itself is broken
+_OWN = {signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP}
+#: what storage says through a file system when it does not answer, or not any more: NFS, FUSE, a broken disk
+_AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EHOSTDOWN, errno.ENOTCONN)
 MEMORY_EXIT = 137       # how a child exits on MemoryError
 
 
@@ -58,7 +61,7 @@ def classify(returncode: int) -> Fault:
 
 def hinders(error: Exception) -> bool:
     """Whether an error a task raised is, for now, the machine's or the storage's fault and not the task's."""
-    return isinstance(error, EnvironmentFailure) or (isinstance(error, OSError) and error.errno in (*FULL, errno.EIO))
+    return isinstance(error, EnvironmentFailure) or (isinstance(error, OSError) and error.errno in (*FULL, *_AWAY))
 
 
 #: memory that ran out while nothing but the task itself was at work

@@ -8,8 +8,9 @@ Decisions only, from plain numbers; `ray_backend` carries them out. The rules:
   they run, then one of the right shape takes their place.
 * What fits no node at all is waited for (an autoscaler may bring one), and then ends the run by name.
 * A supervisor that has had nothing to do for `idle_s` goes, so that its node can be given back.
-* A node on which supervisors die one after the other rests, each time for longer: an idle worker on a sick machine
-  would draw tasks and lose them for as long as the run lasts.
+* A node on which supervisors die one after the other, or do not come up, rests, each time for longer: an idle worker
+  on a sick machine would draw tasks and lose them for as long as the run lasts.
+* Whoever has to wait is told: at once where no node is large enough, after a while where others use the nodes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ IDLE_S = 60.0            # a supervisor without work goes after this
 REST_S, LONGEST_REST_S = 2.0, 120.0
 STEADY_S = 60.0          # a supervisor that lived so long has shown that its node is well
 WAY_S = 30.0             # a place that was made is kept so long
+PENDING_S = 120.0        # a supervisor that is not ready by then is given up: somebody else has what it was to get
+TELL_S = 60.0            # for how long no supervisor takes a task that fits a node, until somebody is told
+BLIND_S = 5.0            # longer than this between two looks: it is us who stood still
+START_S = 600.0          # without a single supervisor ready: give up
+MAX_DEATHS = 5           # supervisors that may die in a row without any becoming ready
 MAX_WISHES = 1000        # tasks an autoscaler is told of at a time
 
 NOTHING = Shape(0, 0, 0)
@@ -114,6 +120,10 @@ class Fleet:
         self._falls: dict[str, tuple[int, float]] = {}       # node → supervisors that died in a row, rest until
         self._way: dict[str, tuple[Kind, float]] = {}        # node → kind its supervisors make way for, last seen to
         self._said: set[tuple[str, Kind]] = set()
+        self._waits: dict[Kind, float] = {}          # since when no supervisor takes them
+        self._deaths, self._last_death = 0, ""       # of supervisors that were not ready, in a row
+        self.alone_since: float | None = None        # since when one is wanted and none is ready
+        self._looked = float("inf")
 
     @property
     def usable(self) -> list[Post]:
@@ -147,6 +157,17 @@ class Fleet:
                 and (not kind.cpu or self.tags.get(host.id, kind.cpu) == kind.cpu)
                 and Free(host.cpus, host.memory_mb, host.gpus).shape_for(host.clamp(kind)) is not None)
 
+    def look(self, now: float) -> None:
+        """We are about to see who has answered. Time in which nobody looked counts for no supervisor: after a machine
+        was suspended, or a driver stopped, their answers are still on their way."""
+        if (blind := now - self._looked) > BLIND_S:
+            for post in self.posts.values():
+                post.polled = min(now, post.polled + blind)
+                post.started += 0.0 if post.ready else min(now - post.started, blind)
+            if self.alone_since is not None:
+                self.alone_since = min(now, self.alone_since + blind)
+        self._looked = now
+
     # -- what to do ----------------------------------------------------------------------------------------------
     def plan(self, hosts: Iterable[Host], now: float) -> Orders:
         """Look at the nodes, and say what to start, whom to let go and what to wish for."""
@@ -156,10 +177,17 @@ class Fleet:
                          and self.hosts[p.host].draining]
         for post in orders.leave:
             post.drained = True
+        for post in self.posts.values():
+            if not (post.ready or post.leaving or post.drained) and now - post.started > self._patience(post.host):
+                log.warning("node %s: a supervisor has not come up for %.0f s and is given up", post.name,
+                            now - post.started)
+                orders.leave.append(post)
+                self._fell(post, now)
         free = {h.id: self._free(h) for h in self._open_hosts() if now >= self._falls.get(h.id, (0, 0.0))[1]}
         left = self._left()
         numbers = {h: {n for at, n in self.posts if at == h} for h in free}
         ways = self._ways(free, orders, now)
+        self._waits = {k: since for k, since in self._waits.items() if k in self.waiting}
         for kind in sorted(self.waiting, key=lambda k: (k not in ways, -k.gpus, -k.memory_mb, k.cpu)):
             able = self._able(kind, orders)
             short = self.waiting[kind] - sum(p.room(kind) for p in able)
@@ -185,6 +213,10 @@ class Fleet:
                     orders.leave += going
                     self._way.update({p.host: (kind, now) for p in going})
                 orders.wishes[kind] = min(short - placed, MAX_WISHES if kind.gpus else max(0, min(left, MAX_WISHES)))
+            if able or placed or kind in ways:
+                self._waits.pop(kind, None)
+            else:
+                self._tell(kind, now)
         orders.leave += self._idle(now, orders)
         return orders
 
@@ -203,13 +235,70 @@ class Fleet:
         """Supervisors, also those that are starting, that stay and take this kind."""
         return [p for p in self.posts.values() if not p.leaving and p not in orders.leave and p.takes(kind)]
 
-    def died(self, post: Post, now: float) -> None:
-        """A supervisor is dead that should not be. The first time another one follows at once."""
-        before = 0 if now - post.started > STEADY_S else self._falls.get(post.host, (0, 0.0))[0]
-        rest = min(LONGEST_REST_S, REST_S * 2 ** before) if before else 0.0
+    def greeted(self, post: Post, now: float) -> None:
+        """A supervisor has answered and may work."""
+        post.ready, post.idle_since, self._deaths = True, now, 0
+
+    def died(self, post: Post, now: float, why: str = "") -> None:
+        """A supervisor is dead that should not be."""
+        if not post.ready:
+            self._deaths, self._last_death = self._deaths + 1, why
+        self._fell(post, now)
+
+    def _fell(self, post: Post, now: float) -> None:
+        """It died, or did not come up. The first time another one follows at once, and so it does while there is no
+        other node: then the run is to end soon."""
+        before = 0 if post.ready and now - post.started > STEADY_S else self._falls.get(post.host, (0, 0.0))[0]
+        alone = not post.ready and not self._well()
+        rest = min(LONGEST_REST_S, REST_S * 2 ** before) if before and not alone else 0.0
         self._falls[post.host] = before + 1, now + rest
         if rest > 10:
             log.warning("node %s lost %d supervisors in a row: it gets no work for %.0f s", post.name, before + 1, rest)
+
+    def _well(self) -> bool:
+        """Whether there is a supervisor, maybe still starting, on a node where none has died of late."""
+        return any(p.ready or p.host not in self._falls for p in self.posts.values())
+
+    def _patience(self, host: str) -> float:
+        """Seconds until a supervisor must be ready: some machines are slow, and were given up too soon."""
+        return PENDING_S * 2 ** min(self._falls.get(host, (0, 0.0))[0], 3)
+
+    def stuck(self, now: float) -> str | None:
+        """Why waiting for supervisors any longer makes no sense; None while it does."""
+        if any(p.ready for p in self.posts.values()) or not self.waiting:
+            self.alone_since = None
+            return None
+        if self.alone_since is None:
+            self.alone_since = now
+        if self._deaths >= MAX_DEATHS and not self._well():
+            return f"supervisors die before they are ready: {self._last_death}"
+        if self.refused and not self.posts and all(h.name in self.refused for h in self.hosts.values()
+                                                   if h.cpus or h.gpus):
+            return "no node runs what the driver runs: " + " | ".join(
+                f"{name}: {why}" for name, why in sorted(self.refused.items())) + \
+                ". Install the same version on every node, or send the code along with --ship-code"
+        if now - self.alone_since > START_S:
+            return (f"no supervisor got its resources within {START_S:.0f} s ({self._places(self.hosts.values())}); "
+                    f"stop what else runs there or ask for fewer --workers")
+        return None
+
+    def _tell(self, kind: Kind, now: float) -> None:
+        """Say once that tasks wait for a place that somebody else has. (What fits no node is told by `expect`.)"""
+        able = [h for h in self.hosts.values() if self._could(h, kind)]
+        if not able or not self._waits.setdefault(kind, now) + TELL_S <= now or ("", kind) in self._said:
+            return
+        self._said.add(("", kind))
+        log.warning("%d tasks that declare %s have been waiting for %.0f s for a place: %s", self.waiting[kind],
+                    needs(kind), now - self._waits[kind],
+                    f"--workers {self.workers} are at work" if self._left() < 1 and not kind.gpus
+                    else self._places(able))
+
+    @staticmethod
+    def _places(hosts: Iterable[Host]) -> str:
+        """Nodes, with what others use of them, in words: ten at most."""
+        found = [f"{h.name}: others use {h.others.cpus} of {h.cpus} CPUs, {h.others.memory_mb:,} of {h.memory_mb:,} MB"
+                 + (f", {h.others.gpus} of {h.gpus} GPUs" if h.gpus else "") for h in hosts]
+        return "; ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "") or "there is no node"
 
     def post(self, host: Host, number: int, shape: Shape) -> Post:
         """The supervisor of this shape; it is not one of ours yet."""

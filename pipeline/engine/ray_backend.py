@@ -40,10 +40,8 @@ from pipeline.store.fs import Store
 
 POLL_S = 1.0             # longest time a supervisor holds a poll
 GROW_S = 2.0             # how often the cluster is looked at
-START_S = 600.0          # without a single supervisor ready: give up
 LATE_S = 10.0            # a poll this late: no new work until it is answered
 SILENT_S = 90.0          # this late: given up, like a dead one (Ray notices a node that stopped after about as long)
-MAX_DEATHS = 5           # supervisors that may die in a row without any becoming ready
 TINY = sys.float_info.min        # as good as 0
 
 log = logging.getLogger("tokenmill")
@@ -108,8 +106,8 @@ class RayBackend:
         self._temp: Scratch | None = None
         self._witness: str | None = None
         self._libraries = declared_libraries()
-        self._grown = self._ready = float("-inf")
-        self._deaths, self._last_death = 0, ""
+        self._print: dict[str, Any] = {}              # fingerprint of this process, as it began
+        self._grown = float("-inf")
         self._metrics: dict[str, Counter | Gauge] = {}
         self._counted: dict[tuple[str, ...], float] = {}       # what was added to counters so far
 
@@ -137,7 +135,8 @@ class RayBackend:
             self._witness = f"runs/{WITNESS}{uuid.uuid4().hex}"    # a local path must be a shared one on a cluster
             self.store.write(self._witness, b"")
         self.fleet.waiting = {Kind(max(self.child_memory_mb, memory_mb)): 1}       # until `expect` says more
-        self._started, self._ready = True, time.monotonic()
+        self._print = fingerprint(self._libraries)    # now: who edits our files later must not pass for us
+        self._started, self.fleet.alone_since = True, None
 
     def close(self) -> None:
         """Take down our supervisors with their children and, if we started or attached it, our Ray."""
@@ -188,6 +187,7 @@ class RayBackend:
 
     def wait(self, timeout: float) -> list[dict[str, Any]]:
         now = time.monotonic()
+        self.fleet.look(now)
         if now - self._grown > GROW_S:
             self._grown = now
             self._grow(now)
@@ -317,7 +317,7 @@ class RayBackend:
     def _greet(self, post: Post, theirs: dict[str, Any]) -> None:
         """The first answer of a supervisor: may it work?"""
         post.fingerprint = theirs
-        wrong = differences(fingerprint(self._libraries), theirs)
+        wrong = differences(self._print, theirs)
         if theirs.get("sees_store") is False:
             wrong.append(f"it does not see the store {self.store.root}; put the store on a file system that all nodes "
                          f"share, or on object storage")
@@ -330,7 +330,7 @@ class RayBackend:
         for p in self.fleet.posts.values():
             if p.host == post.host:
                 p.cpu = theirs["cpu"]
-        post.ready, post.idle_since, self._deaths = True, time.monotonic(), 0
+        self.fleet.greeted(post, time.monotonic())
 
     def _vacate(self, post: Post) -> None:
         """Give it no more work; what it has not begun goes back at once, and it goes when the rest is done."""
@@ -346,19 +346,15 @@ class RayBackend:
 
     def _lost(self, post: Post, why: str, preempted: bool = False) -> list[dict[str, Any]]:
         """A supervisor is gone: what it had goes back to the scheduler; another one follows when there is room."""
-        self._last_death = why
-        if post.ready:
-            self.nodes_lost += 1
-        else:
-            self._deaths += 1
+        self.nodes_lost += post.ready
         ids, unsent = sorted(post.open), {a["id"] for a in post.unsent}
         free = ids if preempted or post.drained else [i for i in ids if i in unsent]
         words = f"node {post.name} lost its supervisor: {why}"
         log.warning("%s", words)
         self._settle(post, ids)
         self._drop(post)
-        if post.ready and not (preempted or post.drained):
-            self.fleet.died(post, time.monotonic())
+        if not (preempted or post.drained):
+            self.fleet.died(post, time.monotonic(), why)
         found = {"returned": free, "lost": [i for i in ids if i not in free]}
         return [{"event": event, "ids": them, "message": words} for event, them in found.items() if them]
 
@@ -394,15 +390,5 @@ class RayBackend:
 
     def _check_any(self) -> None:
         """Raise NoNodes when waiting any longer makes no sense."""
-        posts, refused = self.fleet.posts.values(), self.fleet.refused
-        if any(p.ready for p in posts) or not self.fleet.waiting:
-            self._ready = time.monotonic()
-        elif self._deaths >= MAX_DEATHS:
-            raise NoNodes(f"supervisors die before they are ready: {self._last_death}")
-        elif refused and not posts and all(h.name in refused for h in self.fleet.hosts.values() if h.cpus or h.gpus):
-            raise NoNodes("no node runs what the driver runs: " + " | ".join(
-                f"{name}: {why}" for name, why in sorted(refused.items())) +
-                ". Install the same version on every node, or send the code along with --ship-code")
-        elif time.monotonic() - self._ready > START_S:
-            raise NoNodes(f"no supervisor got its resources within {START_S:.0f} s (cluster: {ray.cluster_resources()},"
-                          f" free: {ray.available_resources()}); stop what else runs there or ask for fewer --workers")
+        if (why := self.fleet.stuck(time.monotonic())) is not None:
+            raise NoNodes(why)

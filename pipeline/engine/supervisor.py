@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import sys
 import time
 from collections import deque
@@ -20,16 +21,19 @@ from typing import Any
 from pipeline.engine import limits as measure
 from pipeline.engine.faults import CPU_LIMIT, ENDLESS, MEMORY, PRESSURE, STALLED, Fault, GaveUp, Inquest, classify
 from pipeline.engine.fingerprint import fingerprint
+from pipeline.engine.inline import describe
 from pipeline.engine.limits import READING_BYTES, Devices, Limits, visible_gpus
 from pipeline.engine.pools import OWN_MB, share
 from pipeline.engine.process import ChildProcess
 from pipeline.engine.scratch import Scratch, user_folder
 from pipeline.engine.task import TaskSpec
 from pipeline.redact import redact_json
+from pipeline.store.errors import EnvironmentFailure, disk_full
 from pipeline.store.fs import Store
 
 TICK_S = 0.1             # how often limits are looked at
 PROGRESS_S = 1.0
+BLIND_S = 2.0            # longer than this between two looks: we stood still ourselves, or were not asked
 PRESSURE_S = 1.0         # how often memory pressure is looked at
 RELIEF_S = 60.0          # without pressure, after which one more child may run again
 
@@ -73,7 +77,7 @@ class Supervisor:
         self._parts: dict[ChildProcess, dict[str, float]] = {}       # of the devices, which children have
         self._events: list[dict[str, Any]] = [{"event": "fingerprint", **own_print}]
         self._selector = selectors.DefaultSelector()
-        self._said = self._squeezed = self._short = time.monotonic()
+        self._said = self._squeezed = self._short = self._looked = time.monotonic()
 
     # -- the one call --------------------------------------------------------------------------------------------
     def poll(self, assignments: list[dict[str, Any]], timeout: float) -> list[dict[str, Any]]:
@@ -128,7 +132,11 @@ class Supervisor:
         """Give waiting jobs to children, as slots, declared memory and devices allow."""
         while (job := self._next()) is not None:
             self._queue.remove(job)
-            child = self._warm(job) or self._spawn(job)
+            try:
+                child = self._warm(job) or self._spawn(job)
+            except (OSError, EnvironmentFailure) as e:       # no folder (a full disk), no process, no memory for one
+                self._hindered(job, describe(e))
+                continue
             child.node = job.spec.node
             job.started = job.started or time.monotonic()
             job.place, job.since, job.tell_s = (-1, -1, -1), time.monotonic(), self.limits.hanging_s
@@ -192,7 +200,16 @@ class Supervisor:
             self._bury((alike or idle)[0])
         while (part := self.devices.take(_share(job))) is None:
             self._bury(next(c for c in self._children if not c.job and self._parts[c]))
-        child = ChildProcess(self.scratch.folder(), {**self._env, "CUDA_VISIBLE_DEVICES": ",".join(part)})
+        folder = ""
+        try:
+            with disk_full(self.scratch.path):
+                folder = self.scratch.folder()
+            child = ChildProcess(folder, {**self._env, "CUDA_VISIBLE_DEVICES": ",".join(part)})
+        except BaseException:
+            self.devices.give_back(part)
+            if folder:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         self._parts[child] = part
         self._children.append(child)
         child.register(self._selector)
@@ -223,25 +240,39 @@ class Supervisor:
         child.finished()
         if message.get("kind") == "exception":
             self._event(job, "failed", kind="exception", message=message["failed"], traceback=message["traceback"])
+        elif "failed" in message:
+            self._hindered(job, message["failed"], message["traceback"])
         else:
             try:
-                if "failed" in message:
-                    job.rests = time.monotonic() + job.inquest.hindered(message["failed"])
-                    self._queue.append(job)
-                elif job.inquest.passed():
+                if job.inquest.passed():
                     self._event(job, "done", record=message["record"])
                 else:
                     self._queue.appendleft(job)
             except GaveUp as e:
-                self._event(job, "failed", kind=e.kind, message=str(e), traceback=message.get("traceback", ""))
+                self._event(job, "failed", kind=e.kind, message=str(e), traceback="")
         # a failed attempt is repeated in a child that has seen nothing: what it held may have been the reason
         if child.tasks >= self.limits.recycle or "failed" in message:
             self._bury(child)
+
+    def _hindered(self, job: _Job, message: str, traceback: str = "") -> None:
+        """The environment kept it from its work: again in a while, or elsewhere."""
+        try:
+            job.rests = time.monotonic() + job.inquest.hindered(message)
+            self._queue.append(job)
+        except GaveUp as e:
+            self._event(job, "failed", kind=e.kind, message=str(e), traceback=traceback)
 
     # -- watching ------------------------------------------------------------------------------------------------
     def _watch(self) -> None:
         """Look for dead children, and for those that use too much."""
         now = time.monotonic()
+        if (blind := now - self._looked) > BLIND_S:
+            # a machine that stood still, or a driver that did: only time that is watched counts as standing still
+            for child in self._children:
+                child.quiet_since = min(now, child.quiet_since + blind)
+                if child.job:
+                    child.job.since = min(now, child.job.since + blind)
+        self._looked = now
         for child in list(self._children):
             if child.exited():
                 message = child.drain()          # it may have died just after its answer
@@ -290,7 +321,8 @@ class Supervisor:
         return None
 
     def _relieve(self) -> None:
-        """Kill the largest child while the cgroup is nearly full, and run fewer of them from now on."""
+        """Kill the largest child while the cgroup is nearly full, and run fewer of them from now on. Where that is not
+        our children's doing, the last one goes on: its end would help nobody, and nothing would ever be done."""
         used, total = measure.memory_use()
         busy = [c for c in self._children if c.job]
         if used <= self.limits.memory_share * total or not self._children:
@@ -305,11 +337,12 @@ class Supervisor:
             except OSError:
                 sizes[child.pid] = 0.0
         largest = max(self._children, key=lambda c: sizes[c.pid])
-        if largest.job:
-            self._allowed = max(1, len(busy) - 1)
-            self._died(largest, PRESSURE)
-        else:
+        if not largest.job:
             self._bury(largest)
+            return
+        self._allowed = max(1, len(busy) - 1)
+        if len(busy) > 1 or used - sum(sizes.values()) * 2**20 <= self.limits.memory_share * total:
+            self._died(largest, PRESSURE)
 
     # -- ending --------------------------------------------------------------------------------------------------
     def _died(self, child: ChildProcess, fault: Fault | None) -> None:

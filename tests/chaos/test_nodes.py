@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
@@ -74,7 +73,6 @@ def test_a_node_is_frozen(world, undisturbed):
         node.kill()
     assert not driver.told("condemned")
     world.check(undisturbed)
-    assert os.path.isdir(world.store)
 
 
 def test_a_sick_machine(world, undisturbed):

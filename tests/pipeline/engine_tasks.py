@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import signal
 import time
@@ -120,8 +121,20 @@ def warm(a: dict[str, Any]) -> None:
         ctypes.string_at(0)
 
 
+def mapped(a: dict[str, Any]) -> None:
+    """Reads a mapped file that storage does not give, the first two times (SIGBUS)."""
+    marks = Path(a["marks"])
+    if len(times := list(marks.iterdir())) < 2:
+        (marks / str(len(times))).touch()
+        with open(marks.parent / "mapped", "w+b") as f:
+            f.truncate(mmap.PAGESIZE)
+            page = mmap.mmap(f.fileno(), mmap.PAGESIZE)
+            f.truncate(0)
+            page[0]
+
+
 POISON = {"segfault": lambda a: ctypes.string_at(0), "spin": spin, "exit": lambda a: os._exit(3), "memory": hog,
-          "warm": warm, "once": once, "sleep": lambda a: time.sleep(3600),
+          "warm": warm, "once": once, "sleep": lambda a: time.sleep(3600), "mapped": mapped,
           "killed": lambda a: os.kill(os.getpid(), signal.SIGKILL)}
 
 

@@ -15,11 +15,11 @@ OUTSIDE = classify(-signal.SIGKILL)
 
 
 def test_exit_statuses():
-    assert [(f.reason, f.charged) for f in map(classify, (-11, -6, -7, 3, 0, 137))] == [
-        ("crash:SIGSEGV", True), ("crash:SIGABRT", True), ("crash:SIGBUS", True), ("crash:exit3", True),
-        ("crash:exit0", True), ("memory", True)]
-    assert [(f.reason, f.charged) for f in map(classify, (-9, -15, -2))] == [
-        ("killed:SIGKILL", False), ("killed:SIGTERM", False), ("killed:SIGINT", False)]
+    assert [(f.reason, f.charged) for f in map(classify, (-11, -6, 3, 0, 137))] == [
+        ("crash:SIGSEGV", True), ("crash:SIGABRT", True), ("crash:exit3", True), ("crash:exit0", True),
+        ("memory", True)]
+    assert [(f.reason, f.charged) for f in map(classify, (-9, -15, -2, -signal.SIGBUS))] == [
+        ("killed:SIGKILL", False), ("killed:SIGTERM", False), ("killed:SIGINT", False), ("killed:SIGBUS", False)]
 
 
 def test_a_single_row_is_probed_alone_and_then_condemned():
@@ -155,6 +155,7 @@ def test_the_environment_is_given_time_and_then_another_node():
 
 @pytest.mark.parametrize(("error", "verdict"), [
     (EnvironmentFailure("x"), True), (OSError(errno.ENOSPC, "full"), True), (OSError(errno.EIO, "broken"), True),
+    (OSError(errno.ESTALE, "NFS"), True), (OSError(errno.ENOTCONN, "FUSE"), True), (TimeoutError(110, "NFS"), True),
     (StoreError("x"), False), (OSError("a decoder's own"), False), (FileNotFoundError(errno.ENOENT, "x"), False),
     (ValueError("x"), False)])
 def test_errors_that_are_the_machines(error, verdict):

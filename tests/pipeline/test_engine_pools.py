@@ -312,6 +312,86 @@ def test_a_node_whose_supervisors_die_one_after_the_other_rests_for_longer_each_
     assert fall(100.0) == 0.0, "it has proved itself"
 
 
+def test_a_supervisor_that_does_not_come_up_is_given_up(caplog):
+    """Somebody else was quicker and has what it was to get: it would stand in the way of all wishes for ever."""
+    fleet, node = Fleet(), Host("a", "node a", 4, 16 * GB)
+    taken = Host("a", "node a", 4, 16 * GB, others=Shape(0, 4, 16 * GB))
+    fleet.expect({SMALL: 10}, 0)
+    [post] = carry_out(fleet, [node], 0, ready=False)
+    assert carry_out(fleet, [taken], 119) == [] and list(fleet.posts.values()) == [post]
+    assert carry_out(fleet, [taken], 121) == [] and fleet.posts == {}
+    assert "not come up for 121 s" in caplog.text
+    assert fleet.plan([taken], 122).wishes == {SMALL: 10}
+    [post] = carry_out(fleet, [node], 130, ready=False)
+    assert fleet.plan([node], 130 + 200).leave == [], "the second one gets longer: the machine may be slow"
+    fleet.greeted(post, 131)
+    assert fleet.plan([node], 1000).leave == []
+
+
+def fall_before_ready(fleet: Fleet, host: str, now: float) -> None:
+    post = next(p for p in fleet.posts.values() if p.host == host)
+    del fleet.posts[post.host, post.number]
+    fleet.died(post, now, "OSError: no scratch")
+
+
+def test_a_node_where_none_comes_up_rests_while_others_work():
+    fleet, nodes, now, waits = Fleet(), hosts(("a", 1, 4 * GB, 0), ("b", 1, 4 * GB, 0)), 0.0, []
+    fleet.expect({SMALL: 100}, now)
+    carry_out(fleet, nodes, now, ready=False)
+    for i in range(7):
+        fall_before_ready(fleet, "a", now)
+        assert fleet.stuck(now) is None, "the other one is still starting, or at work"
+        if i == 5:
+            fleet.greeted(next(p for p in fleet.posts.values() if p.host == "b"), now)
+        before = now
+        while not carry_out(fleet, nodes, now, ready=False):
+            now += 0.5
+        waits.append(now - before)
+    assert waits == [0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 120.0]
+
+
+def test_supervisors_that_die_wherever_they_start_end_the_run_soon():
+    fleet, nodes = Fleet(), hosts(("a", 1, 4 * GB, 0), ("b", 1, 4 * GB, 0))
+    fleet.expect({SMALL: 100}, 0)
+    for i in range(5):
+        carry_out(fleet, nodes, i, ready=False)
+        assert fleet.stuck(i) is None and len(fleet.posts) == 2
+        fall_before_ready(fleet, "ab"[i % 2], i)
+    assert fleet.stuck(5) == "supervisors die before they are ready: OSError: no scratch"
+
+
+def test_a_driver_that_stood_still_takes_nobody_for_silent():
+    fleet, nodes = Fleet(), hosts(("a", 1, 4 * GB, 0), ("b", 1, 4 * GB, 0))
+    fleet.expect({SMALL: 100}, 0)
+    asked, starting = carry_out(fleet, nodes, 0, ready=False)
+    for now in (0, 1, 2, 3):
+        fleet.look(now)
+    asked.ready, asked.polled = True, 2.5
+    fleet.look(1003)                                          # stopped for 1000 seconds
+    assert (asked.polled, starting.started) == (1002.5, 1000)
+    assert fleet.plan(nodes, 1003).leave == []
+    asked.polled = 1003
+    fleet.look(2003)
+    assert asked.polled == 2003, "never in the future"
+    for now in range(2004, 2200):
+        fleet.look(now)
+    assert asked.polled == 2003, "and this time it is its own"
+
+
+def test_who_waits_for_what_others_use_is_told_and_then_the_run_ends(caplog):
+    busy = Host("a", "node a", 8, 32 * GB, others=Shape(0, 8, 30 * GB))
+    fleet = Fleet()
+    for now in (0, 30, 61, 100):
+        fleet.expect({SMALL: 7}, now)
+        assert fleet.plan([busy], now).start == [] and fleet.stuck(now) is None
+        assert ("waiting for" in caplog.text) == (now > 60)
+    assert caplog.text.count("7 tasks that declare 500 MB of memory have been waiting for 61 s for a place: node a: "
+                             "others use 8 of 8 CPUs, 30,000 of 32,000 MB") == 1
+    assert "within 600 s (node a: others use 8 of 8 CPUs" in fleet.stuck(601)
+    carry_out(fleet, hosts(("b", 1, 4 * GB, 0)), 602)
+    assert fleet.stuck(603) is None
+
+
 def test_what_others_use_is_theirs():
     busy = Host("a", "node a", 8, 32 * GB, others=Shape(0, 6, 24 * GB))
     fleet = Fleet()

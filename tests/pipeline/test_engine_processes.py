@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -144,6 +145,14 @@ def test_an_innocent_document_that_was_hit_once_is_not_condemned(processes, tmp_
     assert record.counters["kept"] == 40
 
 
+def test_a_model_that_storage_does_not_give_is_no_documents_fault(processes, tmp_path):
+    (tmp_path / "marks").mkdir()
+    specs = t.row_specs(parts=1, batch=1, poison={0: {9: "mapped"}}, marks=str(tmp_path / "marks"))
+    [record] = Scheduler(processes(1), t.MemoryLog(), max_attempts=1).run(specs)
+    assert len(list((tmp_path / "marks").iterdir())) == 2, "nobody died"
+    assert (record.quarantine, record.counters["kept"]) == ([], 40)
+
+
 def test_the_suspect_is_probed_in_a_child_that_has_seen_nothing_else(processes):
     backend = processes(3)
     scheduler = Scheduler(backend, t.MemoryLog())
@@ -184,6 +193,23 @@ def test_a_child_that_stands_still_is_run_again_but_its_document_is_not_condemne
     assert log.appended == []
 
 
+def test_a_supervisor_nobody_asked_for_a_while_takes_no_child_for_stalled(store, tmp_path):
+    """A machine, or a driver, that stood still: what happened meanwhile nobody has seen."""
+    supervisor = Supervisor(store.root, 1, Limits(wall_s=1.5, hanging_s=1.5), scratch=str(tmp_path))
+    try:
+        spec = t.spec(t.Waits, mark=str(tmp_path / "mark"))
+        events = supervisor.poll([{"id": 1, "spec": spec.to_json(), "attempt": "1-1", "skip": []}], 0.5)
+        pids = supervisor.pids
+        time.sleep(3.0)
+        events += supervisor.poll([], 0.3)
+        assert supervisor.pids == pids
+        (tmp_path / "mark").touch()
+        until(lambda: events.extend(supervisor.poll([], 0.2)) or any(e["event"] == "done" for e in events))
+        assert {e["event"] for e in events} <= {"fingerprint", "progress", "done"}
+    finally:
+        supervisor.close()
+
+
 def test_a_row_at_which_children_get_killed_from_outside_is_not_condemned_either(processes, monkeypatch):
     from pipeline.engine import scheduler
 
@@ -214,6 +240,31 @@ def test_a_full_disk_is_waited_for_and_held_against_nobody(processes, tmp_path):
     spec = t.spec(t.Full, marks=str(tmp_path / "marks"), times=2)
     [record] = Scheduler(processes(1), t.MemoryLog(), max_attempts=1).run([spec])
     assert record.counters == {"n": 1} and len(list((tmp_path / "marks").iterdir())) == 3
+
+
+def test_a_disk_too_full_to_start_a_child_is_waited_for_too(processes, store, tmp_path, monkeypatch):
+    from pipeline.engine import scheduler, supervisor
+
+    specs, backend = t.row_specs(parts=2), processes(2)
+    backend.start()
+    real, failing = backend.supervisor.scratch.folder, [2]
+
+    def folder():
+        if failing[0]:
+            failing[0] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/scratch/x")
+        return real()
+
+    monkeypatch.setattr(backend.supervisor.scratch, "folder", folder)
+    records = Scheduler(backend, t.MemoryLog(), max_attempts=1).run(specs)
+    assert failing == [0] and t.outcome(records) == inline(store, specs, tmp_path)
+    monkeypatch.setattr(scheduler, "MAX_LOST", 2)
+    monkeypatch.setattr(supervisor, "Inquest", partial(Inquest, max_environment=0))
+    for child in list(backend.supervisor._children):
+        backend.supervisor._bury(child)
+    failing[0] = 99
+    with pytest.raises(TaskFailed, match=r"no space left for temporary files in .*set TMPDIR to a larger disk"):
+        Scheduler(backend, t.MemoryLog(), max_attempts=1).run(t.row_specs(parts=1, rows=7))
 
 
 def test_a_disk_that_stays_full_ends_the_run_with_its_name(processes, tmp_path, monkeypatch):
@@ -289,6 +340,19 @@ def test_memory_pressure_kills_the_largest_child_and_condemns_nobody(processes, 
     records = Scheduler(backend, t.MemoryLog()).run(specs)
     assert t.outcome(records) == inline(store, specs, tmp_path)
     assert backend.supervisor._allowed < 3
+
+
+def test_memory_that_others_have_filled_does_not_end_the_run(processes, store, tmp_path, monkeypatch):
+    """Killing the last child would help nobody: it goes on, one after the other."""
+    from pipeline.engine import limits, scheduler, supervisor
+
+    monkeypatch.setattr(supervisor, "PRESSURE_S", 0.1)
+    monkeypatch.setattr(scheduler, "MAX_LOST", 2)
+    specs, backend = t.row_specs(parts=3, ms=15), processes(3)
+    backend.memory_mb = 2000
+    monkeypatch.setattr(limits, "memory_use", lambda: (95 << 30, 100 << 30))
+    assert t.outcome(Scheduler(backend, t.MemoryLog()).run(specs)) == inline(store, specs, tmp_path)
+    assert backend.supervisor._allowed == 1
 
 
 DRIVER = """

@@ -123,6 +123,17 @@ def test_a_node_that_runs_other_code_is_refused_by_name(on_ray, monkeypatch):
         Scheduler(on_ray(1), t.MemoryLog()).run(t.row_specs(parts=1))
 
 
+def test_our_own_code_is_what_it_was_when_we_began(on_ray, monkeypatch):
+    """Who edits the files of a driver that runs does not make nodes with the new code its equals, nor the old ones
+    strangers."""
+    from pipeline.engine import ray_backend
+
+    backend, real = on_ray(1), ray_backend.fingerprint
+    backend.start()
+    monkeypatch.setattr(ray_backend, "fingerprint", lambda names: {**real(names), "code": "0" * 64})
+    assert len(Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=1))) == 1
+
+
 def test_a_store_the_nodes_do_not_see_is_refused(on_ray, store, monkeypatch):
     from pipeline.engine import ray_backend
 
