@@ -166,6 +166,10 @@ class Store:
         if self.root.startswith("hf://"):
             raise StoreError(f"{self.root}: the Hugging Face hub can be a source or where results are published, but "
                              f"not a store: it has no conditional writes; use a local disk or an object store")
+        if self.remote.looks_first:
+            raise StoreError(f"{self.root}: this kind of storage cannot create a file only if there is none in one "
+                             f"step, so two drivers might both commit; use a local disk, NFS, S3 or Google Cloud "
+                             f"Storage")
         probe = f"log/probe/{uuid.uuid4().hex}"
         try:
             if not self.put_absent(probe, b"1") or self.put_absent(probe, b"2"):

@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 
 import fsspec
 
+from pipeline.redact import redact
 from pipeline.store.errors import ChangedFile, StoreError, disk_full
-from pipeline.store.retry import answer, patiently, say, scrubbed
+from pipeline.store.retry import answer, patiently, say
 
 #: bytes of one request of a download, and how many are under way (their product is held in memory)
 PIECE, DOWNLOADS = 8 << 20, 8
@@ -73,7 +74,7 @@ class Remote:
         self.root = root
         protocol, _, rest = root.partition("://")
         if "@" in rest.partition("/")[0]:
-            raise StoreError(f"{scrubbed(root)}: credentials do not belong into an address, which logs and manifests "
+            raise StoreError(f"{redact(root)}: credentials do not belong into an address, which logs and manifests "
                              f"repeat; give them by environment variables or a profile (docs/storage.md)")
         try:
             self.fs, self.prefix = fsspec.core.url_to_fs(root, **self.options)
@@ -201,6 +202,12 @@ class Remote:
             raise self._no_place(path, e) from e
         return True
 
+    @property
+    def looks_first(self) -> bool:
+        """Whether `put_absent` looks and then writes, so that another driver may write in between: fsspec's own way,
+        for filesystems that have none. No test with one writer shows it."""
+        return getattr(self.fs.pipe_file, "__func__", None) is fsspec.AbstractFileSystem.pipe_file
+
     def _create(self, path: str, data: bytes) -> None:
         self.fs.pipe_file(self.at(path), data, mode="create")
 
@@ -219,7 +226,7 @@ class Remote:
             raise (e if not os.path.exists(local) else self._no_place(path, e)) from e
 
     def _no_place(self, path: str, error: Exception) -> StoreError:
-        return StoreError(f"cannot write {scrubbed(self.url(path))}: {say(error)}; see that the bucket exists")
+        return StoreError(f"cannot write {redact(self.url(path))}: {say(error)}; see that the bucket exists")
 
     def copy(self, path: str, to: str) -> None:
         """Copy an object on the server's side. FileNotFoundError names it when it is not there."""

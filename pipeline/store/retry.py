@@ -1,9 +1,10 @@
 """Requests to object storage: repeated while it makes sense, and their errors in words.
 
-What is repeated: time-outs, connections that break, 5xx, throttling (429, SlowDown and its relatives) and the conflict
-of two conditional writes, which S3 answers with 409. The wait doubles from 0.2 s to 20 s, of which a random half is
-waited, so that a thousand workers do not come back together. What is not: a refusal (401, 403), an object that is not
-there (404), a request that makes no sense. Nothing here decides about documents, so the jitter needs no seed.
+What is repeated: time-outs, connections that break, data garbled on its way, 5xx, throttling (429, SlowDown and its
+relatives) and the conflict of two conditional writes, which S3 answers with 409. The wait doubles from 0.2 s to 20 s,
+of which a random half is waited, so that a thousand workers do not come back together. What is not: a refusal (401,
+403), an object that is not there (404), a request that makes no sense. Nothing here decides about documents, so the
+jitter needs no seed.
 
 Client libraries raise their own kinds of exception, which are recognized by name and HTTP status: neither botocore nor
 aiohttp, google-auth or httpx need to be installed.
@@ -13,14 +14,13 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from pipeline.redact import redact
 from pipeline.store.errors import FULL, EnvironmentFailure, StoreError
 
 TRIES = 10                  # about a minute and a half in all
@@ -30,15 +30,18 @@ QUIET_S = 60.0              # at most one line in the log in this time
 T = TypeVar("T")
 log = logging.getLogger("tokenmill")
 
-_AGAIN_STATUS = {408, 425, 429, 500, 502, 503, 504, 509}
+#: of 5xx those that pass: not 501 (does not know how), 505 or 507 (it is full). 520 to 530 are those of proxies
+_AGAIN_STATUS = {408, 425, 429, 500, 502, 503, 504, 509, *range(520, 531)}
 _AGAIN_CODES = {"SlowDown", "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled",
                 "RequestLimitExceeded", "BandwidthLimitExceeded", "TooManyRequestsException", "RequestTimeout",
                 "RequestTimeoutException", "PriorRequestNotComplete", "InternalError", "ServiceUnavailable",
-                "TransientError", "ConditionalRequestConflict", "OperationAborted"}
+                "TransientError", "ConditionalRequestConflict", "OperationAborted",
+                "BadDigest", "XAmzContentChecksumMismatch", "IncompleteBody"}        # 400: garbled on its way
 #: exceptions of botocore, aiohttp, requests, httpx and google-auth that mean: the connection, not the request
 _AGAIN_NAMES = {"HTTPClientError", "ConnectionError", "IncompleteReadError", "IncompleteRead", "ResponseStreamingError",
                 "ResponseParserError", "ClientConnectionError", "ClientPayloadError", "ClientOSError", "Timeout",
-                "ChunkedEncodingError", "TransportError", "ProtocolError", "FSTimeoutError"}
+                "ChunkedEncodingError", "TransportError", "ProtocolError", "FSTimeoutError",
+                "FlexibleChecksumError", "ChecksumError"}                            # what came is not what was sent
 _AGAIN_ERRNO = {errno.EBUSY, errno.EREMOTEIO, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE,
                 errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EAGAIN, errno.EINTR}
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError",
@@ -64,7 +67,7 @@ def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = No
                 raise _final(what, url, e) from e
             if attempt == tries:
                 raise EnvironmentFailure(
-                    f"cannot {what} {scrubbed(url)}: {say(e)}, {tries} times in a row; see that the endpoint can be "
+                    f"cannot {what} {redact(url)}: {say(e)}, {tries} times in a row; see that the endpoint can be "
                     f"reached from this machine and is not overloaded, then run again: what was committed is kept"
                 ) from e
             wait = min(LONGEST_S, FIRST_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
@@ -132,7 +135,7 @@ def _final(what: str, url: str, error: Exception) -> Exception:
         remedy = f"access was refused: see that the credentials of this process may {what} there (docs/storage.md)"
     else:
         remedy = "see that the address and the credentials are right and the service supports this (docs/storage.md)"
-    return StoreError(f"cannot {what} {scrubbed(url)}: {say(error)}; {remedy}")
+    return StoreError(f"cannot {what} {redact(url)}: {say(error)}; {remedy}")
 
 
 def say(error: BaseException) -> str:
@@ -140,26 +143,7 @@ def say(error: BaseException) -> str:
     status, code = answer(error)
     text = " ".join(str(error).split())[:300]
     known = " ".join(x for x in (str(status or ""), code if not code.isdecimal() else "") if x and x not in text)
-    return scrubbed(f"{type(error).__name__}: {text}" + (f" ({known})" if known else "")).rstrip(": ")
-
-
-# -- secrets -------------------------------------------------------------------------------------------------------
-_SECRET_VARIABLE = re.compile(r"SECRET|PASSWORD|ACCESS_KEY(_ID)?$|API_KEY$|(^|_)TOKEN$", re.IGNORECASE)
-_SECRETS = re.compile(
-    r"(?<=://)[^/@\s]+@"                                                        # user:password@
-    r"|\b(?:AKIA|ASIA)[0-9A-Z]{12,}"                                            # ids of AWS keys
-    r"|\bhf_[A-Za-z0-9]{20,}|\bya29\.[\w.-]+"                                   # tokens of the hub, of Google
-    r"|(?<=[?&])(?:X-Amz-[\w-]+|X-Goog-[\w-]+|Signature|sig|AWSAccessKeyId|GoogleAccessId|token)=[^&\s'\"]*",
-    re.IGNORECASE)
-
-
-def scrubbed(text: str) -> str:
-    """`text` without credentials: what looks like one, and whatever stands in a variable of the environment whose name
-    says that it is one."""
-    for name, value in os.environ.items():
-        if len(value) >= 8 and _SECRET_VARIABLE.search(name) and not value.startswith(("/", ".")) and value in text:
-            text = text.replace(value, "***")
-    return _SECRETS.sub("***", text)
+    return redact(f"{type(error).__name__}: {text}" + (f" ({known})" if known else "")).rstrip(": ")
 
 
 # -- telling -------------------------------------------------------------------------------------------------------
@@ -178,5 +162,5 @@ def _tell(what: str, url: str, error: Exception, attempt: int, tries: int, wait:
             return
         count, _Told.since, _Told.at = _Told.since, 0, now
     more = f" ({count} such failures since the last message)" if count > 1 else ""
-    log.warning("storage: cannot %s %s yet: %s; try %d of %d failed, the next in %.1f s%s", what, scrubbed(url),
+    log.warning("storage: cannot %s %s yet: %s; try %d of %d failed, the next in %.1f s%s", what, redact(url),
                 say(error), attempt, tries, wait, more)

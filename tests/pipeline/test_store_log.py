@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -504,6 +505,26 @@ def test_object_store_without_conditional_put_is_refused(moody, monkeypatch):
     with pytest.raises(StoreError, match="ignores conditional writes"):
         Log.open(moody)
     assert not list(moody.list(""))
+
+
+def test_storage_that_looks_before_it_writes_is_refused(moody, monkeypatch):
+    """fsspec's own way to create a file passes two writes in a row, and lets two drivers win at the same time."""
+    monkeypatch.setattr(Moody, "pipe_file", fsspec.AbstractFileSystem.pipe_file)
+    assert moody.put_absent("one", b"1") and not moody.put_absent("one", b"2"), "one writer sees nothing of it"
+    both = threading.Barrier(2, timeout=20)
+    exists = Moody.exists
+
+    def look(self, path, **kw):
+        there = exists(self, path, **kw)
+        both.wait()                                           # both have looked, none has written
+        return there
+    with monkeypatch.context() as m:
+        m.setattr(Moody, "exists", look)
+        with ThreadPoolExecutor(2) as pool:
+            assert sum(pool.map(lambda data: moody.put_absent("two", data), (b"a", b"b"))) == 2
+    with pytest.raises(StoreError, match=r"cannot create a file only if there is none.*use a local disk.*S3"):
+        Log.open(moody)
+    assert not list(moody.list("log"))
 
 
 def test_unreachable_and_read_only_object_stores_are_refused(moody, monkeypatch):
