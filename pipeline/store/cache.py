@@ -108,7 +108,10 @@ def cache_for(remote: Remote, scratch: str) -> Cache | None:
     another disk (there are no hard links to it), or the files are in memory anyway."""
     if remote.root.startswith("memory://"):
         return None
-    cache = _cache(os.environ.get("TOKENMILL_CACHE", ""), os.environ.get("TOKENMILL_CACHE_SIZE", ""))
+    said = os.environ.get("TOKENMILL_CACHE", ""), os.environ.get("TOKENMILL_CACHE_SIZE", "")
+    if not (cache := _cache(*said)).folder.is_dir():                    # somebody has deleted it
+        _cache.cache_clear()
+        cache = _cache(*said)
     return cache if cache.cap and os.stat(cache.folder).st_dev == os.stat(scratch).st_dev else None
 
 
@@ -163,7 +166,7 @@ class Cache:
         part = self.folder / f"{key}.{size}.part"
         full = False
         while not self.take(key, target):
-            fd = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
+            fd = self._open(part)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 if not _is(fd, part):                                   # somebody has made it, or has given up
@@ -173,9 +176,11 @@ class Cache:
                         make(target)
                         return
                     make(str(part))
-                    os.chmod(part, 0o400)
+                    if not _is(fd, part):                               # somebody has deleted the cache meanwhile
+                        continue
                     os.link(part, target)                               # before it can be evicted
                     os.replace(part, self.folder / key)
+                    os.fchmod(fd, 0o400)            # no sooner: who comes after our death could not open `part`
                     return
                 finally:
                     if _is(fd, part):
@@ -187,6 +192,14 @@ class Cache:
                 full = True
             finally:
                 os.close(fd)
+
+    def _open(self, path: Path) -> int:
+        """A file of the cache, made if there is none, and so is the folder: it may be deleted at any time."""
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def _room(self, size: int, part: Path) -> bool:
         """Reserve `size` bytes for `part`, evicting what must go; False when they would not fit even so."""
@@ -242,9 +255,12 @@ class Cache:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with open(self.folder / ".lock", "w") as f:
-            fcntl.flock(f, fcntl.LOCK_EX)
+        fd = self._open(self.folder / ".lock")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(fd)
 
 
 def _is(fd: int, path: str | Path) -> bool:

@@ -187,6 +187,49 @@ def test_one_of_those_who_wait_downloads(place):
     assert {(place / "use" / str(i)).read_bytes() for i in range(5)} == {b"data"}
 
 
+def test_a_download_that_is_killed_at_its_end_stands_in_nobodys_way(place):
+    """Whoever comes next is the same user, not root: what is left must be a file he may open."""
+    code = """
+        import os, signal, sys
+        from pathlib import Path
+        from pipeline.store import cache
+        top = Path(sys.argv[1])
+        cache.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        cache.Cache(top / "cache", 1 << 20).put("0" * 32, 4, str(top / "use" / "a"),
+                                                lambda path: Path(path).write_bytes(b"half") and None)
+    """
+    died = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(place)], cwd=ROOT)
+    assert died.returncode == -9
+    [part] = [p for p in (place / "cache").iterdir() if p.name.endswith(".part")]
+    assert part.stat().st_mode & 0o600 == 0o600
+    Cache(place / "cache", MB).put("0" * 32, 4, str(place / "use" / "b"), maker(4, content=b"y"))
+    assert (place / "use" / "b").read_bytes() == b"yyyy" and held(place / "cache") == {"0" * 32}
+
+
+def test_it_may_be_deleted_at_any_time(s3, bucket, tmp_path, monkeypatch):
+    import shutil
+
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+    store = Store(bucket)
+    for n in range(3):
+        store.write(f"f{n}", bytes([n]) * MB)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    assert Path(store.fetch("f0", str(scratch))).read_bytes() == bytes(MB)
+    shutil.rmtree(tmp_path / "cache")                             # between two files
+    assert Path(store.fetch("f1", str(scratch))).read_bytes() == bytes([1]) * MB
+    real = store.remote.download
+
+    def meanwhile(*args):
+        real(*args)
+        if (tmp_path / "cache").exists():
+            monkeypatch.setattr(store.remote, "download", real)
+            shutil.rmtree(tmp_path / "cache")                     # and under a download
+    monkeypatch.setattr(store.remote, "download", meanwhile)
+    assert Path(store.fetch("f2", str(scratch))).read_bytes() == bytes([2]) * MB
+    assert len(held(tmp_path / "cache")) == 1
+
+
 def test_a_full_disk_makes_the_cache_give_way_once(place):
     cache, tries = Cache(place / "cache", 10 * MB), []
     cache.put(name(1), MB, str(place / "use" / "1"), maker(MB))
