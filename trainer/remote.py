@@ -12,6 +12,7 @@ for temporary files.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -27,7 +28,7 @@ from typing import Any
 from pyarrow import fs
 
 from stages.mix.curriculum import Curriculum
-from tokenizer.shards.layout import MANIFEST, Manifest
+from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, token_dtype
 from trainer.config import ConfigError
 
 #: bytes read at once, and files fetched at a time
@@ -74,19 +75,19 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
     store = _local(root)
     try:
         with _alone(store):
-            wanted = list(_pinned(remote, top, store, curriculum))
-            missing = [w for w in wanted if not (store / w[0]).exists()]
-            sizes = [remote.get_file_info(f"{top}/{path}").size or 0 for path, _ in missing]
+            missing = [w for w in _pinned(remote, top, store, curriculum) if not _whole(store / w[0], w[2])]
+            size = sum(n for _, _, n in missing)
             free = shutil.disk_usage(store).free
-            if sum(sizes) > free:
-                raise ConfigError(f"{root}: its shards are {sum(sizes) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free "
+            if size > free:
+                raise ConfigError(f"{root}: its shards are {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free "
                                   f"in {store}; set TOKENMILL_SHARDS to a folder on a larger disk")
             if missing:
-                say(f"fetching {len(missing)} files of shards ({sum(sizes) / 1e9:.2f} GB) to {store}")
+                say(f"fetching {len(missing)} files of shards ({size / 1e9:.2f} GB) to {store}")
             with ThreadPoolExecutor(FILES) as pool:
                 list(pool.map(lambda w: _fetch(remote, f"{top}/{w[0]}", store / w[0], w[1]), missing))
             with contextlib.suppress(FileNotFoundError):        # samples are printed with it, nothing else
-                _fetch(remote, f"{top}/{curriculum.tokenizer.path}", store / curriculum.tokenizer.path, None)
+                path = curriculum.tokenizer.path
+                _fetch(remote, f"{top}/{path}", _inside(store, path), None)
     except FileNotFoundError as error:
         raise ConfigError(f"{root}: a shard set the curriculum pins is not there ({error}); restore it, or resolve the "
                           f"curriculum again by running its recipe") from None
@@ -95,8 +96,8 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
     return store
 
 
-def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum) -> Iterator[tuple[str, str]]:
-    """(path, sha256) of the bodies and document ends of all pinned sets; their manifests are fetched."""
+def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum) -> Iterator[tuple[str, str, int]]:
+    """(path, sha256, bytes) of the bodies and document ends of all pinned sets; their manifests are fetched."""
     for stream in curriculum.streams:
         for folder, sha256 in ((stream.train, stream.sha256), (stream.val, stream.val_sha256)):
             if not folder or not sha256:
@@ -104,7 +105,7 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum
             path = f"{folder}/shards-{sha256[:16]}.json"
             if folder.endswith(".json"):                        # a manifest by its name
                 path, folder = folder, folder.rpartition("/")[0]
-            if not (store / path).exists():
+            if not _inside(store, path).exists():
                 try:
                     _fetch(remote, f"{top}/{path}", store / path, None)
                 except FileNotFoundError:
@@ -112,8 +113,24 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum
                     _fetch(remote, f"{top}/{path}", store / path, None)
             made = Manifest.from_json(json.loads((store / path).read_text(encoding="utf-8")), path)
             for shard in made.shards:
-                yield f"{folder}/{shard.body}", shard.sha256
-                yield f"{folder}/{shard.ends}", shard.ends_sha256
+                yield f"{folder}/{shard.body}", shard.sha256, shard.tokens * token_dtype(made.vocab_size).itemsize
+                yield f"{folder}/{shard.ends}", shard.ends_sha256, shard.documents * ENDS.itemsize
+
+
+def _inside(store: Path, path: str) -> Path:
+    """Where a file lies in the copy. What a curriculum from a bucket names must not lie anywhere else."""
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ConfigError(f"{path}: the curriculum names a file outside its store; resolve it again by running its "
+                          f"recipe, or do not trust whoever wrote it")
+    return store / path
+
+
+def _whole(file: Path, size: int) -> bool:
+    """Whether a file is there. It was checked as it came; what a disk has lost since shows in its size."""
+    try:
+        return file.stat().st_size == size
+    except FileNotFoundError:
+        return False
 
 
 def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> None:
@@ -126,6 +143,8 @@ def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> No
             while block := source.read(BLOCK):
                 digest.update(block)
                 f.write(block)
+            f.flush()
+            os.fsync(f.fileno())                # a name that survives a power cut must not stand for half a file
         if sha256 is not None and digest.hexdigest() != sha256:
             raise ConfigError(f"{path}: damaged, its sha256 is not the one its manifest names; publish the shards "
                               f"again by running the recipe")
@@ -159,9 +178,14 @@ def _unreachable(root: str, error: OSError) -> ConfigError:
 
 def _local(root: str) -> Path:
     base = os.environ.get("TOKENMILL_SHARDS")
-    top = Path(base) if base else Path(tempfile.gettempdir(), f"tokenmill-{os.getuid()}", "shards")
+    own = Path(tempfile.gettempdir(), f"tokenmill-{os.getuid()}")
+    top = Path(base) if base else own / "shards"
     folder = top / hashlib.blake2b(root.encode(), digest_size=8).hexdigest()
     try:
+        if not base:                    # closed to others, whatever the umask: the pipeline's scratch lies there, too
+            own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if own.is_symlink() or own.stat().st_uid != os.getuid():
+                raise PermissionError(errno.EPERM, "it is somebody else's")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}; set TOKENMILL_SHARDS to a folder that can be written") from None

@@ -69,3 +69,51 @@ def test_what_cannot_be_trained_on_says_why(there, s3, tmp_path, capsys, monkeyp
         m.setattr("trainer.remote.shutil.disk_usage", lambda p: type("Usage", (), {"free": 10, "total": 10})())
         assert "set TOKENMILL_SHARDS to a folder on a larger disk" in refused(url, *out)
     assert main(["run", url, *out, "--device", "cpu", "--stop-at", "1"]) == 0
+
+
+def test_a_copy_that_lost_its_end_is_fetched_again(there, tmp_path, capsys):
+    """What a power cut leaves of a file that was not yet on disk."""
+    _, url = there
+    out = ("--out", str(tmp_path / "out"), "--device", "cpu", "--stop-at", "1")
+    assert main(["run", url, *out]) == 0
+    body = next((tmp_path / "copy").rglob("*.tokens"))
+    data = body.read_bytes()
+    body.write_bytes(data[:-100])
+    capsys.readouterr()
+    assert main(["run", url, *out]) == 0, capsys.readouterr().err
+    assert body.read_bytes() == data and "fetching 1 files of shards" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", ["../../escaped", "/escaped"])
+def test_a_curriculum_of_a_stranger_writes_nothing_outside_the_copy(there, tmp_path, capsys, path):
+    _, url = there
+    root, _, name = url.rpartition("/runs/")
+    store = Store(root)
+    made = json.loads(store.read(f"runs/{name}/curriculum.json"))
+    place = path if path.startswith("..") else f"{tmp_path}/escaped"
+    for key in ("tokenizer", "streams"):
+        changed = json.loads(json.dumps(made))
+        if key == "tokenizer":
+            changed["tokenizer"]["path"] = place
+        else:
+            changed["streams"][0]["train"] = place
+        store.write(f"runs/{name}/curriculum.json", json.dumps(changed).encode())
+        assert main(["run", url, "--device", "cpu", "--stop-at", "1", "--out", str(tmp_path / "out")]) == 2
+        assert "names a file outside its store" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("escaped*"))
+
+
+def test_its_folder_is_one_the_pipeline_can_use(tmp_path, monkeypatch):
+    import os
+
+    from pipeline.engine.scratch import user_folder
+    from trainer.remote import _local
+
+    monkeypatch.delenv("TOKENMILL_SHARDS", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = os.umask(0o002)                       # of users with a group of their own
+    try:
+        assert _local("s3://bucket/store").is_dir()
+        assert user_folder().stat().st_mode & 0o077 == 0
+    finally:
+        os.umask(before)
