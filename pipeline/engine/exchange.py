@@ -222,7 +222,12 @@ class SegmentFile:
 
 
 def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int, stop: int) -> np.ndarray:
-    return np.frombuffer(store.read_range(path, start + first * dtype.itemsize, start + stop * dtype.itemsize), dtype)
+    """Raises ValueError, naming the file, where it ends before `stop`: fewer records would be documents lost."""
+    data = store.read_range(path, start + first * dtype.itemsize, start + stop * dtype.itemsize)
+    if len(data) != (stop - first) * dtype.itemsize:
+        raise ValueError(f"{store.at(path)} is cut short: records {first} to {stop} have {len(data)} bytes instead of "
+                         f"{(stop - first) * dtype.itemsize}; delete it and run again")
+    return np.frombuffer(data, dtype)
 
 
 def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarray:

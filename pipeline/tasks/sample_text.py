@@ -43,7 +43,7 @@ class RankTexts:
     """args: parts [$ref of kept.parquet], where (see `pipeline.tasks.rows.Where`), sample (bytes), seed.
 
     Writes segments `ranks.seg` (RANK, by range of ranks, sorted): the documents of the group that can be in a sample of
-    that size. Memory: 32 bytes a document of the group.
+    that size. Memory: 100 bytes a document of the group.
     """
 
     version = 1

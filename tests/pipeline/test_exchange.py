@@ -380,3 +380,17 @@ def test_a_large_index_is_not_read_for_one_bucket(tmp_path, monkeypatch):
         [found] = merge_segments(Store(tmp_path), [ref(tmp_path / "a")], n * 33)
         assert found.tobytes() == rows[n:n + 1].tobytes()
         assert sum(asked) < 70_000
+
+
+def test_a_file_that_was_cut_after_its_commit_is_an_error_not_fewer_records(place):
+    """What a power cut or a bad disk may leave: the log's size and the header agree, the bytes are not there."""
+    folder, store = place
+    rows = records(4000, keys=50)
+    for n in range(2):
+        write(folder / f"{n}.seg", rows, np.zeros(4000, np.int64), 1, key=("key",))
+    refs = [ref(folder / f"{n}.seg") for n in range(2)]
+    os.truncate(folder / "1.seg", refs[1]["bytes"] - 100 * RECORD.itemsize)           # on the border of a record
+    with pytest.raises(ValueError, match=r"1\.seg is cut short: records \d+ to 4000 .* run again"):
+        list(merge_segments(store(), refs, 0, 20_000))
+    with pytest.raises(ValueError):
+        read_segment(store(), refs[1], 0)
