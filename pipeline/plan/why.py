@@ -68,10 +68,17 @@ class _Why:
         same = [b for b in self.bases if b[1]["nodes"].keys() == made.keys()]
         self.bases = same or self.bases
 
+    def _before(self, name: str) -> tuple[str | None, Ingredients | None]:
+        """(run, what it made the node of) to compare with: the latest that made it of the same as now, for what that
+        run did is still there and nothing is stale for what others did since; else the latest that made it."""
+        found = [(run, basis["nodes"][name]) for run, basis in self.bases if name in basis["nodes"]]
+        same = [f for f in found if not differences(f[1], self.made[name])]
+        return next(iter(same or found), (None, None))
+
     def of(self, name: str) -> dict[str, Any]:
         state = self.states[name]
         node = state.node
-        run, was = next(((r, b["nodes"][name]) for r, b in self.bases if name in b["nodes"]), (None, None))
+        run, was = self._before(name)
         waits = state.unknown or bool(state.pending)
         if state.stale:
             causes = self._causes(node, state, run, was)
@@ -113,16 +120,22 @@ class _Why:
             if was is None:
                 continue
             now = {plain_path(f.path): (f.size, f.etag) for f in self.plan.planner.source_files(source)}
+            other = sorted(p for p in now.keys() & was.keys() if now[p] != was[p])
+            hashed = [p for p in other if now[p][0] == was[p][0] and _is_hash(now[p][1]) != _is_hash(was[p][1])]
             kinds = {"added": sorted(now.keys() - was.keys()), "removed": sorted(was.keys() - now.keys()),
-                     "changed": sorted(p for p in now.keys() & was.keys() if now[p] != was[p])}
+                     "changed": [p for p in other if p not in set(hashed)], "named otherwise": hashed}
             left = [(t, {plain_path(p) for s, p in files if s == source}) for t, files in read]
             left = [(t, paths) for t, paths in left if paths]
-            for kind in ("changed", "added"):
+            for kind in ("changed", "added", "named otherwise"):
                 mine = [(t, paths) for t, paths in left if not paths.isdisjoint(kinds[kind])]
                 if mine or (kinds[kind] and settled):
                     left = [x for x in left if x not in mine]
-                    causes.append(Cause(f"input files {kind} in source '{source}': {_some(kinds[kind])}", len(mine),
-                                        _labels(t for t, _ in mine)))
+                    what = f"input files {kind} in source '{source}': {_some(kinds[kind])}"
+                    if kind == "named otherwise":
+                        one, two = ("content", "time") if _is_hash(now[hashed[0]][1]) else ("time", "content")
+                        what = (f"input files of source '{source}' go by their {one} here and went by their {two} "
+                                f"there (--verify-inputs): {_some(hashed)}")
+                    causes.append(Cause(what, len(mine), _labels(t for t, _ in mine)))
             moved = [x for x in left if not settled and any(kinds.values())]
             if kinds["removed"]:
                 causes.append(Cause(f"input files removed from source '{source}': {_some(kinds['removed'])}"
@@ -137,10 +150,9 @@ class _Why:
         """Nothing of its own is different: its input parts are, or the run did not get so far."""
         inherited = []
         for dep in node.deps:
-            for before, basis in self.bases:
-                if dep in basis["nodes"] and (said := differences(basis["nodes"][dep], self.made[dep])):
-                    inherited += [f"{dep}: {s} (since run {before})" for s in said]
-                break
+            before, was = self._before(dep)
+            if was is not None:
+                inherited += [f"{dep}: {s} (since run {before})" for s in differences(was, self.made[dep])]
         if inherited:
             return [Cause(f"parts it reads came out different: {'; '.join(inherited[:EXAMPLES])}", len(stale))]
         if not self.plan.store.exists(f"runs/{run}/plan.json"):
@@ -194,6 +206,11 @@ def _files(task: TaskSpec) -> list[dict[str, Any]]:
     if "file" in task.args and task.node.startswith("index:"):
         return [task.args["file"]]
     return list(task.args.get("slices", ()))
+
+
+def _is_hash(etag: str) -> bool:
+    """Whether it is what --verify-inputs makes of a file."""
+    return etag.startswith("sha256:")
 
 
 def _labels(tasks: Iterable[TaskSpec]) -> list[str]:

@@ -186,6 +186,17 @@ def test_a_changed_file_is_named(site):
     assert causes(why(site, "deduped:docs"))[0].startswith("input files changed")
 
 
+def test_files_that_go_by_their_contents_now_have_not_changed(site):
+    recipe = load_recipe(site / "recipe.yaml")
+    document = explain(recipe, str(site / "store"), "deduped:docs", verify_inputs=True)
+    assert document["stale"] > 0
+    [cause] = causes(document)
+    assert cause.startswith("input files of source 'docs' go by their content here and went by their time there")
+    (site / "docs" / "d03.txt").write_text("Another text, of another size.")
+    document = explain(recipe, str(site / "store"), "deduped:docs", verify_inputs=True)
+    assert causes(document)[0] == "input files changed in source 'docs': d03.txt" and len(causes(document)) <= 2
+
+
 def test_the_partition_size_reruns_what_reads_sources(site):
     document = why(site, "lines", "run.partition=30KB")
     index = document["upstream"][0]
@@ -221,6 +232,23 @@ def test_only_downstream_of_what_came_out_different(site):
     assert document["state"] == "waits"
     found = ran(site)
     assert 0 < found["deduped"] < parts
+
+
+def test_a_run_with_other_settings_since_is_not_the_cause(site):
+    """What the first run made is still there: settings that were tried and taken back make nothing stale."""
+    first = why(site, "clean")["compared_with"]
+    execute(site, "datasets.clean.steps.gopher_quality.min_stop_words=3", "run.partition=30KB")
+    assert why(site, "clean")["state"] == why(site, "deduped:docs")["state"] == "fresh"
+    (site / "docs" / "d15b.txt").write_text(" ".join(random.Random(1).sample(sentences(), 40)))
+    document = why(site, "deduped:docs")
+    assert document["compared_with"] == first and document["fresh"] > 0
+    assert causes(document)[0].startswith("input files added in source 'docs': d15b.txt")
+    assert not any("run.partition" in c for c in causes(document))
+    assert ran(site)["deduped:docs"] == document["stale"]
+    (site / "crawl" / "crawl-03.warc.gz").write_bytes(warc(pages(20, seed=77)))
+    far = why(site, "clean")
+    assert far["state"] == "waits"
+    assert not any("min_stop_words" in line or "run.partition" in line for line in lines(far))
 
 
 def test_nodes_by_the_names_people_use(site):
