@@ -67,8 +67,9 @@ def _order(recipe: Recipe, costs: Mapping[str, float]) -> Iterator[Finding]:
     for name, dataset in recipe.datasets.items():
         steps = [s.name for s in dataset.steps]
         for i, step in enumerate(steps):
-            dearer = [s for s in steps[:i] if s in costs and s not in EXTRACTOR.values()
-                      and costs[s] >= CHEAPER * costs.get(step, float("inf"))]
+            # a barrier is not put before a filter, however fast: of two copies it may keep the one that is dropped
+            others = BARRIERS if step in BARRIERS else costs.keys() - EXTRACTOR.values()
+            dearer = [s for s in steps[:i] if s in others and costs[s] >= CHEAPER * costs.get(step, float("inf"))]
             if step in FILTERS | BARRIERS and dearer:
                 yield (*_steps(name), i), (f"'{step}' is cheaper than '{dearer[0]}' before it; put it first, so that "
                                            f"what it drops costs nothing more")
@@ -76,7 +77,8 @@ def _order(recipe: Recipe, costs: Mapping[str, float]) -> Iterator[Finding]:
             yield (*_steps(name), steps.index("url")), "'url' needs no text; put it before 'html', which is dear"
         for i, step in enumerate(steps):
             cheap = [s for s in steps[i + 1:] if s in FILTERS]
-            if step in BARRIERS and cheap and costs[step] < CHEAPER * costs[cheap[0]]:
+            # (a much cheaper filter is named above; a much dearer one is well behind a barrier)
+            if step in BARRIERS and cheap and costs[step] / CHEAPER < costs[cheap[0]] < CHEAPER * costs[step]:
                 yield (*_steps(name), i), (f"'{step}' compares documents that '{cheap[0]}' behind it drops anyway, and "
                                            f"may keep of two copies the one that is dropped; filter first")
 
@@ -116,6 +118,8 @@ def _lineage(recipe: Recipe) -> Iterator[Finding]:
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]
         ways = [way for i in dataset.inputs for way in before.get(i, [[]])]
+        if len(dataset.inputs) > 1:                        # nothing has compared documents of one with the others' yet
+            ways = [[s for s in way if s.name not in BARRIERS] for way in ways]
         wanted = set(dataset.where.get("language", ()))
         left = [_languages(way) for way in ways]
         if wanted and left and all(known is not None and known.isdisjoint(wanted) for known in left):
@@ -149,15 +153,14 @@ def _superfluous(way: list[Step], step: Step) -> str | None:
     """Why a step drops nothing that came through the steps before it."""
     if step.name not in FILTERS | BARRIERS | {"pii"}:
         return None
-    edited = False
+    edits = EDITS | {"pii"} if step.name != "pii" else set()
     for earlier in reversed(way):
         if earlier.name == step.name:
-            if earlier.config == step.config and not (edited and step.name in FILTERS):
+            if earlier.config == step.config:
                 return f"'{step.name}' ran before with the same settings; once is enough, take one out"
-            if step.name in FILTERS and not edited and (said := _implied(earlier, step)):
-                return said
-            return None
-        edited = edited or earlier.name in EDITS or earlier.name == "pii" or earlier.name not in STAGES
+            return _implied(earlier, step) if step.name in FILTERS else None
+        if earlier.name not in STAGES or earlier.name in edits:
+            return None                                    # it sees another text
     return None
 
 

@@ -542,6 +542,35 @@ def test_lint_takes_measured_speeds(load):
     assert any("'language' is cheaper than 'gopher_repetition' before it" in line for line in said)
 
 
+@pytest.mark.parametrize("steps", [
+    "{language: {keep: [en]}}, gopher_quality, pii, exact, c4, exact",          # c4 makes texts alike, and so does pii
+    "{language: {keep: [en]}}, gopher_quality, exact, pii, exact"])
+def test_lint_knows_what_makes_texts_alike(load, steps):
+    assert not any("ran before" in said for said in lint(load(clean_steps(steps))))
+
+
+def test_lint_lets_two_datasets_be_compared_after_each_was_with_itself(load):
+    text = CONTRACT.replace("datasets:", "datasets:\n  lone: {from: wiki, steps: [exact]}").replace(
+        "gopher_quality, c4, fineweb, {pii: {}}]", "gopher_quality, c4, fineweb, {pii: {}}, exact]").replace(
+        "from: [clean, wiki], steps: [{minhash: {verify: 0.75}}], priority: [wiki, clean]", "from: [clean, lone], "
+        "steps: [exact, {minhash: {verify: 0.75}}]")
+    assert "from: [clean, lone], steps: [exact, " in text and "{pii: {}}, exact]" in text
+    assert lint(load(text)) == []
+    twice = text.replace("tokenizer:", "  again: {from: deduped, steps: [exact]}\ntokenizer:", 1).replace(
+        "from: deduped}}          #", "from: again}}          #")
+    assert any("'exact' ran before with the same settings" in said for said in lint(load(twice)))
+
+
+def test_lint_does_not_say_both_orders_are_wrong(load):
+    """A fast barrier and a slow filter, as a store may have measured them."""
+    speeds = {"exact": (5e8, 0.95), "gopher_repetition": (1e6, 0.9)}
+    for steps in ("exact, gopher_repetition", "gopher_repetition, exact"):
+        recipe = load(clean_steps(f"{{language: {{keep: [en]}}}}, {steps}, pii"))
+        assert not any("cheaper" in said or "compares documents" in said for said in lint(recipe, speeds)), steps
+    recipe = load(clean_steps("{language: {keep: [en]}}, minhash, exact, pii"))
+    assert any("'exact' is cheaper than 'minhash'" in said for said in lint(recipe))
+
+
 def test_lint_is_silent_about_the_ready_recipes():
     for name in ready_recipes():
         assert lint(load_recipe(name, inputs=["a"])) == []
