@@ -88,19 +88,28 @@ def _scratch() -> Iterator[Check]:
         return
     yield from _space("scratch", folder, f"set TMPDIR to a larger local disk (it is {place}); a child needs about "
                                          f"three partitions")
+    cache = Path(os.environ.get("TOKENMILL_CACHE") or folder)
+    if _there(cache).stat().st_dev != folder.stat().st_dev:
+        yield check("cache", "yellow", f"{cache} is on another disk than {folder}: nothing that is downloaded is kept",
+                    "put TOKENMILL_CACHE and TMPDIR on one disk, or leave TOKENMILL_CACHE out")
 
 
 def _space(name: str, folder: Path, remedy: str) -> Iterator[Check]:
     """Free bytes and inodes of a folder's filesystem."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    info = os.statvfs(folder)
+    info = os.statvfs(_there(folder))
     free, inodes = info.f_bavail * info.f_frsize, info.f_favail
     yield check(f"{name}: space", _level(free, FREE_BYTES), f"{_mb(free)} free of {_mb(info.f_blocks * info.f_frsize)}",
                 remedy)
     if info.f_files:                          # btrfs and others have no fixed number
         yield check(f"{name}: inodes", _level(inodes, FREE_INODES), f"{inodes:,} free",
                     f"the filesystem can hold few more files: {remedy}")
+
+
+def _there(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
 
 
 def _memory() -> Iterator[Check]:
@@ -150,7 +159,12 @@ def _gpus() -> Iterator[Check]:
 # -- the store -------------------------------------------------------------------------------------------------------
 def look_at_store(store: Store, witness: str | None = None) -> Iterator[Check]:
     """Whether this machine can commit to a store: it is seen, can be written, creates a file once only."""
-    if witness is not None and not _quietly(lambda: store.exists(witness)):
+    try:
+        seen = witness is None or store.exists(witness)
+    except (StoreError, OSError) as e:                           # no credentials here, no way there: no other store
+        yield _refusal("store", e)
+        return
+    if not seen:
         yield check("store", "red", f"{store.root} is not the one the driver sees",
                     "put the store on a file system that all nodes share under one path, or on object storage")
         return
@@ -169,8 +183,7 @@ def look_at_store(store: Store, witness: str | None = None) -> Iterator[Check]:
         yield check("store: commits", "green", "put-if-absent works" + (", with hard links" if store.local else ""))
         yield from _clock_of_store(store, probe, began)
     except (StoreError, OSError) as e:
-        said, _, remedy = str(e).partition("; ")
-        yield check("store: commits", "red", said, remedy or "see that it can be reached and written by this user")
+        yield _refusal("store: commits", e)
     finally:
         with contextlib.suppress(Exception):
             store.remove(probe)
@@ -178,6 +191,11 @@ def look_at_store(store: Store, witness: str | None = None) -> Iterator[Check]:
             for folder in (store.local / "runs", store.local):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
+
+
+def _refusal(name: str, error: Exception) -> Check:
+    said, _, remedy = str(error).partition("; ")
+    return check(name, "red", said, remedy or "see that it can be reached and written by this user")
 
 
 def _clock_of_store(store: Store, probe: str, began: float) -> Iterator[Check]:

@@ -18,7 +18,7 @@ from pipeline.engine import examine as examination
 from pipeline.engine.auth import ClusterError
 from pipeline.engine.examine import clock, examine, look_at_store
 from pipeline.engine.fingerprint import declared_libraries, fingerprint
-from pipeline.store.fs import Store
+from pipeline.store.fs import Store, StoreError
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc and /dev")
 
@@ -64,6 +64,18 @@ def test_a_full_disk_no_inodes_and_little_shared_memory(monkeypatch, tmp_path):
 
 
 @linux
+def test_a_cache_that_scratch_cannot_be_linked_to(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "some" / "cache"))
+    assert "cache" not in by_name(examination._scratch())
+    if os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
+        pytest.skip("/dev/shm is on the disk of the tests")
+    monkeypatch.setenv("TOKENMILL_CACHE", "/dev/shm/tokenmill-cache")
+    found = by_name(examination._scratch())["cache"]
+    assert found["level"] == "yellow" and "/dev/shm/tokenmill-cache is on another disk" in found["said"]
+
+
+@linux
 def test_little_memory_for_many_cores(monkeypatch):
     for gigabytes, level in ((1, "red"), (3, "yellow"), (64, "green")):
         monkeypatch.setattr(examination, "memory_use", lambda g=gigabytes: (1 << 28, g << 30))
@@ -91,6 +103,12 @@ def test_stores_that_will_not_do(tmp_path, monkeypatch):
     assert found["store: commits"]["level"] == "red" and found["store: commits"]["remedy"]
     [elsewhere] = look_at_store(Store(tmp_path), witness="runs/.doctor-none")
     assert elsewhere["level"] == "red" and "all nodes share" in elsewhere["remedy"]
+    with monkeypatch.context() as m:
+        m.setattr(Store, "exists", lambda *_: (_ for _ in ()).throw(StoreError(
+            "cannot read s3://b/x: 403; access was refused: see that the credentials of this process may read there")))
+        [refused] = look_at_store(Store(tmp_path), witness="runs/.doctor-none")
+    assert refused["level"] == "red" and "403" in refused["said"] and "credentials" in refused["remedy"], \
+        "a node without credentials is not one with another store"
     monkeypatch.setattr(Store, "put_absent", lambda *_: True)            # an object store that ignores If-None-Match
     (tmp_path / "runs").mkdir()
     assert by_name(look_at_store(Store(tmp_path)))["store: commits"]["level"] == "red"
@@ -113,6 +131,7 @@ def cluster(monkeypatch, *, change=None, error="", open_=False, dashboard="127.0
     def check_gcs(address, insecure_local=False):
         if open_ and not insecure_local:
             raise ClusterError("10.0.0.1:6379 is open: anybody who reaches it can run code on it; set RAY_AUTH_MODE")
+        return not open_
 
     def on_every_node(address, target, arguments):
         theirs = {**fingerprint(declared_libraries()), **(change or {})}
@@ -130,7 +149,6 @@ def test_a_cluster_in_order(monkeypatch):
     _, found = cluster(monkeypatch)
     assert all(found[key]["level"] == "green" for key in (
         ("cluster", "token authentication"), ("cluster", "dashboard"), ("n1", "code and versions"), ("n1", "clock")))
-        return not open_
 
 
 @pytest.mark.parametrize(("how", "key", "level", "said"), [
