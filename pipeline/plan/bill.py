@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy as np
 from pipeline.engine.task import PartRecord
 from pipeline.plan.mixture import mixture
 from pipeline.plan.sample import Sampled
+from stages.dedup.fragment import GROUP_BYTES, GROUP_ROWS
 
 #: CPU time of one and the same job on one machine, from quiet to loaded
 NOISE = (0.85, 1.2)
@@ -73,6 +74,8 @@ class _Bill:
             "datasets": self._datasets(), "streams": streams, "mixture": mixed, "duplicates": self.duplicates,
             "nodes": [*reading, *rows],
             "total": {"cpu_hours": _times(cpu, 1 / 3600), "disk_bytes": _sum([r["disk_bytes"] for r in rows]),
+                      # publishing gives files on a disk a second name, in object storage a second copy
+                      "published_bytes": _sum([_times(r["disk_bytes"], self._published(r["name"])) for r in rows]),
                       "exchange_bytes": _sum([r["exchange_bytes"] for r in rows]),
                       "memory_mb_per_worker": max((r["memory_mb"] for r in rows), default=0.0),
                       "cores": self.cores, "wall_s": wall},
@@ -88,8 +91,9 @@ class _Bill:
         rows = []
         for name, s in self.s.sources.items():
             value = s.read_cpu_s * s.bytes / max(s.bytes_read, 1)
+            tasks = self._partitions({name})
             rows.append({"name": f"read {name}", "kind": "read", "cpu_s": _noisy(_point(value)), "memory_mb": 0.0,
-                         "tasks": self._partitions([name]), "longest_s": value / max(self._partitions([name]), 1),
+                         "tasks": tasks, "longest_s": value / tasks,
                          "disk_bytes": _point(0.0), "exchange_bytes": _point(0.0)})
         return rows
 
@@ -99,13 +103,17 @@ class _Bill:
         before = self._overall(node["name"], records)
         if node["kind"] == "barrier":
             cpu, disk, exchange = self._barrier(node, records, before)
-        elif node["kind"] == "tokenizer":
-            cpu, disk, exchange = self._tokenizer(node, records), self._total(records, _disk), _point(0.0)
+            tasks = self._barrier_tasks(node, records)
+        elif node["kind"] == "tokenizer":                                # one, however much there is
+            cpu, disk, exchange = self._tokenizer(node, records), _point(sum(map(_disk, records))), _point(0.0)
+            tasks = max(len(records), 1)
         else:
             self._applies(node, records)
-            cpu = self._linear(records, node)
-            cpu, disk, exchange = _scaled(cpu, before), _scaled(self._stored(records), before), _point(0.0)
-        tasks = self._partitions(list(self.scale)) if len(records) > 1 else max(len(records), 1)
+            # shards are assembled of what the parts became: that takes and leaves more in proportion
+            of_parts = [r for r in records if not r.node.endswith("/assemble")]
+            cpu = _scaled(_times(self._linear(of_parts), _more(records, of_parts, lambda r: r.cpu_s)), before)
+            disk = _scaled(_times(self._stored(of_parts), _more(records, of_parts, _disk)), before)
+            exchange, tasks = _point(0.0), self._tasks(of_parts)
         return {"name": node["name"], "kind": node["kind"], "cpu_s": _noisy(cpu), "disk_bytes": disk,
                 "exchange_bytes": exchange, "memory_mb": max((r.rss_mb for r in records), default=0.0), "tasks": tasks,
                 "longest_s": cpu["value"] / max(tasks, 1)}
@@ -124,7 +132,7 @@ class _Bill:
         """The same over all sources, by the bytes the tasks read of each."""
         sizes: dict[str, float] = defaultdict(float)
         for record in records:
-            for source, counted in (record.counters.get("in") or record.counters.get("sources") or {}).items():
+            for source, counted in _read(record).items():
                 if source in self.scale:
                     sizes[source] += counted.get("bytes", 0) * self.scale[source]
         total, made = sum(sizes.values()), self.through[name]
@@ -132,7 +140,7 @@ class _Bill:
         return {k: sum(made[s][k] * size for s, size in sizes.items()) / sum(sizes.values())
                 for k in ("value", "low", "high")}
 
-    def _linear(self, records: Sequence[PartRecord], node: Mapping[str, Any]) -> Range:
+    def _linear(self, records: Sequence[PartRecord]) -> Range:
         """CPU seconds of a node whose tasks each read a part."""
         if not records:
             return _point(0.0)
@@ -140,7 +148,7 @@ class _Bill:
         size = np.array([_bytes_in(r) for r in records], dtype=float)
         cpu = np.array([r.cpu_s for r in records])
         fixed, slope = line(size, cpu)
-        tasks = max(self._partitions(list(self.scale)), 1)
+        tasks = self._tasks(records)
         value = fixed * min(tasks, float(weights.sum())) + slope * float((weights * size).sum())
         spread = self._spread(weights, slope * size, records)
         # the first task of a worker loads models: so many tasks of the sample did, and each worker of the run will
@@ -160,8 +168,7 @@ class _Bill:
         weights = np.array([self._weight(r) for r in records])
         size = np.array([_bytes_in(r) for r in records], dtype=float)
         fixed, slope = line(size, np.array([float(_disk(r)) for r in records]))
-        value = fixed * min(max(self._partitions(list(self.scale)), 1), float(weights.sum())) \
-            + slope * float((weights * size).sum())
+        value = fixed * min(self._tasks(records), float(weights.sum())) + slope * float((weights * size).sum())
         even = self._total(records, _disk)
         below, above = self._spread(weights, slope * size, records)
         return {"value": value, "low": max(0.0, value - below), "high": max(value + above, even["value"])}
@@ -181,6 +188,15 @@ class _Bill:
         time = {"value": value, "low": min(value, cpu), "high": max(even, value)}
         written = sum(i.bytes for r in records for i in r.files.values()) / max(docs, 1) * whole
         return _scaled(time, before), _point(0.0), _scaled(_around(written, 0.7, 1.5), before)
+
+    def _barrier_tasks(self, node: Mapping[str, Any], records: Sequence[PartRecord]) -> int:
+        """Tasks go by groups of parts, and by ranges of what those write."""
+        parts = [r for d in node["deps"] for r in self.s.records.get(d, ())]
+        size = sum(r.files["kept.parquet"].bytes * self._weight(r) for r in parts)
+        docs = sum(r.files["kept.parquet"].rows * self._weight(r) for r in parts)
+        mapped = max(sum(r.node == records[0].node for r in records), 1) if records else 1     # its first wave
+        groups = max(mapped, math.ceil(size / GROUP_BYTES), math.ceil(docs / GROUP_ROWS))
+        return max(1, math.ceil(len(records) * groups / mapped))
 
     def _tokenizer(self, node: Mapping[str, Any], records: Sequence[PartRecord]) -> Range:
         trained = self.s.recipe.tokenizer.train if self.s.recipe.tokenizer else None
@@ -228,6 +244,13 @@ class _Bill:
                               f"divided by the square of its share the most")
 
     # -- what is left --------------------------------------------------------------------------------------------
+    def _published(self, name: str) -> float:
+        """The share of a node's files that is published."""
+        names = {"dropped.parquet", "quarantine.parquet", "body", "ends", "table.parquet"}
+        names |= {"kept.parquet"} if self.nodes[name]["publishes"] else set()
+        files = [f for r in self.s.records[name] for f in r.files.items()]
+        return sum(i.bytes for n, i in files if n in names) / max(sum(i.bytes for _, i in files), 1)
+
     def _datasets(self) -> list[dict[str, Any]]:
         """Documents and bytes of text of every published dataset by source."""
         found = []
@@ -271,8 +294,7 @@ class _Bill:
     # -- numbers -------------------------------------------------------------------------------------------------
     def _weight(self, record: PartRecord) -> float:
         """How many times this task stands for itself."""
-        counts = record.counters.get("in") or record.counters.get("sources") or {}
-        sizes = {s: c.get("bytes", 0) + 1e-9 for s, c in counts.items() if s in self.scale}
+        sizes = {s: c.get("bytes", 0) + 1e-9 for s, c in _read(record).items() if s in self.scale}
         total = sum(sizes.values())
         return sum(self.scale[s] * b / total for s, b in sizes.items()) if total else max(self.scale.values())
 
@@ -302,7 +324,11 @@ class _Bill:
         widen = math.sqrt(n / (n - 1)) * 1.1 * math.sqrt(max(0.0, 1 - 1 / float(weights.max())))
         return max(0.0, value - low) * widen, max(0.0, high - value) * widen
 
-    def _partitions(self, sources: Sequence[str]) -> int:
+    def _tasks(self, records: Sequence[PartRecord]) -> int:
+        """How many tasks a node will have, of which each reads a part, as these of its sample do."""
+        return max(1, self._partitions({source for record in records for source in _read(record)}))
+
+    def _partitions(self, sources: set[str]) -> int:
         return sum(max(1, math.ceil(s.payload_read * s.bytes / max(s.bytes_read, 1) / self.target))
                    for name, s in self.s.sources.items() if name in sources)
 
@@ -334,9 +360,19 @@ def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
     return fixed, slope or even / 4
 
 
+def _read(record: PartRecord) -> dict[str, dict[str, Any]]:
+    """What a task read, by source: {"docs", "bytes"}. Nothing for tasks of barriers, tokenizers and whole shards."""
+    return record.counters.get("in") or record.counters.get("sources") or {}
+
+
 def _bytes_in(record: PartRecord) -> int:
-    counts = record.counters.get("in") or record.counters.get("sources") or {}
-    return sum(c.get("bytes", 0) for c in counts.values())
+    return sum(c.get("bytes", 0) for c in _read(record).values())
+
+
+def _more(records: Sequence[PartRecord], some: Sequence[PartRecord], of: Callable[[PartRecord], float]) -> float:
+    """How many times larger the sum of `of` is over all records than over some of them."""
+    part = sum(map(of, some))
+    return sum(map(of, records)) / part if part else 1.0
 
 
 def _docs(records: Sequence[PartRecord]) -> int:

@@ -18,7 +18,7 @@ from pipeline.plan.changes import changes
 from pipeline.plan.lint import lint
 from pipeline.plan.nodes import DOCUMENTS, Node
 from pipeline.plan.passes import Planner
-from pipeline.plan.tokens import token_nodes
+from pipeline.plan.tokens import TOKENIZER, token_nodes
 from pipeline.recipe import Recipe
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.log import Log
@@ -94,8 +94,15 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
 
 
 def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_document: float) -> None:
-    """Add a task of a barrier (`deduped/minhash.1/bands`) or of shards (`shards:web/encode`)."""
+    """Add a task of a barrier (`deduped/minhash.1/bands`), of shards (`shards:web/encode`), or the tokenizer's."""
     top, _, wave = record.node.partition("/")
+    if top == TOKENIZER:
+        if not wave:                                 # the training, and the bytes it has read
+            nodes["tokenizer"][0] += record.counters.get("bytes", 0)
+        nodes["tokenizer"][1] += record.cpu_s
+        return
+    if not wave:
+        return                                       # an index: it has a speed of its own
     if top.startswith("shards:"):
         read = sum(record.counters[s]["bytes"] for s in ("train", "val") if s in record.counters)
         into = nodes["shards"]

@@ -69,7 +69,9 @@ def bill_lines(document: Mapping[str, Any]) -> list[str]:
             f"wall:     [bold]{between(total['wall_s'], human_seconds)}[/] on {cores}",
             f"memory:   {total['memory_mb_per_worker']:.0f} MB a worker at most, in the sample",
             f"disk:     {between(total['disk_bytes'], human_bytes)} in the store, and "
-            f"{between(total['exchange_bytes'], human_bytes)} for exchange"]
+            f"{between(total['exchange_bytes'], human_bytes)} for exchange",
+            f"          in object storage {between(total['published_bytes'], human_bytes)} more: what is published is "
+            f"copied there"]
     if "cost" in total:
         out.append(f"cost:     [bold]{between(total['cost'], _money)}[/] at {total['price_per_core_hour']:g} per "
                    f"core-hour")

@@ -118,6 +118,29 @@ def test_the_bill_of_a_quarter_is_near_the_truth(site, sampled, tmp_path):
     assert "per core-hour" in said and "duplicates" in said and "on 4 cores" in said
 
 
+def test_each_node_of_the_bill_is_what_a_run_leaves(site, sampled, tmp_path):
+    """Tasks and bytes on disk, node by node. Of `docs` everything is in the sample, of `web` a quarter."""
+    document = bill(sampled, cores=4)
+    run_recipe(load_recipe(site / "recipe.yaml", ["curriculum=null"]), str(tmp_path / "store"),
+               make_backend=make_backend("inline", 1, None), report=False)
+    tasks, disk = defaultdict(int), defaultdict(int)
+    for record in Log.read(Store(tmp_path / "store")).records():
+        name = record.node.rpartition("/")[0] or record.node
+        tasks[name] += 1
+        disk[name] += sum(i.bytes for i in record.files.values())
+    rows = {r["name"]: r for r in document["nodes"]}
+    assert rows["tokenizer:"]["disk_bytes"]["high"] < 2 * disk["tokenizer:"], "there is one, however much text there is"
+    for name in ("extracted", "clean", "deduped:docs", "shards:web", "shards:docs"):
+        near(rows[name]["disk_bytes"], disk[name], 2.0)
+        assert rows[name]["tasks"] <= tasks[name] * 1.5 + 1, (name, rows[name]["tasks"], tasks[name])
+    near(rows["deduped"]["disk_bytes"], disk["deduped"], 2.5)
+    published = sum(f.stat().st_size for top in ("datasets", "dropped", "quarantine", "shards")
+                    for f in (tmp_path / "store" / top).rglob("*") if f.suffix != ".json" and f.name[0] != "_")
+    near(document["total"]["published_bytes"], published, 2.0)
+    assert rows["deduped:docs"]["tasks"] == 1 and rows["shards:docs"]["tasks"] == 1
+    assert rows["deduped/minhash.1"]["tasks"] == tasks["deduped/minhash.1"], "groups of parts, not parts"
+
+
 def test_epochs_of_the_mixture(site, sampled):
     """800,000 of 1 M tokens from a stream of about 100,000: said before anything runs."""
     document = bill(sampled, cores=1)

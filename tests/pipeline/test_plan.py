@@ -195,7 +195,8 @@ def test_the_estimate_uses_measured_speeds_where_there_are_any(site, monkeypatch
     monkeypatch.setattr(estimate, "LEAST_CPU", 0.0)
     records = list(Log.read(Store(site / "store")).records())
     speeds = measured(records)
-    assert {"html", "gopher_quality", "pii", "minhash", "shards"} <= set(speeds.measured)
+    assert {"html", "gopher_quality", "pii", "minhash", "shards", "tokenizer"} <= set(speeds.measured)
+    assert set(speeds.measured) <= set(estimate.TABLE), "nothing else has a speed"
     stats = [s for r in records for label, s in r.counters.get("stages", {}).items() if label.endswith(":html")]
     expected = sum(s["bytes_in"] for s in stats) / sum(s["cpu_s"] for s in stats)
     assert speeds["html"][0] == pytest.approx(expected)
