@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.engine import limits as measure
 from pipeline.engine.deaths import cause
-from pipeline.engine.fingerprint import declared_libraries, differences, fingerprint, roots
+from pipeline.engine.fingerprint import code_hash, declared_libraries, differences, fingerprint, roots
 from pipeline.engine.fleet import IDLE_S, NOTHING, Fleet, Host, Post
 from pipeline.engine.head import mind_head
 from pipeline.engine.limits import Limits
@@ -318,6 +318,8 @@ class RayBackend:
         """The first answer of a supervisor: may it work?"""
         post.fingerprint = theirs
         wrong = differences(self._print, theirs)
+        if wrong and theirs["code"] == code_hash(roots()) != self._print["code"]:
+            wrong.append("which is what stands here by now: the code was changed since this run began; run again")
         if theirs.get("sees_store") is False:
             wrong.append(f"it does not see the store {self.store.root}; put the store on a file system that all nodes "
                          f"share, or on object storage")

@@ -312,7 +312,7 @@ class Supervisor:
         if first < 0 or stage < 0:
             if used > self.limits.reading_cpu_s + child.job.spec.weight / READING_BYTES:
                 return ENDLESS
-        elif used > self.limits.cpu_s * (last - first + 1):
+        elif used > self.limits.batch_cpu_s(last - first + 1):
             return CPU_LIMIT
         if memory > child.job.spec.memory_mb + child.empty_mb:
             return MEMORY

@@ -181,7 +181,7 @@ class _Run:
         where = self.args.get("where") or {}
         seen = self.counters["read"].setdefault(self.args["source"], {"records": 0, "skipped": {}, "bad": {}}) \
             if "source" in self.args else {"records": 0}
-        only, records = self.inputs.only, 0
+        only, suspects, records = self.inputs.only, bool(self.inputs.skip or self.condemned), 0
         for row, record in self._announced():
             if isinstance(record, _Removed):
                 if only is None:
@@ -199,7 +199,7 @@ class _Run:
                     batch.append((row, partial(self._unreadable, record, seen)))
                 else:
                     size += self._count_in(record)
-                    settled = self._condemned_before(row, record)
+                    settled = self._condemned_before(row, record) if suspects else None
                     batch.append((row, settled or record))
                     alive += settled is None
             if alive >= limit or size >= BATCH_BYTES or len(batch) >= BATCH_RECORDS:

@@ -52,7 +52,7 @@ RAN: list[str] = []      # tasks this process has run: what outlives a task in a
 class Rows:
     """A row-wise pass in small: squares `rows` numbers in batches, honours skip, only, batch_rows and the cursor.
 
-    args: first, rows, batch, poison {row: kind}, ms (milliseconds of sleep a row).
+    args: first, rows, batch, poison {row: kind}, ms (milliseconds of sleep a row), cpu_ms (of work a row).
     """
 
     version = 1
@@ -93,6 +93,9 @@ def square(batch: list[int], a: dict[str, Any], poison: dict[int, str], cursor: 
             POISON[poison[row]](a)
         if a.get("ms"):
             time.sleep(a["ms"] / 1000)
+        until = time.process_time() + a.get("cpu_ms", 0) / 1000
+        while time.process_time() < until:
+            pass
         found.append(f"{(a['first'] + row) ** 2}\n")
     return found
 

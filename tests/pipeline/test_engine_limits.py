@@ -57,6 +57,12 @@ def test_cpu_time_and_memory_of_a_process_are_seen():
         limits.cpu_seconds(p.pid)
 
 
+def test_a_batch_may_take_what_its_documents_may_but_not_hours():
+    ours = limits.Limits()
+    assert [ours.batch_cpu_s(n) for n in (1, 2, 16, 17, 64, 256)] == [60, 120, 960, 960, 960, 1920]
+    assert all(ours.batch_cpu_s(n) >= n * ours.cpu_s / 10 for n in range(1, 5000)), "ten times what they usually take"
+
+
 @linux
 def test_the_data_limit_bites_and_is_lifted_again():
     code = ("from pipeline.engine import limits\n"

@@ -113,6 +113,16 @@ def test_four_kinds_of_poison_cost_exactly_their_rows(processes, store, tmp_path
     assert lines == [str(n * n) for n in range(160, 200) if n not in (162, 163)]
 
 
+def test_one_that_never_ends_in_a_large_batch_is_found_and_one_batch_that_is_slow_is_not_blamed(processes, store,
+                                                                                                tmp_path):
+    """40 documents: one spins, or all of them take half of what one may, which together is too much for a batch."""
+    log = t.MemoryLog()
+    specs = [*t.row_specs(parts=1, batch=40, poison={0: {33: "spin"}}), *t.row_specs(parts=1, batch=40, cpu_ms=60)]
+    spun, slow = Scheduler(processes(2, cpu_s=0.12), log).run(specs)
+    assert [(q["row"], q["reason"]) for q in spun.quarantine] == [(33, "cpu_limit")]
+    assert (slow.quarantine, slow.counters["kept"]) == ([], 40)
+
+
 def test_killed_children_condemn_nobody(processes, store, tmp_path):
     specs = t.row_specs(parts=4, ms=15)
     backend = processes(2)

@@ -124,14 +124,18 @@ def test_a_node_that_runs_other_code_is_refused_by_name(on_ray, monkeypatch):
 
 
 def test_our_own_code_is_what_it_was_when_we_began(on_ray, monkeypatch):
-    """Who edits the files of a driver that runs does not make nodes with the new code its equals, nor the old ones
-    strangers."""
+    """Who edits the files of a driver that runs does not make nodes with the new code its equals, nor those with the
+    old code strangers."""
     from pipeline.engine import ray_backend
 
     backend, real = on_ray(1), ray_backend.fingerprint
     backend.start()
     monkeypatch.setattr(ray_backend, "fingerprint", lambda names: {**real(names), "code": "0" * 64})
     assert len(Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=1))) == 1
+    stale = on_ray(1)
+    stale.start()
+    with pytest.raises(ray_backend.NoNodes, match=r"other code .*the code was changed since this run began; run again"):
+        Scheduler(stale, t.MemoryLog()).run(t.row_specs(parts=1, rows=7))
 
 
 def test_a_store_the_nodes_do_not_see_is_refused(on_ray, store, monkeypatch):
