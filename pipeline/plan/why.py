@@ -172,11 +172,17 @@ class _Why:
         if state.replayed:
             notes.append(f"{_tasks(state.replayed)} replay verdicts from stored signals: only documents whose verdict "
                          f"changes are processed again")
-        condemned = {id for t in state.tasks for id in t.args.get("$volatile", {}).get("quarantined", ())}
+        condemned = max((_entries(t) for t in state.tasks), default=0)        # tasks of a node share their list
         if condemned and state.stale:
-            notes.append(f"{len(condemned):,} documents are in quarantine for these stages and will be skipped "
-                         f"(quarantine makes nothing stale)")
+            notes.append(f"{condemned:,} document{'s are' if condemned > 1 else ' is'} in quarantine for these stages "
+                         f"and will be skipped (quarantine makes nothing stale)")
         return notes
+
+
+def _entries(spec: TaskSpec) -> int:
+    """Documents the log says a task is to skip; a long list of them is a file (`pipeline.engine.lists`)."""
+    said = spec.args.get("$volatile", {}).get("quarantined", [])
+    return said["items"] if isinstance(said, dict) else len(said)
 
 
 # -- words -----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Scheduler, TaskFailed
 from pipeline.engine.scratch import user_folder
 from pipeline.plan.nodes import Applied
+from pipeline.plan.passes import Planner
+from pipeline.plan.why import explain
 from pipeline.recipe import RecipeError, load_recipe
 from pipeline.store import temp
 from pipeline.store.errors import EnvironmentFailure
@@ -251,6 +253,25 @@ def test_a_barrier_that_forgets_a_part_is_an_error():
     assert list(Applied([part], [None])) == [(part, None)]
     with pytest.raises(ValueError, match="shorter"):
         list(Applied([part, part], [None]))
+
+
+@pytest.mark.parametrize("many", [1, 20])
+def test_why_counts_what_is_in_quarantine(tmp_path, many):
+    """A few entries stand in the arguments of the tasks, many in a file of the store."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("A text.")
+    (tmp_path / "r.yaml").write_text("version: 1\nsources: {s: {read: text, path: in}}\n"
+                                     "datasets: {d: {from: s, steps: [c4]}}\n")
+    recipe, store = load_recipe(tmp_path / "r.yaml"), Store(tmp_path / "store")
+    run_module.run_recipe(recipe, store.root, make_backend=run_module.make_backend("inline", 1, None))
+    [step] = recipe.datasets["d"].steps
+    with Log.open(store) as log:
+        log.append(record("x" * 32, quarantine=[{"row": i, "id": f"{i:032x}", "stage": "c4", "reason": "memory",
+                                                 "stage_key": Planner(recipe, store.read).step(step).key}
+                                                for i in range(many)]))
+    (tmp_path / "in/b.txt").write_text("Another text.")
+    said = json.dumps(explain(recipe, store.root, "d"))
+    assert ("20 documents are" if many == 20 else "1 document is") + " in quarantine for these stages" in said
 
 
 # -- what others see -------------------------------------------------------------------------------------------------
