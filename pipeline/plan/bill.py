@@ -150,16 +150,16 @@ class _Bill:
         fixed, slope = line(size, cpu)
         tasks = self._tasks(records)
         value = fixed * min(tasks, float(weights.sum())) + slope * float((weights * size).sum())
-        spread = self._spread(weights, slope * size, records)
         # the first task of a worker loads models: so many tasks of the sample did, and each worker of the run will
         rest = cpu - fixed - slope * size
         first = np.argsort(rest)[-min(self.s.workers, len(rest)):]
         load = max(0.0, float(rest[first].mean())) if len(rest) > self.s.workers else 0.0
         later = np.ones(len(rest), bool)
         later[first] = len(rest) <= self.s.workers
+        below, above = self._spread(weights, np.where(later, cpu, fixed + slope * size), records)
         even = float((weights * cpu)[later].sum()) / max(float((weights * size)[later].sum()), 1.0)
         at_most = even * float((weights * size).sum()) + load * min(self.cores, tasks)
-        return {"value": value, "low": min(value, max(0.0, value - spread[0])), "high": max(value + spread[1], at_most)}
+        return {"value": value, "low": max(0.0, value - below), "high": max(value + above, at_most)}
 
     def _stored(self, records: Sequence[PartRecord]) -> Range:
         """Bytes on disk of such a node: what a file takes empty, and what each byte read leaves."""
@@ -167,10 +167,11 @@ class _Bill:
             return _point(0.0)
         weights = np.array([self._weight(r) for r in records])
         size = np.array([_bytes_in(r) for r in records], dtype=float)
-        fixed, slope = line(size, np.array([float(_disk(r)) for r in records]))
+        left = np.array([float(_disk(r)) for r in records])
+        fixed, slope = line(size, left)
         value = fixed * min(self._tasks(records), float(weights.sum())) + slope * float((weights * size).sum())
         even = self._total(records, _disk)
-        below, above = self._spread(weights, slope * size, records)
+        below, above = self._spread(weights, left, records)
         return {"value": value, "low": max(0.0, value - below), "high": max(value + above, even["value"])}
 
     def _barrier(self, node: Mapping[str, Any], records: Sequence[PartRecord],
