@@ -152,7 +152,8 @@ def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) 
     found = look(at, name)
     said = {"run": name, "attempt": found.attempt, "was": found.state, "asked": not found.ended}
     if found.ended:
-        note = f"'{name}' is {found.state}: there is nothing to stop"
+        verb = "has" if found.state in ("died", "failed") else "is"
+        note = f"'{name}' {verb} {found.state}: there is nothing to stop"
     else:
         ask_to_stop(at, name, found.attempt)
         note = f"'{name}' was asked to stop; {as_typed('status', name, at)} shows when it has"
