@@ -119,7 +119,7 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
     from pipeline.engine.fingerprint import roots
 
     now, facts = standing(store, run), facts_of(store, run)
-    attempt = int(facts.get("attempt", 0))
+    attempt = facts.get("attempt", 0)
     if now.state in ("running", "stopping") and "--takeover" not in options:
         _sent(run, attempt, facts.get("job"), facts.get("address"), store, json_lines, "running")
         return
@@ -219,7 +219,7 @@ def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: b
     signal.signal(signal.SIGTERM, interrupt)          # until Ray, and then the scheduler, install theirs
     with DriverLog(store, run, attempt):
         try:
-            latest = int(facts_of(store, run).get("attempt", 0))
+            latest = facts_of(store, run).get("attempt", 0)
             if latest != attempt:
                 raise UserError(f"this job is attempt {attempt} at '{run}', but attempt {latest} was begun since")
             if asked_to_stop(store, run, attempt):

@@ -17,7 +17,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,10 @@ WATCH_S = 12.0           # otherwise its counter is watched for two of its beats
 PIECE = 64 << 10
 #: states in which nothing more will happen by itself
 ENDED = ("done", "failed", "stopped", "died", "cancelled")
+#: what is used of the two files, where it is there
+_FACTS = {"attempt": int, **dict.fromkeys(("how", "address", "job", "error", "recipe", "base"), str)}
+_PROGRESS = {**dict.fromkeys(("attempt", "parts", "done"), int), "state": str, "error": str, "nodes": dict,
+             "running": list, "failures": list}
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,13 @@ class Standing:
 def standing(store: Store, run: str) -> Standing:
     """How `run` stands by what the store says. Takes up to `WATCH_S` where a driver on another machine is silent."""
     facts = facts_of(store, run)
-    attempt = int(facts.get("attempt", 0))
-    found = _json(store, f"runs/{run}/progress.json")
+    attempt = facts.get("attempt", 0)
+    found = _json(store, f"runs/{run}/progress.json", _PROGRESS)
     if found == {} or (found and not {"state", "parts", "done"} <= found.keys()):
         return Standing(run, "unknown", attempt, facts, {})
-    if not found or int(found.get("attempt", attempt)) < attempt:           # that of an earlier attempt
+    if not found and not facts and store.exists(facts_name(run)):
+        return Standing(run, "unknown", attempt, facts, {})
+    if not found or found.get("attempt", attempt) < attempt:                # that of an earlier attempt
         state = "submitted" if facts.get("how") == "job" else "started"
         if facts and asked_to_stop(store, run, attempt):
             state = "cancelled"
@@ -76,7 +82,7 @@ def standing(store: Store, run: str) -> Standing:
             state = "died"
         elif asked_to_stop(store, run, attempt):
             state = "stopping"
-    return Standing(run, state, int(found.get("attempt", attempt)), facts, found, found.get("error"))
+    return Standing(run, state, found.get("attempt", attempt), facts, found, found.get("error"))
 
 
 def driver_lives(store: Store, run: str) -> bool:
@@ -101,15 +107,18 @@ def driver_lives(store: Store, run: str) -> bool:
     return False
 
 
-def _json(store: Store, path: str) -> dict[str, Any] | None:
-    """A JSON object; None when there is no such file, {} when it cannot be read."""
+def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> dict[str, Any] | None:
+    """A JSON object; None when there is no such file, {} when it cannot be read, or a value is not of its kind."""
     try:
         found = json.loads(store.read(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict) or not all(isinstance(found[k], kind) for k, kind in (kinds or {}).items()
+                                              if k in found and (found[k] is not None or kind is int)):
+        return {}
+    return found
 
 
 # -- attempts --------------------------------------------------------------------------------------------------------
@@ -118,8 +127,8 @@ def facts_name(run: str) -> str:
 
 
 def facts_of(store: Store, run: str) -> dict[str, Any]:
-    """run.json; {} when there is none."""
-    return _json(store, facts_name(run)) or {}
+    """run.json; {} when there is none, or it cannot be read."""
+    return _json(store, facts_name(run), _FACTS) or {}
 
 
 def note_attempt(store: Store, run: str, attempt: int, how: str, **facts: Any) -> dict[str, Any]:

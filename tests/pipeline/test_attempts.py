@@ -128,8 +128,17 @@ def test_files_that_cannot_be_read(any_store):
         assert standing(any_store, "r").state == "unknown"
     any_store.write("runs/r/progress.json", b'{"state": "done", "parts": 3, "done": 3}')   # without attempts
     assert standing(any_store, "r").state == "done"
-    any_store.write("runs/r/run.json", b"\xff")
-    assert standing(any_store, "r").state == "done"
+    for text in (b"\xff", b'{"attempt": "x", "how": "job"}', b'{"attempt": null}', b'{"attempt": 1, "address": 5}'):
+        any_store.write("runs/r/run.json", text)
+        assert standing(any_store, "r").state == "done"
+        any_store.write("runs/q/run.json", text)                # nothing to go by
+        assert standing(any_store, "q").state == "unknown"
+    note_attempt(any_store, "q", 1, "job", job="j")
+    for text in (b'{"attempt": null, "state": "done", "parts": 1, "done": 1}', b'{"state": 1, "parts": 1, "done": 1}',
+                 b'{"state": "done", "parts": "z", "done": 1}',
+                 b'{"state": "done", "parts": 1, "done": 1, "failures": 3}'):
+        any_store.write("runs/q/progress.json", text)
+        assert standing(any_store, "q").state == "unknown", text
 
 
 # -- stopping --------------------------------------------------------------------------------------------------------
