@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.scratch import Scratch
 from pipeline.engine.task import FileInfo, PartRecord
-from pipeline.store.fs import Store, StoreError, make_folder, swap_folders, sync
+from pipeline.store.fs import Store, StoreError, cannot_write, make_folder, swap_folders, sync
 from pipeline.store.parts import DuplicateId, RowDigester
 
 MANIFEST, QUARANTINE = "_manifest.parquet", "quarantine.parquet"
@@ -123,6 +123,8 @@ def _replace(store: Store, folder: str, parts: Iterable[Part], verify: Callable[
         shutil.rmtree(aside, ignore_errors=True)
         if isinstance(e, (OSError, StoreError)):
             verify()               # our folder may be gone because somebody took the store over
+        if isinstance(e, OSError):
+            raise cannot_write(target, e) from e
         raise
 
 
@@ -179,6 +181,8 @@ def link_committed(store: Store, path: str, to: str) -> None:
         store.link(path, to)
     except FileNotFoundError as e:
         raise StoreError(f"{store.at(path)} is gone though the log names it; restore it, or start a new --store") from e
+    except OSError as e:
+        raise cannot_write(store.at(to), e) from e
 
 
 class ManifestWriter:

@@ -147,7 +147,10 @@ def link(source: Path, target: Path, durable: bool = True) -> bool:
                                  f"need; choose a --store on ext4, xfs, NFS … or on object storage") from e
             raise cannot_write(target, e) from e
     if durable:
-        sync(target.parent)
+        try:
+            sync(target.parent)
+        except OSError as e:        # no doubt to be settled by looking: it is there, but may be gone after a power cut
+            raise cannot_write(target, e) from e
     return True
 
 

@@ -4,10 +4,12 @@ store is given back, and a temporary directory does not keep what a killed one l
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import textwrap
@@ -28,7 +30,7 @@ from pipeline.plan.nodes import Applied
 from pipeline.plan.passes import Planner
 from pipeline.plan.why import explain
 from pipeline.recipe import RecipeError, load_recipe
-from pipeline.store import temp
+from pipeline.store import dataset, temp
 from pipeline.store.errors import EnvironmentFailure
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.log import Fenced, Log, attempt_name
@@ -77,6 +79,35 @@ def test_ctrl_c_in_a_commit_loses_nothing_and_fences_nobody(store, monkeypatch, 
     assert [r.key for r in view.records()] == ["a", "b"] and view.condemned("x") == {3: (0, "memory")}
     bodies = [json.loads(store.read(p))["body"] for p in store.list("log") if "heartbeat" not in p]
     assert [len(b.get("records", ())) for b in bodies] == [0, 1, 1]
+
+
+def test_a_commit_whose_folder_cannot_be_synced_is_no_commit(tmp_path, monkeypatch):
+    """It is there to be read, but a power cut may take it: nobody is told that it is durable."""
+    log = Log.open(Store(tmp_path))
+    fsync = os.fsync
+
+    def folders_fail(fd):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(fd)
+
+    log.append(record("a"))
+    with monkeypatch.context() as m:
+        m.setattr(os, "fsync", folders_fail)
+        with pytest.raises(StoreError, match=r"cannot write .*00000002\.json: Input/output error"):
+            log.flush()
+    with pytest.raises(StoreError, match="Input/output error"):
+        log.close()
+
+
+def test_a_full_disk_while_a_dataset_is_shown_is_said_in_words(tmp_path, monkeypatch):
+    def full(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(dataset, "sync", full)
+    with pytest.raises(EnvironmentFailure, match=r"cannot write .*quarantine/d: .*; the disk is full: free some space"):
+        dataset.publish(Store(tmp_path), "d", [])
+    assert not list((tmp_path / ".publish").rglob("d*")), "nothing half-built stays"
 
 
 def test_what_ended_together_with_a_failure_is_committed():
