@@ -36,6 +36,8 @@ ENGLISH = {"gopher_quality", "c4", "fineweb"}
 EXTRACTOR = {"warc": "html", "html": "html", "pdf": "pdf"}
 #: readers of crawls: anybody's pages, in any language, with anybody's addresses
 CRAWLS = {"warc"}
+#: ways to a dataset that are followed
+MOST_WAYS = 64
 #: epochs beyond which repetition stops helping (Muennighoff et al., arXiv 2305.16264)
 MOST_EPOCHS = 4
 
@@ -136,7 +138,8 @@ def _lineage(recipe: Recipe) -> Iterator[Finding]:
                 yield (*_steps(name), i), (f"no document passes: 'language' before it kept "
                                            f"{_list(set().union(*(k or set() for k in known)))} only; keep both in one "
                                            f"step, or make two datasets of them")
-        before[name] = [[*way, *dataset.steps] for way in ways][:64]
+        # of more ways than that nothing is claimed: what is left out may be the one without the step
+        before[name] = [[*way, *dataset.steps] for way in ways] if len(ways) <= MOST_WAYS else [[]]
 
 
 def _languages(way: list[Step]) -> set[str] | None:

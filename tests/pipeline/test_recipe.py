@@ -561,6 +561,18 @@ def test_lint_lets_two_datasets_be_compared_after_each_was_with_itself(load):
     assert any("'exact' ran before with the same settings" in said for said in lint(load(twice)))
 
 
+def test_lint_claims_nothing_about_ways_it_has_not_followed(load):
+    """Seventy languages, of which the last was never filtered."""
+    names = [f"l{i:02d}" for i in range(70)]
+    sources = "\n".join(f"  s{n}: {{read: jsonl, path: {n}.jsonl}}" for n in names)
+    single = "\n".join(f"  {n}: {{from: s{n}, steps: [{'' if n == 'l69' else 'url'}]}}" for n in names)
+    text = (f"version: 1\nsources:\n{sources}\ndatasets:\n{single}\n"
+            f"  every: {{from: [{', '.join(names)}], steps: []}}\n  end: {{from: every, steps: [url]}}\n")
+    assert not any("ran before" in said for said in lint(load(text)))
+    assert any("ran before" in said for said in lint(load(text.replace("every: {from: [" + ", ".join(names),
+                                                                       "every: {from: [" + ", ".join(names[:60])))))
+
+
 def test_lint_does_not_say_both_orders_are_wrong(load):
     """A fast barrier and a slow filter, as a store may have measured them."""
     speeds = {"exact": (5e8, 0.95), "gopher_repetition": (1e6, 0.9)}
