@@ -338,6 +338,26 @@ def test_a_driver_that_was_taken_over_publishes_nothing(tmp_path, monkeypatch, m
     assert len(list((store.local / ".publish/datasets").iterdir())) <= 1, "what was replaced, and nothing else"
 
 
+def test_copying_stops_where_the_store_is_anothers(tmp_path, monkeypatch):
+    """On object storage, too: it does not go on copying for hours, and the manifest stays."""
+    monkeypatch.setattr(dataset, "VERIFY_PARTS", 2)
+    store, verify = Store(f"memory://v{tmp_path.name}-{os.getpid()}"), TakenOver()
+    publish(store, "clean", [part(store, tmp_path, key(0), [1])])
+    before = store.read("datasets/clean/_manifest.parquet")
+    ours = [part(store, tmp_path, key(n), [n]) for n in range(1, 40)]
+
+    def records():
+        for record in ours:
+            yield record
+            verify.gone = True
+
+    with pytest.raises(Fenced):
+        publish(store, "clean", records(), verify=verify)
+    assert store.read("datasets/clean/_manifest.parquet") == before
+    assert len(list(store.list("datasets/clean"))) <= 4
+    fsspec.filesystem("memory").rm(store.root, recursive=True)
+
+
 def test_a_folder_that_is_gone_is_never_exchanged(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "x").touch()
