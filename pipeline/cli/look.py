@@ -140,7 +140,7 @@ def _list_datasets(store: Store, json_lines: bool) -> None:
     """Documents and bytes of every dataset."""
     import pyarrow.compute as pc
 
-    from pipeline.plan.show import human_bytes
+    from pipeline.engine.progress import size
     from pipeline.store.dataset import manifest
 
     names = sorted({p.split("/")[1] for p in store.list("datasets") if p.endswith("/_manifest.parquet")})
@@ -156,7 +156,7 @@ def _list_datasets(store: Store, json_lines: bool) -> None:
                 found |= {"parts": table.num_rows, "text_bytes": pc.sum(table["text_bytes"]).as_py() or 0}
         typer.echo(json.dumps(found) if json_lines else
                    f"{name:<{width}}  {found['kept']:>12,} kept  {found['dropped']:>12,} dropped  "
-                   f"{found['quarantined']:>8,} quarantined  {human_bytes(found['text_bytes']):>9} of text")
+                   f"{found['quarantined']:>8,} quarantined  {size(found['text_bytes']):>9} of text")
 
 
 def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a removed document, or its beginning.")],

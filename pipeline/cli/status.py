@@ -16,6 +16,7 @@ HINTS = {
     "died": "its driver is gone without a word; tokenmill resume goes on from what it had committed",
     "stopping": "what runs may finish, then it stops",
     "cancelled": "before it began; tokenmill resume starts it",
+    "unknown": "its run.json or progress.json cannot be read; tokenmill resume writes them anew",
 }
 
 
@@ -35,7 +36,7 @@ def text(store: Store, found: Standing) -> str:
     head = [found.run, found.state]
     if p.get("seconds"):
         head.append(clock(p["seconds"]))
-    if facts.get("how") == "job":
+    if facts.get("job"):
         head.append(f"job {facts.get('job')} at {facts.get('address')}")
     if found.attempt > 1:
         head.append(f"attempt {found.attempt}")

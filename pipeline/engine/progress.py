@@ -316,11 +316,11 @@ def docs_in(record: PartRecord) -> int:
 
 
 def size(n: float) -> str:
-    """Bytes for people: 1536 → '1.5 KB' (1 KB = 1024 bytes)."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if n < 1024:
+    """Bytes for people, 1 kB = 1000 bytes as in recipes: 1536 → '1.5 kB'."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n) < 1000:
             return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
-        n /= 1024
+        n /= 1000
     return f"{n:.1f} TB"
 
 

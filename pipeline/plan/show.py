@@ -8,17 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from pipeline.engine.progress import size
+
 COLOR = {"fresh": "green", "stale": "yellow", "partly": "yellow", "waits": "cyan"}
 WIDTH = 100
-
-
-def human_bytes(n: float) -> str:
-    """Bytes for people, 1 kB = 1000 bytes: 1536 → '1.5 kB'."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(n) < 1000:
-            return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} TB"
 
 
 def human_seconds(s: float) -> str:
@@ -40,7 +33,7 @@ def lines(document: dict[str, Any]) -> list[str]:
     width = max(len("inputs"), *(len(r["name"]) for r in rows), *(len(n) for n in document["inputs"])) + 2
     out = [f"[bold]{escape(document['recipe'])}[/] → {escape(document['store'])}", "", "[bold]inputs[/]"]
     for name, source in document["inputs"].items():
-        stored, inside = human_bytes(source["bytes"]), human_bytes(source["expected"])
+        stored, inside = size(source["bytes"]), size(source["expected"])
         files = f"{source['files']:,} file{'s' if source['files'] != 1 else ''}"
         unpacked = f"   about {inside} uncompressed" if source["expected"] != source["bytes"] else ""
         out.append(f"  {name:<{width}}{source['reader']:<9} {files:>12} {stored:>9}{unpacked}")
@@ -58,9 +51,9 @@ def _node(row: dict[str, Any], width: int) -> list[str]:
     elif row["more"]:
         total = f"{total}+"
     cpu = human_seconds(row["cpu_s"]) if row["cpu_s"] else "–"
-    disk = human_bytes(row["disk_bytes"]) if row["disk_bytes"] else "–"
+    disk = size(row["disk_bytes"]) if row["disk_bytes"] else "–"
     first = (f"  {row['name'].rstrip(':'):<{width}}[{COLOR[row['status']]}]{state:<16}[/]{total:>11}"
-             f"{human_bytes(row['bytes_in']):>10}{cpu:>9}{disk:>10}")
+             f"{size(row['bytes_in']):>10}{cpu:>9}{disk:>10}")
     barrier = row["name"].split(":")[0] + "/"                  # of a pass that applies one: its steps say so
     origin = [d.removeprefix("index:").rstrip(":") for d in row["deps"] if not d.startswith(barrier)]
     steps = " → ".join(row["steps"]) or ("read" if row["kind"] == "pass" else "where to split big files")
@@ -112,7 +105,7 @@ def _costs(document: dict[str, Any]) -> list[str]:
     basis = "speeds measured in this store" if document["measured"] else "typical speeds; nothing was measured here yet"
     most = "at most about" if document["waits"] and total["tasks_fresh"] else "about"
     return [f"cost:      {most} [bold]{human_seconds(total['cpu_s'])}[/] CPU (over all cores) and "
-            f"[bold]{human_bytes(total['disk_bytes'])}[/] disk  ({basis})"]
+            f"[bold]{size(total['disk_bytes'])}[/] disk  ({basis})"]
 
 
 def _warnings(document: dict[str, Any]) -> list[str]:

@@ -8,14 +8,15 @@ from typing import Any
 
 from rich.markup import escape
 
-from pipeline.plan.show import WIDTH, human_bytes, human_seconds
+from pipeline.engine.progress import size
+from pipeline.plan.show import WIDTH, human_seconds
 
 
 def human_count(n: float) -> str:
     """Documents or tokens: 1234 → '1,234', 1.2e9 → '1.20 B'."""
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if abs(n) >= size:
-            return f"{n / size:.3g} {unit}"
+    for one, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if abs(n) >= one:
+            return f"{n / one:.3g} {unit}"
     return f"{n:,.0f}"
 
 
@@ -39,7 +40,7 @@ def bill_lines(document: Mapping[str, Any]) -> list[str]:
     out += ["", "[bold]documents[/]"]
     for dataset in document["datasets"]:
         out.append(f"  {escape(dataset['dataset']):<{width}}{between(dataset['documents'], human_count)} documents, "
-                   f"{between(dataset['text_bytes'], human_bytes)} of text")
+                   f"{between(dataset['text_bytes'], size)} of text")
         if len(dataset["sources"]) > 1:
             out += [f"    {escape(source):<{width - 2}}{between(n['documents'], human_count)}"
                     for source, n in dataset["sources"].items()]
@@ -61,16 +62,16 @@ def bill_lines(document: Mapping[str, Any]) -> list[str]:
     for row in document["nodes"]:
         disk, exchange = row["disk_bytes"]["value"], row["exchange_bytes"]["value"]
         out.append(f"  {escape(row['name'].rstrip(':')):<{width}}{row['tasks']:>9,}  "
-                   f"{between(row['cpu_s'], human_seconds):<32}{human_bytes(disk) if disk else '–':>10}"
-                   f"{human_bytes(exchange) if exchange else '–':>11}"
+                   f"{between(row['cpu_s'], human_seconds):<32}{size(disk) if disk else '–':>10}"
+                   f"{size(exchange) if exchange else '–':>11}"
                    + (f"{row['memory_mb']:>6.0f} MB" if row["memory_mb"] else f"{'–':>9}"))
     cores = f"{total['cores']:,} core" + ("s" if total["cores"] != 1 else "")
     out += ["", f"CPU:      [bold]{between(total['cpu_hours'], _hours)}[/]",
             f"wall:     [bold]{between(total['wall_s'], human_seconds)}[/] on {cores}",
             f"memory:   {total['memory_mb_per_worker']:.0f} MB a worker at most, in the sample",
-            f"disk:     {between(total['disk_bytes'], human_bytes)} in the store, and "
-            f"{between(total['exchange_bytes'], human_bytes)} for exchange",
-            f"          in object storage {between(total['published_bytes'], human_bytes)} more: what is published is "
+            f"disk:     {between(total['disk_bytes'], size)} in the store, and "
+            f"{between(total['exchange_bytes'], size)} for exchange",
+            f"          in object storage {between(total['published_bytes'], size)} more: what is published is "
             f"copied there"]
     if "cost" in total:
         out.append(f"cost:     [bold]{between(total['cost'], _money)}[/] at {total['price_per_core_hour']:g} per "
