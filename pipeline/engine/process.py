@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.engine import limits as measure
+from pipeline.engine.auth import TOKEN
 from pipeline.engine.child import pack, unpack
 from pipeline.engine.task import Cursor
 
@@ -162,4 +163,5 @@ def _environment(env: Mapping[str, str], scratch: str) -> dict[str, str]:
     ours = [os.path.abspath(p) for p in sys.path]
     extra = [p for p in ours if p not in standard and not p.endswith((".zip", "lib-dynload")) and os.path.isdir(p)]
     found["PYTHONPATH"] = os.pathsep.join(extra)
+    found.pop(TOKEN, None)                    # whoever parses what strangers wrote has no business with the cluster
     return found

@@ -234,6 +234,11 @@ def test_who_has_no_token_gets_nowhere(site, head, tmp_path):
                     "--allow-custom-stages", "--insecure-local")
         assert sent.returncode == 1 and ("has none" in sent.stderr or "does not accept our token" in sent.stderr)
         assert "not-this-one" not in sent.stderr and not (tmp_path / "store").exists()
+        attached = call(env, "run", site / "recipe.yaml", "--store", tmp_path / "store", "--address", head.gcs,
+                        "--allow-custom-stages", "--insecure-local")
+        assert attached.returncode == 1 and attached.stderr.count("\n") == 1
+        assert "has none" in attached.stderr or "does not accept our token" in attached.stderr
+        assert "not-this-one" not in attached.stderr and not (tmp_path / "store").exists()
 
 
 def children(pid: int) -> list[int]:

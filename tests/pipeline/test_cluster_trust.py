@@ -215,6 +215,7 @@ class Quote(Stage):
     def process(self, doc):
         if doc.text.startswith("Bad"):
             raise ValueError("401 for " + os.environ["AWS_SECRET_ACCESS_KEY"])
+        doc.meta["token"] = os.environ.get("RAY_AUTH_TOKEN", "none")
         return None
 
 
@@ -237,7 +238,8 @@ def test_a_stage_that_quotes_a_secret(stage, tmp_path, tokenmill):
         f"version: 1\ncode: [{module}.py]\nsources: {{s: {{read: text, path: 't*.txt'}}}}\n"
         f"datasets: {{d: {{from: s, steps: ['{module}:{stage}']}}}}\nrun: {{max_error_rate: 50%}}\n")
     done = process("run", tmp_path / "recipe.yaml", "--store", tmp_path / "store", "--name", "r", "--backend",
-                   "process", "--workers", "1", "--allow-custom-stages", AWS_SECRET_ACCESS_KEY=SECRET)
+                   "process", "--workers", "1", "--allow-custom-stages", AWS_SECRET_ACCESS_KEY=SECRET,
+                   RAY_AUTH_TOKEN=TOKEN)
     assert (done.code == 0) == (stage == "Quote"), done.err
     assert SECRET not in done.out + done.err
     for path in (tmp_path / "store").rglob("*"):
@@ -245,6 +247,8 @@ def test_a_stage_that_quotes_a_secret(stage, tmp_path, tokenmill):
     if stage == "Quote":
         [row] = tokenmill("inspect", "d", "--store", tmp_path / "store", "--quarantined", "--json").json()
         assert row["detail"] == "401 for ***"
+        kept = tokenmill("inspect", "d", "--store", tmp_path / "store", "--json").json()
+        assert [json.loads(doc["meta"])["token"] for doc in kept] == ["none", "none"], "pages are parsed without it"
     else:
         assert "no model for ***" in done.err
 
