@@ -38,6 +38,8 @@ READERS: dict[str, str] = {
     "jsonl": "stages.read.jsonl:Jsonl",
     "parquet": "stages.read.parquet:Parquet",
     "wiki": "stages.read.wiki:Wiki",
+    "sft": "stages.read.records:Sft",
+    "preference": "stages.read.records:Preference",
     "datatrove": "stages.datatrove:DatatroveReader",
     # records of other readers, as `tokenmill plan --sample` keeps them
     "sample": "stages.read.sample:Sample",

@@ -80,10 +80,10 @@ def check(doc: Document, reason: Any, before: State) -> None:
         raise TypeError(f"the stage set signals to {_shown(doc.signals)}, it must be a dict")
     for name, value in doc.signals.items():
         doc.signals[name] = float(value)
-    _check_places(doc)
+    _check_places(doc, before)
 
 
-def _check_places(doc: Document) -> None:
+def _check_places(doc: Document, before: State) -> None:
     """Locator ({file, sub: string, offset, record: 64-bit integer}, or less) and spans ([{start, end}])."""
     if type(doc.locator) is not dict:
         raise TypeError(f"the stage set locator to {_shown(doc.locator)}, it must be a dict")
@@ -96,6 +96,9 @@ def _check_places(doc: Document) -> None:
             type(s) is dict and s.keys() == {"start", "end"} and all(type(v) is int and 0 <= v < 2**63
                                                                      for v in s.values()) for s in doc.loss_spans)):
         raise TypeError("the stage set loss_spans to something else than None or a list of {start, end}")
+    if doc.loss_spans and doc.text != before[0] and doc.loss_spans == before[-1]:
+        raise ValueError("the stage changed a text of which only spans count for the loss, and left the spans where "
+                         "they were: set doc.loss_spans, or use the stage before the text is rendered")
 
 
 def _shown(value: Any) -> str:

@@ -13,6 +13,8 @@ from stages.stage import StageConfig, signal
 
 #: deepest nesting of a line: far below where Python gives up, which depends on who calls
 MAX_DEPTH = 100
+#: what a line that says `null` holds
+NULL = ()
 
 
 class Jsonl(Reader):
@@ -36,6 +38,17 @@ class Jsonl(Reader):
         max_line: int = signal(32 << 20, "longest line, bytes; beyond: line_too_long", gt=0)
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
+        for ordinal, offset, row in self.rows(local, slice):
+            if isinstance(row, BadRecord):
+                yield row
+            elif row is None:
+                yield skipped("empty", slice, offset, ordinal)
+            else:
+                yield self._document(row, slice, offset, ordinal)
+
+    def rows(self, local: str, slice: Slice) -> Iterator[tuple[int, int, Any]]:
+        """(ordinal, offset, what its JSON says) of each line; None for a blank one, or a `BadRecord`. Strings may hold
+        lone surrogates."""
         check_file(local, slice.path)
         ordinal, at = slice.ordinal, slice.start
         with Stream(local) as stream:
@@ -45,31 +58,37 @@ class Jsonl(Reader):
             try:
                 for offset, line in read_lines(stream, self.config.max_line, length):
                     at = slice.start + offset
-                    yield (self._document(line, slice, 0 if stream.coding else at, ordinal) if line is not None else
-                           bad("line_too_long", slice, 0 if stream.coding else at, ordinal,
-                               detail=f"a line of more than {self.config.max_line} bytes"))
+                    place = 0 if stream.coding else at
+                    yield ordinal, place, (
+                        self._row(line, slice, place, ordinal) if line is not None else
+                        bad("line_too_long", slice, place, ordinal,
+                            detail=f"a line of more than {self.config.max_line} bytes"))
                     ordinal += 1
             except Damaged as e:
-                yield bad(e.reason, slice, 0 if stream.coding else at, ordinal, detail=e.detail, fatal=True)
+                place = 0 if stream.coding else at
+                yield ordinal, place, bad(e.reason, slice, place, ordinal, detail=e.detail, fatal=True)
 
-    def _document(self, line: bytes, slice: Slice, offset: int, ordinal: int) -> Document | BadRecord:
+    def _row(self, line: bytes, slice: Slice, offset: int, ordinal: int) -> Any:
         if not line.strip():
-            return skipped("empty", slice, offset, ordinal)
+            return None
         try:
             row = json.loads(line.decode("utf-8-sig" if ordinal == 0 else "utf-8"))
         except UnicodeDecodeError as e:
             return bad("invalid_utf8", slice, offset, ordinal, detail=str(e))
         except (ValueError, RecursionError) as e:
             return bad("bad_json", slice, offset, ordinal, detail=str(e))
-        if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _deeper(row, MAX_DEPTH):
+        if line.count(b"[") + line.count(b"{") > MAX_DEPTH and deeper(row, MAX_DEPTH):
             return bad("bad_json", slice, offset, ordinal, detail=f"nested deeper than {MAX_DEPTH} levels")
+        # `null` is no blank line: a value that is no object
+        return NULL if row is None else row
+
+    def _document(self, row: Any, slice: Slice, offset: int, ordinal: int) -> Document | BadRecord:
         text = _at(row, self.config.text)
         if not isinstance(text, str):
             return bad("missing_text", slice, offset, ordinal, detail=f"no string at '{self.config.text}'")
         if not text or text.isspace():
             return skipped("empty", slice, offset, ordinal)
-        return make_document(slice, ordinal, offset, text, lambda key: _at(row, key), self.config,
-                             surrogates=b"\\u" in line)
+        return make_document(slice, ordinal, offset, text, lambda key: _at(row, key), self.config)
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
         """A slice is its own bytes, and those that tell how the file is compressed. One that is compressed cannot be
@@ -109,7 +128,7 @@ def _ends_in_newline(local: str, size: int) -> bool:
         return f.read() == b"\n"
 
 
-def _deeper(value: Any, depth: int) -> bool:
+def deeper(value: Any, depth: int) -> bool:
     """Whether lists and objects stand in one another more than `depth` levels deep."""
     level = [value]
     for _ in range(depth + 1):

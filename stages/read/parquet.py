@@ -57,7 +57,7 @@ class Parquet(Reader):
                         yield bad("too_large", slice, group, ordinal, detail=f"{info.num_rows} rows of a row group of "
                                   f"{info.total_byte_size} bytes")
                     else:
-                        for batch in file.iter_batches(_rows(info, columns, local), row_groups=[group],
+                        for batch in file.iter_batches(per_batch(info, columns, local), row_groups=[group],
                                                        columns=columns):
                             for record in self._batch(batch, slice, group, ordinal):
                                 yield record
@@ -188,7 +188,7 @@ def _values(column: pa.Array) -> list[Any] | pa.Array:
     return column
 
 
-def _rows(group: Any, columns: list[str], local: str | None = None) -> int:
+def per_batch(group: Any, columns: list[str], local: str | None = None) -> int:
     """Rows of a row group to read at a time, by the sizes its metadata states and, where the file is given, its
     dictionary pages."""
     chunks = [group.column(i) for i in range(group.num_columns)]

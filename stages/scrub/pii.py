@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterator
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from stages.stage import Stage, StageConfig, signal
@@ -47,10 +48,11 @@ class Pii(Stage):
 
     The strings of `meta` (title, canonical address …) are treated like the text; the signals count the text's. `url`
     stays as it is: it is the identity of the page, which deduplication goes by. Never drops a document.
+    `loss_spans` move with the text; the circle then begins anew at each of their borders, too.
     """
 
     name = "pii"
-    version = 2
+    version = 3
     scrubs = True
     memory_mb = 20
     signals = ("pii_emails", "pii_ips")
@@ -65,10 +67,26 @@ class Pii(Stage):
         text, emails, ips = self._scrubbed(doc.text)
         doc.signals["pii_emails"], doc.signals["pii_ips"] = emails, ips
         if emails or ips:
+            if doc.loss_spans is not None:
+                text, doc.loss_spans = self._with_spans(doc.text, doc.loss_spans, (emails, ips))
             doc.text = text
         if doc.meta:
             doc.meta = scrub_value(doc.meta, lambda value: self._scrubbed(value)[0])
         return None
+
+    def _with_spans(self, text: str, spans: list[dict[str, int]],
+                    found: tuple[int, int]) -> tuple[str, list[dict[str, int]]]:
+        """The text scrubbed piece by piece, cut where what counts for the loss begins or ends, and the spans where they
+        are now. ValueError, which quarantines the document, when something to replace lies across such a place: then
+        the pieces do not hold what was `found` in the whole."""
+        data = text.encode("utf-8", "surrogatepass")
+        cuts = [0, *(cut for span in spans for cut in (span["start"], span["end"])), len(data)]
+        pieces = [self._scrubbed(data[a:b].decode("utf-8", "surrogatepass")) for a, b in pairwise(cuts)]
+        if found != (sum(emails for _, emails, _ in pieces), sum(ips for _, _, ips in pieces)):
+            raise ValueError("personal data lies across the border of a loss span")
+        at = list(accumulate(len(piece.encode("utf-8", "surrogatepass")) for piece, _, _ in pieces))
+        moved = [{"start": at[i], "end": at[i + 1]} for i in range(0, len(at) - 1, 2)]
+        return "".join(piece for piece, _, _ in pieces), moved
 
     def _scrubbed(self, text: str) -> tuple[str, int, int]:
         """(text as the config wants it, e-mail addresses, IP addresses)."""

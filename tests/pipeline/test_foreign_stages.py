@@ -107,6 +107,20 @@ def test_what_a_failed_stage_did_is_undone():
                                        "u", "en", "d", b"raw", "text/html", "utf-8", [{"start": 0, "end": 1}])
 
 
+def test_a_stage_that_shifts_what_counts_for_the_loss_costs_its_document():
+    from pipeline.tasks.storable import check, state_of
+
+    doc = Document("i" * 32, "User: q\n\nAssistant: a", loss_spans=[{"start": 20, "end": 21}])
+    before = state_of(doc)
+    doc.text = doc.text.upper()
+    with pytest.raises(ValueError, match="loss_spans"):
+        check(doc, None, before)
+    doc.loss_spans = None
+    check(doc, None, before)
+    doc.text, doc.loss_spans = before[0], before[-1]
+    check(doc, None, before)
+
+
 TAGS = """
     from stages.stage import Stage
 

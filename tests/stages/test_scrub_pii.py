@@ -6,6 +6,7 @@ import gzip
 import json
 import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -130,3 +131,19 @@ def test_values_of_any_shape():
         found = found[0]["k"]
     assert found == ["email@example.com"]
     assert value == ["a@b.org"]
+
+
+def test_what_counts_for_the_loss_moves_with_the_text():
+    text = "User: I am ann.b@mail.example.net, née Ö.\n\nAssistant: Write to x@y.example.net, or 8.8.4.4!\n\nUser: ok"
+    said = "Write to x@y.example.net, or 8.8.4.4!"
+    start = text.encode().index(said.encode())
+    doc = Document("0" * 32, text, loss_spans=[{"start": start, "end": start + len(said)}])
+    assert Pii().process(doc) is None
+    (span,) = doc.loss_spans
+    assert doc.text.encode()[span["start"]:span["end"]].decode() == "Write to email@example.com, or 22.214.171.124!"
+    assert doc.text.startswith("User: I am email@example.com, née Ö.") and doc.signals["pii_emails"] == 2
+    doc = Document("0" * 32, "ab@cd.example.net", loss_spans=[{"start": 4, "end": 17}])
+    with pytest.raises(ValueError, match="border"):
+        Pii().process(doc)
+    doc = Document("0" * 32, "ab@cd.example.net", loss_spans=[])
+    assert Pii().process(doc) is None and doc.loss_spans == [] and doc.text == "email@example.com"

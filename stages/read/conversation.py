@@ -1,0 +1,253 @@
+"""Records of post-training sets as turns, and turns as text of which only what the assistant says is learned.
+
+What is read, a row each (https://huggingface.co/docs/trl/dataset_formats, the ShareGPT and Alpaca conventions):
+
+- messages: `messages: [{role, content}]` (OpenAI, TRL), content a string or a list of {type: text, text} parts;
+- ShareGPT: `conversations: [{from, value}]`, with `human`, `gpt`, `system`, `observation`, `function_call`;
+- instructions: `instruction`, `input`, `output` (Alpaca), `prompt` and `completion`, `question` and `answer`;
+- preferences: `prompt`, `chosen`, `rejected`, each a string or messages; without a prompt, a whole conversation each,
+  as messages or as a transcript ("\\n\\nHuman: … \\n\\nAssistant: …", Anthropic's HH-RLHF).
+
+A template is plain text with the placeholders `{role}` and `{content}`, replaced once and never evaluated: content that
+looks like a placeholder stays content. Content that spells a marker of the template (`<|im_start|>`) is refused, for
+otherwise a user's turn could speak for the assistant.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import model_validator
+
+from stages.read.jsonl import MAX_DEPTH, deeper
+from stages.stage import StageConfig, signal
+
+#: names of roles in sets → those of templates
+ROLES = {"system": "system", "developer": "system", "user": "user", "human": "user", "prompter": "user",
+         "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
+         "model": "assistant", "function_call": "assistant", "tool": "tool", "function": "tool", "observation": "tool",
+         "ipython": "tool"}
+#: longest conversation, turns
+MAX_TURNS = 10_000
+_HUMAN = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
+#: what cannot come from a keyboard by accident: <|im_start|>, [INST], </s>
+_MARKER = re.compile(r"<\|[^<>|\s]{1,64}\|>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>")
+
+
+class Turn(NamedTuple):
+    role: str                     # system | user | assistant | tool
+    content: str
+    learn: bool = True            # False: an assistant's turn of weight 0, there for what follows
+
+
+class Refused(ValueError):
+    """A record that makes no conversation; the reason is snake_case, the detail names places, never content."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(detail or reason)
+        self.reason, self.detail = reason, detail
+
+
+class Template(StageConfig):
+    """How turns become text: `start`, the turns joined by `separator`, `end`.
+
+    A turn is `turn`, or the one of its role in `turns`, with `{role}` (as `names` calls it) and `{content}` replaced.
+    Of an assistant's turn the content and all that the template says after it counts for the loss: where to stop is
+    learned, too.
+    """
+
+    turn: str = signal("{role}: {content}", "text of a turn, with {content} once and {role}")
+    turns: dict[str, str] = signal({}, "text of the turns of one role: system, user, assistant, tool")
+    names: dict[str, str] = signal({}, "what {role} is for a role")
+    start: str = signal("", "text before the first turn")
+    separator: str = signal("\n\n", "text between turns")
+    end: str = signal("", "text after the last turn")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Template:
+        for unknown in sorted((self.turns.keys() | self.names.keys()) - set(ROLES.values())):
+            raise ValueError(f"template: no role is called '{unknown}'; roles are assistant, system, tool, user")
+        for text in (self.turn, *self.turns.values()):
+            if len(re.findall(r"\{content\}", text)) != 1:
+                raise ValueError(f"template: {text!r} must have {{content}} once")
+        return self
+
+    def around(self, role: str) -> tuple[str, str]:
+        """What stands before and after the content of a turn."""
+        before, _, after = self.turns.get(role, self.turn).partition("{content}")
+        name = self.names.get(role, role)
+        return before.replace("{role}", name), after.replace("{role}", name)
+
+    def markers(self) -> frozenset[str]:
+        said = (self.start, self.separator, self.end, *(x for role in set(ROLES.values()) for x in self.around(role)))
+        return frozenset(m for text in said for m in _MARKER.findall(text))
+
+
+#: chatml: Qwen and others; llama3: Meta's prompt format of Llama 3 (without the date that its own template invents)
+TEMPLATES: dict[str, Template] = {
+    "chatml": Template(turn="<|im_start|>{role}\n{content}<|im_end|>", separator="\n", end="\n"),
+    "llama3": Template(start="<|begin_of_text|>", separator="", names={"tool": "ipython"},
+                       turn="<|start_header_id|>{role}<|end_header_id|>\n\n{content}<|eot_id|>"),
+    "plain": Template(turn="{role}: {content}", turns={"system": "{content}"},
+                      names={"user": "User", "assistant": "Assistant", "tool": "Tool"}),
+}
+
+
+def render(turns: Sequence[Turn], template: Template) -> tuple[str, list[dict[str, int]]]:
+    """(text, spans that count for the loss, in UTF-8 bytes: sorted, not empty, apart). `Refused` for content that
+    spells a marker of the template."""
+    markers = template.markers()
+    parts: list[str] = []
+    spans: list[dict[str, int]] = []
+    at = 0
+
+    def put(text: str) -> None:
+        nonlocal at
+        parts.append(text)
+        at += len(text.encode())
+
+    put(template.start)
+    for i, turn in enumerate(turns):
+        if any(m in turn.content for m in markers):
+            raise Refused("marker_in_content", f"turn {i} spells a marker of the template")
+        before, after = template.around(turn.role)
+        put((template.separator if i else "") + before)
+        begin = at
+        put(turn.content + after)
+        if turn.role == "assistant" and turn.learn and at > begin:
+            if spans and spans[-1]["end"] == begin:
+                spans[-1]["end"] = at
+            else:
+                spans.append({"start": begin, "end": at})
+    put(template.end)
+    return "".join(parts), spans
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+def first(row: Mapping[str, Any], keys: Iterable[str]) -> Any:
+    """Value of the first of the keys (paths with dots) that is there and not null."""
+    for key in keys:
+        value: Any = row.get(key)
+        if value is None and "." in key:
+            value = row
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None:
+            return value
+    return None
+
+
+def messages(value: Any) -> list[Turn]:
+    """Turns of a list of messages, of either convention."""
+    if not isinstance(value, (list, tuple)):
+        raise Refused("bad_turn", f"a list of turns is a {type(value).__name__}")
+    if len(value) > MAX_TURNS:
+        raise Refused("too_many_turns", f"{len(value)} turns")
+    return [_turn(i, message) for i, message in enumerate(value)]
+
+
+def _turn(i: int, message: Any) -> Turn:
+    if not isinstance(message, Mapping):
+        raise Refused("bad_turn", f"turn {i} is a {type(message).__name__}")
+    name = message.get("role") if message.get("role") is not None else message.get("from")
+    role = ROLES.get(name.strip().lower()) if isinstance(name, str) else None
+    if role is None:
+        raise Refused("unknown_role", f"turn {i}")
+    content = next((message[k] for k in ("content", "value", "text") if message.get(k) is not None), None)
+    if isinstance(content, (list, tuple)):
+        if not all(isinstance(p, Mapping) and p.get("type", "text") == "text" and isinstance(p.get("text"), str)
+                   for p in content):
+            raise Refused("not_text", f"turn {i} holds more than text")
+        content = "".join(p["text"] for p in content)
+    if calls := message.get("tool_calls"):
+        if not isinstance(calls, (list, tuple)) or not isinstance(content, str | None):
+            raise Refused("bad_turn", f"turn {i} has tool calls that are none")
+        content = "\n".join(filter(None, (content, *map(_call, calls))))
+    if not isinstance(content, str):
+        raise Refused("bad_turn", f"turn {i} has no text")
+    if not content.strip():
+        raise Refused("empty_turn", f"turn {i}")
+    said = message.get("train") is not False and message.get("weight") not in (0, False)
+    return Turn(role, content.strip(), said)
+
+
+def _call(call: Any) -> str:
+    """A call of a tool, as Hermes and Qwen spell it."""
+    call = call.get("function", call) if isinstance(call, Mapping) else call
+    if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
+        raise Refused("bad_turn", "a tool call without a name")
+    arguments = call.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            raise Refused("bad_turn", "arguments of a tool call are no JSON") from None
+    if deeper(arguments, MAX_DEPTH):
+        raise Refused("bad_turn", f"arguments of a tool call nested deeper than {MAX_DEPTH} levels")
+    said = json.dumps({"name": call["name"], "arguments": arguments}, ensure_ascii=False, allow_nan=True, default=str)
+    return f"<tool_call>\n{said}\n</tool_call>"
+
+
+def transcript(text: str) -> list[Turn]:
+    """Turns of "\\n\\nHuman: … \\n\\nAssistant: …"."""
+    pieces = _HUMAN.split(text)
+    if len(pieces) < 3 or pieces[0].strip():
+        raise Refused("bad_turn", "neither messages nor a transcript of Human and Assistant, and no prompt")
+    if len(pieces) > 2 * MAX_TURNS:
+        raise Refused("too_many_turns")
+    return messages([{"role": "user" if who == "Human" else "assistant", "content": said}
+                     for who, said in zip(pieces[1::2], pieces[2::2])])
+
+
+def checked(turns: list[Turn]) -> list[Turn]:
+    """A conversation one can learn from: it begins with somebody else than the assistant, who answers. Turns after the
+    last answer, which nobody answers, are left out."""
+    while turns and turns[-1].role != "assistant":
+        turns = turns[:-1]
+    if not turns:
+        raise Refused("no_answer", "no turn of the assistant")
+    if next((t.role for t in turns if t.role != "system"), "") == "assistant":
+        raise Refused("starts_with_answer", "the assistant speaks first")
+    if not any(t.learn for t in turns if t.role == "assistant"):
+        raise Refused("no_answer", "all answers have weight 0")
+    return turns
+
+
+def instruction(row: Mapping[str, Any], keys: Any) -> list[Turn]:
+    """Turns of an instruction, its input and its output; `keys` names them (`Sft.Config`)."""
+    asked, given, said = (first(row, getattr(keys, name)) for name in ("instruction", "input", "output"))
+    system = first(row, keys.system)
+    if asked is None or said is None:
+        raise Refused("missing_turns", "neither messages nor an instruction with its output")
+    turns = [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
+    if isinstance(given, str) and given.strip():
+        if not isinstance(asked, str):
+            raise Refused("bad_turn", "an instruction that is no text")
+        asked = f"{asked.strip()}\n\n{given.strip()}" if asked.strip() else given
+    return messages([*turns, {"role": "user", "content": asked}, {"role": "assistant", "content": said}])
+
+
+def preference(row: Mapping[str, Any], keys: Any, which: str) -> list[Turn]:
+    """Turns of the prompt and the answer `which` (chosen, rejected); `keys` names them (`Preference.Config`)."""
+    prompt, answer = first(row, keys.prompt), first(row, getattr(keys, which))
+    if answer is None:
+        raise Refused("missing_turns", f"no {which} answer")
+    before = [] if prompt is None else messages(prompt) if not isinstance(prompt, str) else \
+        transcript(prompt) if prompt.startswith("\n\nHuman:") else messages([{"role": "user", "content": prompt}])
+    system = first(row, keys.system)
+    if isinstance(system, str) and system.strip() and not any(t.role == "system" for t in before):
+        before = [Turn("system", system.strip()), *before]
+    if isinstance(answer, str):
+        if prompt is None or answer.startswith("\n\nHuman:"):
+            return transcript(answer)
+        after = messages([{"role": "assistant", "content": answer}])
+    else:
+        after = messages(answer if isinstance(answer, (list, tuple)) else [answer])
+        if any(t.role != "assistant" for t in after):       # UltraFeedback: the prompt is repeated in front of it
+            return after if any(t.role == "system" for t in after) else [*[t for t in before if t.role == "system"],
+                                                                         *after]
+    # what the assistant said before the answer is the same in both: context, not what is preferred
+    return [*(t._replace(learn=False) for t in before), *after]

@@ -1,0 +1,211 @@
+"""Post-training sets in JSON Lines or Parquet as documents: rendered by a template, with the spans that count.
+
+Two readers, `sft` and `preference`; the formats, and what becomes of them, are those of `stages.read.conversation`.
+`loss_spans` of a document say which bytes of its text are what the assistant says: so such a set can join an annealing
+mixture as it is. Records that make no conversation are quarantined: `missing_turns` (none of the formats), `bad_turn`,
+`unknown_role`, `empty_turn`, `no_answer`, `starts_with_answer`, `not_text` (images), `too_many_turns`,
+`marker_in_content`, `too_large`; and what the readers of lines and tables find wrong (`bad_json`, `invalid_utf8`, …).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stages.document import BadRecord, Document, document_id
+from stages.read.conversation import (
+    TEMPLATES,
+    Refused,
+    Template,
+    Turn,
+    checked,
+    first,
+    instruction,
+    messages,
+    preference,
+    render,
+)
+from stages.read.jsonl import Jsonl, clean, make_document
+from stages.read.parquet import Parquet, per_batch
+from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, skipped
+from stages.stage import StageConfig, signal
+
+
+class RecordsConfig(StageConfig):
+    template: Literal["chatml", "llama3", "plain"] | Template = signal("chatml", "a named template, or one's own")
+    system: tuple[str, ...] = signal(("system", "system_prompt"), "keys of the system's turn beside the others")
+    id: str = signal("id", "key of the set's own id, kept in meta.id; '' for none")
+    url: str = signal("url", "key of the URL; '' for none")
+    date: str = signal("date", "key of the date; '' for none")
+    language: str = signal("", "key of the language, if it is to be trusted")
+    keep: tuple[str, ...] = signal((), "further keys to keep in meta")
+    max_bytes: int = signal(16 << 20, "longest line or text, bytes; beyond: line_too_long, too_large", gt=0)
+
+
+class Records(Reader):
+    """Base of both: files of lines and of tables, a mapping a record."""
+
+    suffixes = Jsonl.suffixes + Parquet.suffixes
+    libraries = ("pyarrow",)
+    memory_mb = 800
+    Config = RecordsConfig
+
+    def __init__(self, config: Any = None, **kw: Any) -> None:
+        super().__init__(config, **kw)
+        named = self.config.template
+        self.template = TEMPLATES[named] if isinstance(named, str) else named
+        self._lines = Jsonl(max_line=self.config.max_bytes)
+        self._lines.warnings = self.warnings
+
+    # -- files -------------------------------------------------------------------------------------------------------
+    def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
+        table = slice.path.lower().endswith(Parquet.suffixes)
+        for ordinal, offset, row in (self._table if table else self._lines.rows)(local, slice):
+            if isinstance(row, BadRecord):
+                yield row
+            elif row is None:
+                yield skipped("empty", slice, offset, ordinal)
+            else:
+                yield from self._documents(row, slice, offset, ordinal)
+
+    def _table(self, local: str, slice: Slice) -> Iterator[tuple[int, int, Any]]:
+        """(ordinal, row group, row) of a Parquet file."""
+        check_file(local, slice.path)
+        ordinal, group = slice.ordinal, slice.start
+        try:
+            with pq.ParquetFile(local) as file:
+                wanted = self._keys()
+                columns = [n for n in file.schema_arrow.names if n in wanted]
+                if missing := [key for key in self.config.keep if key.partition(".")[0] not in columns]:
+                    raise ValueError(f"{slice.path}: no column '{missing[0]}'; it has "
+                                     f"{', '.join(file.schema_arrow.names)}. Mend `keep:`")
+                stop = file.num_row_groups if slice.stop is None else slice.stop
+                for group in range(slice.start, stop):
+                    info, seen = file.metadata.row_group(group), ordinal
+                    if info.total_byte_size > 4 << 30:
+                        yield ordinal, group, bad("too_large", slice, group, ordinal, detail=f"{info.num_rows} rows of "
+                                                  f"a row group of {info.total_byte_size} bytes")
+                    elif columns:
+                        for batch in file.iter_batches(per_batch(info, columns, local), row_groups=[group],
+                                                       columns=columns):
+                            for i in range(len(batch)):
+                                yield seen, group, _row(batch, i, slice, group, seen)
+                                seen += 1
+                    else:
+                        for seen in range(ordinal, ordinal + info.num_rows):
+                            yield seen, group, {}
+                    ordinal += info.num_rows
+        except (pa.ArrowException, OSError) as e:
+            if environment(e):
+                raise
+            yield ordinal, group, bad("corrupt_parquet", slice, group, ordinal, detail=str(e).partition("\n")[0],
+                                      fatal=True)
+
+    def _keys(self) -> set[str]:
+        """Columns that are looked at."""
+        c = self.config.model_dump(exclude={"template", "max_bytes"})
+        named = [v for value in c.values() for v in ([value] if isinstance(value, str) else value)]
+        return {part for name in named for part in (name, name.partition(".")[0])} - {""}
+
+    def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
+        """As lines are read; of a table all (which columns there are is known only inside)."""
+        return None if read(max(0, size - 4), size) == b"PAR1" else self._lines.needs(slice, size, read)
+
+    def splits(self, local: str, path: str, target: int) -> list[Split] | None:
+        return (Parquet() if path.lower().endswith(Parquet.suffixes) else self._lines).splits(local, path, target)
+
+    # -- records -----------------------------------------------------------------------------------------------------
+    def _documents(self, row: Any, slice: Slice, offset: int, ordinal: int) -> Iterator[Document | BadRecord]:
+        if not isinstance(row, Mapping):
+            yield bad("missing_turns", slice, offset, ordinal, detail=f"the record is a {type(row).__name__}")
+            return
+        for member, conversation in self.conversations(row):
+            try:
+                turns = checked(conversation())
+                turns = [t._replace(content=clean(t.content)) for t in turns]
+                text, spans = render(turns, self.template)
+            except Refused as e:
+                yield bad(e.reason, slice, offset, ordinal, member=member, detail=e.detail)
+                continue
+            if spans[-1]["end"] > self.config.max_bytes:
+                yield bad("too_large", slice, offset, ordinal, member=member, detail=f"{spans[-1]['end']} bytes")
+                continue
+            try:
+                doc = make_document(slice, ordinal, offset, text, lambda key: first(row, (key,)), self.config)
+            except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as e:
+                yield bad("bad_value", slice, offset, ordinal, member=member, detail=type(e).__name__)
+                continue
+            if member:
+                doc.id = document_id(slice.source, slice.path, member, ordinal)
+                doc.locator["sub"] = doc.meta["answer"] = member
+            doc.loss_spans, doc.mime = spans, "text/plain"
+            doc.meta["turns"] = len(turns)
+            yield doc
+
+    def conversations(self, row: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], list[Turn]]]]:
+        """(what of the record it is, the turns) of each document a record makes."""
+        raise NotImplementedError
+
+
+class Sft(Records):
+    """Supervised fine-tuning: messages, ShareGPT conversations, instructions with input and output."""
+
+    name = "sft"
+
+    class Config(RecordsConfig):
+        messages: tuple[str, ...] = signal(("messages", "conversations", "conversation"), "keys of a list of turns")
+        instruction: tuple[str, ...] = signal(("instruction", "prompt", "question"), "keys of the instruction")
+        input: tuple[str, ...] = signal(("input", "context"), "keys of what the instruction is about")
+        output: tuple[str, ...] = signal(("output", "response", "completion", "answer"), "keys of the answer")
+
+    def conversations(self, row: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], list[Turn]]]]:
+        c = self.config
+        listed = first(row, c.messages)
+        if listed is None:
+            asked, said = first(row, c.instruction), first(row, c.output)
+            if isinstance(asked, (list, tuple)) and isinstance(said, (list, tuple)):     # TRL's conversational prompts
+                yield "", lambda: [*messages(asked), *messages(said)]
+            else:
+                yield "", lambda: instruction(row, c)
+            return
+
+        def turns() -> list[Turn]:
+            found, system = messages(listed), first(row, c.system)
+            if isinstance(system, str) and system.strip() and not any(t.role == "system" for t in found):
+                found = [Turn("system", system.strip()), *found]
+            return found
+
+        yield "", turns
+
+
+class Preference(Records):
+    """Preferences: the prompt with the answer that was chosen; `answers: both` gives a document of the rejected one,
+    too (`meta.answer` says which), for judging or for a classifier."""
+
+    name = "preference"
+
+    class Config(RecordsConfig):
+        prompt: tuple[str, ...] = signal(("prompt", "question", "instruction"), "keys of the prompt")
+        chosen: tuple[str, ...] = signal(("chosen",), "keys of the answer that was preferred")
+        rejected: tuple[str, ...] = signal(("rejected",), "keys of the other")
+        answers: Literal["chosen", "rejected", "both"] = signal("chosen", "of which answers documents are made")
+
+    def conversations(self, row: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], list[Turn]]]]:
+        which = ("chosen", "rejected") if self.config.answers == "both" else (self.config.answers,)
+        for name in which:
+            yield name, lambda name=name: preference(row, self.config, name)
+
+
+def _row(batch: pa.RecordBatch, i: int, slice: Slice, group: int, ordinal: int) -> Any:
+    """A row of a batch, or what is wrong with it."""
+    try:
+        return batch.slice(i, 1).to_pylist()[0]
+    except UnicodeDecodeError as e:
+        return bad("invalid_utf8", slice, group, ordinal, detail=e.reason)
+    except MemoryError:
+        raise
+    except (ArithmeticError, RecursionError, TypeError, ValueError, pa.ArrowException) as e:
+        return bad("bad_value", slice, group, ordinal, detail=type(e).__name__)
