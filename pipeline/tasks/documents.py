@@ -108,7 +108,7 @@ class _Run:
         said, asked = self.args.get("$volatile", {}).get("replay"), self.inputs
         if said is None or asked.skip or asked.only is not None or asked.batch_rows is not None:
             return None
-        with suppress(FileNotFoundError, ValueError):       # gone, or made by other code: everything is done again
+        with suppress(FileNotFoundError, NotReproduced):    # gone, or made by other code: everything is done again
             found = Earlier(asked, said, self.steps, list(self.sides), self.until_drop)
             # the counters of then hold what had not been condemned yet, and it is not to be met again to take it out
             return None if any(map(found.saw, self.condemned)) else found

@@ -11,6 +11,7 @@ nobody has computed, need not be known.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +46,19 @@ def replay_arg(record: PartRecord) -> dict[str, Any]:
 
 
 class NotReproduced(Exception):
-    """The earlier chain does not say now what it said then: nothing can be concluded from what it said."""
+    """The earlier chain does not say now what it said then, or cannot be read any more: nothing can be concluded from
+    what it said."""
+
+
+@contextlib.contextmanager
+def _sound() -> Iterator[None]:
+    """A file that cannot be decoded (Arrow's errors of that kind carry no errno) raises NotReproduced."""
+    try:
+        yield
+    except (ValueError, OSError) as e:
+        if isinstance(e, OSError) and e.errno is not None:
+            raise
+        raise NotReproduced(str(e)) from e
 
 
 class Earlier:
@@ -57,8 +70,13 @@ class Earlier:
 
     def __init__(self, inputs: Inputs, said: Mapping[str, Any], steps: Sequence[Step], sides: Sequence[str],
                  until_drop: bool) -> None:
-        """Raises FileNotFoundError when a part is gone, ValueError when the earlier pass cannot be replayed."""
+        """Raises FileNotFoundError when a part is gone, NotReproduced when the earlier pass cannot be replayed."""
         files = {name: inputs.fetch(ref) for name, ref in said["files"].items()}
+        with _sound():
+            self._open(files, said, steps, sides, until_drop)
+
+    def _open(self, files: dict[str, str], said: Mapping[str, Any], steps: Sequence[Step], sides: Sequence[str],
+              until_drop: bool) -> None:
         missing = [name for name in ("kept.parquet", *(f"side.{s}.parquet" for s in sides)) if name not in files]
         metadata = {} if missing else pq.read_schema(files["kept.parquet"]).metadata or {}
         if missing or THRESHOLDS not in metadata:
@@ -89,6 +107,10 @@ class Earlier:
     def outcome(self, doc: Document) -> tuple[Document, tuple[str, str] | None] | None:
         """What became of `doc` then and does now: (the row as it was written, None when kept or (stage, reason)).
         None: it has to be looked at again. To be asked in the order of the input."""
+        with _sound():
+            return self._outcome(doc)
+
+    def _outcome(self, doc: Document) -> tuple[Document, tuple[str, str] | None] | None:
         row, fate = self._rows.get(doc.id), self._fates.get(doc.id)
         if row is not None:
             was = next((d for n, d in self._kept if n == row), None)
@@ -127,7 +149,9 @@ class Earlier:
                 return False
             try:
                 then, now = (steps[place].stage.verdict(was) for steps in (self.steps, self._now))
-            except (NotImplementedError, KeyError):          # no such method; a signal that was not computed
+            except MemoryError:
+                raise
+            except Exception:            # no such method, a signal that was not computed: `process` says what it is
                 return False
             if then != now:
                 return False

@@ -343,6 +343,29 @@ def test_parts_that_are_gone_are_made_anew(site, tmp_path):
     assert execute(site, tmp_path / "copy", changed) == execute(site, tmp_path / "anew", changed)
 
 
+@pytest.mark.parametrize("name", ["kept.parquet", "dropped.parquet"])
+@pytest.mark.parametrize("place", ["text", "footer"])
+def test_parts_that_are_damaged_are_made_anew(site, tmp_path, name, place):
+    shutil.copytree(site / "store", tmp_path / "copy")
+    for record in records(tmp_path / "copy").values():
+        if record.node == "clean" and record.files[name].rows:
+            path = tmp_path / "copy" / record.files[name].path
+            column = pq.read_metadata(path).row_group(0).column(1)
+            data = bytearray(path.read_bytes())
+            at = column.data_page_offset + column.total_compressed_size // 2 if place == "text" else len(data) - 40
+            data[at:at + 8] = b"\xff" * 8
+            path.unlink()                                       # its links are other files then
+            path.write_bytes(data)
+    changed = CHANGES[2]
+    execute(site, tmp_path / "copy", changed)
+    execute(site, tmp_path / "anew", changed)
+    mine = records(tmp_path / "copy")
+    for key, record in records(tmp_path / "anew").items():
+        if record.node == "clean":
+            assert {n: f.sha256 for n, f in mine[key].files.items()} == {n: f.sha256 for n, f in record.files.items()}
+            assert without_clocks(mine[key].counters) == without_clocks(record.counters)
+
+
 def test_the_plan_says_that_verdicts_are_replayed(site):
     document = survey_recipe(recipe_of(site, CHANGES[0]), str(site / "store"))
     [clean] = [r for r in document["nodes"] if r["name"] == "clean"]
