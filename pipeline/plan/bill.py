@@ -2,9 +2,9 @@
 
 Every number is {"value", "low", "high"}. What a task of the sample left or cost counts as many times as its source is
 larger than its sample. The range is that of a bootstrap over the units of the sample (95 %, corrected for small numbers
-and for the share that was seen), for CPU time widened by what one machine differs from itself (`NOISE`). CPU time of a
-node is a line through its tasks: what a task costs before its first document (a median, so that the first task of a
-worker, which loads models, is no measure), and what each byte costs (a median of slopes: Theil 1950, Sen 1968).
+and for the share that was seen), for CPU time widened by what one machine differs from itself (`ranges.NOISE`). CPU
+time of a node is a line through its tasks but the first of each worker, which loads models: what a task costs before
+its first document (a median), and what each byte costs (a median of slopes: Theil 1950, Sen 1968).
 
 Two things do not grow evenly. Deduplication finds more the more there is: a pair of documents is in a sample of one
 thousandth once in a million, so what the sample found is a lower bound, and pairs divided by the square of the share an
@@ -22,19 +22,14 @@ import numpy as np
 
 from pipeline.engine.task import PartRecord
 from pipeline.plan.mixture import mixture
+from pipeline.plan.ranges import Range, around, line, noisy, point, scaled, summed, times
 from pipeline.plan.sample import Sampled
 from stages.dedup.fragment import GROUP_BYTES, GROUP_ROWS
 
-#: CPU time of one and the same job on one machine, from quiet to loaded
-NOISE = (0.85, 1.2)
-#: more CPU-seconds than this, and the units differ, before a line is drawn through them
-LEAST_TASKS = 6
 DRAWS = 400
 #: text a token stands for differs by up to this between a tokenizer trained on little text and on enough
 MEMORISED, ENOUGH_TEXT = 1.35, 1000
 START_S = 15.0               # until workers are there, models are loaded and the report is written
-
-Range = dict[str, float]
 
 
 def bill(sampled: Sampled, *, cores: int, price: float | None = None) -> dict[str, Any]:
@@ -61,7 +56,7 @@ class _Bill:
     def document(self) -> dict[str, Any]:
         rows = [self._node(node) for node in self.s.nodes if node["kind"] != "index"]
         reading = self._reading()
-        cpu = _sum([r["cpu_s"] for r in [*reading, *rows]])
+        cpu = summed([r["cpu_s"] for r in [*reading, *rows]])
         wall = self._wall(reading, rows, cpu)
         streams = self._streams()
         mixed, said = mixture(self.s.recipe, {s["stream"]: s["tokens"] for s in streams})
@@ -73,16 +68,16 @@ class _Bill:
             "sample_wall_s": round(self.s.wall_s, 1),
             "datasets": self._datasets(), "streams": streams, "mixture": mixed, "duplicates": self.duplicates,
             "nodes": [*reading, *rows],
-            "total": {"cpu_hours": _times(cpu, 1 / 3600), "disk_bytes": _sum([r["disk_bytes"] for r in rows]),
+            "total": {"cpu_hours": times(cpu, 1 / 3600), "disk_bytes": summed([r["disk_bytes"] for r in rows]),
                       # publishing gives files on a disk a second name, in object storage a second copy
-                      "published_bytes": _sum([_times(r["disk_bytes"], self._published(r["name"])) for r in rows]),
-                      "exchange_bytes": _sum([r["exchange_bytes"] for r in rows]),
+                      "published_bytes": summed([times(r["disk_bytes"], self._published(r["name"])) for r in rows]),
+                      "exchange_bytes": summed([r["exchange_bytes"] for r in rows]),
                       "memory_mb_per_worker": max((r["memory_mb"] for r in rows), default=0.0),
                       "cores": self.cores, "wall_s": wall},
             "notes": self.notes,
         }
         if self.price is not None:
-            found["total"] |= {"price_per_core_hour": self.price, "cost": _times(cpu, self.price / 3600)}
+            found["total"] |= {"price_per_core_hour": self.price, "cost": times(cpu, self.price / 3600)}
         return found
 
     # -- nodes ---------------------------------------------------------------------------------------------------
@@ -92,9 +87,9 @@ class _Bill:
         for name, s in self.s.sources.items():
             value = s.read_cpu_s * s.bytes / max(s.bytes_read, 1)
             tasks = self._partitions({name})
-            rows.append({"name": f"read {name}", "kind": "read", "cpu_s": _noisy(_point(value)), "memory_mb": 0.0,
+            rows.append({"name": f"read {name}", "kind": "read", "cpu_s": noisy(point(value)), "memory_mb": 0.0,
                          "tasks": tasks, "longest_s": value / tasks,
-                         "disk_bytes": _point(0.0), "exchange_bytes": _point(0.0)})
+                         "disk_bytes": point(0.0), "exchange_bytes": point(0.0)})
         return rows
 
     def _node(self, node: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,16 +100,16 @@ class _Bill:
             cpu, disk, exchange = self._barrier(node, records, before)
             tasks = self._barrier_tasks(node, records)
         elif node["kind"] == "tokenizer":                                # one, however much there is
-            cpu, disk, exchange = self._tokenizer(node, records), _point(sum(map(_disk, records))), _point(0.0)
+            cpu, disk, exchange = self._tokenizer(node, records), point(sum(map(_disk, records))), point(0.0)
             tasks = max(len(records), 1)
         else:
             self._applies(node, records)
             # shards are assembled of what the parts became: that takes and leaves more in proportion
             of_parts = [r for r in records if not r.node.endswith("/assemble")]
-            cpu = _scaled(_times(self._linear(of_parts), _more(records, of_parts, lambda r: r.cpu_s)), before)
-            disk = _scaled(_times(self._stored(of_parts), _more(records, of_parts, _disk)), before)
-            exchange, tasks = _point(0.0), self._tasks(of_parts)
-        return {"name": node["name"], "kind": node["kind"], "cpu_s": _noisy(cpu), "disk_bytes": disk,
+            cpu = scaled(times(self._linear(of_parts), _more(records, of_parts, lambda r: r.cpu_s)), before)
+            disk = scaled(times(self._stored(of_parts), _more(records, of_parts, _disk)), before)
+            exchange, tasks = point(0.0), self._tasks(of_parts)
+        return {"name": node["name"], "kind": node["kind"], "cpu_s": noisy(cpu), "disk_bytes": disk,
                 "exchange_bytes": exchange, "memory_mb": max((r.rss_mb for r in records), default=0.0), "tasks": tasks,
                 "longest_s": cpu["value"] / max(tasks, 1)}
 
@@ -143,28 +138,37 @@ class _Bill:
     def _linear(self, records: Sequence[PartRecord]) -> Range:
         """CPU seconds of a node whose tasks each read a part."""
         if not records:
-            return _point(0.0)
+            return point(0.0)
         weights = np.array([self._weight(r) for r in records])
         size = np.array([_bytes_in(r) for r in records], dtype=float)
         cpu = np.array([r.cpu_s for r in records])
-        fixed, slope = line(size, cpu)
+        # the first task of a worker loads models, and it is a large one: they go out by size. So many tasks of the
+        # sample did, and each worker of the run will
+        later = self._later(records)
+        fixed, slope = line(size[later], cpu[later])
         tasks = self._tasks(records)
         value = fixed * min(tasks, float(weights.sum())) + slope * float((weights * size).sum())
-        # the first task of a worker loads models: so many tasks of the sample did, and each worker of the run will
         rest = cpu - fixed - slope * size
-        first = np.argsort(rest)[-min(self.s.workers, len(rest)):]
-        load = max(0.0, float(rest[first].mean())) if len(rest) > self.s.workers else 0.0
-        later = np.ones(len(rest), bool)
-        later[first] = len(rest) <= self.s.workers
+        load = 0.0 if later.all() else max(0.0, float(rest[~later].mean()))
         below, above = self._spread(weights, np.where(later, cpu, fixed + slope * size), records)
         even = float((weights * cpu)[later].sum()) / max(float((weights * size)[later].sum()), 1.0)
         at_most = even * float((weights * size).sum()) + load * min(self.cores, tasks)
         return {"value": value, "low": max(0.0, value - below), "high": max(value + above, at_most)}
 
+    def _later(self, records: Sequence[PartRecord]) -> np.ndarray:
+        """Which tasks found what they need in a worker: all but the first of every worker in either run of the sample,
+        by the numbers of their attempts (all where there are no others)."""
+        firsts: dict[str, list[str]] = defaultdict(list)
+        for record in records:
+            epoch, serial = record.attempt.split("-")[:2]
+            firsts[epoch] = sorted([*firsts[epoch], serial])[:self.s.workers]
+        later = np.array([r.attempt.split("-")[1] not in firsts[r.attempt.split("-")[0]] for r in records])
+        return later if later.any() else np.ones(len(records), bool)
+
     def _stored(self, records: Sequence[PartRecord]) -> Range:
         """Bytes on disk of such a node: what a file takes empty, and what each byte read leaves."""
         if not records:
-            return _point(0.0)
+            return point(0.0)
         weights = np.array([self._weight(r) for r in records])
         size = np.array([_bytes_in(r) for r in records], dtype=float)
         left = np.array([float(_disk(r)) for r in records])
@@ -188,7 +192,7 @@ class _Bill:
         value = min(even, cpu + slope * (whole - docs)) if slope else even / 2
         time = {"value": value, "low": min(value, cpu), "high": max(even, value)}
         written = sum(i.bytes for r in records for i in r.files.values()) / max(docs, 1) * whole
-        return _scaled(time, before), _point(0.0), _scaled(_around(written, 0.7, 1.5), before)
+        return scaled(time, before), point(0.0), scaled(around(written, 0.7, 1.5), before)
 
     def _barrier_tasks(self, node: Mapping[str, Any], records: Sequence[PartRecord]) -> int:
         """Tasks go by groups of parts, and by ranges of what those write."""
@@ -203,7 +207,7 @@ class _Bill:
         trained = self.s.recipe.tokenizer.train if self.s.recipe.tokenizer else None
         cpu = sum(r.cpu_s for r in records)
         if trained is None or not records:
-            return _point(cpu)
+            return point(cpu)
         seen = sum(r.counters.get("bytes", 0) for r in records)
         whole = min(trained.sample, seen * max(self.scale.values()))
         factor = whole / max(seen, 1)
@@ -265,10 +269,10 @@ class _Bill:
                 size = self._total(records, lambda r, s=source: r.counters["kept"].get(s, {}).get("bytes", 0), source)
                 if docs["high"] and any(source in r.counters["in"] for r in records):
                     through = self.through[node["name"]][source]
-                    sources[source] = {"documents": _scaled(docs, through), "text_bytes": _scaled(size, through)}
+                    sources[source] = {"documents": scaled(docs, through), "text_bytes": scaled(size, through)}
             found.append({"dataset": node["dataset"], "sources": sources,
-                          "documents": _sum([s["documents"] for s in sources.values()]),
-                          "text_bytes": _sum([s["text_bytes"] for s in sources.values()])})
+                          "documents": summed([s["documents"] for s in sources.values()]),
+                          "text_bytes": summed([s["text_bytes"] for s in sources.values()])})
         return found
 
     def _streams(self) -> list[dict[str, Any]]:
@@ -280,7 +284,7 @@ class _Bill:
         for node in (n for n in self.s.nodes if n["kind"] == "shards"):
             records = [r for r in self.s.records[node["name"]] if r.node.endswith("/encode")]
             through = self._overall(node["name"], records)
-            made = {split: _scaled(self._total(records, lambda r, s=split: r.counters[s]["tokens"]), through)
+            made = {split: scaled(self._total(records, lambda r, s=split: r.counters[s]["tokens"]), through)
                     for split in ("train", "val")}
             if little:
                 made = {k: {**v, "value": v["value"] * math.sqrt(MEMORISED), "high": v["high"] * MEMORISED}
@@ -302,7 +306,7 @@ class _Bill:
     def _total(self, records: Sequence[PartRecord], of: Any, source: str | None = None) -> Range:
         """The total of `of(record)` over all that the sample stands for."""
         if not records:
-            return _point(0.0)
+            return point(0.0)
         weights = np.array([self.scale[source] if source else self._weight(r) for r in records])
         values = np.array([float(of(r)) for r in records])
         value = float((weights * values).sum())
@@ -345,22 +349,6 @@ class _Bill:
         return {"value": value, "low": min(at_least, value), "high": max(high, value) * 1.25}
 
 
-def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
-    """(cost before the first byte, cost of a byte) of tasks by medians; neither is negative."""
-    total = float(size.sum())
-    even = float(cost.sum()) / max(total, 1.0)
-    if len(size) < LEAST_TASKS or size.max() < 1.5 * size.min() + 1:
-        return 0.0, even
-    i, j = np.triu_indices(len(size), 1)
-    apart = np.abs(size[i] - size[j]) > 0.25 * float(np.median(size))
-    if not apart.any():
-        return 0.0, even
-    slope = float(np.median((cost[i] - cost[j])[apart] / (size[i] - size[j])[apart]))
-    slope = min(max(slope, 0.0), even)
-    fixed = max(0.0, float(np.median(cost - slope * size)))
-    return fixed, slope or even / 4
-
-
 def _read(record: PartRecord) -> dict[str, dict[str, Any]]:
     """What a task read, by source: {"docs", "bytes"}. Nothing for tasks of barriers, tokenizers and whole shards."""
     return record.counters.get("in") or record.counters.get("sources") or {}
@@ -386,30 +374,3 @@ def _kept_docs(record: PartRecord, source: str) -> int:
 
 def _disk(record: PartRecord) -> int:
     return sum(i.bytes for i in record.files.values())
-
-
-def _point(value: float) -> Range:
-    return {"value": value, "low": value, "high": value}
-
-
-def _around(value: float, low: float, high: float) -> Range:
-    return {"value": value, "low": value * low, "high": value * high}
-
-
-def _times(found: Range, factor: float) -> Range:
-    return {k: v * factor for k, v in found.items()}
-
-
-def _scaled(found: Range, by: Range) -> Range:
-    return {k: found[k] * by[k] for k in found}
-
-
-def _noisy(found: Range) -> Range:
-    return {"value": found["value"], "low": found["low"] * NOISE[0], "high": found["high"] * NOISE[1]}
-
-
-def _sum(found: Sequence[Range]) -> Range:
-    """Of numbers whose errors have nothing to do with each other: the distances add up as squares."""
-    value = sum(f["value"] for f in found)
-    return {"value": value, "low": max(0.0, value - math.sqrt(sum((f["value"] - f["low"]) ** 2 for f in found))),
-            "high": value + math.sqrt(sum((f["high"] - f["value"]) ** 2 for f in found))}
