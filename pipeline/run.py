@@ -22,7 +22,7 @@ from pipeline.plan.passes import Planner
 from pipeline.plan.tokens import TOKENIZER, StreamResult, curriculum_of, token_nodes
 from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report
-from pipeline.store.attempts import code_folder, facts_of, keep_code, note_attempt
+from pipeline.store.attempts import asked_to_stop, code_folder, facts_of, keep_code, note_attempt
 from pipeline.store.dataset import publish, publish_quarantine, stream_quarantine
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
@@ -70,7 +70,9 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
         ending.callback(log.close)
         grace_s = GRACE_S if attempt is not None else 0.0      # Ray Jobs waits for it (`engine.jobs`), others may not
         if attempt is None:
-            attempt = int(facts_of(store, name).get("attempt", 0)) + 1
+            attempt = facts_of(store, name).get("attempt", 0) + 1
+            while asked_to_stop(store, name, attempt):         # run.json was lost: that wish was for another one
+                attempt += 1
             note_attempt(store, name, attempt, "local", recipe=recipe.name, base=recipe.base)
 
         def snapshot(doc: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from pipeline.plan.passes import Planner
 from pipeline.plan.why import explain
 from pipeline.recipe import RecipeError, load_recipe
 from pipeline.store import dataset, temp
+from pipeline.store.attempts import ask_to_stop, facts_of
 from pipeline.store.errors import EnvironmentFailure
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.log import Fenced, Log, attempt_name
@@ -247,6 +248,16 @@ def test_a_run_that_cannot_begin_gives_the_store_back(tmp_path, recipe, monkeypa
     if what == "keep_code":
         [progress] = (tmp_path / "store/runs").glob("*/progress.json")
         assert json.loads(progress.read_text())["error"] == "cannot write there"
+
+
+def test_a_wish_to_stop_is_not_for_a_run_whose_facts_were_lost(tmp_path, recipe):
+    """Attempts are counted in run.json; when that is gone the first one's number is taken, and its wish is there."""
+    store, inline = Store(tmp_path / "store"), run_module.make_backend("inline", 1, None)
+    name = run_module.run_recipe(recipe, store.root, make_backend=inline).run
+    ask_to_stop(store, name, 1)
+    store.write(f"runs/{name}/run.json", b"{")
+    run_module.run_recipe(recipe, store.root, make_backend=inline)
+    assert facts_of(store, name)["attempt"] == 2
 
 
 @pytest.mark.parametrize("what", ["make_backend", "Progress", "drive"])
