@@ -414,8 +414,13 @@ def test_stopped_and_run_again_gives_the_same(processes, store, tmp_path):
     specs = t.row_specs(parts=6, ms=10)
     log, backend = t.MemoryLog(), processes(2)
     scheduler = Scheduler(backend, log)
-    timer = threading.Timer(1.2, scheduler.stop)
-    timer.start()
+
+    def stop_in_the_middle():
+        while not log.records:
+            time.sleep(0.01)
+        scheduler.stop()
+
+    threading.Thread(target=stop_in_the_middle, daemon=True).start()
     with pytest.raises(Interrupted):
         scheduler.run(specs)
     assert 0 < len(log.records) < 6
