@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 import zlib
-from collections import Counter
 from typing import ClassVar
 
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
 
 from stages.document import Document
+from stages.extract.pdf_chars import PageChars, pieces_of
+from stages.extract.pdf_layout import blocks_of
+from stages.extract.pdf_text import Page, text_of
 from stages.stage import Stage, StageConfig, signal
 
-#: PDFium's mark for a hyphen at a line end that it joined
-_HYPHEN = re.compile("[\x02\ufffe]\\s*")
-_SOFT = re.compile("\u00ad\\s*")
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
-_LIGATURES = str.maketrans({"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st",
-                            "\xa0": " ", "\u2002": " ", "\u2003": " ", "\u2009": " ", "\u200b": ""})
-_ITEM = re.compile(r"(?:[•◦▪‣·*–—-]|\(?\d{1,3}[.)]|\(?[a-zA-Z][.)]|\d+(?:\.\d+)+)\s")
-_DIGITS = re.compile(r"\d+")
+_CONTROL = re.compile("[\x00-\x1f\x7f\ufffe\uffff]")
 _STREAM = re.compile(rb"stream\r?\n")
 _TWICE = re.compile(rb"/Fl(?:ateDecode)?\s*/Fl(?:ateDecode)?\b")
 _PASSWORD = (pdfium_c.FPDF_ERR_PASSWORD, pdfium_c.FPDF_ERR_SECURITY)
-#: shortest part of the usual line length that makes a line look wrapped rather than ended
-_WRAPPED = 0.75
-_ENDS = (".", "!", "?", ":", ";", "。", "！", "？", "：", "؟", "।")
-
 
 class Pdf(Stage):
     """Takes `raw`, makes `text`. Reasons: `not_pdf`, `pdf_too_large` (bytes stored or inflated), `pdf_encrypted`,
@@ -44,7 +34,7 @@ class Pdf(Stage):
     """
 
     name = "pdf"
-    version = 1
+    version = 2
     #: PDFium lays characters out in floating point: where a line or a word ends may depend on the machine
     exact = False
     libraries = ("pypdfium2",)
@@ -80,34 +70,33 @@ class Pdf(Stage):
         doc.signals["pdf_pages"] = float(count)
         if count > self.config.max_pages:
             return "pdf_too_many_pages"
-        pages: list[str] = []
-        bad = left = 0
-        left = self.config.max_chars
+        pages: list[Page] = []
+        bad = chars = garbled = 0
         for number in range(count):
-            text = _page_text(file, number, left)
-            if text is None:
+            found = _page(file, number, self.config.max_chars - chars)
+            if found is None:
                 bad += 1
                 continue
-            left -= len(text)
-            if left < 0:
+            chars += found.chars
+            garbled += found.garbled
+            if chars > self.config.max_chars:
                 return "pdf_too_many_chars"
-            pages.append(text)
+            pages.append(Page(blocks_of(found), found.height))
         if bad:
             doc.meta["pdf_bad_pages"] = bad
         if not pages:
             return "pdf_damaged"
-        size = sum(map(len, pages))
-        doc.signals["pdf_chars_per_page"] = size / len(pages)
-        doc.signals["pdf_garbled"] = sum(map(_garbled, pages)) / max(size, 1)
+        doc.signals["pdf_chars_per_page"] = chars / len(pages)
+        doc.signals["pdf_garbled"] = garbled / max(chars, 1)
         title = file.get_metadata_value("Title").strip()
         if title:
             doc.meta["title"] = _CONTROL.sub("", title)[:500]
-        doc.text = paragraphs(pages)
+        doc.text = text_of(pages)
         return None if doc.text else "pdf_no_text"
 
 
-def _page_text(file: pdfium.PdfDocument, number: int, cap: int) -> str | None:
-    """Text of a page with PDFium's line ends, None if it does not load; cut one character beyond `cap`."""
+def _page(file: pdfium.PdfDocument, number: int, cap: int) -> PageChars | None:
+    """Characters of a page, at most one beyond `cap`; None if it does not load."""
     try:
         page = file[number]
     except pdfium.PdfiumError:
@@ -115,22 +104,13 @@ def _page_text(file: pdfium.PdfDocument, number: int, cap: int) -> str | None:
     try:
         layer = page.get_textpage()
         try:
-            chars = layer.count_chars()
-            text = layer.get_text_range(0, min(chars, cap + 1)) if chars > 0 else ""
+            return pieces_of(layer.raw, min(max(layer.count_chars(), 0), cap + 1), page.get_bbox())
         finally:
             layer.close()
     except pdfium.PdfiumError:
         return None
     finally:
         page.close()
-    # characters outside the basic plane arrive as surrogate pairs, broken fonts leave lone ones
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def _garbled(text: str) -> int:
-    """Characters that a broken font encoding leaves; the hyphen mark is none."""
-    return sum(1 for c in text if c == "\ufffd" or (not c.isprintable() and c not in "\r\n\t \x02\ufffe\xa0\xad\u200b"
-                                                    and unicodedata.category(c) in ("Cc", "Co", "Cn")))
 
 
 def inflates_beyond(data: bytes, cap: int) -> bool:
@@ -165,57 +145,3 @@ def inflates_beyond(data: bytes, cap: int) -> bool:
         except zlib.error:
             continue
     return False
-
-
-def paragraphs(pages: list[str]) -> str:
-    """Text of the pages as paragraphs, one a line, with a blank line between pages that do not run on."""
-    cleaned = [_lines(page) for page in pages]
-    furniture = _furniture(cleaned)
-    out: list[str] = []
-    for lines in cleaned:
-        edge = _edge(lines)
-        kept = [line for i, line in enumerate(lines) if i not in edge or _DIGITS.sub("#", line) not in furniture]
-        if not kept:
-            continue
-        lengths = sorted(map(len, kept))
-        usual = lengths[int(0.9 * (len(lengths) - 1))]
-        runs_on = False
-        for i, line in enumerate(kept):
-            if i == 0 and out:
-                runs_on = line[0].islower() and not out[-1].endswith(_ENDS)
-                if not runs_on:
-                    out.append("")
-            if out and runs_on and not _ITEM.match(line):
-                out[-1] += ("" if _wide(out[-1][-1]) and _wide(line[0]) else " ") + line
-            else:
-                out.append(line)
-            following = kept[i + 1] if i + 1 < len(kept) else ""
-            runs_on = len(line) >= _WRAPPED * usual and (not line.endswith(_ENDS) or following[:1].islower())
-    return "\n".join(out).strip()
-
-
-def _lines(page: str) -> list[str]:
-    text = _SOFT.sub("", _HYPHEN.sub("", page)).translate(_LIGATURES)
-    text = _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
-    return [line for raw in text.split("\n") if (line := " ".join(raw.split()))]
-
-
-def _furniture(pages: list[list[str]]) -> set[str]:
-    """Running heads, feet and page numbers: lines at the edge of at least half of four or more pages, digits aside."""
-    if len(pages) < 4:
-        return set()
-    seen: Counter[str] = Counter()
-    for lines in pages:
-        seen.update({_DIGITS.sub("#", lines[i]) for i in _edge(lines)})
-    return {line for line, n in seen.items() if 2 * n >= len(pages)}
-
-
-def _edge(lines: list[str]) -> set[int]:
-    """Where a page's running head and foot may stand: its first and last line, the next ones too on a full page."""
-    n = len(lines)
-    return {0, 1, n - 2, n - 1} if n >= 8 else {0, n - 1} if n >= 3 else set()
-
-
-def _wide(char: str) -> bool:
-    """Scripts written without spaces between words."""
-    return "\u2e80" <= char <= "\u9fff" or "\uac00" > char >= "\ua000" or "\uf900" <= char <= "\uffef"

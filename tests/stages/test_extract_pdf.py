@@ -11,7 +11,9 @@ import pytest
 
 from stages import stage
 from stages.document import Document
-from stages.extract.pdf import Pdf, inflates_beyond, paragraphs
+from stages.extract.pdf import Pdf, inflates_beyond
+from stages.extract.pdf_layout import Line
+from stages.extract.pdf_text import Page, text_of
 from tests.conftest import shared_data
 
 
@@ -85,24 +87,68 @@ def test_inflated_bytes_are_summed_over_streams():
 LONG = "This line is about as long as all of the wrapped lines of this page are"
 
 
+def text_lines(*texts: str, left: int = 0, top: int = 0, high: int = 640, pitch: int = 768) -> list[Line]:
+    """Lines of 10 points one below the other, every character half as wide as high."""
+    return [Line(left, top + pitch * i, left + high // 2 * len(t), top + pitch * i + high, t, 0, False)
+            for i, t in enumerate(texts)]
+
+
 @pytest.mark.parametrize(("pages", "text"), [
-    ([f"{LONG}\r\nand goes on here.\r\nNew one."], f"{LONG} and goes on here.\nNew one."),
-    ([f"{LONG}.\r\nAnother paragraph."], f"{LONG}.\nAnother paragraph."),
-    (["hyphen\x02ation and soft\xad\r\nhyphen ﬁne ﬂow"], "hyphenation and softhyphen fine flow"),
-    ([f"{LONG}\r\n• item one\r\n• item two"], f"{LONG}\n• item one\n• item two"),
-    (["日本語の文章はこのように\r\n書かれています"], "日本語の文章はこのように書かれています"),
-    ([f"{LONG} and", "runs on to the next page."], f"{LONG} and runs on to the next page."),
-    ([f"{LONG}.", "A new page."], f"{LONG}.\n\nA new page."), ([""], ""), ([], ""), (["a\x00b\x07"], "ab"),
+    ([[LONG, "and goes on here.", "New one."]], f"{LONG} and goes on here.\nNew one."),
+    ([[LONG, "A short one.", "Another paragraph."]], f"{LONG} A short one.\nAnother paragraph."),
+    ([["a hyphen\x02", "ation and soft\xad", "hyphen ﬁne ﬂow"]], "a hyphenation and softhyphen fine flow"),
+    ([["in-house well-known", "both in\x02", "house and un\x02", "cut well\x02", "known"]],
+     "in-house well-known both in-house and uncut well-known"),
+    ([[LONG, "• item one", "• item two"]], f"{LONG}\n• item one\n• item two"),
+    ([["日本語の文章はこのように", "書かれています"]], "日本語の文章はこのように書かれています"),
+    ([[f"{LONG} and"], ["runs on to the next page."]], f"{LONG} and runs on to the next page."),
+    ([[f"{LONG}."], ["A new page."]], f"{LONG}.\n\nA new page."), ([[""]], ""), ([], ""), ([["a\x00b\x07"]], "ab"),
+    ([["Contents . . . . . . . . . . 7"]], "Contents ... 7"),
 ])
 def test_paragraphs(pages, text):
-    assert paragraphs(pages) == text
+    assert text_of([Page([text_lines(*page)], 50_000) for page in pages]) == text
 
 
 def test_running_heads_and_page_numbers_go():
-    pages = [f"The Title of the Book\r\nText of page {i} that says something.\r\n{i}" for i in range(1, 7)]
-    text = paragraphs(pages)
-    assert "The Title" not in text and text.count("says something.") == 6
+    pages = [pdf_lines("The Title of the Book", *[f"Words {'abcdefghi'[k] * i} in line." for k in range(9)], 40, i)
+             for i in range(1, 7)]
+    text = run(pdf(*pages))[1].text
+    assert "The Title" not in text and text.count("in line") == 54
     assert not re.search(r"^\d+$", text, re.MULTILINE)
+
+
+def pdf_lines(*texts: str | int) -> bytes:
+    """Lines one below the other from the upper edge; a number before the last text puts that so many points high."""
+    *body, low, last = texts
+    return lines(*map(str, body)) + b"BT /F 9 Tf 20 %d Td (%s) Tj ET\n" % (low, str(last).encode())
+
+
+def test_columns_are_read_one_after_the_other():
+    column = [f"column {{}} has in line {k} some words" for k in range(12)]
+    content = b"".join(
+        b"BT /F 9 Tf %d %d Td (%s) Tj ET\n" % (30 + 280 * side, 700 - 12 * k, t.format("ab"[side]).encode())
+        for k, t in enumerate(column) for side in (0, 1))
+    head = b"BT /F 14 Tf 30 760 Td (A headline that goes over the width of both of the columns here) Tj ET\n"
+    text = run(pdf(head + content))[1].text
+    assert text.startswith("A headline") and text.rindex("column a") < text.index("column b")
+
+
+def test_a_table_keeps_its_rows():
+    rows = [("Name", "Count", "Share"), ("apples", "12", "40 %"), ("pears", "6", "20 %"), ("plums", "12", "40 %")]
+    content = b"".join(b"BT /F 9 Tf %d %d Td (%s) Tj ET\n" % (40 + 120 * c, 600 - 14 * r, cell.encode())
+                       for r, row in enumerate(rows) for c, cell in enumerate(row))
+    assert run(pdf(lines("Some words before the table.") + content))[1].text.split("\n\n")[1] == (
+        "| Name | Count | Share |\n| --- | --- | --- |\n"
+        "| apples | 12 | 40 % |\n| pears | 6 | 20 % |\n| plums | 12 | 40 % |")
+
+
+@pytest.mark.parametrize("matrix", ["0 1 -1 0 300 100", "-1 0 0 -1 500 400", "0 -1 1 0 300 700"])
+def test_turned_text_is_read_and_what_stands_across_is_not(matrix):
+    turned = b"".join(b"BT /F 9 Tf 1 0 0 1 0 %d Tm (%s) Tj ET\n" % (-12 * k, t) for k, t in enumerate(
+        [b"The first of the turned lines is", b"followed by a second one here and", b"ends in the third."]))
+    page = f"q {matrix} cm\n".encode() + turned + b"Q\nBT /F 9 Tf 20 20 Td (margin) Tj ET\n"
+    assert " ".join(run(pdf(page))[1].text.split()) == (
+        "The first of the turned lines is followed by a second one here and ends in the third.")
 
 
 # -- real data -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,244 @@
+"""PDF engines side by side: text against its source, olmOCR's unit tests, scans through OCR, pages a CPU-second.
+
+    python benchmarks/pdf_extraction.py DATA [--work DIR] [--engines ours,pypdf] [--scans N [--ocr tesseract,rapidocr]]
+
+DATA holds `debian-pairs` (NAME.LANG.pdf with NAME.LANG.txt.gz of the same source) and `olmocr-bench` (`dataset.jsonl`,
+`pdfs`). Engines: ours (the `pdf` stage), pdftotext (Debian: `apt install poppler-utils`; left out where it is absent),
+and pdfminer.six, pdfplumber, pypdf, which get an environment of their own in WORK/peer (`peer-pdf.txt`).
+
+- F1: harmonic mean of precision and recall over the bags of `\\w+` words of a manual and its source, in NFKC; Japanese
+  and Chinese, which put no space between words: bags of bigrams of the letters. Lower case nowhere: case is content.
+- olmOCR's tests, after `olmocr/bench/tests.py`: `present` and `absent` look for the string with at most `max_diffs`
+  edits, `order` wants two strings in this order, `table` wants a cell with its neighbours or headings in a Markdown
+  table. `math` wants rendered formulas, which no text layer has: counted, never passed.
+- scans: N pages of the English manuals drawn at 200 dpi, without their text, through OCR; F1 against the text layer.
+- CPU: user + system of the process (and its children) for all pages of the pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stages.document import Document
+from stages.extract.pdf import Pdf
+
+HERE = Path(__file__).parent
+PEERS = ("pdfminer.six", "pdfplumber", "pypdf")
+#: {file: {"pages": texts, "cpu": seconds}}
+Found = dict[str, dict[str, Any]]
+
+
+# -- engines ---------------------------------------------------------------------------------------------------------
+def ours(files: list[str]) -> Found:
+    stage, found = Pdf(), {}
+    stage.setup()
+    stage.process(Document("warm", raw=Path(files[0]).read_bytes()))        # compiles the kernels
+    for file in files:
+        doc = Document(file, raw=Path(file).read_bytes())
+        begun = time.process_time()
+        reason = stage.process(doc)
+        found[file] = {"pages": [doc.text], "cpu": time.process_time() - begun, "error": reason}
+    return found
+
+
+def pdftotext(files: list[str]) -> Found:
+    found = {}
+    for file in files:
+        before = os.times()
+        ran = subprocess.run(["pdftotext", "-enc", "UTF-8", file, "-"], capture_output=True)
+        after = os.times()
+        cpu = after.children_user + after.children_system - before.children_user - before.children_system
+        found[file] = {"pages": ran.stdout.decode("utf-8", "replace").split("\f")[:-1], "cpu": cpu}
+    return found
+
+
+def peer(engine: str, files: list[str], work: Path) -> Found:
+    out = work / f"{engine}.json"
+    command = [peer_python(work), str(HERE / "peer_pdf.py"), engine, str(out), *files]
+    subprocess.run(command, check=True, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+                   stderr=subprocess.DEVNULL)
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+def peer_python(work: Path) -> str:
+    """Python of the other engines' environment, built now if it is not there."""
+    python = work / "peer" / "bin" / "python"
+    if not (work / "peer" / "complete").exists():
+        print("building the environment of the other engines ...", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(work / "peer")], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-qq", "-r", str(HERE / "peer-pdf.txt")], check=True)
+        (work / "peer" / "complete").touch()
+    return str(python)
+
+
+# -- text against its source -----------------------------------------------------------------------------------------
+def bag(text: str, language: str) -> Counter[str]:
+    text = unicodedata.normalize("NFKC", text)
+    if language in ("ja", "zh"):
+        letters = "".join(c for c in text if c.isalnum())
+        return Counter(letters[i:i + 2] for i in range(len(letters) - 1))
+    return Counter(re.findall(r"\w+", text))
+
+
+def f1(found: str, gold: str, language: str) -> float:
+    a, b = bag(found, language), bag(gold, language)
+    return 2 * (a & b).total() / max(1, a.total() + b.total())
+
+
+def pairs(data: Path) -> list[tuple[str, str, str]]:
+    """(file, language, text of the source)"""
+    out = []
+    for file in sorted((data / "debian-pairs").glob("*.pdf")):
+        gold = gzip.decompress(file.with_suffix(".txt.gz").read_bytes()).decode()
+        out.append((str(file), file.stem.rsplit(".", 1)[1].split("-")[0], gold))
+    return out
+
+
+# -- olmOCR's unit tests ---------------------------------------------------------------------------------------------
+_SAME = str.maketrans({"‘": "'", "’": "'", "‚": "'", "“": '"', "”": '"', "„": '"', "＿": "_", "–": "-", "—": "-",
+                       "‑": "-", "‒": "-", "−": "-", "\u00a0": " ", "\u00ad": None})
+
+
+def plain(text: str) -> str:
+    text = re.sub(r"<br/?>", " ", unicodedata.normalize("NFC", text))
+    return re.sub(r"\s+", " ", text.translate(_SAME)).strip()
+
+
+def near(text: str, wanted: str, edits: int) -> np.ndarray:
+    """Where in `text` a substring ends that is at most `edits` edits away from `wanted` (Sellers 1980)."""
+    if edits == 0:
+        return np.asarray([m.end() for m in re.finditer(f"(?={re.escape(wanted)})", text)], np.int64) + len(wanted)
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    steps = np.arange(len(codes) + 1)
+    row = np.zeros(len(codes) + 1, np.int64)
+    for c in wanted:
+        new = row + 1
+        new[1:] = np.minimum(new[1:], row[:-1] + (codes != ord(c)))
+        row = np.minimum.accumulate(new - steps) + steps
+    return np.flatnonzero(row <= edits)
+
+
+def passes(test: dict[str, Any], text: str) -> bool:
+    kind, edits = test["type"], int(test.get("max_diffs", 0))
+    if kind in ("present", "absent"):
+        text, wanted = plain(text), plain(test["text"])
+        if not test.get("case_sensitive", True):
+            text, wanted = text.lower(), wanted.lower()
+        if "first_n" in test or "last_n" in test:
+            text = text[:test.get("first_n", 0)] + (text[-test["last_n"]:] if test.get("last_n") else "")
+        return (len(near(text, wanted, edits)) > 0) == (kind == "present")
+    if kind == "order":
+        before, after = (near(plain(text), plain(test[side]), edits) for side in ("before", "after"))
+        starts = [ends - len(test[side]) for ends, side in ((before, "before"), (after, "after"))]
+        return bool(len(before) and len(after) and starts[0].min() < starts[1].max())
+    if kind == "table":
+        return any(_table(test, rows) for rows in tables(text))
+    return False
+
+
+def tables(text: str) -> Iterable[list[list[str]]]:
+    rows: list[list[str]] = []
+    for line in [*text.split("\n"), ""]:
+        line = line.strip()
+        if line.startswith("|"):
+            if not re.fullmatch(r"[|:\s-]+", line):
+                rows.append([plain(cell) for cell in line.strip("|").split("|")])
+        elif rows:
+            yield rows
+            rows = []
+
+
+def _table(test: dict[str, Any], rows: list[list[str]]) -> bool:
+    def like(a: str, key: str) -> bool:
+        wanted = plain(test[key])
+        return bool(a) and len(near(a, wanted, int(test.get("max_diffs", 0)))) > 0 and len(a) <= 2 * len(wanted)
+
+    def at(r: int, c: int) -> str:
+        return rows[r][c] if 0 <= r < len(rows) and 0 <= c < len(rows[r]) else ""
+
+    for r, row in enumerate(rows):
+        for c, cell in enumerate(row):
+            if like(cell, "cell"):
+                sides = {"up": at(r - 1, c), "down": at(r + 1, c), "left": at(r, c - 1), "right": at(r, c + 1)}
+                fits = [like(other, side) for side, other in sides.items() if side in test]
+                if "top_heading" in test:
+                    fits.append(any(like(at(q, c), "top_heading") for q in range(r)))
+                if "left_heading" in test:
+                    fits.append(any(like(at(r, q), "left_heading") for q in range(c)))
+                if all(fits):
+                    return True
+    return False
+
+
+def unit_tests(data: Path) -> list[dict[str, Any]]:
+    lines = (data / "olmocr-bench" / "dataset.jsonl").read_text(encoding="utf-8").splitlines()
+    tests = [json.loads(line) for line in lines if line.strip()]
+    return [test for test in tests if (data / "olmocr-bench" / "pdfs" / test["pdf"]).exists()]
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("data", type=Path)
+    ask.add_argument("--work", type=Path, default=Path(".cache/pdf_extraction"))
+    ask.add_argument("--engines", default=f"ours,pdftotext,{','.join(PEERS)}")
+    ask.add_argument("--failed", action="store_true", help="name the olmOCR tests that do not pass")
+    told = ask.parse_args()
+    told.work.mkdir(parents=True, exist_ok=True)
+    gold, tests = pairs(told.data), unit_tests(told.data)
+    bench = {test["pdf"]: str(told.data / "olmocr-bench" / "pdfs" / test["pdf"]) for test in tests}
+    files = [file for file, _, _ in gold] + sorted(set(bench.values()))
+    scores: dict[str, dict[str, float]] = {}
+    for engine in told.engines.split(","):
+        if engine == "pdftotext" and not shutil.which("pdftotext"):
+            print("pdftotext is not at hand: apt install poppler-utils")
+            continue
+        found = {"ours": ours, "pdftotext": pdftotext}[engine](files) if engine not in PEERS else \
+            peer(engine, files, told.work)
+        row = scores[engine] = {}
+        for file, language, text in gold:
+            row[f"{Path(file).stem.split('.')[0][:6]} {language}"] = f1("\n".join(found[file]["pages"]), text, language)
+        kinds: dict[str, list[bool]] = defaultdict(list)
+        for test in tests:
+            pages = found[bench[test["pdf"]]]["pages"]
+            text = pages[test["page"] - 1] if engine != "ours" and len(pages) >= test["page"] else "\n".join(pages)
+            kinds[test["type"]].append(passes(test, text))
+            if told.failed and not kinds[test["type"]][-1]:
+                print(engine, json.dumps({k: v for k, v in test.items() if k != "id"}, ensure_ascii=False))
+        for kind, results in kinds.items():
+            row[f"{kind} of {len(results)}"] = sum(results)
+        count = sum(len(pypdfium2_pages(file)) for file, _, _ in gold)
+        row["pages a CPU-s"] = count / sum(found[file]["cpu"] for file, _, _ in gold)
+    print("| |", " | ".join(scores), "|\n|---|" + "---|" * len(scores))
+    for name in next(iter(scores.values())):
+        values = [row[name] for row in scores.values()]
+        print(f"| {name} |", " | ".join(f"{v:.4f}" if 0 < v < 1 else f"{v:.0f}" for v in values), "|")
+
+
+def pypdfium2_pages(file: str) -> range:
+    import pypdfium2
+
+    opened = pypdfium2.PdfDocument(file)
+    try:
+        return range(len(opened))
+    finally:
+        opened.close()
+
+
+if __name__ == "__main__":
+    main()
