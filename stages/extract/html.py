@@ -5,10 +5,12 @@ from __future__ import annotations
 import html
 import logging
 import re
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+from stages.catalog import load
 from stages.document import Document
 from stages.extract.encoding import decode
+from stages.extract.math import expose
 from stages.stage import Stage, StageConfig, signal
 
 #: first bytes of what is certainly no page, whatever the server called it
@@ -27,10 +29,31 @@ _LINK = re.compile(r"<link\b[^<>]{1,4000}>", re.IGNORECASE)
 _HREF = re.compile(r"\shref\s*=\s*[\"']?\s*(https?://[^\s\"'<>]{1,2000})", re.IGNORECASE)
 #: libxml2 stops building the tree at this depth
 DEEPEST = 255
-#: resiliparse's cost grows with the square of the depth: 2 s of CPU for 10,000 elements inside one another, 37 s for
-#: 40,000. A page with no more tags than this (two an element) cannot hurt; its depth is not looked at, for that takes
-#: a parse of its own
-_HARMLESS = 20_000
+
+
+class Engine(Protocol):
+    """What finds the main text of a page. It is made with `favor`, `fast`, `tables`, `comments` and `max_depth` of the
+    config as keyword arguments, and takes no notice of those it has no use for.
+
+    Same page → same text, whatever came before and on any machine: nothing is remembered, no clock is looked at, and
+    what would take long is bounded by a count.
+    """
+
+    def text(self, page: str) -> str | None:
+        """Main text of a page, "" when it has none. None: elements nest deeper than `max_depth`, or take more work than
+        the engine's count allows."""
+
+    def markdown(self, page: str) -> str | None:
+        """The same with headings, lists, tables, code and formulas as Markdown."""
+
+
+#: name → "module:Class" of an Engine; another engine is another line
+ENGINES = {
+    "trafilatura": "stages.extract.trafilatura:Engine",
+    "resiliparse": "stages.extract.resiliparse:Engine",
+    "justext": "stages.extract.justext:Engine",
+    "readability": "stages.extract.readability:Engine",
+}
 
 
 class Html(Stage):
@@ -60,7 +83,9 @@ class Html(Stage):
     memory_mb = 600
 
     class Config(StageConfig):
-        engine: Literal["trafilatura", "resiliparse"] = signal("trafilatura", "what finds the main text")
+        engine: Literal[*ENGINES] = signal("trafilatura", "what finds the main text")
+        format: Literal["text", "markdown"] = signal("text", "plain text, or Markdown: headings, lists, tables, code, "
+                                                             "formulas")
         favor: Literal["balanced", "precision", "recall"] = signal("balanced", "trafilatura: what to prefer in doubt")
         fast: bool = signal(False, "trafilatura: no second opinion of readability and justext")
         tables: bool = signal(True, "trafilatura: keep the text of tables")
@@ -71,30 +96,13 @@ class Html(Stage):
 
     def __init__(self, config: Any = None, **kw: Any) -> None:
         super().__init__(config, **kw)
-        self._extract: Any = None           # the engine as `page → text` (None: too deep); made in `setup`
+        self._engine: Engine | None = None  # made in `setup`
 
     def setup(self) -> None:
-        if self.config.engine == "resiliparse":
-            from resiliparse.extract.html2text import extract_plain_text
-            from resiliparse.parse.html import HTMLTree
-
-            # an element this many levels down: a selector, so that the search stays in C
-            too_deep = " > ".join(["*"] * (self.config.max_depth + 1))
-
-            def extract(page: str) -> str | None:
-                if page.count("<") > _HARMLESS and \
-                        HTMLTree.parse(page).document.query_selector(too_deep) is not None:
-                    return None
-                return extract_plain_text(page, main_content=True, list_bullets=False, links=False, alt_texts=False,
-                                          comments=self.config.comments)
-        else:
-            # it logs an error for every odd page; the reasons of dropped documents say the same, countably
-            logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
-            from stages.extract.trafilatura import Engine
-
-            extract = Engine(favor=self.config.favor, fast=self.config.fast, tables=self.config.tables,
-                             comments=self.config.comments, max_depth=self.config.max_depth).text
-        self._extract = extract
+        # it logs an error for every odd page; the reasons of dropped documents say the same, countably
+        logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
+        names = ("favor", "fast", "tables", "comments", "max_depth")
+        self._engine = load(ENGINES[self.config.engine])(**{name: getattr(self.config, name) for name in names})
 
     def process(self, doc: Document) -> str | None:
         data = doc.raw
@@ -109,9 +117,9 @@ class Html(Stage):
             return "not_html"
         if page.count("<") > (most := self.config.max_nodes) and sum(1 for _ in _START_TAG.finditer(page)) > most:
             return "html_too_many_nodes"
-        if self._extract is None:
+        if self._engine is None:
             self.setup()
-        text = self._extract(page)
+        text = self._engine.text(page) if self.config.format == "text" else self._engine.markdown(expose(page))
         if text is None:
             return "html_too_deep"
         describe(doc, page, encoding)

@@ -10,10 +10,12 @@ import re
 from copy import copy
 from typing import Any
 
-from justext.core import PARAGRAPH_TAGS, revise_paragraph_classification
+from justext.core import PARAGRAPH_TAGS
 from lxml import etree
 from lxml.html import HtmlElement
 from trafilatura import core, external, utils
+
+from stages.extract.justext import revise
 
 # -- justext ---------------------------------------------------------------------------------------------------------
 _WHITESPACE = re.compile(r"\s{2,}|[^\S ]")
@@ -122,7 +124,7 @@ def try_justext(tree: Any, url: str | None, target_language: str | None) -> etre
     body = etree.Element("body")
     paragraphs = make_paragraphs(tree)
     classify(paragraphs, _stoplist)
-    revise_paragraph_classification(paragraphs, 150)
+    revise(paragraphs, 150)
     for p in paragraphs:
         if not p.is_boilerplate:
             etree.SubElement(body, "p").text = p.text

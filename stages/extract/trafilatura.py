@@ -15,7 +15,8 @@ from trafilatura.settings import Extractor
 from trafilatura.utils import load_html, normalize_unicode
 from trafilatura.xml import xmltotxt
 
-from stages.extract import shortcuts
+from stages.extract import readability, shortcuts
+from stages.extract.markdown import write
 
 baseline = importlib.import_module("trafilatura.baseline")     # the package has a function of that name
 #: every kind of exception but the lack of memory
@@ -60,27 +61,43 @@ class Engine:
     """
 
     def __init__(self, *, favor: str = "balanced", fast: bool = False, tables: bool = True, comments: bool = False,
-                 max_depth: int = 255) -> None:
+                 max_depth: int = 255, **_: Any) -> None:
         shortcuts.install()
+        readability.install()
         raise_memory_errors()
-        self.options = Extractor(output_format="txt", fast=fast, precision=favor == "precision",
-                                 recall=favor == "recall", comments=comments, formatting=False, links=False,
-                                 images=False, tables=tables, dedup=False)
+        self.options, self.formatted = (
+            Extractor(output_format="txt", fast=fast, precision=favor == "precision", recall=favor == "recall",
+                      comments=comments, formatting=formatting, links=False, images=False, tables=tables, dedup=False)
+            for formatting in (False, True))
         # an element this many steps below the root: evaluated step by step in C, it stops where the tree ends
         self.too_deep = etree.XPath("/*" * (max_depth + 1))
 
     def text(self, page: str) -> str | None:
         """Main text of a page ("" when it has none), None when its elements nest too deep."""
+        found = self._found(page, self.options)
+        if not found:
+            return None if found is None else ""
+        body, comments = found
+        return normalize_unicode(f"{xmltotxt(body, False)}\n{xmltotxt(comments, False)}".strip())
+
+    def markdown(self, page: str) -> str | None:
+        """The same as Markdown, by the writer of all engines: trafilatura's own escapes what it takes for markup."""
+        found = self._found(page, self.formatted)
+        if not found:
+            return None if found is None else ""
+        return normalize_unicode("\n\n".join(filter(None, map(write, found))))
+
+    def _found(self, page: str, options: Any) -> tuple[Any, ...] | None:
+        """(main text, comments) as trees, () when there is no text, None when elements nest too deep."""
         tree = load_html(page)
         if tree is None:
-            return ""
+            return ()
         if self.too_deep(tree):
             return None
         try:
-            body, text, comments, said = trafilatura_sequence(tree, self.options)
+            body, text, comments, said = trafilatura_sequence(tree, options)
         except (TypeError, ValueError):                     # what `extract` takes for "no text"
-            return ""
-        if len(text) < self.options.min_output_size and len(said) < self.options.min_output_comm_size:
-            return ""
-        found = f"{xmltotxt(body, False)}\n{xmltotxt(comments, False)}".strip()
-        return normalize_unicode(found)
+            return ()
+        if len(text) < options.min_output_size and len(said) < options.min_output_comm_size:
+            return ()
+        return body, comments

@@ -1,0 +1,111 @@
+r"""Formulas of a page, put as TeX where a reader sees them, before an engine reads it.
+
+Pages carry TeX beside what they show: in `<script type="math/tex">` (MathJax 2), as annotation or `alttext` of MathML
+(KaTeX, Wikipedia, arXiv's HTML), as `alt` of an image (WordPress, older Wikipedia). Each becomes `\(…\)` or `\[…\]`,
+and what was rendered of it goes. All searches run forwards once over the page.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+
+_LIKELY = re.compile(r"<math[\s>]|math/tex|\bmwe-math|class=[\"'][^\"'<>]{0,100}\b(?:latex|tex)\b", re.IGNORECASE)
+_FORMULA = re.compile(
+    r"<script[^<>]{0,200}?\btype\s*=\s*[\"']math/tex(?P<script>[^\"'<>]{0,40})[\"'][^<>]{0,200}>"
+    r"|<math\b(?P<attributes>[^<>]{0,4000})>"
+    r"|<img\b(?P<image>[^<>]{0,8000})>", re.IGNORECASE)
+_ENDS = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in ("math", "script")}
+_ANNOTATION = re.compile(r"<annotation\b[^<>]{0,200}\bencoding\s*=\s*[\"']application/x-tex[\"'][^<>]{0,200}>"
+                         r"([^<]{1,20000})</annotation", re.IGNORECASE)
+_ATTRIBUTE = {name: re.compile(rf"(?:^|\s){name}\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE)
+              for name in ("alttext", "alt", "class", "display")}
+_HIDDEN = re.compile(r"<span\b[^<>]{0,400}display\s*:\s*none[^<>]{0,400}>\s*\Z", re.IGNORECASE)
+_IMAGE_CLASS = re.compile(r"\b(?:latex|tex|mwe-math-fallback-image-\w+)\b", re.IGNORECASE)
+_RENDERED = re.compile(r"<(span|div)\b[^<>]{0,400}\bclass\s*=\s*[\"'](?:katex-html|MathJax(?:_\w+)?)\b[^<>]{0,400}>",
+                       re.IGNORECASE)
+_TAGS = {tag: re.compile(rf"<(/?){tag}\b", re.IGNORECASE) for tag in ("span", "div")}
+_STYLE = re.compile(r"\{\\(?:display|text)style\s(.*)\}\s*\Z", re.DOTALL)
+#: characters between MathML and its end, and of one rendered formula
+_LONGEST = 100_000
+
+
+def expose(page: str) -> str:
+    """The page with its formulas as TeX. A page that has none is returned as it is."""
+    if _LIKELY.search(page) is None:
+        return page
+    page = _without_rendered(page)
+    ends: dict[str, re.Match[str] | None] = {}
+
+    def next_end(name: str, at: int) -> re.Match[str] | None:
+        """The next end tag of that name, None when it is too far. Looked for once between two of them."""
+        if name not in ends or (ends[name] is not None and ends[name].start() < at):
+            ends[name] = _ENDS[name].search(page, at)
+        end = ends[name]
+        return end if end is not None and end.start() - at <= _LONGEST else None
+
+    out: list[str] = []
+    at = 0
+    while (found := _FORMULA.search(page, at)) is not None:
+        before, after = page[at:found.start()], found.end()
+        tex, display = "", False
+        if found["script"] is not None:
+            end = next_end("script", after)
+            if end is not None:
+                tex, display = page[after:end.start()], "display" in found["script"].lower()
+                after = end.end()
+        elif found["attributes"] is not None:
+            end = next_end("math", after)
+            if end is not None:
+                inner = _ANNOTATION.search(page, after, end.start())
+                tex = html.unescape(inner[1]) if inner else _attribute(found["attributes"], "alttext")
+                display = _attribute(found["attributes"], "display").lower() == "block"
+                after = end.end() if tex.strip() else after
+                hidden = _HIDDEN.search(before, max(0, len(before) - 1000)) if tex.strip() else None
+                if hidden is not None:
+                    before = before[:hidden.start()]
+                    closing = re.compile(r"\s*</span\s*>", re.IGNORECASE).match(page, after)
+                    after = closing.end() if closing else after
+        elif _IMAGE_CLASS.search(_attribute(found["image"], "class")):
+            fallback = "mwe-math" in found["image"] and bool(out) and out[-1].endswith(("\\)", "\\]"))
+            if fallback and before.strip().lower() in ("", "</span>"):
+                at = after                                 # the picture of the formula just written
+                out.append(before)
+                continue
+            tex = _attribute(found["image"], "alt").strip("$")
+        tex = " ".join(tex.split())
+        if (style := _STYLE.match(tex)) is not None:
+            tex = style[1].strip()
+        if tex:
+            tex = html.escape(tex, quote=False)
+            out += [before, f"<br>\\[{tex}\\]<br>" if display else f"\\({tex}\\)"]
+        else:
+            out += [before, page[found.start():after]]
+        at = after
+    out.append(page[at:])
+    return "".join(out)
+
+
+def _attribute(attributes: str, name: str) -> str:
+    found = _ATTRIBUTE[name].search(attributes)
+    return html.unescape(found[1] if found[1] is not None else found[2] or "") if found else ""
+
+
+def _without_rendered(page: str) -> str:
+    """The page without what KaTeX and MathJax drew."""
+    out: list[str] = []
+    at = 0
+    while (found := _RENDERED.search(page, at)) is not None:
+        out.append(page[at:found.start()])
+        at = _end_of(page, found)
+    return "".join([*out, page[at:]]) if out else page
+
+
+def _end_of(page: str, start: re.Match[str]) -> int:
+    """Where the element that begins at `start` ends; behind its start tag when it does not within its bounds."""
+    depth, tags = 0, _TAGS[start[1].lower()]
+    for tag in tags.finditer(page, start.start(), start.start() + _LONGEST):
+        depth += -1 if tag[1] else 1
+        if depth == 0:
+            return page.find(">", tag.end()) + 1 or len(page)
+    return start.end()

@@ -1,0 +1,213 @@
+"""Every HTML engine: the same bytes from the same bytes, bounded work, and the packages' own answers."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import justext as package
+import pytest
+from justext.core import html_to_dom, preprocessor, revise_paragraph_classification
+
+from stages.document import Document
+from stages.extract import justext, readability
+from stages.extract.html import ENGINES, Html
+from stages.read.reader import Slice
+from stages.read.warc import Warc
+from tests.conftest import shared_data
+
+S = "The quick brown fox jumps over the lazy dog, and nobody in the village ever asked it why it did so. "
+#: engines whose own work is bounded; pages are parsed by libxml2 in all but one
+NAMES = sorted(ENGINES)
+
+
+def page(body: str, head: str = "<title>T</title>") -> bytes:
+    return f"<!DOCTYPE html><html lang=en><head>{head}</head><body>{body}</body></html>".encode()
+
+
+def run(raw: bytes, **config: object) -> tuple[str | None, str]:
+    doc = Document("id", raw=raw, mime="text/html")
+    return Html(**config).process(doc), doc.text
+
+
+ARTICLE = page("<nav><a href=/a>Menu</a></nav><article><h1>A heading</h1>"
+               + "".join(f"<p>Number {i}: {S * 4}</p>" for i in range(4))
+               + "</article><footer><a href=/b>Imprint</a></footer>")
+
+
+# -- same bytes in, same bytes out -----------------------------------------------------------------------------------
+def synthetic(n: int) -> list[bytes]:
+    """Pages of many shapes that depend on nothing but their number."""
+    out = []
+    for i in range(n):
+        rng = random.Random(i)
+        words = [w.strip(",.") for w in S.lower().split()] + ["der", "und", "les", "がある", "не", "что", "table", "42"]
+        body = []
+        for _ in range(rng.randrange(3, 14)):
+            text = " ".join(rng.choices(words, k=rng.randrange(2, 90)))
+            tag = rng.choice(["p", "p", "p", "div", "li", "td", "h2", "pre", "blockquote", "span", "section"])
+            text = text.replace("dog", "<a href=/x>dog</a>") if rng.random() < 0.3 else text
+            whole = f"<{tag} class='{rng.choice(['post', 'nav', 'comment', 'content', 'x'])}'>{text}</{tag}>"
+            table = f"<table><tr>{whole * 2}</tr><tr>{whole * 2}</table>"
+            body.append({"li": f"<ul>{whole * 3}</ul>", "td": table}.get(tag, whole))
+        out.append(page("".join(body)))
+    return out
+
+
+@pytest.mark.parametrize("form", ["text", "markdown"])
+@pytest.mark.parametrize("engine", NAMES)
+def test_the_same_in_any_order_and_after_anything(engine, form):
+    pages = [*synthetic(25), ARTICLE]
+    order = list(range(len(pages)))
+    found = []
+    for seed in (None, 1, 2):
+        stage = Html(engine=engine, format=form)
+        shuffled = order if seed is None else random.Random(seed).sample(order, len(order))
+        told = {}
+        for i in shuffled:
+            for raw in (*(pages[j] for j in range(0, i % 3)), pages[i]):       # some of them twice, in between
+                doc = Document("id", raw=raw, mime="text/html")
+                reason = stage.process(doc)
+            told[i] = (reason, doc.text, json.dumps(doc.meta, sort_keys=True))
+        found.append(told)
+    assert found[0] == found[1] == found[2] and sum(bool(text) for _, text, _ in found[0].values()) >= 10
+
+
+SCRIPT = """
+import hashlib, sys, json
+from stages.extract.html import ENGINES, Html
+from stages.document import Document
+from tests.stages.test_html_engines import synthetic, ARTICLE
+pages = [*synthetic(25), ARTICLE]
+pages = pages[::-1] if sys.argv[1] == "back" else pages
+for form in ("text", "markdown"):
+    for engine in sorted(ENGINES):
+        stage, found = Html(engine=engine, format=form), []
+        for raw in pages:
+            doc = Document("x", raw=raw, mime="text/html")
+            found.append((stage.process(doc), doc.text, sorted(doc.meta.items())))
+        print(engine, form, hashlib.sha256(json.dumps(sorted(map(str, found))).encode()).hexdigest())
+"""
+
+
+def test_the_same_in_two_processes():
+    said = [subprocess.run([sys.executable, "-c", SCRIPT, way], capture_output=True, text=True, check=True,
+                           env={"PATH": "", "PYTHONHASHSEED": seed}, cwd=".").stdout
+            for seed, way in (("0", "on"), ("1", "back"))]
+    assert said[0] == said[1] and len(said[0].splitlines()) == 2 * len(ENGINES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", NAMES)
+def test_the_same_on_real_pages(engine):
+    items = Warc().read(str(shared_data("bench", "realweb.warc.gz")), Slice("web", "a"))
+    docs = [i for n, i in enumerate(items) if isinstance(i, Document) and n % 40 == 7]
+    found = []
+    for order in (docs, docs[::-1]):
+        stage, told = Html(engine=engine, format="markdown"), {}
+        for doc in order:
+            doc.text = ""
+            told[doc.id] = (stage.process(doc), doc.text)
+        found.append(told)
+    assert found[0] == found[1] and sum(bool(t) for _, t in found[0].values()) > 25
+
+
+# -- bounded ---------------------------------------------------------------------------------------------------------
+BOMBS = {
+    "images": page("<div><img src=x></div>" * 40_000 + f"<p>{S * 5}</p>"),
+    "short paragraphs": page("<p>ab</p>" * 50_000),
+    "50,000 tags": page("<div>" * 50_000 + S),
+    "long and nested": page("<div class=content>" * 200 + f"<p>{S * 3}</p>" * 5_000),
+    "quotes": page("<blockquote>" * 200 + f"<p>{S}</p>" * 3_000),
+    "lists": page("<ul><li>" * 120 + f"<p>{S}</p>" * 3_000),
+    "emphasis": page("<p>" + "<b><i>" * 120 + S * 5_000),
+    "rows": page("<table>" + "<tr><td>a</td><td>b c</td></tr>" * 25_000 + "</table>"),
+    "columns": page("<table><tr>" + "<td>x</td>" * 5_000 + "</tr>" + "<tr><td>y</td></tr>" * 15_000 + "</table>"),
+    "data URI": page(f"<img src='data:image/png;base64,{'A' * 1_900_000}'><p>{S * 5}</p>"),
+    "script": page(f"<script>var a = '{'x+y ' * 450_000}';</script><p>{S * 5}</p>"),
+    "svg": page("<svg>" + "<path d='M0 0 L1 1'/>" * 45_000 + f"</svg><p>{S * 5}</p>"),
+    "formulas": page(r"<p>\(" * 60_000 + "<math>" * 20_000 + "<script type='math/tex'>x" * 3_000),
+    "one line": page("<p>" + "x" * 1_900_000),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.parametrize("engine", NAMES)
+def test_two_megabytes_take_two_seconds(engine, bomb):
+    assert len(BOMBS[bomb]) <= 2_100_000
+    stage = Html(engine=engine, format="markdown" if engine != "trafilatura" else "text")
+    stage.process(Document("warm", raw=ARTICLE, mime="text/html"))
+    doc = Document("id", raw=BOMBS[bomb], mime="text/html")
+    began = time.process_time()
+    reason = stage.process(doc)
+    took = time.process_time() - began
+    assert reason in (None, "html_too_deep", "no_text") and bool(doc.text) == (reason is None)
+    assert len(doc.text) < 4_000_000, "indentation must not multiply the text"
+    assert took < 4, "twice the promise: another engineer's benchmark may run beside"
+
+
+def test_readability_gives_up_at_a_count():
+    assert run(BOMBS["images"], engine="readability")[0] == "html_too_deep"
+    assert readability.work.left < 0
+    reason, text = run(ARTICLE, engine="readability")
+    assert reason is None and S.strip() in text and readability.work.left > readability.MOST - 1000
+    assert S.strip() in run(BOMBS["images"], engine="trafilatura")[1], "it goes without the second opinion"
+
+
+# -- what the engines say --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("engine", NAMES)
+def test_article_without_its_surroundings(engine):
+    reason, text = run(ARTICLE, engine=engine)
+    assert reason is None and text.count(S.strip()) == 16 and "Menu" not in text and "Imprint" not in text
+    reason, text = run(ARTICLE, engine=engine, format="markdown")
+    assert reason is None and text.count(S.strip()) == 16 and "Menu" not in text and "Imprint" not in text
+    assert "# A heading" in text.split("\n")
+
+
+def test_justext_is_the_packages():
+    """The same paragraphs with the same classes, as the package finds them in English pages."""
+    english = frozenset(package.get_stoplist("English"))
+    compared = 0
+    for raw in [*synthetic(60), ARTICLE]:
+        text = raw.decode()
+        theirs = package.justext(text, english)
+        tree = preprocessor(html_to_dom(text))
+        ours = justext.make_paragraphs(tree)
+        justext.classify(ours, frozenset(w.lower() for w in english))
+        justext.revise(ours)
+        mine = [(p.text, p.class_type) for p in ours if not justext._UNSPACED.search(p.text)]
+        assert mine == [(p.text, p.class_type) for p in theirs if not justext._UNSPACED.search(p.text)]
+        compared += len(mine)
+    assert compared > 150
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_neighbours_decide_as_in_the_package(seed):
+    rng = random.Random(seed)
+    made = [SimpleNamespace(cf_class=rng.choice(["good", "neargood", "short", "short", "bad", "bad"]), class_type="",
+                            heading=rng.random() < 0.3, text="x" * rng.randrange(1, 120))
+            for _ in range(rng.randrange(0, 25))]
+    other = [SimpleNamespace(**vars(p)) for p in made]
+    justext.revise(made, 150)
+    revise_paragraph_classification(other, 150)
+    assert [p.class_type for p in made] == [p.class_type for p in other]
+
+
+def test_language_is_that_of_most_stop_words():
+    def language(text: str) -> str:
+        p = justext.Paragraph()
+        p.text = text
+        return justext.language_of([p])
+
+    assert language(S * 3) == "English" and language("") == "English"
+    assert language("Der Hund und die Katze sind in dem Haus, weil es nicht mehr regnet und sie da sind.") == "German"
+    assert language("Это было не так, как он и сам думал, но что же теперь с этим делать, если не ждать?") == "Russian"
+
+
+def test_key_carries_engine_and_format():
+    keys = {Html(engine=e, format=f).key() for e in NAMES for f in ("text", "markdown")}
+    assert len(keys) == 2 * len(NAMES) and Html().key() == Html(engine="trafilatura", format="text").key()
