@@ -30,7 +30,7 @@ class Limits:
     reading_cpu_s: float = 1800.0  # the same outside documents, and a second more for each READING_BYTES of the task
     wall_s: float = 600.0          # seconds without cursor movement and without a second of CPU time: run again
     memory_share: float = 0.85     # of the cgroup (or machine): above it the largest child is killed
-    recycle: int = 64              # tasks after which a child is replaced: libraries leak
+    recycle_cpu_s: float = 600.0   # CPU seconds after which a child is replaced (a new one costs 1): libraries leak
     max_condemned: int = 100       # documents of one partition
     hanging_s: float = 120.0       # seconds without cursor movement: say so (nothing is done about it)
 

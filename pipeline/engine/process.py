@@ -48,7 +48,6 @@ class ChildProcess:
         self.returncode = 0
         self.job: Any = None
         self.node = ""            # of its latest task
-        self.tasks = 0
         self.empty_mb = 96.0      # more than what it holds before any work (22 MB with numpy and pyarrow)
         self.position = self.last_position = (-1, -1, -1)
         self.cpu_position = self.cpu_quiet = 0.0
@@ -126,7 +125,13 @@ class ChildProcess:
 
     def finished(self) -> None:
         self.job = None
-        self.tasks += 1
+
+    def cpu_seconds(self) -> float:
+        """CPU time it has used so far; 0 for a dead one."""
+        try:
+            return measure.cpu_seconds(self.pid)
+        except OSError:
+            return 0.0
 
     def exited(self) -> bool:
         """Whether it is dead, without reaping it: while it is a zombie its process group cannot be anybody else's."""

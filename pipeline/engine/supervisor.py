@@ -251,7 +251,7 @@ class Supervisor:
             except GaveUp as e:
                 self._event(job, "failed", kind=e.kind, message=str(e), traceback="")
         # a failed attempt is repeated in a child that has seen nothing: what it held may have been the reason
-        if child.tasks >= self.limits.recycle or "failed" in message:
+        if "failed" in message or child.cpu_seconds() >= self.limits.recycle_cpu_s:
             self._bury(child)
 
     def _hindered(self, job: _Job, message: str, traceback: str = "") -> None:

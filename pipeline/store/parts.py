@@ -32,7 +32,7 @@ from stages.document import Document
 #: allows: a child holds one for kept and one for dropped documents, and resident memory is about three times as much.
 ROW_GROUP_BYTES = 16 << 20
 #: rows, or characters of text, turned into Arrow columns at a time; a longer text is a batch of its own
-BATCH_ROWS, BATCH_CHARS = 512, 2 << 20
+BATCH_ROWS, BATCH_CHARS = 2048, 4 << 20
 
 LOCATOR = pa.struct([("file", pa.string()), ("offset", pa.int64()), ("record", pa.int64()), ("sub", pa.string())])
 SPANS = pa.list_(pa.struct([("start", pa.int64()), ("end", pa.int64())]))
@@ -102,6 +102,26 @@ class PartWriter:
             doc.id, text, doc.url, doc.source, doc.language, doc.date, place("file"), place("offset"), place("record"),
             place("sub"), _meta_json(meta) if meta else "{}", doc.loss_spans,
             reason, stage, tuple(map(signals.get, self._names))))
+        if len(self._pending) >= BATCH_ROWS:
+            self._convert()
+
+    def write_all(self, docs: list[Document]) -> None:
+        """What `write` does for each of them (without reason and stage), in a third of its time."""
+        chars = sum([len(d.text) for d in docs])
+        if chars > BATCH_CHARS or not all(d.signals.keys() <= self._known for d in docs):
+            for doc in docs:
+                self.write(doc)
+            return
+        if self._chars + chars > BATCH_CHARS:
+            self._convert()
+        self._chars += chars
+        places, nothing, names = [d.locator.get for d in docs], [None] * len(docs), self._names
+        self._pending += zip(
+            [d.id for d in docs], [d.text for d in docs], [d.url for d in docs], [d.source for d in docs],
+            [d.language for d in docs], [d.date for d in docs], [place("file") for place in places],
+            [place("offset") for place in places], [place("record") for place in places],
+            [place("sub") for place in places], [_meta_json(d.meta) if d.meta else "{}" for d in docs],
+            [d.loss_spans for d in docs], nothing, nothing, [tuple(map(d.signals.get, names)) for d in docs])
         if len(self._pending) >= BATCH_ROWS:
             self._convert()
 

@@ -78,6 +78,7 @@ class Chain:
         verdicts: Verdicts = {}
         failures: Failures = {}
         alive = batch
+        began = time.thread_time()                   # a system call: once a stage, what is between two is the later's
         for place, step in enumerate(steps):
             if not alive:
                 break
@@ -85,11 +86,13 @@ class Chain:
             # with `signals: all` dropped documents come along for their signals; they are in nobody's funnel
             counted = [d for row, d in alive if row not in verdicts] if verdicts else [d for _, d in alive]
             stats["in"] += sign * len(counted)
-            stats["bytes_in"] += sign * sum([_payload(d) for d in counted])
-            began = time.thread_time()
+            stats["bytes_in"] += sign * sum([d.text_bytes if d.raw is None else _payload(d) for d in counted])
             judged = self._apply(place, step, alive, verdicts, failures)
-            alive = []
-            for item, reason in judged:
+            alive = [item for item, reason in judged if reason is None]
+            dropped = len(alive) < len(judged)
+            if dropped:
+                alive = []
+            for item, reason in judged if dropped else ():
                 if reason is None:
                     alive.append(item)
                     continue
@@ -104,8 +107,10 @@ class Chain:
                 for _, doc in alive:
                     if step.stage.name in doc.side:
                         doc.side[step.side] = doc.side.pop(step.stage.name)
-            stats["cpu_s"] += time.thread_time() - began
-            stats["bytes_out"] += sign * sum([d.text_bytes for row, d in alive if row not in verdicts])
+            ended = time.thread_time()
+            stats["cpu_s"], began = stats["cpu_s"] + ended - began, ended
+            stats["bytes_out"] += sign * sum([d.text_bytes for row, d in alive if row not in verdicts] if verdicts else
+                                              [d.text_bytes for _, d in alive])
         for row, doc in batch if verdicts else ():
             if row in verdicts:
                 count(self.counters["dropped_bytes"], doc.source, sign * doc.text_bytes)

@@ -37,7 +37,7 @@ from stages.document import BadRecord, Document
 from stages.read.reader import Skipped, Slice
 
 #: documents (or bytes of raw input) held between two looks at the clock and the writers; decides nothing about text
-BATCH_DOCS, BATCH_BYTES = 64, 8 << 20
+BATCH_DOCS, BATCH_BYTES = 256, 8 << 20
 #: records of a batch, with those whose fate is known before it goes through the chain
 BATCH_RECORDS = 1024
 
@@ -182,8 +182,14 @@ class _Run:
         seen = self.counters["read"].setdefault(self.args["source"], {"records": 0, "skipped": {}, "bad": {}}) \
             if "source" in self.args else {"records": 0}
         only, suspects, records = self.inputs.only, bool(self.inputs.skip or self.condemned), 0
+        plain = not (where or suspects) and only is None
         for row, record in self._announced():
-            if isinstance(record, _Removed):
+            if plain and type(record) is Document:                # nearly all of them
+                records += 1
+                size += self._count_in(record)
+                batch.append((row, record))
+                alive += 1
+            elif isinstance(record, _Removed):
                 if only is None:
                     held = self._count_in(record.doc)
                     size += held
@@ -203,9 +209,9 @@ class _Run:
                     batch.append((row, settled or record))
                     alive += settled is None
             if alive >= limit or size >= BATCH_BYTES or len(batch) >= BATCH_RECORDS:
-                self._process(batch)
+                self._process(batch, alive)
                 batch, alive, size = [], 0, 0
-        self._process(batch)
+        self._process(batch, alive)
         seen["records"] = records
         self.cursor.clear()
         return self._close()
@@ -237,10 +243,11 @@ class _Run:
         said = self.condemned.get(doc.id)
         return said and partial(self._note, doc.id, doc.source, doc.locator, said["stage"], said["reason"], "")
 
-    def _process(self, batch: list[tuple[int, Document | Callable[[], None]]]) -> None:
-        """Take a batch through the chain and write what became of everything in it, in order."""
+    def _process(self, batch: list[tuple[int, Document | Callable[[], None]]], alive: int) -> None:
+        """Take a batch, `alive` of it documents, through the chain and write what became of everything in it, in order.
+        """
         settled: dict[int, tuple[Document, tuple[str, str] | None]] = {}
-        docs = todo = [item for item in batch if isinstance(item[1], Document)]
+        docs = todo = batch if alive == len(batch) else [item for item in batch if isinstance(item[1], Document)]
         if self.earlier is not None:
             settled = {row: said for row, doc in docs if (said := self.earlier.outcome(doc)) is not None}
             todo = [(row, doc) for row, doc in docs if row not in settled]
@@ -251,8 +258,7 @@ class _Run:
         verdicts, failures = self.chain.through(self.steps, todo)
         self.cursor.clear()
         if len(docs) == len(batch) and not (settled or verdicts or failures):
-            for _, doc in docs:
-                self._keep(doc)
+            self._keep([doc for _, doc in docs])
             return
         for row, doc in batch:
             if not isinstance(doc, Document):
@@ -260,7 +266,7 @@ class _Run:
             elif row in settled:
                 was, fate = settled[row]
                 if fate is None:
-                    self._keep(was)
+                    self._keep([was])
                 else:
                     self.dropped.write(was, stage=fate[0], reason=fate[1])
             elif row in verdicts:
@@ -268,21 +274,24 @@ class _Run:
             elif row in failures:
                 self._note(doc.id, doc.source, doc.locator, *failures[row])
             else:
-                self._keep(doc)
+                self._keep([doc])
 
     # -- writing -------------------------------------------------------------------------------------------------
-    def _keep(self, doc: Document) -> None:
-        self.kept.write(doc)
-        for name in doc.side:
-            if name in self.sides:
-                self.sides[name].write({"row": self.kept_rows, "id": doc.id, **doc.side[name]})
-        self.kept_rows += 1
-        kind = doc.source, doc.language, len(doc.text).bit_length()
-        into = self.tally.get(kind)
-        if into is None:
-            into = self.tally[kind] = [0, 0]
-        into[0] += 1
-        into[1] += doc.text_bytes
+    def _keep(self, docs: list[Document]) -> None:
+        self.kept.write_all(docs)
+        if self.sides:
+            for row, doc in enumerate(docs, self.kept_rows):
+                for name in doc.side:
+                    if name in self.sides:
+                        self.sides[name].write({"row": row, "id": doc.id, **doc.side[name]})
+        self.kept_rows += len(docs)
+        for doc in docs:
+            kind = doc.source, doc.language, len(doc.text).bit_length()
+            into = self.tally.get(kind)
+            if into is None:
+                into = self.tally[kind] = [0, 0]
+            into[0] += 1
+            into[1] += doc.text_bytes
 
     def _count_kept(self) -> None:
         for (source, language, bits), (docs, size) in self.tally.items():

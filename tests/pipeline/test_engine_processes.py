@@ -303,9 +303,9 @@ def test_a_task_that_ignores_its_orders_is_named(processes):
 
 def test_what_libraries_print_does_not_disturb_and_children_stay_warm(processes, store):
     specs = [t.spec(t.Noisy, order=i, n=i) for i in range(6)]
-    records = Scheduler(processes(1, recycle=3), t.MemoryLog()).run(specs)
-    pids = [store.read(r.files["pid.txt"].path) for r in records]
-    assert sorted(pids.count(p) for p in set(pids)) == [3, 3]
+    for recycle_cpu_s, children in ((600.0, 1), (0.0, 6)):
+        records = Scheduler(processes(1, recycle_cpu_s=recycle_cpu_s), t.MemoryLog()).run(specs)
+        assert len({store.read(r.files["pid.txt"].path) for r in records}) == children
 
 
 def test_a_large_assignment_gets_through(processes):

@@ -19,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -335,15 +336,65 @@ def test_parquet_one_bad_cell_is_one_bad_record(tmp_path):
     assert [i.reason if isinstance(i, BadRecord) else i.text for i in items] == ["one", "invalid_utf8", "bad_value"]
 
 
+@pytest.mark.parametrize("odd", ["", "a blank text", "an empty text", "a null", "a number", "bytes", "a large one",
+                                 "not UTF-8", "views"])
+def test_batches_of_nothing_odd_are_read_as_row_by_row(tmp_path, monkeypatch, odd):
+    texts = [f"Text {i}, größer: {chr(0x1F600 + i)}." for i in range(700)]
+    more = {"lang": [None if i % 3 else "de" for i in range(700)], "when": ["2026-11-21"] * 700,
+            "note": [None if i % 5 else f"n{i}" for i in range(700)]}
+    if odd == "a blank text":
+        texts[300] = " \n\t"
+    elif odd == "an empty text":
+        texts[300] = ""
+    elif odd == "a large one":
+        texts[300] *= 100
+    elif odd == "a null":
+        texts[300] = None
+    elif odd == "a number":
+        more["note"] = list(range(700))
+    column = pa.array(texts)
+    if odd == "bytes":
+        column = column.cast(pa.binary())
+    elif odd == "views":
+        column = column.cast(pa.string_view())
+    elif odd == "not UTF-8":
+        data = b"".join(t.encode() for t in texts)
+        sizes = np.cumsum([0, *(len(t.encode()) for t in texts)]).astype("<i4")
+        broken = bytearray(data)
+        broken[int(sizes[300])] = 0xFF
+        column = pa.StringArray.from_buffers(700, pa.py_buffer(sizes), pa.py_buffer(bytes(broken)))
+    local = tmp_path / "a.parquet"
+    pq.write_table(table(700, **more).set_column(1, "text", column), local, row_group_size=600)
+    most = 900 if odd == "a large one" else 20_000
+    reader = Parquet(language="lang", date="when", keep=("note", "url"), max_bytes=most)
+    quick: list[bool] = []
+    plain = Parquet._plain
+    monkeypatch.setattr(Parquet, "_plain", lambda *a: quick.append(bool(found := plain(*a))) or found)
+    found = read(reader, local)
+    assert any(quick) == (odd not in ("a number", "bytes", "a large one", "views")) and (all(quick) == (not odd))
+    monkeypatch.setattr(parquet, "_PLAIN_BYTES", 0)
+    assert [all_facts(d) for d in found] == [all_facts(d) for d in read(reader, local)]
+    assert len(found) == 700
+
+
+def all_facts(item: Document | BadRecord) -> tuple:
+    if isinstance(item, BadRecord):
+        return item.reason, item.id, item.locator, item.detail
+    return item.id, item.text, item.url, item.source, item.language, item.date, item.locator, list(item.meta.items())
+
+
 def test_parquet_memory_is_nobody_s_fault(tmp_path, monkeypatch):
     pq.write_table(table(3), tmp_path / "a.parquet")
 
     def full(*_: object, **__: object) -> None:
         raise pa.ArrowMemoryError("malloc of size 64 failed")
 
-    monkeypatch.setattr(parquet, "make_document", full)
-    with pytest.raises(MemoryError):
-        read(Parquet(), tmp_path / "a.parquet")
+    for name in ("document_id", "make_document"):
+        with monkeypatch.context() as patched:
+            patched.setattr(parquet, name, full)
+            patched.setattr(parquet, "_PLAIN_BYTES", parquet._PLAIN_BYTES if name == "document_id" else 0)
+            with pytest.raises(MemoryError):
+                read(Parquet(), tmp_path / "a.parquet")
     monkeypatch.setattr(parquet.pq, "ParquetFile", full)
     with pytest.raises(MemoryError):
         Parquet().splits(str(tmp_path / "a.parquet"), "a.parquet", 1)
