@@ -82,6 +82,7 @@ def main() -> None:
         sink.flush()
         cursor.clear()
         gc.collect()
+        gc.freeze()                                     # stages, models: going through them again takes 50 ms a task
         pa.default_memory_pool().release_unused()
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -7,6 +7,7 @@ undone and the documents go through it one by one, so that the error is that of 
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from dataclasses import dataclass
@@ -50,8 +51,10 @@ def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
     to hold: the memory a task declares is for its own)."""
     idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
               for place, entry in enumerate(chain)]
-    for ident in _loaded.keys() - set(idents):
-        del _loaded[ident]
+    if gone := _loaded.keys() - set(idents):
+        gc.unfreeze()                                # a child looks no more for garbage in what it has kept for long
+        for ident in gone:
+            del _loaded[ident]
     for place, (ident, entry) in enumerate(zip(idents, chain)):
         if ident not in _loaded:
             hidden = entry["$volatile"]
