@@ -11,6 +11,8 @@ STAGES: dict[str, str] = {
     # extraction: raw bytes → text
     "html": "stages.extract.html:Html",
     "pdf": "stages.extract.pdf:Pdf",
+    "latex": "stages.extract.latex:Latex",
+    "book": "stages.extract.book:Book",
     # filters
     "url": "stages.filter.url:Url",
     "language": "stages.filter.language:Language",
@@ -35,6 +37,7 @@ READERS: dict[str, str] = {
     "pdf": "stages.read.files:PdfFiles",
     "text": "stages.read.files:TextFiles",
     "code": "stages.read.code:Code",
+    "notebook": "stages.read.notebook:Notebook",
     "jsonl": "stages.read.jsonl:Jsonl",
     "parquet": "stages.read.parquet:Parquet",
     "wiki": "stages.read.wiki:Wiki",

@@ -1,0 +1,135 @@
+"""Jupyter notebooks as text: Markdown as it is, code fenced, and the text of its outputs, capped.
+
+Pictures, HTML and widgets of outputs are left out, of errors the last line is kept. nbformat 3 to 5
+(https://nbformat.readthedocs.io/en/latest/format_description.html).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from stages.document import BadRecord, Document
+from stages.extract.encoding import decode
+from stages.read.code import Code
+from stages.read.files import Files
+from stages.read.jsonl import MAX_DEPTH, clean, deeper
+from stages.read.reader import Slice, bad, skipped
+from stages.stage import StageConfig, signal
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]")
+#: what stands for an object that has no text: <Figure size 640x480 with 1 Axes>
+_OBJECT = re.compile(r"<[^\n]{1,300}>|\[<[^\n]{1,300}>\]")
+#: pictures that are pasted into Markdown
+_PASTED = re.compile(r"!\[[^\]\n]{0,300}\]\((?:data:|attachment:)[^)\s![]{0,4000000}\)")
+_NAME = re.compile(r"[A-Za-z0-9+#_.-]{1,30}")
+
+
+class Notebook(Files):
+    """Quarantined: `bad_json`, `not_a_notebook`. Counted: `too_large`, `empty` (no cell with text), and the paths that
+    `code` leaves out (`hidden`, `vendored`)."""
+
+    name = "notebook"
+    libraries = ("resiliparse",)
+    suffixes = (".ipynb",)
+
+    class Config(StageConfig):
+        max_bytes: int = signal(8 << 20, "largest file, bytes; beyond: too_large", gt=0)
+        max_output: int = signal(1000, "characters kept of a cell's outputs; 0 for none", ge=0)
+        max_cells: int = signal(2000, "most cells; beyond: too_large", gt=0)
+        vendored: bool = signal(False, "read vendored and hidden paths too")
+
+    def _one(self, data: bytes | None, slice: Slice, offset: int, member: str, ordinal: int) -> Document | BadRecord:
+        if data is None:
+            return skipped("too_large", slice, offset, ordinal, member=member)
+        try:
+            return super()._one(data, slice, offset, member, ordinal)
+        except _NoNotebook as e:
+            return bad(e.args[0], slice, offset, ordinal, member=member)
+
+    def document(self, doc: Document, data: bytes, path: str) -> str | None:
+        if not self.config.vendored and (reason := Code.place(path)):
+            return reason
+        source = decode(data)[0]
+        try:
+            book = json.loads(source)
+        except (ValueError, RecursionError):
+            raise _NoNotebook("bad_json") from None
+        if source.count("[") + source.count("{") > MAX_DEPTH and deeper(book, MAX_DEPTH):
+            raise _NoNotebook("bad_json")
+        cells = _cells(book)
+        if len(cells) > self.config.max_cells:
+            return "too_large"
+        language = _language(book)
+        doc.text = clean("\n\n".join(part for cell in cells for part in self._parts(cell, language) if part))
+        doc.mime = "text/markdown"
+        doc.meta["code_language"] = language
+        return None if doc.text.strip() else "empty"
+
+    def _parts(self, cell: dict[str, Any], language: str) -> Iterator[str]:
+        kind, said = cell.get("cell_type"), _text(cell.get("source", cell.get("input"))).strip("\n").rstrip()
+        if kind in ("markdown", "raw", "html"):
+            yield _PASTED.sub("", said).strip()
+        elif kind == "heading":
+            level = cell.get("level")
+            yield "#" * (level if type(level) is int and 0 < level < 7 else 1) + " " + said
+        elif kind == "code" and said.strip():
+            yield f"{_fence(said)}{language}\n{said}\n{_fence(said)}"
+            if out := self._outputs(cell.get("outputs")):
+                yield f"Output:\n\n{_fence(out)}\n{out}\n{_fence(out)}"
+
+    def _outputs(self, outputs: Any) -> str:
+        parts, left = [], self.config.max_output
+        for output in outputs if isinstance(outputs, list) else []:
+            if left <= 0 or not isinstance(output, dict):
+                break
+            data = output.get("data") if isinstance(output.get("data"), dict) else output
+            if output.get("output_type") in ("error", "pyerr"):
+                said = f"{_text(output.get('ename'))}: {_text(output.get('evalue'))}"
+            else:
+                said = _text(data.get("text/plain", output.get("text")))
+            said = _ANSI.sub("", said).replace("\r\n", "\n").rstrip()
+            said = "\n".join(line.rpartition("\r")[2] for line in said.split("\n"))    # of a progress bar, its end
+            if not said.strip() or _OBJECT.fullmatch(said.strip()):
+                continue
+            parts.append(said if len(said) <= left else said[:left].rstrip() + " …")
+            left -= len(said)
+        return "\n".join(parts).strip("\n")
+
+
+class _NoNotebook(Exception):
+    """A file that is none; its argument is the reason."""
+
+
+def _cells(book: Any) -> list[dict[str, Any]]:
+    found = book.get("cells") if isinstance(book, dict) else None
+    if found is None and isinstance(book, dict) and isinstance(book.get("worksheets"), list):        # nbformat 3
+        sheets = [sheet.get("cells") for sheet in book["worksheets"] if isinstance(sheet, dict)]
+        found = [cell for cells in sheets if isinstance(cells, list) for cell in cells]
+    if not isinstance(found, list):
+        raise _NoNotebook("not_a_notebook")
+    return [cell for cell in found if isinstance(cell, dict)]
+
+
+def _text(value: Any) -> str:
+    """A string, or a list of lines."""
+    if isinstance(value, list):
+        return "".join(line for line in value if isinstance(line, str))
+    return value if isinstance(value, str) else ""
+
+
+def _language(book: dict[str, Any]) -> str:
+    facts = book.get("metadata") if isinstance(book.get("metadata"), dict) else {}
+    for key, name in (("language_info", "name"), ("kernelspec", "language"), ("kernelspec", "name")):
+        inner = facts.get(key)
+        said = inner.get(name) if isinstance(inner, dict) else None
+        if isinstance(said, str) and _NAME.fullmatch(said):
+            return re.sub(r"^(?:i?python)[0-9.]*$", "python", said.lower())
+    return "python"
+
+
+def _fence(text: str) -> str:
+    """Backticks that the text does not hold."""
+    return "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
