@@ -33,7 +33,11 @@ from stages.read.warc import Warc
 MODES: dict[str, dict[str, Any]] = {
     "trafilatura (default)": {}, "trafilatura fast": {"fast": True}, "trafilatura precision": {"favor": "precision"},
     "trafilatura precision fast": {"favor": "precision", "fast": True}, "trafilatura recall": {"favor": "recall"},
-    "resiliparse": {"engine": "resiliparse"},
+    "resiliparse": {"engine": "resiliparse"}, "justext": {"engine": "justext"},
+    "readability": {"engine": "readability"}, "trafilatura markdown": {"format": "markdown"},
+    "resiliparse markdown": {"engine": "resiliparse", "format": "markdown"},
+    "trafilatura, no meta": {"metadata": False},
+    "resiliparse, no meta": {"engine": "resiliparse", "metadata": False},
 }
 WORD = re.compile(r"\w+")
 

@@ -1,10 +1,9 @@
-"""`tokenmill fetch`, `extract`, `classifier train`: tools around documents."""
+"""`tokenmill fetch`, `classifier train`: models for the stages that need one."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,22 +11,13 @@ import typer
 
 from pipeline.cli.errors import BadUsage, UserError, reading, writing
 from pipeline.cli.options import JsonOpt
-from pipeline.cli.show import plain
 
 #: what a folder of texts may hold besides Parquet parts
 TEXT_SUFFIXES = (".txt", ".md")
 
 
-class Engine(StrEnum):
-    """What turns HTML into text."""
-
-    trafilatura = "trafilatura"
-    resiliparse = "resiliparse"
-
-
 def register(app: typer.Typer) -> None:
     app.command("fetch")(fetch)
-    app.command("extract")(extract)
     classifier = typer.Typer(help="Train quality classifiers.", no_args_is_help=True, rich_markup_mode=None)
     classifier.callback()(lambda: None)
     classifier.command("train")(train)
@@ -52,51 +42,6 @@ def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="What to fetc
         raise BadUsage(f"there is no model '{name}'; known: {', '.join(sorted(MODELS))}")
     path = get(name)
     typer.echo(json.dumps({"name": name, "path": str(path)}) if json_lines else str(path))
-
-
-def extract(files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="HTML or PDF files.")],
-            engine: Annotated[Engine, typer.Option(help="What turns HTML into text.")] = Engine.trafilatura,
-            json_lines: JsonOpt = False) -> None:
-    """Extract the text of HTML and PDF files.
-
-    That is what the stages `html` and `pdf` of a recipe make of them. A file without text is named on stderr, with the
-    reason it would be dropped for.
-
-    \b
-    Examples:
-      tokenmill extract page.html
-      tokenmill extract --engine resiliparse --json pages/*.html paper.pdf
-    """
-    from stages.document import Document
-    from stages.extract.html import Html
-    from stages.extract.pdf import Pdf
-
-    stages: dict[str, Html | Pdf] = {}
-    failed = 0
-    for path in files:
-        with reading(path):
-            raw = path.read_bytes()
-        kind = "pdf" if raw[:1024].lstrip().startswith(b"%PDF-") else "html"
-        if kind not in stages:
-            stages[kind] = Pdf() if kind == "pdf" else Html({"engine": engine.value})
-            stages[kind].setup()
-        doc = Document(path.name, raw=raw, url=path.absolute().as_uri())
-        try:
-            reason = stages[kind].process(doc)
-        except Exception as e:                                # a run would quarantine it, and so do we
-            reason = f"error: {type(e).__name__}: {e}"
-            failed += 1
-        if json_lines:
-            row = {"file": str(path), "kind": kind, "reason": reason, "text": None if reason else doc.text,
-                   "meta": doc.meta, "signals": doc.signals}
-            typer.echo(json.dumps(row, ensure_ascii=False))
-        elif reason:
-            typer.echo(plain(f"{path}: no text: {reason}"), err=True)
-        else:
-            typer.echo(plain(doc.text))
-    if failed:
-        raise UserError(f"{failed} of {len(files)} files could not be extracted; a run puts such documents into "
-                        f"quarantine")
 
 
 def train(positive: Annotated[list[Path], typer.Option(

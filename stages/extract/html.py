@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import logging
 import re
 from typing import Any, Literal, Protocol
@@ -11,6 +10,7 @@ from stages.catalog import load
 from stages.document import Document
 from stages.extract.encoding import decode
 from stages.extract.math import expose
+from stages.extract.metadata import describe
 from stages.stage import Stage, StageConfig, signal
 
 #: first bytes of what is certainly no page, whatever the server called it
@@ -21,12 +21,6 @@ _DECLARED = ("text/html", "application/xhtml+xml", "application/vnd.wap.xhtml+xm
 _PAGE = re.compile(r"<(?:!doctype\s+html|html|head|body|script|iframe|h1|div|font|table|style|title|p|br|b|a|meta)"
                    r"[\s>/]", re.IGNORECASE)
 _START_TAG = re.compile(r"<[a-zA-Z]")
-#: where title, language and canonical link are looked for, characters
-_HEAD = 256 << 10
-_TITLE = re.compile(r"<title[^<>]{0,500}>([^<]{1,2000})", re.IGNORECASE)
-_LANG = re.compile(r"<html\b[^<>]{0,2000}?\slang\s*=\s*[\"']?([a-zA-Z]{2,3}(?:[-_][a-zA-Z0-9]{1,8})*)", re.IGNORECASE)
-_LINK = re.compile(r"<link\b[^<>]{1,4000}>", re.IGNORECASE)
-_HREF = re.compile(r"\shref\s*=\s*[\"']?\s*(https?://[^\s\"'<>]{1,2000})", re.IGNORECASE)
 #: libxml2 stops building the tree at this depth
 DEEPEST = 255
 
@@ -59,10 +53,11 @@ ENGINES = {
 class Html(Stage):
     """Takes `raw` (or `text`, when there is no `raw`: then it is kept as it is) and makes `text`, the main content.
 
-    Reasons: `not_html`, `html_too_large`, `html_too_many_nodes`, `html_too_deep`, `no_text`. All caps are counts, so
-    the verdict is the same on any machine; there is no timeout, and nothing is remembered from page to page
-    (trafilatura's `deduplicate` is a cache over pages: it would make the text of one depend on those before it).
-    Same bytes → same text, for one set of library versions.
+    Reasons: `not_html`, `html_too_large`, `html_too_many_nodes`, `html_too_deep` (elements nest too deep, or so that an
+    engine would look at them too often), `no_text`. All caps are counts, so the verdict is the same on any machine;
+    there is no timeout, and nothing is remembered from page to page (trafilatura's `deduplicate` is a cache over
+    pages: it would make the text of one depend on those before it). Same bytes → same text, for one set of library
+    versions.
 
     Measured on 1,864 pages of seven kinds, 1,182 of them with gold text (benchmarks/html_engines.py; CPU milliseconds a
     page on a busy machine, to be read as ratios; mean word F1):
@@ -72,12 +67,12 @@ class Html(Stage):
         … recall                              10.6  0.875      resiliparse                                 1.9  0.844
         … precision                           15.2  0.841
 
-    Into `meta`, when the page says it: `title`, `lang` (a hint, often wrong), `canonical` (when not the URL itself);
-    `encoding` when it is not UTF-8.
+    Into `meta`, when the page says it: `title`, `author`, `date` (published, YYYY-MM-DD), `lang` (a hint, often wrong),
+    `canonical` (when not the URL itself), `license` (a URL; of something on the page); `encoding` when it is not UTF-8.
     """
 
     name = "html"
-    version = 1
+    version = 2
     libraries = ("trafilatura", "justext", "lxml", "resiliparse")
     extracts = True
     memory_mb = 600
@@ -90,6 +85,7 @@ class Html(Stage):
         fast: bool = signal(False, "trafilatura: no second opinion of readability and justext")
         tables: bool = signal(True, "trafilatura: keep the text of tables")
         comments: bool = signal(False, "keep readers' comments")
+        metadata: bool = signal(True, "note title, author, date, canonical URL, language and licence in meta")
         max_bytes: int = signal(20_000_000, "largest page, bytes", gt=0)
         max_nodes: int = signal(100_000, "most start tags", gt=0)
         max_depth: int = signal(DEEPEST, "deepest nesting of elements", gt=0, le=DEEPEST)
@@ -122,7 +118,16 @@ class Html(Stage):
         text = self._engine.text(page) if self.config.format == "text" else self._engine.markdown(expose(page))
         if text is None:
             return "html_too_deep"
-        describe(doc, page, encoding)
+        if encoding != "utf-8":
+            doc.meta["encoding"] = encoding
+        if self.config.metadata:
+            said = describe(page, doc.date or "")
+            canonical = said.pop("canonical", "")
+            if not doc.url:
+                doc.url = canonical
+            elif canonical not in ("", doc.url):
+                said["canonical"] = canonical
+            doc.meta.update(said)
         doc.text = text.strip()
         return None if doc.text else "no_text"
 
@@ -140,24 +145,3 @@ def is_page(page: str, mime: str) -> bool:
     if start.startswith("<?xml") and "<html" not in start.lower():
         return False
     return start.startswith("<") and _PAGE.search(start) is not None
-
-
-def describe(doc: Document, page: str, encoding: str) -> None:
-    """Note what the head of a page says about itself."""
-    head = page[:_HEAD]
-    if encoding != "utf-8":
-        doc.meta["encoding"] = encoding
-    if found := _TITLE.search(head):
-        title = " ".join(html.unescape(found[1]).split())
-        if title:
-            doc.meta["title"] = title[:500]
-    if found := _LANG.search(head, 0, 8192):
-        doc.meta["lang"] = found[1].lower()
-    for link in _LINK.finditer(head):
-        if "canonical" in link[0] and (href := _HREF.search(link[0])):
-            canonical = html.unescape(href[1])
-            if not doc.url:
-                doc.url = canonical
-            elif canonical != doc.url:
-                doc.meta["canonical"] = canonical
-            break

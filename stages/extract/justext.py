@@ -213,6 +213,9 @@ class Engine:
     """jusText as an engine of `stages.extract.html`. It knows neither tables nor comments, and keeps what is prose."""
 
     def __init__(self, *, max_depth: int = 255, **_: Any) -> None:
+        from stages.extract.trafilatura import raise_memory_errors  # it asks this module for a second opinion
+
+        raise_memory_errors()
         self.too_deep = etree.XPath("/*" * (max_depth + 1))
 
     def _good(self, page: str) -> tuple[Any, list[Paragraph], list[Paragraph]] | None:

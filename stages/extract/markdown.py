@@ -30,6 +30,7 @@ _BLOCKS = frozenset({
 _MARKS = {"b": "**", "strong": "**", "i": "*", "em": "*", "code": "`", "tt": "`", "kbd": "`", "samp": "`", "del": "~~",
           "s": "~~", "strike": "~~", "sup": "^", "sub": "_"}
 _RENDS = {"#b": "**", "#i": "*", "#t": "`", "#sup": "^", "#sub": "_"}
+_OF_TABLES = frozenset({"caption", "colgroup", "col", "thead", "tbody", "tfoot", "tr", "row", "td", "th", "cell"})
 _HEADING = re.compile(r"h[1-6]")
 _LANGUAGE = re.compile(r"(?:^|\s)(?:language-|lang-|highlight-source-|brush:\s*)([A-Za-z0-9+#_-]{1,20})")
 _REFERENCE = re.compile(r"\s*\[[\w ]{1,12}\]\s*")
@@ -68,6 +69,17 @@ def fence(text: str, language: str = "") -> str:
     return f"{'`' * ticks}{language}\n{text}\n{'`' * ticks}"
 
 
+def _strays(table: Any) -> bool:
+    """Whether a table holds text or elements that stand in none of its cells."""
+    for part in table.iter("table", "thead", "tbody", "tfoot", "tr", "row"):
+        if (part.text or "").strip():
+            return True
+        for child in part:
+            if (child.tail or "").strip() or (isinstance(child.tag, str) and child.tag not in _OF_TABLES):
+                return True
+    return False
+
+
 class _Writer:
     """Blocks of one level. Inline text gathers in `run` until a block begins or ends."""
 
@@ -81,11 +93,16 @@ class _Writer:
         self.flush()
         return self.out
 
-    def flush(self, before: str = "") -> None:
+    def take(self) -> list[str]:
+        """The blocks so far; the next ones begin anew."""
+        blocks, self.out = self.end(), []
+        return blocks
+
+    def flush(self) -> None:
         lines = (" ".join(part.split()) for part in "".join(self.run).split(_BREAK))
         text = "\n".join(line for line in lines if line)
         if text:
-            self.out.append(before + (dollars(text) if self.markup else text))
+            self.out.append(dollars(text) if self.markup else text)
         self.run.clear()
 
     def walk(self, element: Any) -> None:
@@ -181,7 +198,7 @@ class _Writer:
     def code(self, e: Any) -> None:
         self.flush()
         parts: list[str] = []
-        for event, node in etree.iterwalk(e, events=("start", "end")):
+        for event, node in etree.iterwalk(e, events=("start", "end", "comment", "pi")):
             if event == "start":
                 if node.tag in ("lb", "br"):
                     parts.append("\n")
@@ -213,15 +230,17 @@ class _Writer:
         start = e.get("start") or ""
         if numbered and start.isdecimal() and len(start) < 7:
             number = int(start)
+        loose = _Writer(self.markup, self.depth + 1, self.lines)     # anything may stand in a list between its items
+        loose.run.append(e.text or "")
+        found: list[list[str]] = []
         for child in e:
-            if not isinstance(child.tag, str) or child.tag in _SKIPPED:
-                continue
-            if child.tag in ("li", "item", "dt", "dd"):
-                blocks = self.inside(child)
-            else:                                          # anything may stand in a list
-                inner = _Writer(self.markup, self.depth + 1, self.lines)
-                inner.child(child, child.tag.rpartition("}")[2].lower())
-                blocks = inner.end()
+            if isinstance(child.tag, str):
+                if child.tag in ("li", "item", "dt", "dd"):
+                    found += [loose.take(), self.inside(child)]
+                else:
+                    loose.child(child, child.tag.rpartition("}")[2].lower())
+            loose.run.append(child.tail or "")
+        for blocks in (*found, loose.take()):
             if blocks:
                 mark = f"{number}. " if numbered and self.markup else "- "
                 indent = " " * len(mark)
@@ -240,7 +259,8 @@ class _Writer:
         cells = sum(map(len, rows))
         nested = next((n for n in e.iter("table", "pre", "ul", "ol", "list", "h1", "h2", "h3", "h4", "h5", "h6", "head")
                        if n is not e), None)
-        if not 2 <= width <= COLUMNS or nested is not None or len(rows) < 2 or width * len(rows) > 4 * cells + 200:
+        if not 2 <= width <= COLUMNS or nested is not None or len(rows) < 2 or width * len(rows) > 4 * cells + 200 \
+                or _strays(e):
             self.walk(e)
             self.flush()
             return

@@ -64,6 +64,9 @@ class Engine:
     """Readability as an engine of `stages.extract.html`. `tables=False` leaves tables out; comments it knows none."""
 
     def __init__(self, *, tables: bool = True, max_depth: int = 255, **_: Any) -> None:
+        from stages.extract.trafilatura import raise_memory_errors  # it asks this module for a second opinion
+
+        raise_memory_errors()
         install()
         self.tables = tables
         self.too_deep = etree.XPath("/*" * (max_depth + 1))

@@ -1,12 +1,18 @@
-"""Every HTML engine: the same bytes from the same bytes, bounded work, and the packages' own answers."""
+"""Every HTML engine: the same bytes from the same bytes, bounded work, and the packages' own answers.
+
+After a deliberate change of what an engine says, bump the stage's `version` and run
+`python -m tests.stages.test_html_engines --write`.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import justext as package
@@ -18,6 +24,7 @@ from stages.extract import justext, readability
 from stages.extract.html import ENGINES, Html
 from stages.read.reader import Slice
 from stages.read.warc import Warc
+from stages.stage import library_versions
 from tests.conftest import shared_data
 
 S = "The quick brown fox jumps over the lazy dog, and nobody in the village ever asked it why it did so. "
@@ -83,14 +90,17 @@ from stages.extract.html import ENGINES, Html
 from stages.document import Document
 from tests.stages.test_html_engines import synthetic, ARTICLE
 pages = [*synthetic(25), ARTICLE]
-pages = pages[::-1] if sys.argv[1] == "back" else pages
-for form in ("text", "markdown"):
-    for engine in sorted(ENGINES):
+back = sys.argv[1] == "back"
+pages = pages[::-1] if back else pages
+said = []
+for form in sorted(("text", "markdown"), reverse=back):
+    for engine in sorted(ENGINES, reverse=back):
         stage, found = Html(engine=engine, format=form), []
         for raw in pages:
             doc = Document("x", raw=raw, mime="text/html")
             found.append((stage.process(doc), doc.text, sorted(doc.meta.items())))
-        print(engine, form, hashlib.sha256(json.dumps(sorted(map(str, found))).encode()).hexdigest())
+        said.append((engine, form, hashlib.sha256(json.dumps(sorted(map(str, found))).encode()).hexdigest()))
+print(*sorted(said), sep="\\n")
 """
 
 
@@ -208,6 +218,34 @@ def test_language_is_that_of_most_stop_words():
     assert language("Это было не так, как он и сам думал, но что же теперь с этим делать, если не ждать?") == "Russian"
 
 
+# -- vectors ---------------------------------------------------------------------------------------------------------
+GOLDEN = Path(__file__).with_name("html_engines.json")
+MODES = {"trafilatura": {}, "trafilatura fast": {"fast": True}, "trafilatura precision": {"favor": "precision"},
+         "trafilatura recall": {"favor": "recall"}, "trafilatura comments": {"comments": True, "tables": False},
+         "resiliparse": {"engine": "resiliparse"}, "justext": {"engine": "justext"},
+         "readability": {"engine": "readability"}}
+
+
+def vectors() -> dict[str, str]:
+    """Hash of what every mode and format makes of the synthetic pages: reason and text."""
+    pages = [*synthetic(40), ARTICLE]
+    return {f"{mode} {form}": hashlib.sha256(json.dumps([run(raw, format=form, **config) for raw in pages]).encode())
+            .hexdigest() for mode, config in MODES.items() for form in ("text", "markdown")}
+
+
+def test_engines_say_what_they_said():
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    if golden["libraries"] != library_versions(Html.libraries):
+        pytest.skip(f"the vectors are of {golden['libraries']}")
+    found = vectors()
+    assert {k for k, v in found.items() if golden["vectors"].get(k) != v} == set(), "bump the version, --write them"
+
+
 def test_key_carries_engine_and_format():
     keys = {Html(engine=e, format=f).key() for e in NAMES for f in ("text", "markdown")}
     assert len(keys) == 2 * len(NAMES) and Html().key() == Html(engine="trafilatura", format="text").key()
+
+
+if __name__ == "__main__" and "--write" in sys.argv:
+    made = {"libraries": library_versions(Html.libraries), "vectors": vectors()}
+    GOLDEN.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,223 @@
+"""What a page says about itself: title, author, date, canonical URL, language, licence.
+
+Read by expressions that run forwards once over the head and the JSON-LD of a page, so that it costs little beside
+extraction; the library that trafilatura asks for dates looks at the clock to tell which are plausible, and is not used.
+All of it is what the page claims: none of it has been checked.
+"""
+
+from __future__ import annotations
+
+import datetime
+import html
+import json
+import re
+from collections.abc import Iterator
+
+#: how much of a page is its head, characters
+HEAD = 256 << 10
+#: JSON-LD blocks read, and characters of each
+_BLOCKS, _BLOCK = 8, 100_000
+#: no page is older than the first one; a later one than the crawl is mistaken
+_FIRST, _LAST = datetime.date(1991, 8, 6), datetime.date(2100, 1, 1)
+
+_TITLE = re.compile(r"<title[^<>]{0,500}>([^<]{1,2000})", re.IGNORECASE)
+_H1 = re.compile(r"<h1(?:\s[^<>]{0,1000})?>", re.IGNORECASE)
+_WORD = re.compile(r"\w+")
+_SITE = re.compile(r"\s[|–—·»-]\s|\|")
+_HEAD_ENDS = ("</head", "</HEAD", "<body", "<BODY")
+_MARKS = ("<time", 'itemprop="datePublished"', 'itemprop="author"')
+_TAG = re.compile(r"<[^<>]*+>")
+_CODE = r"[a-zA-Z]{2,3}(?:[-_][a-zA-Z0-9]{1,8})*"
+_LANG = re.compile(rf"<html\b[^<>]{{0,2000}}?\slang\s*=\s*[\"']?({_CODE})", re.IGNORECASE)
+_TOLD = re.compile(r"<(meta|link|time)\b((?:[^<>\"']++|\"[^\"<]*+\"|'[^'<]*+')*+)>", re.IGNORECASE)
+_ATTRIBUTE = re.compile(r"([a-zA-Z][\w:.-]{0,40})\s{0,8}=\s{0,8}(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'<>]+))")
+_HTTP = re.compile(r"https?://[^\s\"'<>]{1,2000}", re.IGNORECASE)
+_REL = tuple(f"rel={quote}license" for quote in ('"', "'", ""))
+_CC = re.compile(r"creativecommons\.org/((?:licenses/[a-z-]{2,12}|publicdomain/(?:zero|mark))/\d\.\d)", re.IGNORECASE)
+_LD = {"date": re.compile(r'"datePublished"\s*:\s*"([^"]{4,40})"'),
+       "licence": re.compile(r'"license"\s*:\s*"(https?:[^"]{4,300})"'),
+       "author": re.compile(r'"(?:author|creator)"\s*:\s*(?:\[\s*)?(?:"((?:[^"\\]|\\.){2,100})"|'
+                            r'\{[^{}]{0,1000}?"name"\s*:\s*(?:\[\s*)?"((?:[^"\\]|\\.){2,100})")')}
+_DATE = re.compile(r"(?<!\d)((?:19|20)\d\d)([-/.]?)(0[1-9]|1[0-2])\2(0[1-9]|[12]\d|3[01])(?!\d)")
+_MONTHS = {name: n for n, name in enumerate(
+    ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"), 1)}
+_WRITTEN = re.compile(rf"(?<![^\W\d_])(?:(\d{{1,2}})(?:st|nd|rd|th)?\.?\s+(?:of\s+)?)?({'|'.join(_MONTHS)})"
+                      r"[a-z]{0,6}\.?\s+(?:(\d{1,2})(?:st|nd|rd|th)?,?\s+)?((?:19|20)\d\d)(?!\d)", re.IGNORECASE)
+_BY = re.compile(r"(?:by|von|par|por|di|door|av)\s*:?\s+(?=\S)", re.IGNORECASE)
+
+#: names of `<meta>` by what they tell, the better first
+_NAMES: dict[str, tuple[str, ...]] = {
+    "title": ("og:title", "citation_title", "dc.title", "dcterms.title", "twitter:title"),
+    "author": ("author", "citation_author", "dc.creator", "dcterms.creator", "article:author", "parsely-author",
+               "sailthru.author", "byl", "og:author", "twitter:creator:name", "article:author_name"),
+    "date": ("article:published_time", "datepublished", "og:published_time", "citation_publication_date",
+             "citation_date", "dc.date.issued", "dcterms.issued", "dc.date.created", "dcterms.created",
+             "parsely-pub-date", "sailthru.date", "pubdate", "publishdate", "publish-date", "publish_date",
+             "publication_date", "article.published", "dc.date", "dcterms.date", "date"),
+    "licence": ("dcterms.license", "license", "dc.rights.license", "og:license"),
+    "lang": ("content-language", "og:locale", "dc.language", "language"),
+    "url": ("og:url",),
+}
+_WANTED = {name: (what, rank) for what, names in _NAMES.items() for rank, name in enumerate(names)}
+
+
+def describe(page: str, crawled: str = "") -> dict[str, str]:
+    """Whatever there is of `title`, `author`, `date` (YYYY-MM-DD), `canonical` (absolute), `lang` (lower case) and
+    `license` (URL). `crawled`: ISO date the page was fetched on; what claims to be later has no date."""
+    head = page[:next((end for end in (page.find(tag, 0, HEAD) for tag in _HEAD_ENDS) if end > 0), HEAD)]
+    told, links, times = _told(head + "".join(_marked(page, len(head))))
+    linked = list(_json_ld(page))
+    said: dict[str, str] = {}
+    title = _title(told.get("title") or _tag_title(head), _heading(page))
+    if title:
+        said["title"] = title[:500]
+    author = next((a for a in map(_person, (told.get("author", ""), *_found(linked, "author"))) if a), "")
+    if author:
+        said["author"] = author
+    latest = _LAST
+    if (when := _DATE.match(crawled)) and (day := _day(when[1], when[3], when[4])):
+        latest = min(_LAST, day + datetime.timedelta(days=2))
+    dates = (told.get("date", ""), *_found(linked, "date"), *times)
+    date = next((d for d in map(parse_date, dates) if d is not None and d <= latest), None)
+    if date is not None:
+        said["date"] = date.isoformat()
+    canonical = next(filter(_HTTP.fullmatch, (links.get("canonical", ""), told.get("url", ""))), "")
+    if canonical:
+        said["canonical"] = canonical
+    if (lang := _LANG.search(head, 0, 8192)) is not None:
+        said["lang"] = lang[1].lower()
+    elif re.fullmatch(_CODE, told.get("lang", "")):
+        said["lang"] = told["lang"].lower()
+    licence = links.get("license") or told.get("licence", "")
+    licence = licence if _HTTP.fullmatch(licence) else next(_found(linked, "licence"), "") or _licence(page)
+    if licence:
+        said["license"] = licence
+    return said
+
+
+def parse_date(text: str) -> datetime.date | None:
+    """The day a text begins with or holds, as year-month-day or with an English month; None for none or one before the
+    first web page. Nothing depends on today."""
+    found = None
+    if (m := _DATE.search(text[:100])) is not None:
+        found = _day(m[1], m[3], m[4])
+    elif (m := _WRITTEN.search(text[:100])) is not None and (m[1] or m[3]):
+        found = _day(m[4], str(_MONTHS[m[2][:3].lower()]), m[1] or m[3])
+    return found if found is not None and _FIRST <= found <= _LAST else None
+
+
+def _day(year: str, month: str, day: str) -> datetime.date | None:
+    try:
+        return datetime.date(int(year), int(month), int(day))
+    except ValueError:
+        return None
+
+
+def _told(head: str) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """(what `<meta>` tells, the first link of each relation, `datetime` of `<time>`: published ones first)."""
+    best: dict[str, tuple[int, str]] = {}
+    links: dict[str, str] = {}
+    published, other = [], []
+    for m in _TOLD.finditer(head):
+        kind, inside = m[1].lower(), m[2]
+        attributes = {a[1].lower(): html.unescape(a[2] or a[3] or a[4] or "").strip()
+                      for a in _ATTRIBUTE.finditer(inside[:8000])}
+        if kind == "link":
+            for relation in attributes.get("rel", "").lower().split():
+                links.setdefault(relation, attributes.get("href", ""))
+            continue
+        if kind == "time":
+            marked = "publish" in inside.lower() or "pubdate" in inside.lower()
+            (published if marked else other).append(attributes.get("datetime", ""))
+            continue
+        name = next((attributes[k].lower() for k in ("property", "name", "itemprop", "http-equiv")
+                     if attributes.get(k)), "")
+        if name in _WANTED and (content := " ".join(attributes.get("content", "").split())):
+            what, rank = _WANTED[name]
+            if what not in best or rank < best[what][0]:
+                best[what] = rank, content
+    return {what: content for what, (_, content) in best.items()}, links, (published + other)[:8]
+
+
+def _marked(page: str, at: int) -> Iterator[str]:
+    """Tags of the body that say who wrote the page and when: `<time>`, microdata."""
+    for mark in _MARKS:
+        place = at
+        for _ in range(8):
+            place = page.find(mark, place)
+            if place < 0:
+                break
+            begin, end = page.rfind("<", max(0, place - 1000), place + 1), page.find(">", place, place + 2000) + 1
+            if begin >= 0 and end:
+                yield page[begin:end]
+            place += len(mark)
+
+
+def _json_ld(page: str) -> Iterator[str]:
+    """The JSON-LD blocks of a page."""
+    at = 0
+    for _ in range(_BLOCKS):
+        at = page.find("ld+json", at)
+        begin = page.find(">", at, at + 200) + 1 if at >= 0 else 0
+        if not begin:
+            return
+        end = page.find("</script", begin, begin + _BLOCK)
+        yield page[begin:end if end >= 0 else begin + _BLOCK]
+        at = begin
+
+
+def _found(blocks: list[str], what: str) -> Iterator[str]:
+    """What the first match in each block says."""
+    for block in blocks:
+        if (m := _LD[what].search(block)) is not None:
+            value = next(filter(None, m.groups()), "")
+            try:
+                yield html.unescape(str(json.loads(f'"{value}"', strict=False))).strip()
+            except ValueError:
+                continue
+
+
+def _person(name: str) -> str:
+    """A name of somebody, without "by"; "" for what is an address, or too long to be a name."""
+    name = " ".join(_BY.sub("", name, count=1).split()) if _BY.match(name) else " ".join(name.split())
+    return "" if "://" in name or "@" in name or "<" in name or not 2 <= len(name) <= 100 else name
+
+
+def _title(full: str, heading: str) -> str:
+    """The heading where the title holds its words, as most do; else the title without the site behind a bar or dash."""
+    if heading and " ".join(_WORD.findall(heading.lower())) in " ".join(_WORD.findall(full.lower())):
+        return heading
+    first = _SITE.split(full, maxsplit=1)[0].strip()
+    return (first if len(first) >= 8 else full) or heading
+
+
+def _tag_title(head: str) -> str:
+    found = _TITLE.search(head)
+    return " ".join(html.unescape(found[1]).split()) if found else ""
+
+
+def _heading(page: str) -> str:
+    """Text of the first `<h1>`."""
+    found = _H1.search(page)
+    if found is None:
+        return ""
+    inside = page[found.end():found.end() + 3000]
+    end = inside.lower().find("</h1")
+    return " ".join(html.unescape(_TAG.sub(" ", inside[:end])).split()) if end > 0 else ""
+
+
+def _licence(page: str) -> str:
+    """Target of a `rel=license` link, or of the first link to a Creative Commons licence."""
+    for rel in _REL:
+        if (at := page.find(rel)) >= 0:
+            tag = page[max(page.rfind("<", max(0, at - 2000), at), 0):page.find(">", at, at + 2000)]
+            if (url := _HTTP.search(tag)) is not None:
+                return html.unescape(url[0])
+    at = page.find("creativecommons.org/")
+    for _ in range(20):
+        if at < 0:
+            return ""
+        if (found := _CC.match(page, at)) is not None:
+            return f"https://creativecommons.org/{found[1].lower()}/"
+        at = page.find("creativecommons.org/", at + 1)
+    return ""
