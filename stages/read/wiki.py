@@ -24,6 +24,7 @@ _SMALL = 4096
 
 class Wiki(Reader):
     name = "wiki"
+    version = 2
     suffixes = (".xml", ".xml.bz2", ".xml.gz", ".xml.zst", ".xml.xz")
 
     class Config(StageConfig):
