@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import io
 import json
 import os
 import re
@@ -33,8 +34,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pypdfium2
 
 from stages.document import Document
+from stages.extract.ocr import Engine
 from stages.extract.pdf import Pdf
 
 HERE = Path(__file__).parent
@@ -198,13 +201,15 @@ def main() -> None:
     ask.add_argument("--work", type=Path, default=Path(".cache/pdf_extraction"))
     ask.add_argument("--engines", default=f"ours,pdftotext,{','.join(PEERS)}")
     ask.add_argument("--failed", action="store_true", help="name the olmOCR tests that do not pass")
+    ask.add_argument("--scans", type=int, default=0, metavar="N", help="pages read by OCR")
+    ask.add_argument("--ocr", default="tesseract,rapidocr")
     told = ask.parse_args()
     told.work.mkdir(parents=True, exist_ok=True)
     gold, tests = pairs(told.data), unit_tests(told.data)
     bench = {test["pdf"]: str(told.data / "olmocr-bench" / "pdfs" / test["pdf"]) for test in tests}
     files = [file for file, _, _ in gold] + sorted(set(bench.values()))
     scores: dict[str, dict[str, float]] = {}
-    for engine in told.engines.split(","):
+    for engine in filter(None, told.engines.split(",")):
         if engine == "pdftotext" and not shutil.which("pdftotext"):
             print("pdftotext is not at hand: apt install poppler-utils")
             continue
@@ -222,22 +227,69 @@ def main() -> None:
                 print(engine, json.dumps({k: v for k, v in test.items() if k != "id"}, ensure_ascii=False))
         for kind, results in kinds.items():
             row[f"{kind} of {len(results)}"] = sum(results)
-        count = sum(len(pypdfium2_pages(file)) for file, _, _ in gold)
+        count = sum(pages_of(file) for file, _, _ in gold)
         row["pages a CPU-s"] = count / sum(found[file]["cpu"] for file, _, _ in gold)
-    print("| |", " | ".join(scores), "|\n|---|" + "---|" * len(scores))
-    for name in next(iter(scores.values())):
-        values = [row[name] for row in scores.values()]
-        print(f"| {name} |", " | ".join(f"{v:.4f}" if 0 < v < 1 else f"{v:.0f}" for v in values), "|")
+    if scores:
+        print("| |", " | ".join(scores), "|\n|---|" + "---|" * len(scores))
+        for name in next(iter(scores.values())):
+            values = [row[name] for row in scores.values()]
+            print(f"| {name} |", " | ".join(f"{v:.4f}" if 0 < v < 1 else f"{v:.0f}" for v in values), "|")
+    for engine in told.ocr.split(",") if told.scans else ():
+        scans([file for file, language, _ in gold if language == "en"], told.scans, engine, told.work)
 
 
-def pypdfium2_pages(file: str) -> range:
-    import pypdfium2
-
+def pages_of(file: str) -> int:
     opened = pypdfium2.PdfDocument(file)
     try:
-        return range(len(opened))
+        return len(opened)
     finally:
         opened.close()
+
+
+# -- scans -----------------------------------------------------------------------------------------------------------
+def scans(files: list[str], count: int, engine: str, work: Path) -> None:
+    """Pages of the files, evenly spread, drawn at 200 dpi and read by an OCR engine."""
+    every = [(file, number) for file in files for number in range(pages_of(file))]
+    stage, plain_text = Pdf(ocr=engine), Pdf()
+    if engine == "rapidocr":
+        script = HERE.parent / "stages" / "extract" / "ocr_rapid.py"
+        stage._engine = Engine((peer_python(work), "-P", str(script)), {}, ())
+    found, gold, sure, before = [], [], [], os.times()
+    for file, number in every[::max(1, len(every) // count)][:count]:
+        one, picture = page_and_picture(file, number)
+        source, seen = Document("text", raw=one), Document("scan", raw=picture)
+        if plain_text.process(source) is None:
+            reason = stage.process(seen)
+            if reason and "ocr" in reason:
+                raise SystemExit(seen.meta["pdf_ocr"])
+            gold.append(source.text)
+            found.append(seen.text)
+            sure.append(seen.signals["pdf_confidence"])
+    after = os.times()
+    cpu = sum(after[:4]) - sum(before[:4])
+    by_page = sorted(f1(a, b, "en") for a, b in zip(found, gold))
+    print(f"scans, {engine}: F1 {f1(' '.join(found), ' '.join(gold), 'en'):.4f} over {len(gold)} pages, worst "
+          f"{by_page[0]:.3f}, median {by_page[len(by_page) // 2]:.3f}; confidence {sum(sure) / len(sure):.3f}; "
+          f"{cpu / len(gold):.1f} CPU-s a page")
+
+
+def page_and_picture(file: str, number: int) -> tuple[bytes, bytes]:
+    """One page as a PDF with its text, and as one that holds but its picture."""
+    source, one, made = pypdfium2.PdfDocument(file), pypdfium2.PdfDocument.new(), pypdfium2.PdfDocument.new()
+    one.import_pages(source, [number])
+    size = source[number].get_size()
+    image = pypdfium2.PdfImage.new(made)
+    image.set_bitmap(source[number].render(scale=200 / 72, grayscale=True))
+    image.set_matrix(pypdfium2.PdfMatrix().scale(*size))
+    page = made.new_page(*size)
+    page.insert_obj(image)
+    page.gen_content()
+    out = []
+    for document in (one, made):
+        buffer = io.BytesIO()
+        document.save(buffer)
+        out.append(buffer.getvalue())
+    return out[0], out[1]
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def pieces_of(layer: Any, count: int, page: tuple[float, float, float, float]) -
     for k, (start, end) in enumerate(zip(starts.tolist(), ends.tolist())):
         content = " ".join(text[start:end].split())
         if content:
-            out.append(Piece(*edges[k].tolist(), content, int(mono[k]), _is_rtl(content)))
+            out.append(Piece(*edges[k].tolist(), content, int(mono[k]), is_rtl(content)))
     control = (code < 32) & (code > 0) & ~hyphen & (code != 9) & (code != 10) & (code != 13)
     garbled = control | (code == 0xFFFD) | ((code >= 0xE000) & (code <= 0xF8FF)) | ((code >= 0x7F) & (code < 0xA0))
     spaces = (code == 32) | (code == 0xA0) | (code == 13)
@@ -102,7 +102,7 @@ def _text(code: np.ndarray) -> str:
     return joined.astype("<u4").tobytes().decode("utf-32-le")
 
 
-def _is_rtl(text: str) -> bool:
+def is_rtl(text: str) -> bool:
     letters = rtl = 0
     for c in text:
         if c.isalpha():
@@ -167,4 +167,18 @@ def _pieces(code, made, inked, box):
     if open_:
         ends[count] = n
         count += 1
+    # the line's height is that of most characters, where most have one: a footnote's mark does not raise it
+    for k in range(count):
+        votes, total, same, top, bottom = 0, 0, 0, 0, 0
+        for i in range(starts[k], ends[k]):
+            if inked[i]:
+                total += 1
+                if votes == 0:
+                    top, bottom = box[i, 1], box[i, 3]
+                near = abs(box[i, 1] - top) <= 16 and abs(box[i, 3] - bottom) <= 16
+                votes += 1 if near else -1
+        for i in range(starts[k], ends[k]):
+            same += inked[i] and abs(box[i, 1] - top) <= 16 and abs(box[i, 3] - bottom) <= 16
+        if 2 * same > total:
+            edges[k, 1], edges[k, 3] = top, bottom
     return starts[:count], ends[:count], edges[:count], mono[:count]

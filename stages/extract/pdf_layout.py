@@ -20,7 +20,7 @@ _LINES = 3
 #: characters a line of a column has at least on average, where the lines of both columns stand side by side
 _TEXT = 18
 #: deepest nesting of columns and most pieces of a page that are laid out; beyond, content order stays
-_DEPTH, _PIECES = 8, 20_000
+_DEPTH, _PIECES = 8, 5_000
 ITEM = re.compile(r"(?:[•◦▪‣·∙●○■□–—*-]|\(?\d{1,3}[.)]|\(?[a-zA-Z][.)]|\d{1,3}(?:\.\d{1,3})+\.?|\[\d{1,3}\]|\d{1,3})$")
 
 
@@ -77,7 +77,7 @@ def rows_of(pieces: list[Piece]) -> list[list[Piece]]:
             common = min(bottom, piece.bottom) - max(top, piece.top)
             small = min(bottom - top, piece.bottom - piece.top)
             if 2 * common > small and not any(min(p.right, piece.right) - max(p.left, piece.left) > UNIT and
-                                              2 * abs(p.top + p.bottom - middle) > small for p in row):
+                                              2 * abs(p.top + p.bottom - middle) > small for p in row[-16:]):
                 best = k
                 break
         if best is None:
@@ -194,18 +194,21 @@ def _lines(rows: list[list[Piece]], rtl: bool) -> Block:
     out: Block = []
     at = 0
     while at < len(rows):
-        end, edges = _table(rows, at)
-        if end > at:
+        end = _run(rows, at)
+        edges = _edges(rows[at:end])
+        if edges:
             out += _table_lines(rows[at:end], edges, rtl)
-            at = end
         else:
-            out.append(_joined(rows[at], rtl))
-            at += 1
+            end = at + max(1, (end - at) // 2)
+            out += [_joined(row, rtl) for row in rows[at:end]]
+        at = end
     return out
 
 
 def _box(row: list[Piece]) -> tuple[int, int, int, int]:
-    return min(p.left for p in row), min(p.top for p in row), max(p.right for p in row), max(p.bottom for p in row)
+    """As wide as all of them, as high as the longest."""
+    longest = max(row, key=lambda p: len(p.text))
+    return min(p.left for p in row), longest.top, max(p.right for p in row), longest.bottom
 
 
 def _joined(row: list[Piece], rtl: bool) -> Line:
@@ -232,53 +235,65 @@ def _pitch(row: list[Piece]) -> int:
     return pitch if pitch and all(abs(p.mono - pitch) <= 3 for p in row) else 0
 
 
-def _table(rows: list[list[Piece]], at: int) -> tuple[int, list[tuple[int, int]]]:
-    """(end, columns) of the table that begins at row `at`; end == at: none does.
-
-    At least three rows of two or more cells, whose columns (the spans that cells cover together) stay apart by more
-    than a character; single cells may stand between them, two rows long at most.
-    """
-    edges: list[tuple[int, int]] = []
-    end, full, since = at, 0, 0
+def _run(rows: list[list[Piece]], at: int) -> int:
+    """End of the rows from `at` on that might be one table: two pieces or more in each, between them at most one row of
+    a single piece, none in fixed pitch, no gap of more than two and a half lines."""
+    end, since = at, 0
     for k in range(at, len(rows)):
         row = rows[k]
-        if (len(row) < 2 and (k == at or since >= 2)) or _pitch(row):
+        if (len(row) < 2 and (k == at or since)) or _pitch(row) or (
+                k > at and 2 * (row[0].top - rows[k - 1][0].bottom) > 5 * (row[0].bottom - row[0].top)):
             break
-        wide = (row[0].bottom - row[0].top) // 2
-        if k > at and 2 * (row[0].top - rows[k - 1][0].bottom) > 5 * (row[0].bottom - row[0].top):
-            break
-        merged = _spans(edges, [(p.left, p.right) for p in row], wide)
+        since = int(len(row) < 2)
         if len(row) >= 2:
-            if len(merged) < 2 or len(merged) < len(edges):
-                break
-            edges = merged
-        if len(row) >= 2:
-            full, since, end = full + 1, 0, k + 1
-        else:
-            since += 1
-    if full < 3 or all(ITEM.match(row[0].text) for row in rows[at:end] if len(row) > 1):
-        return at, []
-    return end, edges
+            end = k + 1
+    return end
 
 
-def _spans(edges: list[tuple[int, int]], more: list[tuple[int, int]], wide: int) -> list[tuple[int, int]]:
-    """Spans joined where they touch or stand closer than `wide`."""
-    out: list[tuple[int, int]] = []
-    for left, right in sorted(edges + more):
-        if out and left < out[-1][1] + wide:
-            out[-1] = (out[-1][0], max(out[-1][1], right))
-        else:
-            out.append((left, right))
-    return out
+def _edges(rows: list[list[Piece]]) -> list[int]:
+    """Left edges of the columns of a table, none if the rows are no table.
+
+    Columns are stretches that cells cover, apart from each other by strips (at least half a line's height wide) that no
+    more than one row in six reaches into. A table has two columns, three rows that fill two of them, and more in its
+    first column than the marks of a list.
+    """
+    full = [row for row in rows if len(row) >= 2]
+    if len(full) < 3 or all(ITEM.match(row[0].text) for row in full):
+        return []
+    wide = (full[0][0].bottom - full[0][0].top) // 2
+    steps = sorted([(p.left, 1) for row in full for p in row] + [(p.right, -1) for row in full for p in row])
+    few, covered, inside = len(full) // 6, 0, False
+    edges: list[int] = []
+    closed = -(1 << 30)
+    for x, step in steps:
+        covered += step
+        if covered > few and not inside:
+            if x - closed >= wide or not edges:
+                edges.append(x)
+            inside = True
+        elif covered <= few and inside:
+            closed, inside = x, False
+    if not 2 <= len(edges) <= 60:
+        return []
+    # what few rows cover left of a column's first full coverage belongs to it, up to half way to the column before
+    for k in range(1, len(edges)):
+        near = [p.left for row in full for p in row if edges[k] - 4 * wide <= p.left < edges[k]]
+        edges[k] = min([*near, edges[k]])
+    filled = sum(len({_column(edges, p) for p in row}) >= 2 for row in full)
+    return edges if filled >= 3 else []
 
 
-def _table_lines(rows: list[list[Piece]], edges: list[tuple[int, int]], rtl: bool) -> Block:
+def _column(edges: list[int], piece: Piece) -> int:
+    return max((k for k, left in enumerate(edges) if left <= piece.left), default=0)
+
+
+def _table_lines(rows: list[list[Piece]], edges: list[int], rtl: bool) -> Block:
     """A line with cells for each row; a row that fills only other columns than the first goes on with the one above."""
     out: Block = []
     for row in rows:
         inside: list[list[Piece]] = [[] for _ in edges]
         for p in row:
-            inside[max((k for k, (left, _) in enumerate(edges) if left <= p.left), default=0)].append(p)
+            inside[_column(edges, p)].append(p)
         cells = [_joined(cell, rtl).text if cell else "" for cell in inside]
         if rtl:
             cells.reverse()

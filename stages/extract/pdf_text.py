@@ -17,7 +17,9 @@ _DIGITS = re.compile(r"\d+")
 _LEADER = re.compile(r"(?: ?[.․·…_]){5,}")
 _NUMBER = re.compile(r"[-–—\s(\[|]*(?:(?:page|seite|p\.|pg\.?) ?)?(?:\d{1,5}|[ivxlc]{1,7})"
                      r"(?:\s?(?:/|of|von|de)\s?\d{1,5})?[-–—\s)\]|.]*", re.IGNORECASE)
-_CUT = re.compile(rf"(\w+){HYPHEN}\s?(\w+)")
+#: what hosts print on pages they hand out
+_STAMP = re.compile(r"downloaded (?:from|by|on)|this content downloaded|digitized by", re.IGNORECASE)
+_TAIL, _HEAD, _LONGEST = re.compile(r"\w+$"), re.compile(r"\w+"), 60
 _WORD = re.compile(r"\w+(?:-\w+)*")
 _ENDS = (".", "!", "?", ":", ";", "。", "！", "？", "：", "؟", "।")
 #: share of the page's height at its top and bottom in which running heads and feet stand
@@ -55,35 +57,44 @@ def furniture(pages: list[Page]) -> list[set[int]]:
     """id() of the lines of every page that are heads, feet and page numbers.
 
     A line near the upper or lower edge goes when its text, digits aside, stands there on at least three pages and a
-    quarter of them (FinePDFs: 25 %), or on two next to each other while most pages have such a line at that height;
-    a page number goes when it stands alone there; and so does a short lone line, no higher than the page's usual one,
-    that a gap of more than two lines sets apart at the very edge.
+    quarter of them (FinePDFs: 25 %), or on two while most pages have such a line at that height. From the outermost row
+    inwards, three rows at most, page numbers go, and rows of little text spread over much width; in a document of less
+    than four pages, where nothing can repeat, also a short last row that a gap of more than two lines sets apart.
     """
     edges = [_edge(page) for page in pages]
     pairs: Counter[tuple[bool, str]] = Counter()
     for edge in edges:
-        pairs.update({(top, _DIGITS.sub("#", line.text)) for top, line, _ in edge})
+        pairs.update({(top, _DIGITS.sub("#", line.text)) for top, row in edge for line in row.lines})
     least = max(3, (len(pages) + 3) // 4)
-    common = {pair for pair, n in pairs.items() if n >= least}
     slots: Counter[tuple[bool, int]] = Counter()
     for edge in edges:
-        slots.update({(top, line.top // 128) for top, line, _ in edge
+        slots.update({(top, line.top // 128) for top, row in edge for line in row.lines
                       if pairs[top, _DIGITS.sub("#", line.text)] > 1 or _NUMBER.fullmatch(line.text)})
     out = []
     for edge in edges:
-        drop = set()
-        for top, line, outermost in edge:
-            pair = (top, _DIGITS.sub("#", line.text))
-            if pair in common or (outermost and _NUMBER.fullmatch(line.text)) or outermost == 2 or (
-                    pairs[pair] > 1 and 2 * slots[top, line.top // 128] >= len(pages) > 3):
-                drop.add(id(line))
+        drop: set[int] = set()
+        outermost = {True: True, False: True}
+        for top, row in edge:
+            gone = []
+            for line in row.lines:
+                n = pairs[top, _DIGITS.sub("#", line.text)]
+                gone.append(n >= least or (n > 1 and 2 * slots[top, line.top // 128] >= len(pages) > 3) or (
+                    outermost[top] and (bool(_NUMBER.fullmatch(line.text) or _STAMP.match(line.text)) or row.sparse
+                                        or (row.apart and not top and len(pages) < 4))))
+            drop.update(id(line) for line, go in zip(row.lines, gone) if go)
+            outermost[top] &= all(gone)
         out.append(drop)
     return out
 
 
-def _edge(page: Page) -> list[tuple[bool, Line, int]]:
-    """(at the top, line, how far out) of lines near the edges: 1 for those of the first and last row, 2 for such a row
-    that stands alone, 0 for the next two rows."""
+class _Row(NamedTuple):
+    lines: list[Line]
+    sparse: bool          # its text would need but half the width it stands over
+    apart: bool           # short, and a gap of more than two lines to the next row
+
+
+def _edge(page: Page) -> list[tuple[bool, _Row]]:
+    """(at the top, row) of the up to three outermost rows near each edge, from the outside inwards."""
     lines = sorted((line for block in page.blocks for line in block), key=lambda line: line.top + line.bottom)
     if not page.height or len(lines) < 3:
         return []
@@ -93,22 +104,26 @@ def _edge(page: Page) -> list[tuple[bool, Line, int]]:
     for top, ordered in ((True, lines), (False, lines[::-1])):
         rows: list[list[Line]] = []
         for line in ordered[:24]:
-            if not (line.bottom <= _EDGE * page.height if top else line.top >= (1 - _EDGE) * page.height):
-                break
             if rows and abs(line.top + line.bottom - rows[-1][0].top - rows[-1][0].bottom) < usual:
                 rows[-1].append(line)
-            elif len(rows) < 3:
+            elif len(rows) < 4:
                 rows.append([line])
             else:
                 break
-        count = 0
-        for k, row in enumerate(rows):
-            count += len(row)
-            after = ordered[count] if count < len(ordered) else None
-            gap = 0 if after is None else max(after.top - row[0].bottom, row[0].top - after.bottom)
-            small = all(line.bottom - line.top <= usual * 11 // 10 and len(line.text) <= 90 for line in row)
-            alone = k == 0 and small and gap > 2 * usual and len(lines) >= 8
-            out += [(top, line, 2 if alone else int(k == 0)) for line in row if not line.cells]
+        for row, after in pairwise([*rows, []] if len(rows) < 4 else rows):
+            first = row[0]
+            if not all(line.bottom <= _EDGE * page.height if top else line.top >= (1 - _EDGE) * page.height
+                       for line in row):
+                break
+            if any(line.cells for line in row):
+                continue
+            gap = max(after[0].top - first.bottom, first.top - after[0].bottom) if after else 0
+            short = all(10 * (line.bottom - line.top) <= 13 * usual and len(line.text) <= 110 for line in row)
+            width = max(line.right for line in row) - min(line.left for line in row)
+            halves = sum(1 + _wide(c) for line in row for c in line.text)        # of an em, less a tenth
+            sparse = short and 2 * gap > usual and len(lines) >= 8 and 3 * width > page.height and \
+                9 * halves * (first.bottom - first.top) < 12 * width and not any(line.mono for line in row)
+            out.append((top, _Row(row, sparse, short and len(lines) >= 8 and gap > 2 * usual)))
     return out
 
 
@@ -214,16 +229,15 @@ def _append(out: list[str], block: list[str]) -> None:
 def _mend(text: str) -> str:
     """Words cut at line ends put together, as the rest of the document spells them: with a hyphen when only that
     occurs; where neither does, as one word, unless a digit stands at the hyphen."""
-    if HYPHEN not in text:
+    first, *rest = text.split(HYPHEN)
+    if not rest:
         return text
     known = Counter(word.lower() for word in _WORD.findall(text))
-
-    def whole(found: re.Match[str]) -> str:
-        a, b = found[1], found[2]
-        if known[(a + b).lower()]:
-            return a + b
-        if known[f"{a}-{b}".lower()] or a[-1].isdigit() or b[0].isdigit():
-            return f"{a}-{b}"
-        return a + b
-
-    return _CUT.sub(whole, text).replace(HYPHEN + " ", "-").replace(HYPHEN, "-")
+    out = [first]
+    for part in rest:
+        part = part.removeprefix(" ")
+        a, b = _TAIL.search(out[-1][-_LONGEST:]), _HEAD.match(part[:_LONGEST])
+        cut = a is not None and b is not None and not a[0][-1].isdigit() and not b[0][0].isdigit() and bool(
+            known[(a[0] + b[0]).lower()] or not known[f"{a[0]}-{b[0]}".lower()])
+        out += [part] if cut else ["-" if a else "- ", part]
+    return "".join(out)

@@ -1,0 +1,253 @@
+"""OCR by outcome: which pages it reads, with which budget, and what happens without an engine."""
+
+from __future__ import annotations
+
+import io
+import re
+import stat
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pypdfium2 as pdfium
+import pytest
+
+from stages.document import Document
+from stages.extract import ocr
+from stages.extract.ocr import Engine, OcrLimit, Word, engine, page_of, words_of
+from stages.extract.pdf import Pdf
+from stages.extract.pdf_chars import PageChars, Piece
+from stages.extract.pdf_quality import DEGRADED, quality_of
+from tests.conftest import shared_data
+from tests.stages.test_extract_pdf import lines, pdf
+
+PROSE = ["The committee met in the morning and talked about the harvest.", "Nobody could say how much rain had fallen",
+         "since the beginning of the year, and nobody wanted to guess.",
+         "In the end they wrote a letter to the county,",
+         "asked for better instruments, and went home before it was dark."]
+
+
+def has(name: str) -> bool:
+    engine.cache_clear()
+    return isinstance(engine(name, "eng"), Engine)
+
+
+tesseract = pytest.mark.skipif(not has("tesseract"), reason="tesseract is not at hand: apt install tesseract-ocr")
+rapidocr = pytest.mark.skipif(not has("rapidocr"), reason="rapidocr is not installed: pip install 'tokenmill[ocr]'")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    engine.cache_clear()
+    yield
+    engine.cache_clear()
+
+
+def scanned(data: bytes, pages: range | None = None, turn: int = 0) -> bytes:
+    """The pages as pictures at 200 dpi, without text; turned by so many degrees."""
+    source, made = pdfium.PdfDocument(data), pdfium.PdfDocument.new()
+    for number in pages or range(len(source)):
+        width, height = source[number].get_size()
+        if turn % 180:
+            width, height = height, width
+        bitmap = source[number].render(scale=200 / 72, grayscale=True, rotation=turn)
+        image = pdfium.PdfImage.new(made)
+        image.set_bitmap(bitmap)
+        image.set_matrix(pdfium.PdfMatrix().scale(width, height))
+        page = made.new_page(width, height)
+        page.insert_obj(image)
+        page.gen_content()
+    out = io.BytesIO()
+    made.save(out)
+    return out.getvalue()
+
+
+def extract(data: bytes, **config: object) -> tuple[str | None, Document]:
+    doc = Document("id", raw=data, mime="application/pdf")
+    return Pdf(**config).process(doc), doc
+
+
+def word_f1(a: str, b: str) -> float:
+    x, y = (Counter(re.findall(r"\w+", t)) for t in (a, b))
+    return 2 * (x & y).total() / max(1, x.total() + y.total())
+
+
+def command(folder: Path, name: str, body: str) -> Engine:
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return Engine((str(file),), {}, ())
+
+
+IMAGE = np.full((100, 80), 255, np.uint8)
+
+
+# -- without an engine -----------------------------------------------------------------------------------------------
+def test_an_engine_that_is_not_at_hand_is_a_reason_with_a_remedy(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    scan = scanned(pdf(lines(*PROSE)))
+    reason, doc = extract(scan, ocr="tesseract")
+    assert reason == "pdf_ocr_absent" and "apt install tesseract-ocr" in doc.meta["pdf_ocr"]
+    assert doc.meta["pdf_routes"] == "s" and doc.meta["pdf_confidence"] == "0"
+    assert extract(scan)[0] == "pdf_no_text"
+    assert extract(pdf(lines(*PROSE)), ocr="tesseract")[0] is None              # who needs no OCR needs no engine
+    monkeypatch.setattr(ocr.importlib.util, "find_spec", lambda name: None)
+    engine.cache_clear()
+    assert "tokenmill[ocr]" in extract(scan, ocr="rapidocr")[1].meta["pdf_ocr"]
+
+
+def test_a_missing_language_names_its_package(monkeypatch, tmp_path):
+    command(tmp_path, "tesseract", "echo 'List of available languages in \"/none\" (1):'; echo eng")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert "tesseract-ocr-chi-sim" in str(engine("tesseract", "eng+chi_sim"))
+    assert isinstance(engine("tesseract", "eng"), Engine)
+
+
+def test_the_engine_is_part_of_the_key(monkeypatch, tmp_path):
+    for model in ("eng", "osd"):
+        (tmp_path / f"{model}.traineddata").write_bytes(b"one")
+    command(tmp_path, "tesseract", f"echo 'List of available languages in \"{tmp_path}/\" (2):'; echo eng; echo osd")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    keys = {Pdf().key(), Pdf(ocr="tesseract").key()}
+    (tmp_path / "eng.traineddata").write_bytes(b"two")
+    keys.add(Pdf(ocr="tesseract").key())
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    engine.cache_clear()
+    keys.add(Pdf(ocr="tesseract").key())
+    assert len(keys) == 4
+
+
+@pytest.mark.parametrize("languages", ["", "eng;rm", "-l", "eng+", "../eng"])
+def test_names_of_languages_are_no_options(languages):
+    with pytest.raises(ValueError, match="ocr_languages"):
+        Pdf(ocr="tesseract", ocr_languages=languages)
+
+
+# -- the budget ------------------------------------------------------------------------------------------------------
+def test_cpu_and_memory_end_at_the_budget(tmp_path):
+    with pytest.raises(OcrLimit, match="1 CPU seconds"):
+        words_of(command(tmp_path, "busy", "while :; do :; done"), IMAGE, 1, 500)
+    greedy = command(tmp_path, "greedy", "exec python3 -c 'x = bytearray(1 << 30)'")
+    with pytest.raises(OcrLimit, match="200 MB"):
+        words_of(greedy, IMAGE, 5, 200)
+    with pytest.raises(RuntimeError, match=r"ended with 3: it is broken"):
+        words_of(command(tmp_path, "broken", "echo it is broken >&2; exit 3"), IMAGE, 5, 500)
+
+
+def test_pages_beyond_the_cap_are_not_read(monkeypatch, tmp_path):
+    fake = command(tmp_path, "fake", "cat >/dev/null; printf '5\\t1\\t1\\t1\\t1\\t1\\t9\\t9\\t50\\t20\\t80\\tseen\\n'")
+    monkeypatch.setattr("stages.extract.pdf.engine", lambda name, languages: fake)
+    reason, doc = extract(scanned(pdf(*[lines(*PROSE)] * 3)), ocr="tesseract", ocr_pages=2)
+    assert reason is None and doc.text.split() == ["seen", "seen"]
+    assert doc.meta["pdf_routes"] == "oos" and doc.meta["pdf_confidence"] == "880"
+    assert doc.signals["pdf_ocr"] == pytest.approx(2 / 3)
+
+
+def test_only_pages_without_usable_text_are_read(monkeypatch, tmp_path):
+    fake = command(tmp_path, "fake", "cat >/dev/null; printf '5\\t1\\t1\\t1\\t1\\t1\\t9\\t9\\t50\\t20\\t80\\tseen\\n'")
+    monkeypatch.setattr("stages.extract.pdf.engine", lambda name, languages: fake)
+    broken = ["".join(chr(ord(c) - 29) if c.isalpha() else c for c in line).replace("(", "").replace(")", "")
+              .replace("\\", "") for line in PROSE * 3]
+    mixed = pdf(lines(*PROSE), b"", lines(*broken))
+    assert extract(mixed, ocr="tesseract")[1].meta["pdf_routes"] == "teo"
+    assert extract(mixed)[1].meta["pdf_routes"] == "tet"
+
+
+# -- words to a page -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("turn", range(4))
+def test_turned_pictures_are_turned_back(turn):
+    width, height = 400, 300
+    upright = [Word(("1", "1", str(k)), 20 + 60 * i, 30 + 40 * k, 70 + 60 * i, 50 + 40 * k, 90, word)
+               for k, line in enumerate(["first line of all", "second line comes then"]) for i, word in
+               enumerate(line.split())]
+    place = (lambda w: (w.left, w.top, w.right, w.bottom),
+             lambda w: (height - w.bottom, w.left, height - w.top, w.right),
+             lambda w: (width - w.right, height - w.bottom, width - w.left, height - w.top),
+             lambda w: (w.top, width - w.right, w.bottom, width - w.left))[turn]
+    seen = [w._replace(**dict(zip(("left", "top", "right", "bottom"), place(w)))) for w in upright]
+    size = (width, height) if turn % 2 == 0 else (height, width)
+    page, sure = page_of(seen, *size, 72)
+    assert [p.text for p in page.pieces] == ["first line of all", "second line comes then"] and sure == 90
+    assert page.pieces[0][:4] == (20 * 64, 30 * 64, 250 * 64, 50 * 64) and (page.width, page.height) == (25600, 19200)
+
+
+def test_no_words_are_a_page_without_text():
+    page, sure = page_of([], 100, 100, 200)
+    assert page.pieces == [] and sure == 0
+
+
+# -- quality ---------------------------------------------------------------------------------------------------------
+def judged(text: str, garbled: int = 0) -> int:
+    chars = sum(not c.isspace() for c in text)
+    return quality_of(PageChars([Piece(0, 0, 1, 1, text, 0, False)], 1, 1, chars, len(text) - chars, garbled,
+                                0)).confidence
+
+
+@pytest.mark.parametrize("text", [
+    " ".join(PROSE), "Über Größe und Maß, wohlgemerkt, entschied der Ausschuss nach langen Verhandlungen. " * 4,
+    "日本語の文章です。これは英語ではありません。" * 4, "Это предложение написано по-русски и повторяется здесь. " * 4,
+    "هذه جملة مكتوبة باللغة العربية وتتكرر هنا. " * 5, "McDonald and O'Neill bought iPhones, LaTeX books and TeX. " * 4,
+    "Câu này được viết bằng tiếng Việt và được lặp lại ở đây. " * 4])
+def test_text_is_trusted(text):
+    assert judged(text) >= 90
+
+
+@pytest.mark.parametrize(("text", "garbled"), [
+    (" ".join(PROSE), 30), ("7KLV LV QRW 5HDGDEOH: WKH IRQW KDV ORVW LWV HQFRGLQJ DQG VKLIWV " * 4, 0),
+    ("T h e l e t t e r s s t a n d a p a r t " * 8, 0),
+    ("the words of this page run together".replace(" ", "") * 8, 0),
+    ("G31G32/G12 a1b2c3 x9y8z7 q#w@e ~~~ B0t4x 3e4r5t " * 6, 0), ("few", 0), ("", 0)])
+def test_damage_is_seen(text, garbled):
+    assert judged(text, garbled) < DEGRADED
+
+
+# -- real engines ----------------------------------------------------------------------------------------------------
+@tesseract
+def test_tesseract_reads_a_scan():
+    whole = pdf(lines(*PROSE))
+    reason, doc = extract(scanned(whole), ocr="tesseract")
+    assert reason is None and doc.meta["pdf_routes"] == "o" and int(doc.meta["pdf_confidence"]) >= 8
+    assert word_f1(doc.text, extract(whole)[1].text) >= 0.97
+    assert extract(scanned(whole), ocr="tesseract")[1].text == doc.text
+
+
+@tesseract
+@pytest.mark.slow
+def test_tesseract_reads_scanned_manuals():
+    for name in ("debian-faq.en", "maint-guide.en"):
+        data = (shared_data("pdf", "debian-pairs") / f"{name}.pdf").read_bytes()
+        source, made = pdfium.PdfDocument(data), pdfium.PdfDocument.new()
+        made.import_pages(source, list(range(10, 14)))
+        out = io.BytesIO()
+        made.save(out)
+        doc = extract(scanned(out.getvalue()), ocr="tesseract")[1]
+        assert word_f1(doc.text, extract(out.getvalue())[1].text) >= 0.97
+
+
+@tesseract
+@pytest.mark.slow
+@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
+def test_tesseract_reads_turned_scans(degrees):
+    name = f"ocr_test_rotated_{degrees}.pdf" if degrees else "ocr_test.pdf"
+    doc = extract((shared_data("pdf", "docling") / name).read_bytes(), ocr="tesseract")[1]
+    assert "Docling bundles PDF document conversion to JSON and Markdown" in " ".join(doc.text.split())
+
+
+@rapidocr
+@pytest.mark.slow
+def test_rapidocr_reads_a_scan():
+    whole = pdf(lines(*PROSE))
+    doc = extract(scanned(whole), ocr="rapidocr")[1]
+    assert doc.meta["pdf_routes"] == "o" and word_f1(doc.text, extract(whole)[1].text) >= 0.8
+
+
+@tesseract
+@pytest.mark.slow
+def test_hard_files_with_ocr():
+    seen: Counter[str] = Counter()
+    for path in sorted(shared_data("pdf", "hard").rglob("*.pdf")):
+        reason, doc = extract(path.read_bytes(), ocr="tesseract", ocr_pages=3)
+        assert bool(doc.text) == (reason is None)
+        seen[reason or "+".join(sorted(set(doc.meta["pdf_routes"])))] += 1
+    assert seen["o"] >= 3 and sum(seen.values()) >= 130
+    assert not set(seen) & {"pdf_ocr_absent"}
