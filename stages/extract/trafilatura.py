@@ -24,6 +24,36 @@ _SURVIVABLE = (etree.LxmlError, *(kind for kind in vars(builtins).values() if is
                                   and issubclass(kind, Exception) and kind not in (Exception, MemoryError)))
 
 
+#: tags of a page whose tables cannot cost much
+_FEW = 5_000
+#: cells trafilatura may add to the tables of a page to make them rectangular, and elements it may look at again for
+#: each pair of tables around them: a second of CPU. A table of 10,000 rows and 20 columns is far below.
+CELLS, LOOKS = 400_000, 10_000_000
+#: most columns a cell spans for it
+_SPAN = 100
+
+
+def tangled_tables(tree: Any) -> bool:
+    """Whether trafilatura would take long for the tables of a page, by a count: it pads rows to the widest, and reads
+    for every table all that is in the tables inside it."""
+    rows: dict[Any, int] = {}
+    widths: dict[Any, int] = {}
+    cells = 0
+    for row in tree.iter("tr"):
+        width = 0
+        for cell in row:
+            span = cell.get("colspan", "1") if isinstance(cell.tag, str) else "0"
+            width += min(int(span), _SPAN) if span.isdecimal() and len(span) < 9 else 1
+        cells += width
+        table = row.getparent()
+        rows[table] = rows.get(table, 0) + 1
+        widths[table] = max(widths.get(table, 0), min(width, _SPAN))
+    if cells + sum(n * widths[table] for table, n in rows.items()) > CELLS:
+        return True
+    nested = max((sum(1 for _ in table.iterancestors("table")) for table in tree.iter("table")), default=0)
+    return nested > 1 and nested * nested // 2 * sum(1 for _ in tree.iter()) > LOOKS
+
+
 def _loud(parse: Callable[..., Any]) -> Callable[..., Any]:
     """A parse function of lxml that says MemoryError when libxml2 runs out of memory, not XMLSyntaxError."""
     @wraps(parse)
@@ -92,7 +122,7 @@ class Engine:
         tree = load_html(page)
         if tree is None:
             return ()
-        if self.too_deep(tree):
+        if self.too_deep(tree) or (page.count("<") > _FEW and tangled_tables(tree)):
             return None
         try:
             body, text, comments, said = trafilatura_sequence(tree, options)

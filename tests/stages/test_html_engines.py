@@ -68,7 +68,7 @@ def synthetic(n: int) -> list[bytes]:
 @pytest.mark.parametrize("form", ["text", "markdown"])
 @pytest.mark.parametrize("engine", NAMES)
 def test_the_same_in_any_order_and_after_anything(engine, form):
-    pages = [*synthetic(25), ARTICLE]
+    pages = [*synthetic(16), ARTICLE]
     order = list(range(len(pages)))
     found = []
     for seed in (None, 1, 2):
@@ -81,7 +81,7 @@ def test_the_same_in_any_order_and_after_anything(engine, form):
                 reason = stage.process(doc)
             told[i] = (reason, doc.text, json.dumps(doc.meta, sort_keys=True))
         found.append(told)
-    assert found[0] == found[1] == found[2] and sum(bool(text) for _, text, _ in found[0].values()) >= 10
+    assert found[0] == found[1] == found[2] and sum(bool(text) for _, text, _ in found[0].values()) > 5
 
 
 SCRIPT = """
@@ -137,6 +137,8 @@ BOMBS = {
     "emphasis": page("<p>" + "<b><i>" * 120 + S * 5_000),
     "rows": page("<table>" + "<tr><td>a</td><td>b c</td></tr>" * 25_000 + "</table>"),
     "columns": page("<table><tr>" + "<td>x</td>" * 5_000 + "</tr>" + "<tr><td>y</td></tr>" * 15_000 + "</table>"),
+    "spans": page("<table>" + "<tr><td colspan=100>x</td></tr>" * 45_000 + f"</table><p>{S * 5}"),
+    "tables in tables": page("<table><tr><td>" * 80 + "<p>x</p>" * 40_000),
     "data URI": page(f"<img src='data:image/png;base64,{'A' * 1_900_000}'><p>{S * 5}</p>"),
     "script": page(f"<script>var a = '{'x+y ' * 450_000}';</script><p>{S * 5}</p>"),
     "svg": page("<svg>" + "<path d='M0 0 L1 1'/>" * 45_000 + f"</svg><p>{S * 5}</p>"),
@@ -145,7 +147,11 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
+#: found to be a danger here; the rest is tried by `make slow`
+WORST = {"images", "short paragraphs", "50,000 tags", "formulas", "spans", "tables in tables"}
+
+
+@pytest.mark.parametrize("bomb", [pytest.param(b, marks=() if b in WORST else pytest.mark.slow) for b in BOMBS])
 @pytest.mark.parametrize("engine", NAMES)
 def test_two_megabytes_take_two_seconds(engine, bomb):
     assert len(BOMBS[bomb]) <= 2_100_000
@@ -157,7 +163,7 @@ def test_two_megabytes_take_two_seconds(engine, bomb):
     took = time.process_time() - began
     assert reason in (None, "html_too_deep", "no_text") and bool(doc.text) == (reason is None)
     assert len(doc.text) < 4_000_000, "indentation must not multiply the text"
-    assert took < 4, "twice the promise: another engineer's benchmark may run beside"
+    assert took < 4, "twice the promise: the machine may be busy"
 
 
 def test_readability_gives_up_at_a_count():
