@@ -302,7 +302,7 @@ def test_numbers_for_people():
     assert [human_count(n) for n in (12.4, 1234, 2.5e6, 1.2e9, 3e12)] == ["12", "1,234", "2.5 M", "1.2 B", "3 T"]
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 def test_the_bill_of_real_pages(tmp_path, monkeypatch):
     """A tenth of 1,554 real pages, in child processes: documents within 25 %, CPU time and disk within a factor of 2
     (what two workers of one machine differ by when it is busy)."""

@@ -60,7 +60,7 @@ def remote_recipe(site: Path, bucket: str, to: Path) -> Path:
     return to
 
 
-@pytest.mark.parametrize("backend", ["inline", pytest.param("process", marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("backend", ["inline", pytest.param("process", marks=pytest.mark.slow)])
 def test_everything_on_s3_equals_everything_on_disk(site, expected, remote_site, tmp_path, backend):
     recipe = load_recipe(remote_recipe(site, remote_site, tmp_path / "recipe.yaml"), [])
     store = f"{remote_site}/runs/a"
@@ -81,7 +81,7 @@ def command(*args: str) -> subprocess.CompletedProcess:
                           env={**os.environ, "COLUMNS": "200"})
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "nth"), [("partition", 60), ("commit", 7), ("copy", 3), ("publish", 4)])
 def test_killed_on_s3_and_run_again(site, expected, remote_site, tmp_path, point, nth):
     store = f"{remote_site}/killed"
@@ -103,7 +103,7 @@ def test_killed_on_s3_and_run_again(site, expected, remote_site, tmp_path, point
             assert sorted(there) == sorted([*named, "_manifest.parquet"])
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 def test_the_commands_take_a_url(site, remote_site, tmp_path):
     """run, plan, list, report, inspect, shards: as a user would, from another process than the one that made it."""
     recipe = tmp_path / "recipe.yaml"

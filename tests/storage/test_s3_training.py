@@ -30,7 +30,7 @@ def losses(out: Path) -> list[float]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 def test_the_same_losses_and_one_download(there, s3_server, tmp_path, capsys):
     run, url = there
     assert main(["run", str(run), "--device", "cpu", "--stop-at", "6", "--out", str(tmp_path / "a")]) == 0
