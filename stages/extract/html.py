@@ -47,6 +47,7 @@ ENGINES = {
     "resiliparse": "stages.extract.resiliparse:Engine",
     "justext": "stages.extract.justext:Engine",
     "readability": "stages.extract.readability:Engine",
+    "mill": "stages.extract.mill.engine:Engine",
 }
 
 
@@ -66,6 +67,9 @@ class Html(Stage):
         … fast                                10.8  0.858      trafilatura 1.11 precision (datatrove's)   33.8  0.847
         … recall                              10.6  0.875      resiliparse                                 1.9  0.844
         … precision                           15.2  0.841
+
+    `metadata` is 0.4 ms of it. Of the other engines: justext half of trafilatura's time (word F1 on articles 0.80, all
+    pages 0.62), readability likewise (0.90, 0.61): engines for articles. Markdown costs a fifth more.
 
     Into `meta`, when the page says it: `title`, `author`, `date` (published, YYYY-MM-DD), `lang` (a hint, often wrong),
     `canonical` (when not the URL itself), `license` (a URL; of something on the page); `encoding` when it is not UTF-8.

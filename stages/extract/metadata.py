@@ -15,6 +15,8 @@ from collections.abc import Iterator
 
 #: how much of a page is its head, characters
 HEAD = 256 << 10
+#: how much of it is its foot, where licences stand
+_FOOT = 64 << 10
 #: JSON-LD blocks read, and characters of each
 _BLOCKS, _BLOCK = 8, 100_000
 #: no page is older than the first one; a later one than the crawl is mistaken
@@ -30,6 +32,9 @@ _TAG = re.compile(r"<[^<>]*+>")
 _CODE = r"[a-zA-Z]{2,3}(?:[-_][a-zA-Z0-9]{1,8})*"
 _LANG = re.compile(rf"<html\b[^<>]{{0,2000}}?\slang\s*=\s*[\"']?({_CODE})", re.IGNORECASE)
 _TOLD = re.compile(r"<(meta|link|time)\b((?:[^<>\"']++|\"[^\"<]*+\"|'[^'<]*+')*+)>", re.IGNORECASE)
+#: what the tags hold that are looked into
+_TELLS = re.compile(r"title|author|creator|byl|date|publish|issued|created|licen|lang|locale|canonical|og:url",
+                    re.IGNORECASE)
 _ATTRIBUTE = re.compile(r"([a-zA-Z][\w:.-]{0,40})\s{0,8}=\s{0,8}(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'<>]+))")
 _HTTP = re.compile(r"https?://[^\s\"'<>]{1,2000}", re.IGNORECASE)
 _REL = tuple(f"rel={quote}license" for quote in ('"', "'", ""))
@@ -120,6 +125,8 @@ def _told(head: str) -> tuple[dict[str, str], dict[str, str], list[str]]:
     published, other = [], []
     for m in _TOLD.finditer(head):
         kind, inside = m[1].lower(), m[2]
+        if _TELLS.search(inside) is None:
+            continue
         attributes = {a[1].lower(): html.unescape(a[2] or a[3] or a[4] or "").strip()
                       for a in _ATTRIBUTE.finditer(inside[:8000])}
         if kind == "link":
@@ -144,7 +151,7 @@ def _marked(page: str, at: int) -> Iterator[str]:
     for mark in _MARKS:
         place = at
         for _ in range(8):
-            place = page.find(mark, place)
+            place = page.find(mark, place, HEAD)
             if place < 0:
                 break
             begin, end = page.rfind("<", max(0, place - 1000), place + 1), page.find(">", place, place + 2000) + 1
@@ -157,7 +164,7 @@ def _json_ld(page: str) -> Iterator[str]:
     """The JSON-LD blocks of a page."""
     at = 0
     for _ in range(_BLOCKS):
-        at = page.find("ld+json", at)
+        at = page.find("ld+json", at, 2 * HEAD)
         begin = page.find(">", at, at + 200) + 1 if at >= 0 else 0
         if not begin:
             return
@@ -198,7 +205,7 @@ def _tag_title(head: str) -> str:
 
 def _heading(page: str) -> str:
     """Text of the first `<h1>`."""
-    found = _H1.search(page)
+    found = _H1.search(page, 0, HEAD)
     if found is None:
         return ""
     inside = page[found.end():found.end() + 3000]
@@ -207,13 +214,14 @@ def _heading(page: str) -> str:
 
 
 def _licence(page: str) -> str:
-    """Target of a `rel=license` link, or of the first link to a Creative Commons licence."""
+    """Target of a `rel=license` link at the end of a page, or of a link to a Creative Commons licence there."""
+    begin = max(0, len(page) - _FOOT)
     for rel in _REL:
-        if (at := page.find(rel)) >= 0:
+        if (at := page.find(rel, begin)) >= 0:
             tag = page[max(page.rfind("<", max(0, at - 2000), at), 0):page.find(">", at, at + 2000)]
             if (url := _HTTP.search(tag)) is not None:
                 return html.unescape(url[0])
-    at = page.find("creativecommons.org/")
+    at = page.find("creativecommons.org/", begin)
     for _ in range(20):
         if at < 0:
             return ""

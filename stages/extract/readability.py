@@ -19,6 +19,8 @@ from stages.extract.markdown import write
 
 #: looks at an element's text in one page; what is long counts more
 MOST = 400_000
+#: characters of HTML below which a result is no article
+_SHORT = 250
 #: characters that cost as much as a look
 _LOOK = 2_000
 
@@ -54,6 +56,16 @@ class Bounded(readability_lxml.Document):
         return super().summary()
 
 
+class Gentle(Bounded):
+    """Without leaving out first what has an unlikely class: the second try of readability-lxml, which trafilatura's
+    copy has not."""
+
+    __slots__ = ()
+
+    def remove_unlikely_candidates(self) -> None:
+        return
+
+
 def install() -> None:
     """Bound readability wherever trafilatura asks it, once per process."""
     readability_lxml.text_length = work
@@ -79,16 +91,20 @@ class Engine:
         return self._written(page, True)
 
     def _written(self, page: str, markup: bool) -> str | None:
-        tree = load_html(page)
-        if tree is None:
-            return ""
-        if self.too_deep(tree):
-            return None
-        etree.strip_elements(tree, etree.Comment, etree.ProcessingInstruction, "noscript", with_tail=False)
-        try:
-            summary = Bounded(tree).summary()
-        except TooMuchWork:
-            return None
+        summary = ""
+        for kind in (Bounded, Gentle):
+            tree = load_html(page)
+            if tree is None:
+                return ""
+            if self.too_deep(tree):
+                return None
+            etree.strip_elements(tree, etree.Comment, etree.ProcessingInstruction, "noscript", with_tail=False)
+            try:
+                summary = kind(tree).summary()
+            except TooMuchWork:
+                return None
+            if len(summary) >= _SHORT:
+                break
         # as XML an empty element is written `<b/>`, which is no end in HTML: it is read back as what it was written
         found = etree.fromstring(summary.encode("utf-8", "surrogatepass"),
                                  etree.XMLParser(recover=True, huge_tree=True, resolve_entities=False))
