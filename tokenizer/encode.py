@@ -1,8 +1,13 @@
-"""From texts to tokens of a shard: in batches, each document ended by EOS."""
+"""From texts to tokens of a shard: in batches, each document ended by EOS.
+
+Of some documents only spans count for the loss (`loss_spans`, contracts §4). They are cut at the borders of their spans
+and each piece is encoded on its own, so that no token lies across a border, and the tokens of an answer are those that
+a model says after the tokens of its prompt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,7 +19,75 @@ def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.nda
     """Documents back to back, each ended by EOS, in the shard's dtype (u16 or u32 by vocabulary size), and their
     lengths in tokens, EOS included, int64 (n,). A document that encodes to EOS inside raises TokenizerError: boundaries
     would be ambiguous to every reader that goes by EOS."""
-    ids, lengths = tokenizer.encode_flat(texts)
+    return _ended(tokenizer, *tokenizer.encode_flat(texts))
+
+
+Spans = Sequence[Mapping[str, int]]
+
+
+def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
+                  spans: Sequence[Spans | None]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """As `encode_documents`, and which tokens count, u8 0/1 of the tokens' shape, or None when all do.
+
+    `spans` of a text: what of it counts, in UTF-8 bytes, sorted and apart; None for all of it. Its EOS counts when the
+    text ends inside a span. ValueError for spans that are none of the text; TokenizerError when the tokenizer puts
+    something in front of every text, which the pieces of a document would get, too.
+    """
+    if all(some is None for some in spans):
+        return *encode_documents(tokenizer, texts), None
+    if not _joins(tokenizer):
+        raise TokenizerError(f"{tokenizer.path}: puts something in front of every text, or does not decode to what it "
+                             f"encoded, so documents of which only spans count cannot be cut at their borders; take a "
+                             f"byte-level tokenizer, or one without add_prefix_space and add_dummy_prefix")
+    pieces: list[str] = []
+    of: list[int] = []                                          # the document of a piece
+    flags: list[int] = []
+    ends: list[int] = []                                        # whether its EOS counts
+    for i, (text, some) in enumerate(zip(texts, spans)):
+        cut, last = _cut(text, some)
+        pieces += [piece for piece, _ in cut]
+        flags += [counts for _, counts in cut]
+        of += [i] * len(cut)
+        ends.append(last)
+    ids, lengths = tokenizer.encode_flat(pieces)
+    whole = np.zeros(len(texts), np.int64)
+    np.add.at(whole, of, lengths)
+    tokens, whole = _ended(tokenizer, ids, whole)
+    counts = np.ones(len(tokens), np.uint8)
+    last = np.cumsum(whole) - 1
+    inside = np.ones(len(tokens), bool)
+    inside[last] = False
+    counts[inside] = np.repeat(np.array(flags, np.uint8), lengths)
+    counts[last] = ends
+    return tokens, whole, counts
+
+
+def _cut(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], int]:
+    """(pieces of a text and whether they count, whether its EOS does)."""
+    if spans is None:
+        return [(text, 1)], 1
+    data, at = text.encode(), 0
+    pieces: list[tuple[str, int]] = []
+    for span in spans:
+        if not at <= span["start"] < span["end"] <= len(data):
+            raise ValueError(f"loss_spans: {dict(span)} is no span of {len(data)} bytes after byte {at}")
+        if span["start"] > at:
+            pieces.append((data[at:span["start"]].decode(), 0))
+        pieces.append((data[span["start"]:span["end"]].decode(), 1))
+        at = span["end"]
+    if at < len(data):
+        pieces.append((data[at:].decode(), 0))
+    return pieces, int(bool(spans) and at == len(data))
+
+
+def _joins(tokenizer: Tokenizer) -> bool:
+    """Whether pieces encoded on their own decode, put together, to the text they were cut from."""
+    pieces = ("User: a b", "\n\nAssistant: ", "c", " d.\n")
+    return tokenizer.decode(tokenizer.encode_flat(pieces)[0]) == "".join(pieces)
+
+
+def _ended(tokenizer: Tokenizer, ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Documents' ids with an EOS after each, in the shard's dtype, and their lengths with it."""
     if (ids == tokenizer.eos).any():
         raise TokenizerError(f"{tokenizer.path}: text encodes to its end-of-text token '{tokenizer.eos_token}': "
                              f"name another one with tokenizer.eos")

@@ -29,7 +29,7 @@ class Batch:
     """Rows of L tokens. A padding row (there so that all ranks do the same number of steps) counts no target."""
 
     tokens: Tensor            # [R, L] int64
-    targets: Tensor           # [R, L] int64, IGNORE where the target is another document's first token, or padding
+    targets: Tensor           # [R, L] int64, IGNORE: another document's first token, padding, or not to be learned
     positions: Tensor         # [R, L] int64, from 0 in every document piece
     stream: Tensor            # [R] int64, index into the curriculum's streams
     attended: int             # Σ over document pieces of length², for MFU
@@ -68,8 +68,12 @@ def padding(rows: int, length: int) -> Batch:
     return Batch(zeros, torch.full_like(zeros, IGNORE), positions, torch.zeros(rows, dtype=torch.int64), 0)
 
 
-def collate(rows: Sequence[tuple[np.ndarray, np.ndarray, int]], length: int) -> Batch:
-    """A batch from (tokens (at most L + 1,), bounds, stream) of each window.
+#: (tokens (at most L + 1,), bounds, stream) of a window, and for streams of which only spans count which targets do
+Row = tuple[np.ndarray, np.ndarray, int] | tuple[np.ndarray, np.ndarray, int, np.ndarray | None]
+
+
+def collate(rows: Sequence[Row], length: int) -> Batch:
+    """A batch from windows.
 
     `bounds`: where documents begin inside the window, as `ShardSet.bounds` gives them. The target of the token before
     such a place (an EOS) is the first token of an unrelated document and is ignored; positions restart there.
@@ -77,16 +81,19 @@ def collate(rows: Sequence[tuple[np.ndarray, np.ndarray, int]], length: int) -> 
     blank = padding(len(rows), length)
     tokens, targets, positions = blank.tokens, blank.targets, blank.positions
     attended = 0
-    for row, (window, bounds, _) in enumerate(rows):
+    for row, (window, bounds, _, *masks) in enumerate(rows):
         values = torch.from_numpy(window.astype(np.int64))
         n = len(values) - 1
         tokens[row, :n], targets[row, :n] = values[:-1], values[1:]
         targets[row, torch.from_numpy(bounds - 1)] = IGNORE
+        for counts in masks:
+            if counts is not None:
+                targets[row, :n][torch.from_numpy(~counts)] = IGNORE
         begins = np.concatenate(([0], bounds[bounds < n], [n]))
         lengths = np.diff(begins)
         positions[row, :n] = torch.from_numpy(np.arange(n) - np.repeat(begins[:-1], lengths))
         attended += int((lengths ** 2).sum())
-    return Batch(tokens, targets, positions, torch.tensor([s for _, _, s in rows], dtype=torch.int64), attended)
+    return Batch(tokens, targets, positions, torch.tensor([r[2] for r in rows], dtype=torch.int64), attended)
 
 
 class Data:
@@ -110,8 +117,7 @@ class Data:
         for first, stop in runs(numbers):
             at = self.order.locate(first, stop)
             for stream, window, length in zip(at.stream.tolist(), at.window.tolist(), at.sequence.tolist()):
-                shards = self.train[stream]
-                rows.append((shards.window(window, length), shards.bounds(window, length), stream))
+                rows.append(_window(self.train[stream], window, length, stream))
         return collate(rows, length)
 
     def step(self, first: int, batch: int, rank: int, world: int) -> Batch:
@@ -119,11 +125,11 @@ class Data:
         at = self.order.locate(first, first + batch)
         length, rows = int(at.sequence[0]), []
         for i in range(rank, batch, world):
-            shards, window = self.train[int(at.stream[i])], int(at.window[i])
-            rows.append((shards.window(window, length), shards.bounds(window, length), int(at.stream[i])))
+            stream = int(at.stream[i])
+            rows.append(_window(self.train[stream], int(at.window[i]), length, stream))
         return collate(rows, length).padded(-(-batch // world))
 
-    def heldout_rows(self, stream: int, length: int, most: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
         """Windows of the held-out split of a stream for `collate`: all of them with the short last one, or, when there
         are more than `most`, `most` evenly spaced ones. A fixed function of the data."""
         shards = self.heldout[stream]
@@ -134,8 +140,15 @@ class Data:
         rows = []
         for w in chosen:
             start, stop = w * length, min(w * length + length + 1, shards.tokens)
-            rows.append((shards.read(start, stop), shards.ends(start + 1, stop) - start, stream))
+            rows.append((shards.read(start, stop), shards.ends(start + 1, stop) - start, stream,
+                         shards.counts(start + 1, stop)))
         return rows
+
+
+def _window(shards: ShardSet, window: int, length: int, stream: int) -> Row:
+    start = window * length
+    return (shards.window(window, length), shards.bounds(window, length), stream,
+            shards.counts(start + 1, start + length + 1))
 
 
 def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

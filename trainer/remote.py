@@ -115,6 +115,8 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum
             for shard in made.shards:
                 yield f"{folder}/{shard.body}", shard.sha256, shard.tokens * token_dtype(made.vocab_size).itemsize
                 yield f"{folder}/{shard.ends}", shard.ends_sha256, shard.documents * ENDS.itemsize
+                if shard.loss:
+                    yield f"{folder}/{shard.loss}", shard.loss_sha256, shard.tokens
 
 
 def _inside(store: Path, path: str) -> Path:

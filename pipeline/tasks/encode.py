@@ -29,10 +29,10 @@ from pipeline.tasks.rows import BATCH, Rows, Where, rows_of
 from stages.barrier import FileRef, PartRef, TaskDraft, TaskResult
 from stages.stage import library_versions
 from stages.text.prf import below
-from tokenizer.encode import encode_documents
+from tokenizer.encode import encode_masked
 from tokenizer.load import Tokenizer, TokenizerError, load_tokenizer
 from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest, Shard, file_name, token_dtype
-from tokenizer.shards.writer import ShardWriter
+from tokenizer.shards.writer import MaskWriter, ShardWriter
 
 ENCODE = "pipeline.tasks.encode:EncodePart"
 ASSEMBLE = "pipeline.tasks.encode:AssembleShard"
@@ -58,13 +58,15 @@ class EncodePart:
     {quarantined: [entry of the log under `encode_key`]}.
 
     Writes for each split SPLIT.tokens (documents back to back, each ended by EOS, u16 or u32) and SPLIT.parquet
-    (PART_TABLE: ends in this file, row in the part). A document is held out by PRF(seed, cluster of its duplicates, or
-    its id), so that near-duplicates stay on one side, in every stream. Documents the tokenizer dies of or fails on are
-    in no split but in quarantine.parquet (QUARANTINE_SCHEMA), in the order of the part; those it dies of stand in
-    the log, too (an error comes again by itself). Memory: one row group and one batch's tokens.
+    (PART_TABLE: ends in this file, row in the part), and SPLIT.loss (u8 a token, 0 where it is no target) where a
+    document has `loss_spans`: what is outside of them is read, and not learned. A document is held out by PRF(seed,
+    cluster of its duplicates, or its id), so that near-duplicates stay on one side, in every stream. Documents the
+    tokenizer dies of or fails on are in no split but in quarantine.parquet (QUARANTINE_SCHEMA), in the order of the
+    part; those it dies of stand in the log, too (an error comes again by itself). Memory: one row group and one
+    batch's tokens.
     """
 
-    version = 2
+    version = 3
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
@@ -93,7 +95,7 @@ class _Encoding:
 
     def run(self) -> Counters:
         limit = min(BATCH, self.inputs.batch_rows or BATCH)
-        columns = ("text", "bytes", "source", "meta", "locator")
+        columns = ("text", "bytes", "source", "meta", "locator", "loss_spans")
         where = Where(self.args.get("where"))
         for some in rows_of(self.inputs.fetch(self.args["part"]), where, columns, limit):
             self.counters["skipped"] += some.seen - len(some.rows)
@@ -118,41 +120,44 @@ class _Encoding:
                 lost[i] = (self.condemned[ids[i]]["reason"], "")
             elif self.inputs.only is None or row in self.inputs.only:
                 taken.append(i)
-        taken, tokens, lengths = self._tokens(some, taken, lost)
+        taken, tokens, lengths, counts = self._tokens(some, taken, lost)
         self.cursor.clear()
         if taken:
-            self._write(some, taken, tokens, lengths)
+            self._write(some, taken, tokens, lengths, counts)
         for i, (reason, detail) in sorted(lost.items()):
             self.counters["quarantined"][reason] = self.counters["quarantined"].get(reason, 0) + 1
             locator = some.batch.column("locator")[i].as_py() or {}
             self.quarantine.write(quarantine_row(ids[i], some.column("source")[i], locator, STAGE, reason, detail))
 
     def _tokens(self, some: Rows, taken: list[int],
-                lost: dict[int, tuple[str, str]]) -> tuple[list[int], np.ndarray, np.ndarray]:
-        """(which, tokens, lengths): tokens, back to back, of those of the documents `taken` that can be encoded; `lost`
-        gets the others."""
-        texts, rows = some.column("text"), some.rows
+                lost: dict[int, tuple[str, str]]) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]:
+        """(which, tokens, lengths, which tokens count): tokens, back to back, of those of the documents `taken` that
+        can be encoded; `lost` gets the others."""
+        texts, spans, rows = some.column("text"), some.column("loss_spans"), some.rows
         if taken:
             self.cursor.set(int(rows[taken[0]]), int(rows[taken[-1]]), 0)
             try:
-                return taken, *encode_documents(self.tokenizer, [texts[i] for i in taken])
+                return taken, *encode_masked(self.tokenizer, [texts[i] for i in taken], [spans[i] for i in taken])
             except Exception as e:
                 _see_that_a_text_did_it(e)
         well, pieces = [], []                           # one by one: who is it?
         for i in taken:
             self.cursor.set(int(rows[i]), int(rows[i]), 0)
             try:
-                pieces.append(encode_documents(self.tokenizer, [texts[i]]))
+                pieces.append(encode_masked(self.tokenizer, [texts[i]], [spans[i]]))
                 well.append(i)
             except Exception as e:
                 _see_that_a_text_did_it(e)
                 lost[i] = (f"error:{type(e).__name__}", str(e))
         if not pieces:
-            return [], np.empty(0, np.uint16), np.empty(0, np.int64)
-        tokens, lengths = zip(*pieces)
-        return well, np.concatenate(tokens), np.concatenate(lengths)
+            return [], np.empty(0, np.uint16), np.empty(0, np.int64), None
+        tokens, lengths, counts = zip(*pieces)
+        said = None if all(c is None for c in counts) else np.concatenate(
+            [np.ones(len(t), np.uint8) if c is None else c for t, c in zip(tokens, counts)])
+        return well, np.concatenate(tokens), np.concatenate(lengths), said
 
-    def _write(self, some: Rows, taken: list[int], tokens: np.ndarray, lengths: np.ndarray) -> None:
+    def _write(self, some: Rows, taken: list[int], tokens: np.ndarray, lengths: np.ndarray,
+               counts: np.ndarray | None) -> None:
         ids, sources, sizes, metas = some.ids, some.column("source"), some.column("bytes"), some.column("meta")
         ends = np.cumsum(lengths)
         held_out = np.array([_held_out(ids[i], metas[i], self.args["val"]) for i in taken], bool)
@@ -161,7 +166,9 @@ class _Encoding:
             if mine.size:
                 self.splits[name].add([tokens[ends[k] - lengths[k]:ends[k]] for k in mine],
                                       [ids[taken[k]] for k in mine], some.rows[[taken[k] for k in mine]],
-                                      [sizes[taken[k]] for k in mine])
+                                      [sizes[taken[k]] for k in mine],
+                                      None if counts is None else
+                                      np.concatenate([counts[ends[k] - lengths[k]:ends[k]] for k in mine]))
         for k, i in enumerate(taken):
             source = self.counters["sources"].setdefault(sources[i], {"docs": 0, "tokens": 0, "bytes": 0})
             for into in (source, self.counters["val" if held_out[k] else "train"]):
@@ -194,7 +201,7 @@ def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:
 
 
 class _PartWriter:
-    """SPLIT.tokens and SPLIT.parquet of one part."""
+    """SPLIT.tokens, SPLIT.parquet and SPLIT.loss of one part."""
 
     def __init__(self, out: Out, split: str) -> None:
         self.out, self.split = out, split
@@ -202,10 +209,13 @@ class _PartWriter:
         self.body = open(out.path(f"{split}.tokens"), "wb")  # noqa: SIM115  closed by `close`
         self.table = pq.ParquetWriter(out.path(f"{split}.parquet"), PART_TABLE, compression="zstd")
         self.pending: list[pa.RecordBatch] = []
+        self.mask = MaskWriter(lambda: out.path(f"{split}.loss"))
 
-    def add(self, docs: list[np.ndarray], ids: list[str], rows: np.ndarray, n_bytes: list[int]) -> None:
+    def add(self, docs: list[np.ndarray], ids: list[str], rows: np.ndarray, n_bytes: list[int],
+            counts: np.ndarray | None = None) -> None:
         ends = np.cumsum([len(d) for d in docs]).astype(np.uint64) + np.uint64(self.tokens)
         self.body.write(np.concatenate(docs).tobytes())
+        self.mask.add(counts, int(ends[-1]) - self.tokens)
         self.pending.append(pa.record_batch([pa.array(ends), pa.array(ids, pa.string()), pa.array(rows, pa.uint32()),
                                              pa.array(n_bytes, pa.uint32())], schema=PART_TABLE))
         self.tokens, self.documents = int(ends[-1]), self.documents + len(ids)
@@ -222,6 +232,8 @@ class _PartWriter:
             self._flush()
         self.table.close()
         self.body.close()
+        if self.mask.close():
+            self.out.note(f"{self.split}.loss", rows=self.tokens)
         self.out.note(f"{self.split}.tokens", rows=self.tokens)
         self.out.note(f"{self.split}.parquet", rows=self.documents)
 
@@ -229,19 +241,20 @@ class _PartWriter:
 # -- one shard ---------------------------------------------------------------------------------------------------
 class AssembleShard:
     """args: split, index, start, stop (tokens of the stream), vocab_size, eos, pieces [{tokens: $ref, table: $ref,
-    offset, part}] in plan order. Writes the documents that start in [start, stop): body, ends, table.parquet,
-    shard.json."""
+    offset, part, maybe loss: $ref}] in plan order. Writes the documents that start in [start, stop): body, ends,
+    table.parquet, shard.json, and loss where a token is no target."""
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         dtype = token_dtype(args["vocab_size"])
         writer = ShardWriter(out.path("body"), out.path("ends"), out.path("table.parquet"), args["vocab_size"],
-                             args["eos"])
+                             args["eos"], lambda: out.path("loss"))
         for piece in args["pieces"]:
             body = np.memmap(inputs.fetch(piece["tokens"]), dtype, "r")
+            loss = np.memmap(inputs.fetch(piece["loss"]), "u1", "r") if "loss" in piece else None
             begin = 0
             with pq.ParquetFile(inputs.fetch(piece["table"])) as table:
                 for batch in table.iter_batches(TABLE_BATCH):
@@ -253,7 +266,8 @@ class AssembleShard:
                     if a < b:
                         got = batch.slice(a, b - a)
                         writer.add(body[starts[a]:ends[b - 1]], ends[a:b] - starts[a:b], got.column("id").to_pylist(),
-                                   piece["part"], got.column("row").to_numpy(), got.column("n_bytes").to_numpy())
+                                   piece["part"], got.column("row").to_numpy(), got.column("n_bytes").to_numpy(),
+                                   None if loss is None else loss[starts[a]:ends[b - 1]])
         facts = {"split": args["split"], "index": args["index"], **writer.close()}
         with open(out.path("shard.json"), "w", encoding="utf-8") as f:
             json.dump(facts, f, sort_keys=True)
@@ -297,7 +311,8 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
             tokens = result.files[f"{split}.tokens"]
             if tokens["rows"]:
                 table = result.files[f"{split}.parquet"]
-                pieces.append({"tokens": tokens, "table": table, "offset": total, "part": part})
+                loss = {"loss": result.files[f"{split}.loss"]} if f"{split}.loss" in result.files else {}
+                pieces.append({"tokens": tokens, "table": table, "offset": total, "part": part, **loss})
                 total += tokens["rows"]
         first = 0
         for index, start in enumerate(range(0, total, step)):
@@ -333,8 +348,11 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
         split = facts.pop("split")
         sums = {"body": facts["sha256"], "ends": facts["ends_sha256"],
                 "table": result.files["table.parquet"]["content"]}
+        if facts["loss_sha256"]:
+            sums["loss"] = facts["loss_sha256"]
         names = {kind: file_name(facts["index"], kind, sha) for kind, sha in sums.items()}
-        for kind, file in (("body", "body"), ("ends", "ends"), ("table", "table.parquet")):
+        for kind in names:
+            file = "table.parquet" if kind == "table" else kind
             links.append((result.files[file]["$ref"], f"shards/{name}/split={split}/{names[kind]}"))
         shards[split].append(Shard(**facts, **names, table_sha256=sums["table"]))
     for _ in store.map(lambda pair: link_committed(store, *pair), links):

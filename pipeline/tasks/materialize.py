@@ -234,6 +234,9 @@ def _shards(store: Store, folder: str, sha256: str) -> list[dict[str, Any]]:
     if manifest.sha256 != sha256:
         raise ShardError(f"{folder}/{MANIFEST}: holds another shard set than the curriculum pins: resolve it again")
     out, offset = [], 0
+    if any(shard.loss for shard in manifest.shards):
+        raise ShardError(f"{folder}: only spans of its documents count, which materialised rows do not say: "
+                         f"train from the shards themselves, without materialising")
     for shard in manifest.shards:
         out.append({"body": {"$ref": f"{folder}/{shard.body}", "content": shard.sha256},
                     "ends": {"$ref": f"{folder}/{shard.ends}", "content": shard.ends_sha256}, "offset": offset,

@@ -75,9 +75,9 @@ HOOK = """
     import ctypes, os
     import tokenizer.encode as encode
 
-    real = encode.encode_documents
+    real = encode.encode_masked
 
-    def encode_documents(tokenizer, texts):
+    def encode_masked(tokenizer, texts, spans):
         for text in texts:
             if "segfault" in text:
                 with open(os.environ["DEATHS"], "a") as f:
@@ -85,9 +85,9 @@ HOOK = """
                 ctypes.string_at(0)
             if "raises" in text:
                 raise ValueError("cannot encode the text of someone@mail.example.org")
-        return real(tokenizer, texts)
+        return real(tokenizer, texts, spans)
 
-    encode.encode_documents = encode_documents
+    encode.encode_masked = encode_masked
 """
 
 

@@ -250,15 +250,15 @@ class Encode:
         [fitted] = run([tokenizer_draft(TRAIN, [self.part])])
         self.tokenizer = tokenizer_info(fitted)
         self.fails: dict[str, BaseException] = {}          # text → what the tokenizer does
-        real = encode_module.encode_documents
+        real = encode_module.encode_masked
 
-        def encode_documents(tokenizer, texts):
+        def encode_masked(tokenizer, texts, spans):
             for text in texts:
                 if text in self.fails:
                     raise self.fails[text]
-            return real(tokenizer, texts)
+            return real(tokenizer, texts, spans)
 
-        monkeypatch.setattr(encode_module, "encode_documents", encode_documents)
+        monkeypatch.setattr(encode_module, "encode_masked", encode_masked)
 
     def __call__(self, quarantined=lambda keys: [], where=None, **kw):
         [draft] = encode_drafts([self.part], self.tokenizer, {"val": 0.0, "where": where}, quarantined)

@@ -144,7 +144,7 @@ def test_steps_can_start_anywhere(run):
 def test_held_out_rows_cover_the_split(data):
     for s, shards in enumerate(data.heldout):
         rows = data.heldout_rows(s, 32, 10_000)
-        targets = np.concatenate([tokens[1:] for tokens, _, _ in rows])
+        targets = np.concatenate([row[0][1:] for row in rows])
         assert np.array_equal(targets, shards.read(1, shards.tokens))
         counted = collate(rows, 32).valid()
         assert counted == shards.tokens - shards.documents_count       # all but the first token of each document
@@ -199,3 +199,35 @@ def test_memory_is_constant_in_total_tokens(tmp_path):
         tracemalloc.stop()
     small, big = peaks[1 << 20], peaks[1 << 31]
     assert big < small + 100_000, peaks
+
+
+def test_what_does_not_count_is_no_target():
+    from trainer.data import _window
+
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, VOCAB, 1000)
+    tokens[[99, 500, 999]] = EOS
+    counts = rng.random(1000) < 0.3
+
+    class Shards:
+        def window(self, w, length):
+            return tokens[w * length:w * length + length + 1]
+
+        def bounds(self, w, length):
+            ends = np.array([100, 501, 1000]) - w * length
+            return ends[(ends >= 1) & (ends <= length)]
+
+        def counts(self, start, stop):
+            return counts[start:stop]
+
+    length = 64
+    rows = [_window(Shards(), w, length, 0) for w in range(15)]
+    batch = collate(rows, length)
+    for w in range(15):
+        for i in range(length):
+            at = w * length + i
+            learned = counts[at + 1] and tokens[at] != EOS
+            assert batch.targets[w, i] == (tokens[at + 1] if learned else IGNORE)
+    plain = collate([(*row[:3], None) for row in rows], length)
+    assert plain.valid() == 15 * length - 2 > batch.valid() > 100
+    assert torch.equal(plain.positions, batch.positions) and torch.equal(plain.tokens, batch.tokens)

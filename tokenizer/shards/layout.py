@@ -7,11 +7,12 @@ A shard set is one split of one stream, an immutable list of shards::
                                  bytes through hard links
     00000.9be1d3307a52.ends      u64 little-endian: exclusive end of each document in this shard, in tokens
     00000.c06e44f81b9d.parquet   document table: end u64, id, part u32, row u32, n_bytes u32
+    00000.51d0aa7e02c4.loss      u8 a token, 0 where it is no target; only there when such a token is
     shards-<sha256[:16]>.json    manifest of one set: magic, version, dtype, tokenizer, vocabulary, EOS, counts, sums
     shards.json                  the manifest of the set published last
 
 Names carry the first 12 hex characters of the file's own sha256: publishing new data never touches files an older
-set pins. `.loss` (u8, 1 = the token is a target) is reserved. `part` and `row` say where the document stands among the
+set pins. `part` and `row` say where the document stands among the
 parts it was encoded from (`parts` of the manifest, plan order); they follow the partition size, and are therefore the
 only thing a set's `sha256` does not cover.
 """
@@ -35,7 +36,7 @@ SHARD_BYTES = 1 << 30
 
 TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("part", pa.uint32()), ("row", pa.uint32()),
                    ("n_bytes", pa.uint32())])
-SUFFIXES = {"body": "tokens", "ends": "ends", "table": "parquet"}
+SUFFIXES = {"body": "tokens", "ends": "ends", "table": "parquet", "loss": "loss"}
 #: rows of a row group of the document table: what a lookup reads
 TABLE_ROWS = 1 << 16
 ENDS = np.dtype("<u8")
@@ -53,7 +54,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def file_name(index: int, kind: str, sha256: str) -> str:
-    """Name of a shard's file; `kind` is body, ends or table."""
+    """Name of a shard's file; `kind` is body, ends, table or loss."""
     return f"{index:05d}.{sha256[:12]}.{SUFFIXES[kind]}"
 
 
@@ -72,6 +73,13 @@ class Shard:
     ends_sha256: str
     ids_sha256: str               # over "id n_bytes\\n" of every document
     table_sha256: str             # of the Parquet file; follows the partition size
+    loss: str = ""                # which tokens are targets; "": all
+    loss_sha256: str = ""
+
+    def sums(self) -> dict[str, str]:
+        """sha256 of its files by their kind."""
+        sums = {"body": self.sha256, "ends": self.ends_sha256, "table": self.table_sha256}
+        return sums | {"loss": self.loss_sha256} if self.loss or self.loss_sha256 else sums
 
 
 @dataclass(frozen=True)
@@ -98,11 +106,16 @@ class Manifest:
         """sha256 that pins the set: tokens, boundaries and ids of its documents, and how to read them."""
         doc = {"magic": self.magic, "version": self.version, "stream": self.stream, "split": self.split,
                "dtype": self.dtype, "tokenizer": self.tokenizer, "vocab_size": self.vocab_size, "eos": self.eos,
-               "shards": [[s.index, s.tokens, s.documents, s.sha256, s.ends_sha256, s.ids_sha256] for s in self.shards]}
+               "shards": [[s.index, s.tokens, s.documents, s.sha256, s.ends_sha256, s.ids_sha256,
+                           *([s.loss_sha256] if s.loss_sha256 else [])] for s in self.shards]}
         return hashlib.sha256(json.dumps(doc, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def dumps(self) -> str:
-        return json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        doc = asdict(self)
+        for shard in doc["shards"]:                 # sets without masks look as they did before there were any
+            if not shard["loss"]:
+                del shard["loss"], shard["loss_sha256"]
+        return json.dumps(doc, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str) -> Manifest:
@@ -123,8 +136,7 @@ class Manifest:
             if getattr(made, count) != sum(getattr(s, count) for s in made.shards):
                 raise ShardError(f"{where}: shards do not add up to {getattr(made, count)} {count}")
         for s in made.shards:                # names follow from sums, so that a manifest names no file but its own
-            sums = {"body": s.sha256, "ends": s.ends_sha256, "table": s.table_sha256}
-            wrong = [k for k, sha in sums.items() if getattr(s, k) != file_name(s.index, k, sha)]
+            wrong = [k for k, sha in s.sums().items() if getattr(s, k) != file_name(s.index, k, sha)]
             if wrong:
                 raise ShardError(f"{where}: {getattr(s, wrong[0])!r} is no name of shard {s.index}'s {wrong[0]}; "
                                  f"publish the set again")

@@ -65,6 +65,7 @@ class ShardSet:
             self.offsets.append(self.offsets[-1] + shard.tokens)
         self._bodies: dict[int, np.ndarray] = {}
         self._ends: dict[int, np.ndarray] = {}
+        self._losses: dict[int, np.ndarray] = {}
 
     @property
     def sha256(self) -> str:
@@ -97,6 +98,19 @@ class ShardSet:
         out = np.empty(stop - start, self.dtype)
         for shard, a, b, at in self._pieces(start, stop):
             out[at:at + b - a] = self.body(shard)[a:b]
+        return out
+
+    def counts(self, start: int, stop: int) -> np.ndarray | None:
+        """Which of tokens [start, stop) are targets, bool; None when all tokens of the set are. Document masking comes
+        on top of it (`loss_mask`)."""
+        if not any(s.loss for s in self.manifest.shards):
+            return None
+        out = np.ones(stop - start, bool)
+        for shard, a, b, at in self._pieces(start, stop):
+            info = self.manifest.shards[shard]
+            if info.loss:
+                mask = self._map(self._losses, shard, info.loss, np.dtype("u1"), info.tokens)
+                out[at:at + b - a] = mask[a:b] != 0
         return out
 
     def ends(self, start: int, stop: int) -> np.ndarray:

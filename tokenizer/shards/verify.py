@@ -20,14 +20,15 @@ def verify(path: str | Path, sha256: str | None = None) -> list[str]:
     shards = ShardSet(path, sha256)
     found: list[str] = []
     for i, info in enumerate(shards.manifest.shards):
-        for name, expected in ((info.body, info.sha256), (info.ends, info.ends_sha256),
-                               (info.table, info.table_sha256)):
+        for name, expected in ((getattr(info, kind), sha) for kind, sha in info.sums().items()):
             try:
                 if file_sha256(shards.folder / name) != expected:
                     found.append(f"{name}: sha256 differs from the manifest: damaged or replaced")
             except OSError as e:
                 found.append(f"{name}: cannot be read ({e.strerror})")
         try:
+            if info.loss and (size := (shards.folder / info.loss).stat().st_size) != info.tokens:
+                found.append(f"{info.loss}: {size} bytes, one a token would be {info.tokens}")
             found += _documents(shards, i)
         except (ShardError, OSError, ValueError) as e:
             found.append(f"{info.body}: {e}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -12,14 +13,54 @@ import pyarrow.parquet as pq
 from tokenizer.shards.layout import ENDS, TABLE, TABLE_ROWS, ShardError, token_dtype
 
 
+class MaskWriter:
+    """Writes which tokens are targets, u8 a token, to the file `path()` names; it is made when the first token comes
+    that is none, so that whether there is a file depends on the tokens alone."""
+
+    def __init__(self, path: Callable[[], str]) -> None:
+        self.tokens = 0
+        self._path, self._hash = path, hashlib.sha256()
+        self._file: BinaryIO | None = None
+
+    def add(self, counts: np.ndarray | None, tokens: int) -> None:
+        """The next `tokens` tokens; `counts` None: all are targets."""
+        if self._file is None and counts is not None and not counts.all():
+            self._file = open(self._path(), "wb")  # noqa: SIM115  closed by `close`
+            self._ones(self.tokens)
+        if self._file is not None:
+            if counts is None:
+                self._ones(tokens)
+            else:
+                self._write((counts != 0).tobytes())
+        self.tokens += tokens
+
+    def _ones(self, n: int) -> None:
+        for a in range(0, n, 1 << 20):
+            self._write(b"\x01" * min(1 << 20, n - a))
+
+    def _write(self, data: bytes) -> None:
+        assert self._file is not None
+        self._file.write(data)
+        self._hash.update(data)
+
+    def close(self) -> str:
+        """sha256 of the file, or "" when all tokens are targets and there is none."""
+        if self._file is None:
+            return ""
+        self._file.close()
+        return self._hash.hexdigest()
+
+
 class ShardWriter:
-    """Writes the three files of a shard to the given paths.
+    """Writes the files of a shard to the given paths; that of `loss` is asked for when a token is no target.
 
     `add` takes blocks of documents that already end in EOS. Bytes are the same whatever the sizes of the blocks.
     """
 
-    def __init__(self, body: str, ends: str, table: str, vocab_size: int, eos: int) -> None:
+    def __init__(self, body: str, ends: str, table: str, vocab_size: int, eos: int,
+                 loss: Callable[[], str] | None = None) -> None:
         self.dtype, self.eos = token_dtype(vocab_size), eos
+        self._mask = MaskWriter(loss) if loss is not None else None
         self.tokens = self.documents = self.text_bytes = 0
         self._body: BinaryIO = open(body, "wb")  # noqa: SIM115  closed by `close`
         self._ends: BinaryIO = open(ends, "wb")  # noqa: SIM115
@@ -29,8 +70,9 @@ class ShardWriter:
         self._hash = {name: hashlib.sha256() for name in ("body", "ends", "ids")}
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray, ids: list[str], part: int, rows: np.ndarray,
-            n_bytes: np.ndarray) -> None:
-        """Append documents: `tokens` (sum of lengths,), `lengths` in tokens (n,), ids (n,), rows and bytes (n,)."""
+            n_bytes: np.ndarray, counts: np.ndarray | None = None) -> None:
+        """Append documents: `tokens` (sum of lengths,), `lengths` in tokens (n,), ids (n,), rows and bytes (n,), and
+        which tokens are targets, u8 of the tokens' shape (None: all)."""
         lengths = np.asarray(lengths, np.int64)
         if not len(lengths):
             return
@@ -40,6 +82,8 @@ class ShardWriter:
         if (tokens[last - 1] != self.eos).any():
             raise ShardError(f"a document does not end in EOS ({self.eos})")
         self._write("body", self._body, np.ascontiguousarray(tokens, self.dtype).tobytes())
+        if self._mask is not None:
+            self._mask.add(counts, len(tokens))
         ends = last + self.tokens
         self._write("ends", self._ends, ends.astype(ENDS).tobytes())
         self._hash["ids"].update("".join(f"{i} {n}\n" for i, n in zip(ids, n_bytes)).encode())
@@ -72,4 +116,5 @@ class ShardWriter:
         self._ends.close()
         return {"tokens": self.tokens, "documents": self.documents, "text_bytes": self.text_bytes,
                 "sha256": self._hash["body"].hexdigest(), "ends_sha256": self._hash["ends"].hexdigest(),
-                "ids_sha256": self._hash["ids"].hexdigest()}
+                "ids_sha256": self._hash["ids"].hexdigest(),
+                "loss_sha256": self._mask.close() if self._mask is not None else ""}
