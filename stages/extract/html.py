@@ -47,6 +47,7 @@ ENGINES = {
     "resiliparse": "stages.extract.resiliparse:Engine",
     "justext": "stages.extract.justext:Engine",
     "readability": "stages.extract.readability:Engine",
+    "mill": "stages.extract.mill.engine:Engine",
 }
 
 

@@ -1,0 +1,167 @@
+"""Pages with gold main text: read, aligned with their blocks, dealt into folds by site (train_mill.py,
+html_extraction.py)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import tldextract
+
+from benchmarks.html_engines import load
+from stages.document import Document
+from stages.extract.encoding import decode
+from stages.extract.mill import scan
+from stages.extract.mill.page import serialised, walk
+from stages.extract.mill.tags import IN_TITLE
+from stages.read.reader import Slice
+from stages.read.warc import Warc
+
+WORD = re.compile(r"\w+")
+FOLDS, INNER = 5, 2
+#: cells of an alignment (bytes of memory); a page beyond is left out of training
+LARGEST = 400_000_000
+
+
+class Gold:
+    """A page with gold: its markup as serialised, site, page type, gold text, and what is made of them."""
+
+    def __init__(self, raw: bytes, charset: str, told: dict[str, Any], site: str) -> None:
+        self.page = decode(raw, charset)[0]
+        self.raw = raw
+        self.site, self.url = site, told["url"]
+        self.kind = told["_internal"]["page_type"]["primary"]
+        self.truth = told["ground_truth"]
+        self.text = self.truth["main_content"]
+        self.labels = self.sizes = np.zeros(0)
+
+
+def read(warc: Path, gold: Path) -> list[Gold]:
+    """All gold pages, sorted by URL."""
+    domain = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
+    found: list[Gold] = []
+    told_of: dict[str, dict[str, Any]] = {}
+    for file in sorted(gold.rglob("*.json*")):
+        told = json.loads(load(file))
+        page = next(iter((file.parent.parent / "html").glob(f"{file.name.split('.')[0]}.html*")), None)
+        if page is not None and file.parent.name == "gold":
+            found.append(Gold(load(page), "", told, domain(told["url"]).top_domain_under_public_suffix or told["url"]))
+        else:
+            told_of[told["url"]] = told
+    for item in Warc().read(str(warc), Slice("web", warc.name)):
+        if isinstance(item, Document) and item.raw is not None and (told := told_of.pop(item.url, None)):
+            site = domain(item.url).top_domain_under_public_suffix or item.url
+            found.append(Gold(item.raw, item.charset, told, site))
+    return sorted(found, key=lambda g: g.url)
+
+
+@numba.njit(cache=True)
+def align(page: np.ndarray, place: np.ndarray, gold: np.ndarray, hit: np.ndarray, used: np.ndarray) -> None:
+    """Mark in `hit` the words of `page` (at places in the page) matched with words of `gold`, in order, marking `used`.
+
+    A match counts 1, and 2 more when the words before it on both sides are matched with each other."""
+    n, m = len(page), len(gold)
+    trace = np.zeros((m + 1, n + 1), np.uint8)
+    best = np.zeros(n + 1, np.int32)
+    matched = np.full(n + 1, -1000000, np.int32)
+    for j in range(1, m + 1):
+        diagonal, run = best[0], matched[0]
+        for i in range(1, n + 1):
+            above, above_run = best[i], matched[i]
+            bit = 0
+            here = -1000000
+            if page[i - 1] == gold[j - 1] and not used[j - 1]:
+                here = diagonal + 1
+                if i > 1 and place[i - 1] == place[i - 2] + 1 and run + 3 >= here:
+                    here = run + 3
+                    bit = 4
+            score, choice = above, 1
+            if best[i - 1] > score:
+                score, choice = best[i - 1], 2
+            if here > score:
+                score, choice = here, 3
+            trace[j, i] = choice | bit
+            diagonal, run = above, above_run
+            best[i], matched[i] = score, here
+    i, j, forced = n, m, False
+    while i > 0 and j > 0:
+        step = trace[j, i]
+        if forced or step & 3 == 3:
+            hit[i - 1] = 1
+            used[j - 1] = 1
+            forced = step & 4 != 0
+            i -= 1
+            j -= 1
+        elif step & 3 == 1:
+            j -= 1
+        else:
+            i -= 1
+
+
+def label(g: Gold) -> bool:
+    """Fill labels (share of a block's words in the gold text) and sizes (words); False when that cannot be done."""
+    g.markup = serialised(g.page)
+    arrays = walk(g.markup, collect=True)
+    if arrays is None or not len(arrays.blocks):
+        return False
+    body = arrays.text.tobytes()
+    words: list[str] = []
+    owner: list[int] = []
+    for k, b in enumerate(arrays.blocks):
+        if not b[scan.B_FLAGS] & IN_TITLE:
+            found = WORD.findall(body[b[scan.B_START]:b[scan.B_END]].decode("utf-8", "replace").lower())
+            words += found
+            owner += [k] * len(found)
+    truth = WORD.findall(g.text.lower())
+    number = {w: n for n, w in enumerate(dict.fromkeys(truth))}
+    gold = np.array([number[w] for w in truth], np.int32)
+    place = np.array([n for n, w in enumerate(words) if w in number], np.int32)
+    page = np.array([number[words[n]] for n in place], np.int32)
+    if not len(gold) or len(gold) * max(len(page), 1) > LARGEST:
+        return False
+    hit, used = np.zeros(len(page), np.uint8), np.zeros(len(gold), np.uint8)
+    align(page, place, gold, hit, used)
+    # what the page has in another order: once more over what is left
+    rest = hit == 0
+    again = np.zeros(int(rest.sum()), np.uint8)
+    if used.sum() < 0.9 * len(used) and len(again):
+        left = np.flatnonzero(used == 0)
+        align(page[rest], place[rest], gold[left], again, np.zeros(len(left), np.uint8))
+        hit[rest] = again
+    owners = np.array(owner, np.int64)
+    m = len(arrays.blocks)
+    g.sizes = np.bincount(owners, minlength=m).astype(float) if len(owners) else np.zeros(m)
+    hits = np.bincount(owners[place], weights=hit, minlength=m) if len(place) else np.zeros(m)
+    g.labels = hits / np.maximum(g.sizes, 1)
+    g.gold_words = len(truth)
+    # votes of this page for its class words: the share of main text below the elements that bear them
+    inside, below = np.zeros(len(arrays.elements)), np.zeros(len(arrays.elements))
+    np.add.at(inside, arrays.blocks[:, scan.B_BOX], hits)
+    np.add.at(below, arrays.blocks[:, scan.B_BOX], g.sizes)
+    for i in range(len(inside) - 1, 0, -1):
+        up = arrays.elements[i, scan.E_PARENT]
+        inside[up] += inside[i]
+        below[up] += below[i]
+    kinds, which = np.unique(arrays.words, return_inverse=True)
+    g.words = kinds
+    g.votes = np.bincount(which, weights=inside[arrays.words_of], minlength=len(kinds))
+    g.voters = np.bincount(which, weights=below[arrays.words_of], minlength=len(kinds))
+    return True
+
+
+def folds_of(sites: list[str], folds: int, salt: str) -> dict[str, int]:
+    order = sorted(set(sites), key=lambda s: hashlib.sha256(f"{salt}/{s}".encode()).hexdigest())
+    return {site: n % folds for n, site in enumerate(order)}
+
+
+def word_scores(found: str, gold: str) -> tuple[float, float, float]:
+    """(F1, precision, recall) of bags of words."""
+    a, b = (Counter(WORD.findall(t.lower())) for t in (found, gold))
+    common, sizes = (a & b).total(), (a.total(), b.total())
+    return (2 * common / max(sum(sizes), 1), common / max(sizes[0], 1), common / max(sizes[1], 1))

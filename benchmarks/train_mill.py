@@ -1,0 +1,209 @@
+"""Train `mill` (stages/extract/mill) on pages with gold text, and score each page by a model that never saw its site.
+
+    pip install "lightgbm==4.7.0"          # for training only: what extracts needs numpy and numba alone
+    python -m benchmarks.train_mill --warc crawl.warc.gz --gold DIR --out WEIGHTS.npz --folds FOLDS.npz
+
+Gold as in benchmarks/html_engines.py (WCXB, CC-BY-4.0: see stages/extract/mill/ATTRIBUTION.md). `--folds` gets the
+model of each of five folds over registered domains, for benchmarks/html_extraction.py; `--out` the model of all pages.
+
+Labels: the words of the gold text are aligned to the words of the page (an order-preserving alignment that rewards
+runs); the share of a block's words that are aligned is its label. Weights: words over those of the page, so that pages
+count alike. Class words: those of five sites and more get a logarithm of odds, one vote a site, and a page is described
+without its own site's votes. The second look is trained on what first looks say of sites they never saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import lightgbm
+import numpy as np
+
+from benchmarks.mill_gold import FOLDS, INNER, Gold, folds_of, label, read, word_scores
+from stages.extract.mill import features as f
+from stages.extract.mill import forest
+from stages.extract.mill.engine import Model, render
+from stages.extract.mill.page import table, walk
+
+#: sites a class word must be on
+SITES = 5
+PARAMETERS: dict[str, Any] = {
+    "objective": "cross_entropy", "learning_rate": 0.1, "num_leaves": 20, "min_data_in_leaf": 100, "max_bin": 63,
+    "feature_fraction": 0.3, "bagging_fraction": 0.5, "bagging_freq": 1, "lambda_l2": 5.0, "min_sum_hessian_in_leaf": 1,
+    "seed": 1, "deterministic": True, "force_row_wise": True, "verbose": -1, "num_threads": 1}
+TREES = {"first": 100, "second": 90}
+
+
+class Tokens:
+    """Class words of some pages, and their weights with or without one site."""
+
+    def __init__(self, pages: list[Gold]) -> None:
+        sites: dict[str, dict[int, list[float]]] = {}
+        for g in pages:
+            mine = sites.setdefault(g.site, {})
+            for w, yes, all_ in zip(g.words.tolist(), g.votes.tolist(), g.voters.tolist()):
+                if all_ > 0:
+                    mine.setdefault(w, []).append(yes / all_)
+        counts = Counter(w for mine in sites.values() for w in mine)
+        self.words = np.array(sorted(w for w, n in counts.items() if n >= SITES and w), np.uint32)
+        at = {w: n for n, w in enumerate(self.words.tolist())}
+        self.yes, self.n = np.zeros(len(at)), np.zeros(len(at))
+        self.of: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for site, mine in sites.items():
+            known = [(at[w], sum(v) / len(v)) for w, v in mine.items() if w in at]
+            index, share = np.array([k for k, _ in known], int), np.array([v for _, v in known])
+            self.of[site] = index, share
+            self.yes[index] += share
+            self.n[index] += 1
+        keys, slots = table(self.words, np.arange(1, len(self.words) + 1, dtype=np.int32))
+        self.keys, self.slots = keys, slots
+
+    def weights(self, without: str | None = None) -> np.ndarray:
+        yes, n = self.yes.copy(), self.n.copy()
+        if without in self.of:
+            index, share = self.of[without]
+            yes[index] -= share
+            n[index] -= 1
+        odds = np.log((yes + 1.0) / (n - yes + 1.0))
+        return np.where(n >= SITES - 1, np.round(64 * odds), 0).astype(np.int32)
+
+    def table(self, without: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        return self.keys, np.concatenate([[0], self.weights(without)]).astype(np.int32)[self.slots]
+
+
+def describe(g: Gold, tokens: tuple[np.ndarray, np.ndarray]) -> tuple[Any, np.ndarray]:
+    arrays = walk(g.markup, tokens)
+    assert arrays is not None
+    out = np.empty((len(arrays.blocks), f.FEATURES), np.int32)
+    f.describe(arrays.elements, len(arrays.elements), arrays.blocks, len(arrays.blocks), arrays.text, out)
+    return arrays, out
+
+
+def weight(g: Gold) -> np.ndarray:
+    return 1000 * np.minimum(g.sizes / (g.gold_words + 0.25 * g.sizes.sum()), 0.3) + 0.02
+
+
+def fit(rows: np.ndarray, labels: np.ndarray, weights: np.ndarray, trees: int) -> dict[str, np.ndarray]:
+    """Trees as arrays of integers: see `stages.extract.mill.forest.scores`."""
+    # blocks of little weight by lot, those taken weighing as much more: a third of the work, nearly the same trees
+    floor = np.quantile(weights, 0.8)
+    taken = np.random.default_rng(len(rows)).random(len(rows)) * floor < weights
+    data = lightgbm.Dataset(rows[taken], labels[taken], weight=np.maximum(weights[taken], floor), params=PARAMETERS)
+    booster = lightgbm.train(PARAMETERS, data, trees)
+    out: dict[str, list[int]] = {"roots": [], "feature": [], "threshold": [], "left": [], "right": [], "leaf": []}
+
+    def grow(node: dict[str, Any]) -> int:
+        if "split_feature" not in node:
+            out["leaf"].append(round(node["leaf_value"] * 1024))
+            return -len(out["leaf"])
+        at = len(out["feature"])
+        out["feature"].append(node["split_feature"])
+        out["threshold"].append(min(math.floor(node["threshold"]), 2**31 - 1))
+        out["left"].append(0)
+        out["right"].append(0)
+        out["left"][at] = grow(node["left_child"])
+        out["right"][at] = grow(node["right_child"])
+        return at
+
+    for tree in booster.dump_model()["tree_info"]:
+        out["roots"].append(grow(tree["tree_structure"]))
+    return {name: np.array(values, np.int32) for name, values in out.items()}
+
+
+def odds() -> np.ndarray:
+    x = (np.arange(2 * forest.REACH // forest.STEP + 1) * forest.STEP - forest.REACH) / 1024
+    return np.round(1000 / (1 + np.exp(-x))).astype(np.int32)
+
+
+def look(trees: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
+    out = np.empty(len(rows), np.int32)
+    forest.scores(rows, *(trees[n] for n in ("roots", "feature", "threshold", "left", "right", "leaf")), odds(), out)
+    return out
+
+
+def again(arrays: Any, first: np.ndarray) -> np.ndarray:
+    out = np.empty((len(first), len(f.SECOND)), np.int32)
+    f.look_again(arrays.elements, len(arrays.elements), arrays.blocks, len(arrays.blocks), first, out)
+    return out
+
+
+def train(pages: list[Gold], inner: dict[str, int]) -> dict[str, np.ndarray]:
+    """The model of some pages; `inner`: fold of each site for the first looks that the second is trained on."""
+    tokens = Tokens(pages)
+    described = [describe(g, tokens.table(without=g.site)) for g in pages]
+    rows = np.concatenate([r for _, r in described])
+    labels, weights = np.concatenate([g.labels for g in pages]), np.concatenate([weight(g) for g in pages])
+    fold = np.concatenate([np.full(len(g.labels), inner[g.site]) for g in pages])
+    said = np.zeros(len(rows), np.int32)
+    for k in range(INNER):
+        part = fit(rows[fold != k], labels[fold != k], weights[fold != k], TREES["first"])
+        said[fold == k] = look(part, rows[fold == k])
+    first = fit(rows, labels, weights, TREES["first"])
+    ends = np.cumsum([len(g.labels) for g in pages])
+    more = np.concatenate([again(a, said[e - len(g.labels):e]) for (a, _), g, e in zip(described, pages, ends)])
+    second = fit(np.concatenate([rows, more], 1), labels, weights, TREES["second"])
+    known = tokens.weights()
+    keep = known != 0
+    return {"token": tokens.words[keep], "token_weight": known[keep].astype(np.int16), "odds": odds().astype(np.int16),
+            "doubt": np.array([1000], np.int16),
+            **{f"{name}_{key}": values.astype(np.int16) if key == "feature" else values
+               for name, trees in (("first", first), ("second", second)) for key, values in trees.items()}}
+
+
+def evaluate(arrays: dict[str, np.ndarray], pages: list[Gold]) -> list[float]:
+    model = Model(arrays)
+    out = []
+    for g in pages:
+        page = walk(g.markup, model.tokens)
+        assert page is not None
+        chosen = forest.choose(page.blocks, model.chances(page), model.doubt)
+        out.append(word_scores(render(page, chosen), g.text)[0])
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--warc", type=Path, required=True)
+    parser.add_argument("--gold", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="the model of all pages")
+    parser.add_argument("--folds", type=Path, help="the models of five folds, named fold0 … fold4 in one npz")
+    parser.add_argument("--only", type=int, nargs="*", default=list(range(FOLDS)), help="train these folds")
+    args = parser.parse_args()
+    began = time.monotonic()
+    pages = [g for g in read(args.warc, args.gold) if label(g)]
+    upper = []
+    for g in pages:
+        page = walk(g.markup)
+        upper.append(word_scores(render(page, g.labels >= 0.5), g.text)[0])
+    print(f"{len(pages)} pages of {len({g.site for g in pages})} sites, {sum(len(g.labels) for g in pages)} blocks; "
+          f"word F1 of the labels themselves {np.mean(upper):.4f}; {time.monotonic() - began:.0f} s", flush=True)
+    outer, inner = folds_of([g.site for g in pages], FOLDS, "outer"), folds_of([g.site for g in pages], INNER, "inner")
+    models: dict[str, np.ndarray] = {}
+    scores: dict[str, list[float]] = {}
+    for k in args.only:
+        seen = [g for g in pages if outer[g.site] != k]
+        model = train(seen, inner)
+        models |= {f"fold{k}_{name}": values for name, values in model.items()}
+        unseen = [g for g in pages if outer[g.site] == k]
+        tested = evaluate(model, unseen)
+        for g, score in zip(unseen, tested):
+            scores.setdefault(g.kind, []).append(score)
+        print(f"fold {k}: word F1 {np.mean(tested):.4f} of unseen sites, {np.mean(evaluate(model, seen)):.4f} of seen; "
+              f"{time.monotonic() - began:.0f} s", flush=True)
+        if args.folds:
+            np.savez_compressed(args.folds, **models)
+    for kind, values in sorted(scores.items()):
+        print(f"{kind:15} {len(values):5} {np.mean(values):.4f}")
+    if scores:
+        print(f"{'all':15} {sum(map(len, scores.values())):5} {np.mean([v for s in scores.values() for v in s]):.4f}")
+    if args.out:
+        np.savez_compressed(args.out, **train(pages, inner))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""The kernel of `mill` against a plain reading of the same markup, and pages made to hurt it."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+import unicodedata
+
+import numpy as np
+import pytest
+
+from stages.extract.mill import features as f
+from stages.extract.mill import forest, scan
+from stages.extract.mill.page import Page, serialised, table, walk
+from stages.extract.mill.render import render
+from stages.extract.mill.tags import BLOCK, BREAK, IN_A, IN_PRE, KIND, NAMES, RAW, SKIP, VOID, fnv
+
+TOKEN = re.compile(
+    r"<!--.*?-->|<!DOCTYPE[^>]*>|<(/?)([^ >]+)((?: [^ >][^ >=]*(?:=\"[^\"]*\")?)*)>|([^<]+)", re.DOTALL
+)
+STOPS, COMMAS = ".!?…。！？．؟۔।॥։။።។⁈‽", ",;:،؛、，：；՝၊፣"
+ENTITIES = {"&lt;": "<", "&gt;": ">", "&nbsp;": " ", "&amp;": "&"}
+
+
+def kind_of(name: str) -> int:
+    if name in NAMES[1:]:
+        return int(KIND[NAMES.index(name)])
+    return BLOCK if "-" in name else 0
+
+
+def spaced(char: str) -> bool:
+    return char in "\t\n\x0c\r" or unicodedata.category(char) in ("Zs", "Zl", "Zp")
+
+
+def plainly(markup: str) -> list[tuple[str, str, int, int, int]]:
+    """Blocks of a serialised page, read with a regular expression and lists: (text, tag of the box, characters of
+    links, ends of sentences, commas), texts with white space made one space, but for lines."""
+    out: list[tuple[str, str, int, int, int]] = []
+    stack: list[str] = []
+    runs: list[tuple[str, bool, bool]] = []
+    box = ""
+    skipped = 0
+    at = 0
+
+    def flush() -> None:
+        nonlocal runs
+        text = "".join(c for c, _, _ in runs).strip(" ")
+        if text:
+            solid = [(c, a) for c, a, _ in runs if not c.isspace() and c not in "\u2028\u2029"]
+            out.append(
+                (
+                    text.rstrip("\n "),
+                    box if box in NAMES else "",
+                    sum((3 if c in "漢字" else 1) for c, a in solid if a),
+                    sum(c in STOPS for c, _ in solid),
+                    sum(c in COMMAS for c, _ in solid),
+                )
+            )
+        runs = []
+
+    while at < len(markup):
+        found = TOKEN.match(markup, at)
+        assert found, markup[at : at + 80]
+        at = found.end()
+        closing, name, _, text = found.groups()
+        if text is not None:
+            if skipped:
+                continue
+            for char in re.findall(r"&(?:lt|gt|nbsp|amp);|.", text, re.DOTALL):
+                char = ENTITIES.get(char, char)
+                in_pre = any(n in ("pre", "listing") for n in stack)
+                if spaced(char):
+                    if in_pre and runs:
+                        if char != "\r":
+                            runs.append(("\n" if char == "\n" else " ", False, True))
+                    elif runs and runs[-1][0] not in (" ", "\n"):
+                        runs.append((" ", False, False))
+                    continue
+                if not any(not c.isspace() for c, _, _ in runs):
+                    runs = []
+                    box = next((n for n in reversed(stack) if kind_of(n) == BLOCK), "")
+                runs.append((char, "a" in stack, False))
+        elif name and closing:
+            kind = kind_of(name)
+            if kind in (VOID, BREAK):
+                continue
+            if skipped:
+                skipped -= 1
+                continue
+            assert stack and stack[-1] == name
+            if kind == BLOCK:
+                flush()
+            stack.pop()
+        elif name:
+            kind = kind_of(name)
+            if kind == RAW:
+                at = markup.index(f"</{name}>", at) + len(name) + 3
+            elif kind == BREAK and not skipped and runs:
+                while runs and runs[-1][0] == " " and not runs[-1][2]:
+                    runs.pop()
+                if runs[-1][0] == "\n":
+                    flush()
+                else:
+                    runs.append(("\n", False, False))
+            elif kind in (VOID, BREAK):
+                continue
+            elif skipped or kind == SKIP:
+                skipped += 1
+                if skipped == 1 and runs and runs[-1][0] not in (" ", "\n"):
+                    runs.append((" ", False, False))
+            else:
+                if kind == BLOCK:
+                    flush()
+                elif name == "a" and runs and markup[: found.start()].endswith("</a>"):
+                    runs.append((" ", False, False))
+                stack.append(name)
+    flush()
+    return out
+
+
+def as_read(page: Page) -> list[tuple[str, str, int, int, int]]:
+    body = page.text.tobytes()
+    return [
+        (
+            body[b[scan.B_START] : b[scan.B_END]].decode().rstrip("\n "),
+            NAMES[page.elements[b[scan.B_BOX], scan.E_TAG]],
+            int(b[scan.B_LINKED]),
+            int(b[scan.B_STOPS]),
+            int(b[scan.B_COMMAS]),
+        )
+        for b in page.blocks
+    ]
+
+
+PIECES = [
+    "<div>",
+    "</div>",
+    "<p>",
+    "</p>",
+    "<a href=x>",
+    "</a>",
+    "<b>",
+    "</b>",
+    "<br>",
+    "<br/>",
+    "<ul><li>",
+    "</ul>",
+    "<li>",
+    "<table><tr><td>",
+    "<td>",
+    "</table>",
+    "<h2>",
+    "</h2>",
+    "<!-- <p>no --> ",
+    "<script>if (a<b) '</p>'</script>",
+    "<svg><path/>no</svg>",
+    "<template><p>no</p></template>",
+    "<x-card class='priceBox main'>",
+    "</x-card>",
+    "<img alt='a > b'>",
+    "<span hidden>",
+    "</span>",
+    "word",
+    " two words. ",
+    "one, two; three",
+    "\n",
+    "&amp;",
+    "&nbsp;",
+    "&lt;p&gt;",
+    "é",
+    "漢字。",
+    "كلمة، كلمة؟",
+    "🙂",
+    "Ünïcode",
+    "1,234",
+    "<select><option>no</select>",
+    "<i>",
+    "</i>",
+    "<nav>",
+    "</nav>",
+    "<p style='display: none'>",
+    "</body>",
+    "<noscript>",
+    "</noscript>",
+    "<textarea><p></textarea>",
+]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_kernel_reads_what_a_plain_reading_reads(seed: int) -> None:
+    rng = random.Random(seed)
+    markup = serialised("".join(rng.choices(PIECES, k=rng.randrange(1, 120))))
+    page = walk(markup)
+    assert page is not None
+    assert as_read(page) == plainly(markup.decode())
+
+
+def test_what_a_block_is() -> None:
+    page = walk(
+        serialised(
+            "<title>T &amp; U</title><body>loose <b>bold</b><div>in <a href=x>a link</a><p>par<br>line<br><br>"
+            "new</p></div><pre>a\n  b</pre><table><tr><td>1<td>2</table><ul><li>x<li>y</ul>"
+        )
+    )
+    assert page is not None
+    assert [(t, tag) for t, tag, *_ in as_read(page)] == [
+        ("T & U", "title"),
+        ("loose bold", "body"),
+        ("in a link", "div"),
+        ("par\nline", "p"),
+        ("new", "p"),
+        ("a\n  b", "pre"),
+        ("1", "td"),
+        ("2", "td"),
+        ("x", "li"),
+        ("y", "li"),
+    ]
+    assert (
+        render(page, np.arange(10) > 0)
+        == "loose bold\nin a link\npar\nline\nnew\na\n  b\n1 | 2\n- x\n- y"
+    )
+
+
+def test_markdown() -> None:
+    page = walk(
+        serialised(
+            "<h2>Head <i>line</i></h2><p>One.<ul><li>a<ol><li>b<li>c</ol><li><p>d<p>e</ul><blockquote><p>q<p>r"
+            "</blockquote><table><tr><th>x<th><p>y<tr><td>1<td>2</table><pre>if a:\n  `b`</pre><p>So \\(x^2\\)."
+        )
+    )
+    assert page is not None
+    assert render(page, np.ones(len(page.blocks), bool), markup=True) == (
+        "## Head line\n\nOne.\n\n- a\n  1. b\n  1. c\n- d\n  e\n\n> q\n>\n> r\n\n"
+        "| x | y |\n| --- | --- |\n| 1 | 2 |\n\n```\nif a:\n  `b`\n```\n\nSo $x^2$."
+    )
+
+
+def test_class_words_weigh_on_the_element_and_all_below() -> None:
+    words = table(np.array([fnv(b"price"), fnv(b"side")], np.uint32), np.array([7, -9], np.int32))
+    page = walk(serialised("<div class='sideBar price-x'><p id=PRICE>a</p></div>"), words, collect=True)
+    assert page is not None
+    boxes = page.elements[[int(np.flatnonzero(page.elements[:, 0] == NAMES.index(n))[0]) for n in ("div", "p")]]
+    assert boxes[:, scan.E_TOKENS].tolist() == [-2, 7]
+    assert boxes[:, scan.E_BEST].tolist() == [7, 7] and boxes[:, scan.E_WORST].tolist() == [-9, -9]
+    assert {fnv(b"side"), fnv(b"bar"), fnv(b"price")} <= set(page.words.tolist())
+
+
+def test_flags_come_from_tags_roles_and_styles() -> None:
+    page = walk(serialised("<div role=navigation><a href=x>n</a></div><p style='display:none'>h</p><pre>x</pre>"))
+    assert page is not None
+    flags = page.blocks[:, scan.B_FLAGS]
+    assert flags[0] & IN_A and flags[2] & IN_PRE and not flags[1] & IN_A
+
+
+HOSTILE = {
+    "empty": "",
+    "nothing but NULs": "\0" * 10_000,
+    "one tag for a megabyte": "<div " + "a" * 1_000_000,
+    "attributes": "<p " + "x=1 " * 100_000 + ">t",
+    "names": "".join(f"<t{n}>" for n in range(200)),
+    "unclosed": "<b>" * 250 + "x",
+    "brackets": "<" * 100_000,
+    "comment": "<!--" + "-" * 100_000,
+    "entities": "&lt;&amp;&nbsp" * 10_000,
+    "quotes": "<a =\"'><p \"=x '>t",
+    "foreign script": "<svg><script>x<y</script>t</svg>after",
+    "plaintext": "a<plaintext>b</p>",
+    "text": "word " * 200_000,
+    "breaks": "a<br>" * 50_000,
+    "cells": "<table><tr>" + "<td>x" * 30_000,
+    "surrogates": "a\ud800b\udfffc",
+    "bom": "\ufeff<p>x",
+    "class": "<p class='" + "aB" * 200_000 + "'>t",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_page_hurts(name: str) -> None:
+    began = time.process_time()
+    markup = serialised(HOSTILE[name])
+    page = walk(markup, collect=True, deepest=255)
+    assert page is not None
+    out = np.empty((len(page.blocks), f.FEATURES), np.int32)
+    f.describe(page.elements, len(page.elements), page.blocks, len(page.blocks), page.text, out)
+    look = np.empty((len(page.blocks), len(f.SECOND)), np.int32)
+    f.look_again(
+        page.elements,
+        len(page.elements),
+        page.blocks,
+        len(page.blocks),
+        np.full(len(page.blocks), 500, np.int32),
+        look,
+    )
+    render(page, np.ones(len(page.blocks), bool))
+    assert (page.blocks[:, scan.B_START] <= page.blocks[:, scan.B_END]).all()
+    assert time.process_time() - began < 60  # and that with the kernels compiled meanwhile
+
+
+def test_deep_pages_are_told_from_flat_ones() -> None:
+    assert walk(serialised("<div>" * 253 + "x"), deepest=255) is not None
+    assert walk(serialised("<div>" * 254 + "x"), deepest=255) is None
+    assert walk(serialised("<div>" * 50_000 + "x"), deepest=255) is None
+
+
+def test_damaged_markup_never_leaves_the_arrays() -> None:
+    """The kernel trusts no serialisation: cut and garbled markup gives some blocks, within bounds."""
+    rng = random.Random(5)
+    whole = bytearray(serialised("".join(rng.choices(PIECES, k=400))))
+    for _ in range(300):
+        cut = bytearray(whole[: rng.randrange(len(whole))])
+        for _ in range(rng.randrange(6)):
+            if cut:
+                cut[rng.randrange(len(cut))] = rng.choice(b'<>&/"= \x00\xff\xe3\xf0')
+        page = walk(bytes(cut))
+        assert page is None or len(page.text) <= len(cut) + 16
+
+
+def test_a_page_is_the_same_whatever_came_before() -> None:
+    markup = serialised("<p>One, two.<div class=x>" + "".join(PIECES))
+    first = walk(markup)
+    walk(serialised("<table>" + "<td>x" * 1000))
+    second = walk(markup)
+    assert first is not None and second is not None
+    for a, b in zip(first, second):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_choice_is_the_best_by_trial() -> None:
+    """Against all subsets: no choice of blocks has a larger expected F1."""
+    rng = np.random.default_rng(3)
+    for _ in range(40):
+        n = 8
+        blocks = np.zeros((n, scan.BLOCK_COLUMNS), np.int32)
+        blocks[:, scan.B_WORDS] = rng.integers(1, 60, n)
+        chances = rng.integers(20, 1000, n).astype(np.int32)
+        w, p = blocks[:, scan.B_WORDS].astype(np.int64), chances.astype(np.int64)
+
+        def f1(chosen: np.ndarray, w: np.ndarray = w, p: np.ndarray = p) -> float:
+            return 2 * (w * p)[chosen].sum() / (1000 * w[chosen].sum() + (w * p).sum())
+
+        best = max(f1(np.array([mask >> k & 1 for k in range(n)], bool)) for mask in range(1 << n))
+        assert f1(forest.choose(blocks, chances, 1000)) == pytest.approx(best)
