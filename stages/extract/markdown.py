@@ -17,7 +17,7 @@ DEEPEST = 8
 #: columns of a table; what has more is no table
 COLUMNS = 60
 _SKIPPED = frozenset({
-    "script", "style", "noscript", "template", "svg", "iframe", "object", "embed", "canvas", "audio", "video",
+    "script", "style", "template", "svg", "iframe", "object", "embed", "canvas", "audio", "video",
     "map", "title", "meta", "link", "base", "select", "option", "datalist", "button", "input", "textarea",
     "img", "picture", "source", "graphic", "annotation", "annotation-xml",
 })
@@ -136,9 +136,8 @@ class _Writer:
                 self.out.append("\n".join(f"> {line}".rstrip() for line in "\n\n".join(inner).split("\n")))
         elif tag == "dd" and self.markup:
             self.flush()
-            self.run.append(": ")
-            self.walk(e)
-            self.flush()
+            meaning = self.inside(e)
+            self.out += [": " + block if n == 0 else block for n, block in enumerate(meaning)]
         elif tag in _BLOCKS:
             self.flush()
             self.walk(e)

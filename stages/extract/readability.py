@@ -98,7 +98,7 @@ class Engine:
                 return ""
             if self.too_deep(tree):
                 return None
-            etree.strip_elements(tree, etree.Comment, etree.ProcessingInstruction, "noscript", with_tail=False)
+            etree.strip_elements(tree, etree.Comment, etree.ProcessingInstruction, with_tail=False)
             try:
                 summary = kind(tree).summary()
             except TooMuchWork:
