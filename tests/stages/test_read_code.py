@@ -188,7 +188,7 @@ def test_notebooks_that_are_none(tmp_path, book, reason):
 @pytest.mark.parametrize("unit", ["![](data:", "`", "\u001b[1;", "0x00 ", "A", "\\x00", "<", "00  "])
 def test_hostile_text_takes_linear_time(tmp_path, unit):
     took = []
-    for n in (10_000, 100_000):
+    for n in (4_000, 40_000):
         book = {"cells": [{"cell_type": "markdown", "source": unit * n}, {"cell_type": "code", "source": unit * n}]}
         (tmp_path / "c").write_text((unit * 15 + "\n") * (n // 15))
         began = time.process_time()

@@ -60,7 +60,7 @@ def test_kept(markup, text):
                                   " ,", "<syntaxhighlight lang=a\n"])
 def test_hostile_markup_takes_linear_time(unit):
     took = []
-    for n in (2_000, 20_000):
+    for n in (1_000, 10_000):
         began = time.process_time()
         plain(unit * n)
         took.append(time.process_time() - began)

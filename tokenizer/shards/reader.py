@@ -105,6 +105,8 @@ class ShardSet:
         on top of it (`loss_mask`)."""
         if not any(s.loss for s in self.manifest.shards):
             return None
+        if not 0 <= start <= stop <= self.tokens:
+            raise IndexError(f"tokens [{start}, {stop}) of {self.tokens}")
         out = np.ones(stop - start, bool)
         for shard, a, b, at in self._pieces(start, stop):
             info = self.manifest.shards[shard]
