@@ -159,6 +159,7 @@ class Log(LogView):
                         return                                # `_failed` tells the driver at its next call
                 if time.monotonic() - self._beaten >= HEARTBEAT_S:
                     with contextlib.suppress(Exception):      # the next heartbeat may get through
+                        self.verify()                         # who was taken over leaves no heartbeat behind
                         self._beat()
 
     # -- writing -------------------------------------------------------------------------------------------------

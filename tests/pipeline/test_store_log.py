@@ -232,6 +232,21 @@ def test_elsewhere_the_heartbeat_decides(store, monkeypatch):
     second.close()
 
 
+def test_a_driver_that_was_taken_over_leaves_no_heartbeat_behind(store, monkeypatch):
+    monkeypatch.setattr(store_log, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(store_log, "SEGMENT_S", 0.1)
+    first = Log.open(store, run="first")
+    with first._lock:                                    # it stands still
+        second = Log.open(store, takeover=True)
+        second.collect_garbage()
+    deadline = time.monotonic() + 10
+    while first._failed is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert isinstance(first._failed, Fenced)
+    assert list(store.list("log/heartbeat")) == ["log/heartbeat/00000002.json"]
+    second.close()
+
+
 def test_liveness_needs_host_boot_pid_space_and_start_time():
     me = store_log.identity("r")
     assert store_log.alive(me) is True
