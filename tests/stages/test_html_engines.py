@@ -229,7 +229,7 @@ GOLDEN = Path(__file__).with_name("html_engines.json")
 MODES = {"trafilatura": {}, "trafilatura fast": {"fast": True}, "trafilatura precision": {"favor": "precision"},
          "trafilatura recall": {"favor": "recall"}, "trafilatura comments": {"comments": True, "tables": False},
          "resiliparse": {"engine": "resiliparse"}, "justext": {"engine": "justext"},
-         "readability": {"engine": "readability"}}
+         "readability": {"engine": "readability"}, "mill": {"engine": "mill"}}
 
 
 def vectors() -> dict[str, str]:
