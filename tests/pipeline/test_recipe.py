@@ -219,7 +219,7 @@ def test_input_needs_to_know_its_source(load):
     (", path: a.warc.gz", "", "3 sources.web.path: missing key 'path'; add `path: …`"),
     ("from: web", "from: wbe", "6 datasets.clean.from: unknown source or dataset 'wbe': did you mean 'web'?"),
     ("- html", "- html: {engine: trafilatur}",
-     "8 datasets.clean.steps[0].html.engine: 'trafilatur' is not one of trafilatura, resiliparse, justext, readability,"),
+     "8 datasets.clean.steps[0].html.engine: 'trafilatur' is not one of trafilatura, resiliparse, justext, readab"),
     ("- html", "- html: [1]", "8 datasets.clean.steps[0]: the settings of 'html' must be a mapping"),
     ("- html", "- 7", "8 datasets.clean.steps[0]: a step is a name, or a name with settings"),
     ("- html", "- html: {}\n        pii: {}", "8 datasets.clean.steps[0]: a step has one name, this has 2 (html, pii)"),
