@@ -26,7 +26,7 @@ test: .venv/.models     ## all tests but the slow ones
 	$(PYTEST) -m "not slow and not chaos and not gpu"
 
 slow: .venv/.models     ## the slow ones: whole recipes, kills, real corpora
-	$(PYTEST) -m "slow and not chaos and not gpu"
+	$(PYTEST) -m "slow and not gpu"
 
 chaos: .venv/.models    ## kills at seeded points, poisoned documents, fenced drivers, clusters that come and go (long)
 	$(PYTEST) -m "not gpu" tests/chaos tests/e2e tests/deploy tests/storage tests/pipeline/test_bill.py tests/pipeline/test_engine_faults.py tests/pipeline/test_engine_processes.py tests/pipeline/test_engine_ray.py tests/pipeline/test_engine_cluster.py
