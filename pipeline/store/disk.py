@@ -56,6 +56,20 @@ def replace(target: Path, data: bytes) -> None:
             part.unlink(missing_ok=True)
 
 
+def replace_by(local: str, target: Path) -> None:
+    """The same with a file of this machine, which is moved."""
+    part = beside(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(local, part)
+        os.replace(part, target)
+    except OSError as e:
+        raise cannot_write(target, e) from e
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
 def move(local: str, target: Path) -> None:
     """Move a finished file to `target`, durably. What a failure leaves half-written there is removed."""
     try:

@@ -127,6 +127,14 @@ class Store:
         else:
             disk.move(local, self.local / path)
 
+    def replace(self, local: str, path: str) -> None:
+        """Move a finished scratch file to `path`, as `write` does with bytes: readers see the old or the new one."""
+        if self.local is None:
+            self.remote.upload(local, path)
+            os.unlink(local)
+        else:
+            disk.replace_by(local, self.local / path)
+
     def link(self, path: str, to: str) -> bool:
         """Give a file a second name (hard link), or copy it on the server's side; False when `to` exists already.
         Not durable before the folder of `to` is synced."""

@@ -5,13 +5,14 @@ plan.json says what the nodes are; their tasks may be millions, so they stand he
 
 from __future__ import annotations
 
-import io
+import os
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.engine.scratch import Scratch
 from pipeline.store.fs import Store
 
 SCHEMA = pa.schema([("node", pa.dictionary(pa.int32(), pa.string())), ("key", pa.binary(16))])
@@ -19,15 +20,17 @@ ROWS = 1 << 14
 
 
 def write_tasks(store: Store, run: str, nodes: Iterable[tuple[str, Iterable[str]]]) -> None:
-    """`nodes`: (name, keys of its tasks) in the order of the plan. Memory: 20 bytes a task."""
-    out = io.BytesIO()
-    with pq.ParquetWriter(out, SCHEMA, compression="zstd") as writer:
-        for name, keys in nodes:
-            for some in _chunks(keys):
-                names = pa.DictionaryArray.from_arrays(pa.array([0] * len(some), pa.int32()), [name])
-                writer.write_table(pa.table([names, pa.array([bytes.fromhex(k) for k in some], pa.binary(16))],
-                                            schema=SCHEMA))
-    store.write(f"runs/{run}/tasks.parquet", out.getvalue())
+    """`nodes`: (name, keys of its tasks) in the order of the plan. 16 bytes a task in a temporary file, not in memory.
+    """
+    with Scratch() as scratch:
+        local = os.path.join(scratch.path, "tasks.parquet")
+        with pq.ParquetWriter(local, SCHEMA, compression="zstd") as writer:
+            for name, keys in nodes:
+                for some in _chunks(keys):
+                    names = pa.DictionaryArray.from_arrays(pa.array([0] * len(some), pa.int32()), [name])
+                    writer.write_table(pa.table([names, pa.array([bytes.fromhex(k) for k in some], pa.binary(16))],
+                                                schema=SCHEMA))
+        store.replace(local, f"runs/{run}/tasks.parquet")
 
 
 def _chunks(keys: Iterable[str]) -> Iterator[list[str]]:
@@ -45,10 +48,11 @@ class RunTasks:
     """Keys of the tasks of a run, by node."""
 
     def __init__(self, store: Store, run: str) -> None:
-        self._file = pq.ParquetFile(io.BytesIO(store.read(f"runs/{run}/tasks.parquet")))
+        self._file = pq.ParquetFile(store.open(f"runs/{run}/tasks.parquet"))
 
     def keys(self, node: str) -> Iterator[str]:
         """In the order of the plan; a task that was asked for twice is there twice."""
-        for batch in self._file.iter_batches(ROWS):
-            mine = batch.filter(pc.equal(batch.column("node").cast(pa.string()), node))
+        for group in range(self._file.num_row_groups):          # all at once would be buffered at once
+            found = self._file.read_row_group(group, use_threads=False)
+            mine = found.filter(pc.equal(found.column("node").cast(pa.string()), node))
             yield from (key.hex() for key in mine.column("key").to_pylist())
