@@ -94,7 +94,8 @@ def execute(options: argparse.Namespace, arguments: list[str]) -> int:
         return launch_local(arguments, options.ranks)
 
     from trainer.parallel import world
-    from trainer.train import TrainingError, train
+    from trainer.run import TrainingError
+    from trainer.train import train
 
     if run.source:                        # before the ranks meet: nobody waits for a download in a collective
         fetch_shards(run.source, run.curriculum, (lambda _text: None) if options.quiet else say)

@@ -22,6 +22,10 @@ from trainer.schedule import Schedule, ScheduleConfig
 MICRO_BATCH = Count(16384)
 
 
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says what to do."""
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """The `train:` section. Sequence, batch and mixture are the curriculum's, by phase.
@@ -85,6 +89,10 @@ class Run:
 
     def schedule(self) -> Schedule:
         return Schedule(self.config.schedule, self.curriculum.phases)
+
+    def micro_rows(self, length: int) -> int:
+        """Windows of `length` tokens a rank computes at once."""
+        return max(1, self.config.micro_batch // length)
 
     def steps(self, sample: int = 0) -> Iterator[Step]:
         """The steps from sample number `sample` (a step's first) to the end, in O(1) memory."""

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
-import struct
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import chain, takewhile
 from typing import Any
 
@@ -24,23 +19,19 @@ from trainer import mfu
 from trainer.attention import document_mask
 from trainer.data import Batch, Data, Prefetch
 from trainer.evaluate import Heldout, losses
-from trainer.generate import generate, load_tokenizer
+from trainer.finish import replace, sample, summarise
 from trainer.init import initialise
 from trainer.loss import IGNORE
 from trainer.model import Transformer
 from trainer.optim import adamw
 from trainer.parallel import World, clip, compute_dtype, gather_gradients, shard
 from trainer.plot import write_plot
-from trainer.run import Run, Step, differences
+from trainer.run import Run, Step, TrainingError, differences
+from trainer.signals import interruptions
+from trainer.window import Window, diverged
 
 #: rows of the last step whose loss is stored with a checkpoint and compared after loading it
 PROBE_ROWS = 4
-#: most tokens of a prompt
-PROMPT = 256
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on; the message says what to do."""
 
 
 def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str], None] = print) -> dict[str, Any]:
@@ -91,7 +82,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     metrics.flush()
 
     def evaluate(step: int, tokens: int) -> dict[str, Any]:
-        values = heldout.evaluate(model, micro_rows(run, heldout.length), dtype, config.loss.chunk, world)
+        values = heldout.evaluate(model, run.micro_rows(heldout.length), dtype, config.loss.chunk, world)
         if values:
             metrics.write("eval", step, tokens=tokens, **values)
             metrics.flush()              # a checkpoint may follow, and after it this step is not evaluated again
@@ -155,7 +146,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     summary: dict[str, Any] = {}
     if samples == curriculum.samples:
         after = after or evaluate(number, tokens)
-        gap = heldout.gap(after, model, samples, 4 * config.evaluate.windows, micro_rows(run, heldout.length), dtype,
+        gap = heldout.gap(after, model, samples, 4 * config.evaluate.windows, run.micro_rows(heldout.length), dtype,
                           config.loss.chunk, world)
         text, why = sample(run, model, world, dtype)
         metrics.write("sample", number, prompt=config.sample.prompt, text=text, skipped=why)
@@ -187,7 +178,7 @@ def forward_backward(model: nn.Module, batch: Batch, run: Run, data: Data, world
     # the loss is divided by the number of targets that count in the whole step, on all ranks and micro-batches
     valid = world.sum(torch.tensor(float(batch.valid()), device=world.device))
     scale = 1 / valid.clamp(min=1)
-    rows = min(micro_rows(run, length), batch.rows)
+    rows = min(run.micro_rows(length), batch.rows)
     starts = list(range(0, batch.rows, rows))
     for start, part in zip(starts, batch.micro(rows, world.device)):
         gather_gradients(model, start == starts[-1])
@@ -198,76 +189,6 @@ def forward_backward(model: nn.Module, batch: Batch, run: Run, data: Data, world
         sums[2:2 + streams].index_add_(0, part.stream, nll.detach().double().sum(1))
         sums[2 + streams:].index_add_(0, part.stream, (part.targets != IGNORE).double().sum(1))
     return sums, clip(model, config.clip)
-
-
-def micro_rows(run: Run, length: int) -> int:
-    return max(1, run.config.micro_batch // length)
-
-
-class Window:
-    """Steps whose numbers are still on the device: they are read back together, so that a step never waits for one."""
-
-    def __init__(self, run: Run, streams: list[str], metrics: log.Metrics, world: World,
-                 say: Callable[[str], None]) -> None:
-        self.run, self.streams, self.metrics, self.world, self.say = run, streams, metrics, world, say
-        self.rows: list[tuple[Step, int, float, torch.Tensor, torch.Tensor]] = []
-        self.peak = mfu.peak(world.device)
-        self.steps = run.curriculum.steps
-        self.busy, self.trained = 0.0, 0
-        self.restart()
-
-    def restart(self) -> None:
-        self.since = time.perf_counter()
-
-    def add(self, step: Step, tokens: int, rate: float, sums: torch.Tensor, norm: torch.Tensor) -> None:
-        self.rows.append((step, tokens, rate, sums, norm))
-
-    def speed(self) -> float | None:
-        """Tokens per second of all steps so far, without evaluation and checkpoints."""
-        return self.trained / self.busy if self.busy else None
-
-    def flush(self, interrupted: int) -> int:
-        """Write a metrics line for each waiting step. Returns the largest `interrupted` (a signal) of all ranks."""
-        sums = self.world.sum(torch.stack([sums for _, _, _, sums, _ in self.rows])).tolist()
-        signalled = int(self.world.max(torch.tensor(interrupted, device=self.world.device)))
-        norms = torch.stack([norm.detach().float() for *_, norm in self.rows]).tolist()
-        seconds = time.perf_counter() - self.since
-        s = len(self.streams)
-        flushed = sum(tokens - step.tokens for step, tokens, *_ in self.rows)
-        self.busy, self.trained = self.busy + seconds, self.trained + flushed
-        flops = sum(mfu.step_flops(self.run.config.model, self.run.vocab, tokens - step.tokens, int(row[1]))
-                    for (step, tokens, *_), row in zip(self.rows, sums))
-        utilisation = flops / seconds / (self.peak * self.world.size) if self.peak else None
-        for (step, tokens, rate, *_), row, norm in zip(self.rows, sums, norms):
-            nll, counted = row[2:2 + s], row[2 + s:2 + 2 * s]
-            phase = self.run.curriculum.phases[step.phase].name
-            targets = max(1.0, sum(counted))
-            loss = sum(nll) / targets if sum(counted) else None         # None: it read prompts alone
-            self.metrics.write(
-                "step", step.number + 1, phase=phase, samples=step.stop, tokens=tokens,
-                targets=int(sum(counted)), loss=loss, z=row[0] / targets, lr=rate, grad_norm=norm,
-                tokens_per_s=round(flushed / seconds, 1), mfu=utilisation,
-                streams={name: n / c for name, n, c in zip(self.streams, nll, counted) if c})
-            if loss != loss or norm != norm or abs(norm) == float("inf"):
-                self.metrics.flush()
-                raise TrainingError(diverged(self.run, step.number + 1, f"loss {loss}, gradient norm {norm}"))
-            if (step.number + 1) % self.run.config.log_every == 0 or step.number + 1 == self.steps:
-                left = (self.run.curriculum.tokens - tokens) * self.busy / self.trained
-                said = "none" if loss is None else f"{loss:.4f}"
-                self.say(f"step {step.number + 1:>6}/{self.steps}  {phase:<8} loss {said}  lr {rate:.2e}  "
-                         f"norm {norm:.2f}  {flushed / seconds / 1e3:.1f}k tok/s  mfu "
-                         f"{'unknown' if utilisation is None else f'{utilisation:.1%}'}  left {clock(left)}")
-        self.rows = []
-        self.metrics.flush()
-        return signalled
-
-
-def diverged(run: Run, step: int, seen: str) -> str:
-    """What to say when numbers are no longer numbers."""
-    last = ckpt.latest(run.out / "checkpoints")
-    return (f"step {step}: {seen}: training has diverged. "
-            + (f"{last.folder.parent} is sound; " if last else "There is no checkpoint yet; ")
-            + "lower train.optimizer.lr, or lengthen the warm-up, and start with another --out")
 
 
 def refuse_another(found: ckpt.Checkpoint, run: Run) -> None:
@@ -293,93 +214,10 @@ def resume(found: ckpt.Checkpoint, run: Run, data: Data, model: nn.Module, optim
 
 def probe_loss(samples: list[int], run: Run, data: Data, model: nn.Module, world: World, dtype: torch.dtype) -> float:
     batch = data.samples(samples)
-    rows = micro_rows(run, batch.tokens.shape[1])
+    rows = run.micro_rows(batch.tokens.shape[1])
     totals = losses(model, batch, len(data.streams), rows, dtype, run.config.loss.chunk, world)
     return sum(t.nll for t in totals) / max(1, sum(t.targets for t in totals))
 
 
-def sample(run: Run, model: nn.Module, world: World, dtype: torch.dtype) -> tuple[str | None, str]:
-    """(text, "") or (None, why it was skipped). Rank 0 has the tokenizer; all ranks must go the same way."""
-    config = run.config.sample
-    if not config.tokens:
-        return None, "no sample: train.sample.tokens is 0"
-    tokenizer, why = load_tokenizer(run.store / run.curriculum.tokenizer.path) if world.first else (None, "")
-    prompt = (tokenizer.encode(config.prompt) if tokenizer else [])[-PROMPT:] or [run.curriculum.tokenizer.eos]
-    # of fixed length, so that every rank can receive it: is there a tokenizer, how many ids, the ids
-    sent = struct.pack(f"<{PROMPT + 2}q", tokenizer is not None, len(prompt), *prompt, *[0] * (PROMPT - len(prompt)))
-    there, n, *ids = struct.unpack(f"<{PROMPT + 2}q", world.broadcast(sent))
-    if not there:
-        return None, why
-    out = generate(model, ids[:n], config, run.curriculum.tokenizer.eos, run.config.seed, dtype, world)
-    return (tokenizer.decode([*ids[:n], *out]) if tokenizer else None), ""
-
-
-def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict[str, Any], text: str | None, why: str,
-              seconds: float, speed: float | None) -> dict[str, Any]:
-    """What is worth knowing at the end; the report and the demo read it."""
-    lines = log.read(run.out / "metrics.jsonl")
-    steps = [line for line in lines if line["event"] == "step" and line["loss"] is not None]
-    evals = [line for line in lines if line["event"] == "eval"]
-    before = before or (evals[0] if evals else {})
-    return {
-        "parameters": run.config.model.parameters(run.vocab),
-        "parameters_without_embeddings": run.config.model.parameters(run.vocab) - run.vocab * run.config.model.width
-        * (1 if run.config.model.tie else 2),
-        "steps": run.curriculum.steps, "tokens": run.curriculum.tokens, "seconds": round(seconds, 1),
-        "tokens_per_s": round(speed) if speed else None,
-        "train_loss_first": steps[0]["loss"] if steps else None,
-        "train_loss_last": sum(s["loss"] for s in steps[-10:]) / len(steps[-10:]) if steps else None,
-        "heldout_loss_before": before.get("loss"), "heldout_loss": after.get("loss"),
-        "unigram_entropy": after.get("unigram_entropy"),
-        "ratio": after["loss"] / after["unigram_entropy"] if after else None,
-        "gap": gap.get("gap"), "train_loss_on_seen": gap.get("train"), "streams": after.get("streams", {}),
-        "sample": text, "sample_skipped": why or None,
-    }
-
-
 def device_name(world: World) -> str:
     return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
-
-
-#: signals (or requests for the like) that ask for an orderly end
-_caught: list[int] = []
-
-
-def request_stop(number: int) -> None:
-    """Ask the training in this process to end as if signal `number` had come; for launchers that cannot send one."""
-    _caught.append(number)
-
-
-@contextmanager
-def interruptions() -> Iterator[Callable[[], int]]:
-    """SIGINT, SIGTERM and SIGUSR1 (Slurm's warning) ask for a checkpoint and an orderly end; a second SIGINT is not
-    waited for. Yields a function that tells the signal's number, or 0. Outside the main thread only `request_stop`
-    counts."""
-    def note(number: int, _frame: Any) -> None:
-        if _caught and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        _caught.append(number)
-        print(f"{signal.Signals(number).name}: stopping after this step", file=sys.stderr)
-
-    _caught.clear()
-    main = threading.current_thread() is threading.main_thread()
-    old = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1) if main}
-    try:
-        yield lambda: _caught[0] if _caught else 0
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
-
-def replace(path: Any, text: str) -> None:
-    """Write a derived file so that readers see the old or the new one."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
-
-
-def clock(seconds: float) -> str:
-    """93 → '1:33', 7260 → '2:01:00'."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -23,8 +23,9 @@ from trainer.generate import SampleConfig, load_tokenizer
 from trainer.metrics import Metrics, read
 from trainer.optim import adamw
 from trainer.plot import smooth, svg, thin, ticks
-from trainer.run import open_run
-from trainer.train import TrainingError, clock, train
+from trainer.run import TrainingError, open_run
+from trainer.train import train
+from trainer.window import clock
 
 ROOT = Path(__file__).resolve().parents[2]
 

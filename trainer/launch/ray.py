@@ -60,7 +60,7 @@ class Rank:
         return code, said.getvalue()[-4000:]
 
     def stop(self) -> None:
-        from trainer.train import request_stop
+        from trainer.signals import request_stop
 
         request_stop(signal.SIGINT)
 

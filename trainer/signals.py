@@ -1,0 +1,39 @@
+"""How a training is asked to stop: signals, or a request where none can be sent."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+#: signals (or requests for the like) that ask for an orderly end
+_caught: list[int] = []
+
+
+def request_stop(number: int) -> None:
+    """Ask the training in this process to end as if signal `number` had come; for launchers that cannot send one."""
+    _caught.append(number)
+
+
+@contextmanager
+def interruptions() -> Iterator[Callable[[], int]]:
+    """SIGINT, SIGTERM and SIGUSR1 (Slurm's warning) ask for a checkpoint and an orderly end; a second SIGINT is not
+    waited for. Yields a function that tells the signal's number, or 0. Outside the main thread only `request_stop`
+    counts."""
+    def note(number: int, _frame: Any) -> None:
+        if _caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        _caught.append(number)
+        print(f"{signal.Signals(number).name}: stopping after this step", file=sys.stderr)
+
+    _caught.clear()
+    main = threading.current_thread() is threading.main_thread()
+    old = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1) if main}
+    try:
+        yield lambda: _caught[0] if _caught else 0
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
