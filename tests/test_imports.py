@@ -26,7 +26,7 @@ EXCEPTIONS = {
     # `tokenmill train …` is `python -m trainer …`: one command hands over to the other, and no more
     ("pipeline/cli/training.py", "trainer.__main__"),
     # `--address`: which clusters are to be trusted is decided in one place
-    ("trainer/__main__.py", "pipeline.engine.auth"),
+    ("trainer/launch/start.py", "pipeline.engine.auth"),
     # DCP keeps its metadata as a pickle; it is read by an unpickler that admits a list of classes and nothing else
     ("trainer/checkpoint.py", "pickle"),
 }

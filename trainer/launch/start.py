@@ -1,0 +1,93 @@
+"""`tokenmill train run`: train here as one process, as several, as a rank of somebody's launcher, or on Ray."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from trainer.arguments import of_a_run, positive, say
+
+
+def add_parser(commands: Any) -> None:
+    run = commands.add_parser("run", parents=[of_a_run()],
+                              description="Train, from the latest checkpoint if there is one.")
+    run.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    run.add_argument("--ranks", type=positive, metavar="N",
+                     help="N processes: on this machine, or with --address on Ray")
+    run.add_argument("--stop-at", type=positive, metavar="STEP", help="stop, with a checkpoint, after STEP steps")
+    run.add_argument("--address", help="a Ray cluster to train on (host:port, or auto on one of its machines)")
+    run.add_argument("--gpus", type=positive, metavar="N", help="with --address: one rank on each of N GPUs")
+    run.add_argument("--ship-code", action="store_true", help="with --address: send this machine's code to the nodes")
+    run.add_argument("--insecure-local", action="store_true", help="with --address: accept a cluster without token "
+                                                                   "authentication on this machine's loopback")
+    run.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def run(options: argparse.Namespace) -> int:
+    from trainer.config import ConfigError
+    from trainer.remote import fetch_shards, is_url
+    from trainer.run import open_run
+
+    if (options.gpus or options.ship_code or options.insecure_local) and not options.address:
+        raise ConfigError("--gpus, --ship-code and --insecure-local need --address; on this machine use --ranks N "
+                          "--device cuda")
+    if options.address and not (options.gpus or options.ranks):
+        raise ConfigError("--address needs --gpus N (one rank on each of N GPUs) or --ranks N (CPU)")
+    if options.gpus and options.ranks:
+        raise ConfigError("give --gpus N (one rank a GPU) or --ranks N (CPU), not both")
+    if not options.out and (is_url(options.run) or is_url(options.store)):
+        raise ConfigError(f"{options.run}: a run in object storage has no place for checkpoints; give one with --out, "
+                          f"a folder that all ranks see")
+    training = open_run(options.run, options.store, options.out, options.overrides)
+    if options.address:
+        return on_cluster(options)
+    if options.ranks and options.ranks > 1 and "RANK" not in os.environ:
+        from trainer.launch.local import launch as launch_local
+
+        return launch_local(options.arguments, options.ranks)
+
+    from trainer.parallel import world
+    from trainer.train import train
+
+    tell = (lambda _text: None) if options.quiet else say
+    if training.source:                   # before the ranks meet: nobody waits for a download in a collective
+        fetch_shards(training.source, training.curriculum, tell)
+    with world(options.device) as here:
+        train(training, here, options.stop_at, say=tell)
+    return 0
+
+
+def on_cluster(options: argparse.Namespace) -> int:
+    """Train on the Ray cluster at --address, which has to want a token and to take ours."""
+    try:
+        from pipeline.engine.auth import ClusterError, check_cluster
+
+        address = check_cluster(options.address, options.insecure_local)       # before Ray is imported
+        from trainer.launch.ray import launch
+    except ModuleNotFoundError as error:
+        print(f"error: --address needs the package '{error.name}', which is not installed; pip install "
+              f"'tokenmill[pipeline]', or start `torchrun -m trainer run` on the nodes themselves", file=sys.stderr)
+        return 1
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return launch(forwarded(options), address, options.gpus or options.ranks, gpu=bool(options.gpus),
+                  ship_code=options.ship_code)
+
+
+def forwarded(options: argparse.Namespace) -> list[str]:
+    """The command line of one rank on a cluster: without what chose the cluster, paths absolute (shared storage)."""
+    from trainer.remote import is_url
+
+    out = ["run", os.path.abspath(options.run) if os.path.isdir(options.run) else options.run,
+           "--device", "cuda" if options.gpus else options.device]
+    for flag, value in (("--store", options.store), ("--out", options.out)):
+        if value:
+            out += [flag, value if is_url(value) else os.path.abspath(value)]
+    for assignment in options.overrides:
+        out += ["--set", assignment]
+    if options.stop_at:
+        out += ["--stop-at", str(options.stop_at)]
+    return out + (["--quiet"] if options.quiet else [])
