@@ -15,7 +15,7 @@ from pipeline.store.temp import Spilled
 from pipeline.tasks.encode import assemble_drafts, encode_drafts
 from pipeline.tasks.fit_tokenizer import load_draft, tokenizer_info, tokenizer_waves
 from stages.barrier import PartRef, TaskResult, Wave
-from stages.mix.curriculum import resolve
+from stages.mix.resolve import resolve
 
 #: name of the tokenizer's node; a dataset may be called "tokenizer", never this
 TOKENIZER = "tokenizer:"

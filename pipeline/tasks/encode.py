@@ -344,7 +344,7 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
     `verify` (`Log.verify`) is asked before: a driver that was taken over leaves the manifests of its successor alone.
 
     Returns {name, tokenizer (sha256), dtype, train: {path, sha256, tokens, documents, bytes}, val: the same or None},
-    as `stages.mix.curriculum.resolve` wants it. Publishing the same results again changes nothing.
+    as `stages.mix.resolve.resolve` wants it. Publishing the same results again changes nothing.
     """
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     links: list[tuple[str, str]] = []

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from stages.mix.curriculum import Curriculum, CurriculumError, Order, parse_count, resolve
+from stages.mix.curriculum import Curriculum, CurriculumError, Order, cut, edit
 from stages.mix.realised import plan, plan_text, realised, tally
+from stages.mix.resolve import parse_count, place, resolve
 
 TOKENIZER = {"sha256": "ab" * 32, "vocab_size": 32000, "eos": 0, "path": "shards/tokenizer.json"}
 
@@ -100,6 +101,16 @@ def _phase(**change):
     (_phase(batch="many"), r"phases\[0\].batch: 'many' is no number of tokens"),
     (_phase(on_exhausted="stop"), r"on_exhausted must be"),
     (_phase(until=None), r"until is missing"),
+    (_phase(extra="1M"), r"`until` says where .* give one of them"),
+    (_phase(until=None, extra="100k"), r"'anneal' belongs to the total, yet stands after one that is extra"),
+    (_phase(lr={"peek": 1e-3}), r"phases\[0\].lr.peek: unknown key; did you mean 'peak'"),
+    (_phase(lr={"warmup": 0}), r"phases\[0\].lr.peak: the highest rate .* not None"),
+    (_phase(lr={"peak": 1e-3, "warmup": "90M"}), r"lr.warmup: tokens between 0 and the phase's 696,320"),
+    (_phase(lr={"peak": 1e-3, "shape": "cosinus"}), r"lr.shape: 'cosinus' is not one of constant, linear"),
+    (_phase(lr={"peak": 1e-3, "floor": 2}), r"lr.floor: a share of the peak"),
+    (_phase(rope_theta=0.5), r"rope_theta must be a number above 1"),
+    (_phase(rope_scaling="yarn"), r"rope_scaling must be a mapping"),
+    (_phase(reset_optimizer="yes"), r"reset_optimizer must be true or false"),
     (_phase(max_epochs={"wkii": 2}), r"unknown streams \['wkii'\]"),
     (lambda g: {**g, "curriculum": {**g["curriculum"], "total": "100M"}}, r"exhausts stream 'web'"),
     (lambda g: {**g, "shards": {"web": {"longest": 2048}, "wiki": {"longest": 4096}}}, r"`longest` differs"),
@@ -170,10 +181,67 @@ def test_counts_as_people_write_them():
             parse_count(bad, "k")
 
 
-@pytest.mark.parametrize("lr", ["dacay", 0.001, {"to": 0}, None])
+@pytest.mark.parametrize("lr", ["dacay", 0.001, ["decay"], None])
 def test_a_rate_the_trainer_refuses_is_no_curriculum(lr):
     c, _ = resolve(recipe(), SETS, TOKENIZER)
     doc = json.loads(c.dumps())
     doc["phases"][1]["lr"] = lr
     with pytest.raises(CurriculumError, match=r"phase 'anneal': lr: .* is not one of stable, constant, decay"):
         Curriculum.from_json(doc)
+
+
+def staged(**long) -> dict:
+    given = recipe()
+    given["curriculum"]["phases"].append({
+        "name": "long", "extra": "100k", "sequence": 2048, "mix": {"wiki": 100}, "rope_theta": 2e6,
+        "lr": {"peak": "2e-5", "warmup": "10%", "shape": "linear"}, "reset_optimizer": True, **long})
+    return given
+
+
+def test_a_phase_beyond_the_total_leaves_what_was_before_it_as_it_was():
+    short, _ = resolve(recipe(), SETS, TOKENIZER)
+    made, warnings = resolve(staged(), SETS, TOKENIZER)
+    assert warnings == []
+    assert made.phases[:2] == short.phases
+    long = made.phases[2]
+    assert (long.extra, long.reset_optimizer, long.rope_theta, long.sequence) == (True, True, 2e6, 2048)
+    assert abs(long.tokens - 100_000) <= 4 * 2048
+    assert long.lr == {"peak": 2e-5, "warmup": round(long.tokens / 10), "shape": "linear", "floor": 0.0}
+    a, b = Order(short).locate(0, short.samples), Order(made).locate(0, short.samples)
+    assert all((x == y).all() for x, y in zip(a, b))
+    # the same by an edit at the end of the finished run
+    assert edit(short, short.samples, [long]) == made
+
+
+def test_newer_keys_are_in_the_file_only_where_they_say_something():
+    short, _ = resolve(recipe(), SETS, TOKENIZER)
+    keys = {"name", "start", "samples", "reserved", "sequence", "batch", "weights", "lr", "max_epochs", "on_exhausted"}
+    assert all(set(p) == keys for p in json.loads(short.dumps())["phases"])
+    made, _ = resolve(staged(), SETS, TOKENIZER)
+    assert set(json.loads(made.dumps())["phases"][2]) == {*keys, "extra", "reset_optimizer", "rope_theta"}
+    assert Curriculum.from_json(json.loads(made.dumps())) == made
+    assert Curriculum.from_json(json.loads(short.dumps())).phases[0].rope_theta is None
+
+
+def test_what_happens_once_is_not_inherited():
+    """theta goes on, a reset does not, and a rate of one's own has to be said again."""
+    more = {"name": "more", "extra": "50k", "lr": "stable"}
+    given = staged()
+    given["curriculum"]["phases"].append(more)
+    last = resolve(given, SETS, TOKENIZER)[0].phases[-1]
+    assert (last.rope_theta, last.reset_optimizer, last.extra) == (2e6, False, True)
+    del more["lr"]
+    with pytest.raises(CurriculumError, match=r"phases\[3\].lr is missing: .* not inherited"):
+        resolve(given, SETS, TOKENIZER)
+
+
+def test_phases_of_an_edit_inherit_from_what_is_kept():
+    old, _ = resolve(recipe(), SETS, TOKENIZER)
+    at = old.phases[0].batch * 40
+    phases = place([{"name": "new", "until": "60%"}, {"name": "end", "until": "100%", "mix": {"wiki": 1, "web": 9},
+                                                     "max_epochs": {"wiki": 2}}],
+                   old.tokens, ["web", "wiki"], [], before=cut(old, at))
+    made = edit(old, at, phases)
+    assert [p.name for p in made.phases] == ["stable", "new", "end"]
+    assert made.phases[1].weights == old.phases[0].weights and made.phases[1].sequence == 1024
+    assert abs(made.tokens - old.tokens) <= 8192

@@ -26,7 +26,7 @@ from pipeline.tasks.rows import BATCH_BYTES, Where, rows_of
 from stages.barrier import PartRef, TaskResult
 from stages.catalog import load
 from stages.document import Document, document_id
-from stages.mix.curriculum import resolve
+from stages.mix.resolve import resolve
 from stages.text.prf import prf
 from tests.tokenizer.test_tokenizers import corpus
 from tokenizer.load import TokenizerError, load_tokenizer

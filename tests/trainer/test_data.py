@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from stages.mix.curriculum import Curriculum, resolve
+from stages.mix.curriculum import Curriculum
+from stages.mix.resolve import resolve
 from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, make_run
 from tokenizer.shards.layout import MANIFEST, Manifest, Shard, ShardError, file_name
 from trainer.config import ConfigError

@@ -1,0 +1,206 @@
+"""From a recipe to its curriculum: shares, counts with suffixes and inheritance become samples and integer weights."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from fractions import Fraction
+from typing import Any
+
+from stages.mix import quantities
+from stages.mix.curriculum import (
+    RATE_KEYS,
+    Curriculum,
+    CurriculumError,
+    Phase,
+    Stream,
+    TokenizerRef,
+    check_rate,
+    is_number,
+)
+from stages.mix.order import Order, counts
+
+#: repeating data more than this many times hardly helps (Muennighoff et al., arXiv 2305.16264)
+WORTHWHILE_EPOCHS = 4
+#: weights that are not integers are brought to integers of at most this sum
+WEIGHT_SUM = 10**6
+
+
+def parse_count(value: Any, key: str) -> int:
+    """`stages.mix.quantities.parse_count` for the key of a recipe."""
+    try:
+        return quantities.parse_count(value)
+    except ValueError as e:
+        raise CurriculumError(f"{key}: {value!r} is no number of tokens: {e}") from None
+
+
+def _weights(mix: Mapping[str, Any], key: str, names: list[str], warnings: list[str]) -> dict[str, int]:
+    given: dict[str, Fraction] = {}
+    for name, value in mix.items():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"shards: has {', '.join(names)}"
+            raise CurriculumError(f"{key}: unknown stream '{name}': {hint}")
+        try:
+            given[name] = Fraction(str(value).strip().removesuffix("%"))
+        except (ValueError, ZeroDivisionError):
+            given[name] = Fraction(-1)
+        if isinstance(value, bool) or given[name] < 0:
+            raise CurriculumError(f"{key}.{name}: weight {value!r} is no number >= 0")
+    total = sum(given.values())
+    if total <= 0:
+        raise CurriculumError(f"{key}: at least one stream needs a weight above 0")
+    if total not in (1, 100):
+        warnings.append(f"{key}: weights sum to {float(total):g}, not to 100; they were normalised")
+    scale = math.lcm(*(w.denominator for w in given.values()))
+    whole = {name: int(w * scale) for name, w in given.items()}
+    divisor = math.gcd(*whole.values())
+    whole = {name: w // divisor for name, w in whole.items()}
+    if sum(whole.values()) > WEIGHT_SUM:
+        whole = dict(zip(whole, counts(WEIGHT_SUM, list(whole.values()))))
+        gone = [name for name, w in given.items() if w and not whole[name]]
+        if gone:
+            raise CurriculumError(f"{key}: weights of {gone} are below one in {WEIGHT_SUM:,}: raise or remove them")
+    return {name: whole[name] for name in names if whole.get(name)}
+
+
+def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any]],
+            tokenizer: Mapping[str, Any]) -> tuple[Curriculum, list[str]]:
+    """The curriculum a recipe stands for, and warnings for people.
+
+    `recipe` has the keys `curriculum` (contracts §8) and `shards` (for `longest`), plain YAML values. `shard_sets` maps
+    stream name to what `pipeline.tasks.encode.publish_shards` returned. `tokenizer`: sha256, vocab_size, eos, path.
+    Streams stand in order of name, so that the order does not hang on the order of lines in a recipe.
+    """
+    spec, warnings = recipe["curriculum"], []
+    names = sorted(shard_sets)
+    if not names:
+        raise CurriculumError("shards: at least one stream is needed")
+    streams = tuple(_stream(name, shard_sets[name], tokenizer) for name in names)
+    total = parse_count(spec.get("total"), "curriculum.total")
+    phases = place(spec.get("phases") or (), total, names, warnings)
+    if not phases:
+        raise CurriculumError("curriculum.phases: at least one phase is needed")
+    done = sum(p.tokens for p in phases if not p.extra)
+    if abs(done - total) > 0.01 * total:
+        warnings.append(f"curriculum.total: whole steps of the phases make {done:,} tokens, not {total:,}")
+    longest = _longest(recipe.get("shards") or {}, names, max(p.sequence for p in phases))
+    ref = TokenizerRef(**{f.name: tokenizer[f.name] for f in fields(TokenizerRef)})
+    made = Curriculum(int(spec.get("seed", 0)), ref, longest, streams, tuple(phases), "")
+    made.validate()
+    order = Order(made)
+    for s, name in enumerate(names):
+        epochs = order.used[-1][s] / order.supers[s] if order.supers[s] else 0
+        if epochs > WORTHWHILE_EPOCHS:
+            warnings.append(f"stream '{name}' is read {epochs:.1f} times; beyond {WORTHWHILE_EPOCHS} epochs repeated "
+                            f"data hardly helps (arXiv 2305.16264)")
+    unused = [name for name in names if not any(p.weights.get(name) for p in phases)]
+    if unused:
+        warnings.append(f"curriculum: no phase draws from {', '.join(unused)}")
+    return replace(made, order=order.hash()), warnings
+
+
+def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warnings: list[str],
+          before: Sequence[Phase] = (), where: str = "curriculum.phases") -> list[Phase]:
+    """The phases a recipe's entries stand for, after those that are there already (`before`); for `until` all of them
+    count from the start of the run, `total` is what percentages are of.
+
+    What an entry does not say it inherits from the one before it, but for what happens once (`reset_optimizer`, a
+    learning rate of its own).
+    """
+    phases: list[Phase] = []
+    last = before[-1] if before else None
+    entry: dict[str, Any] = {"lr": "stable", "max_epochs": {}, "on_exhausted": "error"}
+    if last is not None:
+        entry = {"sequence": last.sequence, "batch": last.batch * last.sequence, "mix": last.weights, "lr": last.lr,
+                 "max_epochs": last.max_epochs, "on_exhausted": last.on_exhausted, "rope_theta": last.rope_theta,
+                 "rope_scaling": last.rope_scaling}
+    done, start = sum(p.tokens for p in before), last.stop if last else 0
+    for i, spoken in enumerate(given):
+        key = f"{where}[{i}]"
+        if spoken.get("lr") is None and isinstance(entry["lr"], Mapping):
+            raise CurriculumError(f"{key}.lr is missing: the phase before has a learning rate of its own, which is not "
+                                  f"inherited; write lr: stable, or {{peak: …, warmup: …, shape: …}} again")
+        once = {"until": None, "extra": None, "reset_optimizer": False}
+        entry = {**entry, **once, **{k: v for k, v in spoken.items() if v is not None}}
+        for wanted in ("name", "sequence", "batch", "mix"):
+            if entry.get(wanted) is None:
+                raise CurriculumError(f"{key}.{wanted} is missing")
+        extra = entry["extra"] is not None
+        if extra == (entry["until"] is not None):
+            raise CurriculumError(f"{key}: `until` says where in the total it ends, `extra` how many tokens it has "
+                                  f"beyond it: give one of them" if extra else f"{key}.until is missing")
+        target = done + parse_count(entry["extra"], f"{key}.extra") if extra else \
+            _until(entry["until"], total, f"{key}.until")
+        sequence = parse_count(entry["sequence"], f"{key}.sequence")
+        batch_tokens = parse_count(entry["batch"], f"{key}.batch")
+        batch = max(1, round(batch_tokens / sequence))
+        if batch * sequence != batch_tokens:
+            warnings.append(f"{key}.batch: {batch_tokens:,} tokens are no multiple of sequence {sequence:,}; a step "
+                            f"has {batch} sequences = {batch * sequence:,} tokens")
+        if target <= done:
+            raise CurriculumError(f"{key}.until: {entry['until']} is not after the phase before it")
+        steps = max(1, round((target - done) / (batch * sequence)))
+        weights = entry["mix"] if last is not None and entry["mix"] is last.weights else \
+            _weights(entry["mix"], f"{key}.mix", names, warnings)
+        theta = entry.get("rope_theta")
+        scaling = entry.get("rope_scaling")
+        phases.append(Phase(
+            str(entry["name"]), start, steps * batch, steps * batch, sequence, batch, weights,
+            _rate(entry["lr"], steps * batch * sequence, f"{key}.lr"),
+            {k: float(v) for k, v in (entry["max_epochs"] or {}).items()}, str(entry["on_exhausted"]), extra,
+            entry["reset_optimizer"], float(theta) if is_number(theta) else theta,
+            dict(scaling) if isinstance(scaling, Mapping) else scaling))
+        done, start = done + phases[-1].tokens, phases[-1].stop
+    return phases
+
+
+def _rate(value: Any, tokens: int, key: str) -> Any:
+    """`lr` of a phase of `tokens` tokens as `Phase` has it: defaults filled in, the warm-up in tokens."""
+    if not isinstance(value, Mapping):
+        return value
+    made = {"warmup": 0, "shape": "cosine", "floor": 0.0, **value}
+    warmup = made["warmup"]
+    if str(warmup).strip().endswith("%"):
+        made["warmup"] = _until(warmup, tokens, f"{key}.warmup")
+    elif warmup != 0:
+        made["warmup"] = parse_count(warmup, f"{key}.warmup")
+    for name in ("peak", "floor"):
+        # YAML 1.1 reads 2e-5 (without a dot) as a string. What is none of it, `check_rate` refuses
+        with contextlib.suppress(TypeError, ValueError):
+            made[name] = made[name] if isinstance(made.get(name), bool) else float(made.get(name))
+    check_rate(made, tokens, key)
+    return {name: made[name] for name in RATE_KEYS}
+
+
+def _stream(name: str, info: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> Stream:
+    train, val = info["train"], info.get("val")
+    if info["tokenizer"] != tokenizer["sha256"]:
+        raise CurriculumError(f"shards.{name} was encoded with another tokenizer ({info['tokenizer'][:12]}…, not "
+                              f"{tokenizer['sha256'][:12]}…): encode it again")
+    return Stream(name, train["path"], val["path"] if val else None, train["sha256"], val["sha256"] if val else None,
+                  train["tokens"], val["tokens"] if val else 0, info["dtype"])
+
+
+def _until(value: Any, total: int, key: str) -> int:
+    text = str(value).strip()
+    if not text.endswith("%"):
+        return parse_count(value, key)
+    try:
+        share = Fraction(text[:-1].strip()) / 100
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(-1)
+    if not 0 < share <= 1:
+        raise CurriculumError(f"{key}: {value!r} is no share of the total; write for example 70% or 14B")
+    return round(share * total)
+
+
+def _longest(shards: Mapping[str, Any], names: list[str], default: int) -> int:
+    found = {name: parse_count(shards[name]["longest"], f"shards.{name}.longest") for name in names
+             if (shards.get(name) or {}).get("longest") is not None}
+    if len(set(found.values())) > 1:
+        raise CurriculumError(f"shards: `longest` differs between streams ({found}): give all of a curriculum the same")
+    return next(iter(found.values()), default)
