@@ -4,20 +4,31 @@
     checkpoints/step_00000120/COMPLETE     created only if absent, when everything is on disk; names the attempt
 
 A folder without COMPLETE does not exist for a reader, so a kill at any point leaves the checkpoint before it. Two
-trainers in one folder: the second to complete a step is refused.
+trainers in one folder: the second to complete a step is refused. COMPLETE names every file with its size and sha256.
+
+Written in the background (`async`), the state is first copied to the CPU (pinned, on CUDA), then a thread of each rank
+writes the copy while training goes on; the copy, the files and the commit are those of a synchronous checkpoint. There
+is at most one in flight: the next waits for it, visibly. Waiting rather than leaving one out, because then the
+checkpoints there are do not depend on how fast a disk was. When one fails, the training ends with the reason at the
+next step at which ranks talk to each other anyway.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 import pickle
 import secrets
 import shutil
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -26,10 +37,13 @@ from torch import nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from trainer.config import Count
 from trainer.parallel import World
 
 VERSION = 1
+NEVER = Count(0)
 
 
 class CheckpointError(RuntimeError):
@@ -38,20 +52,31 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """`every`: steps between two checkpoints; `keep`: how many of the latest stay (a phase's last always does)."""
+    """`every`: steps between two checkpoints; the end of a phase has one, too. `async`: write in the background.
+
+    What stays: the latest `keep`, the first after every `keep_every` tokens ('1B'; 0: none), the `keep_best` ones with
+    the lowest held-out loss, and the ends of phases. `moments: bf16` stores the optimiser's moments in half the bytes
+    (AdamW: 8 instead of 12 bytes a parameter); a resume then starts from moments rounded to 3 digits, so it follows the
+    uninterrupted training closely but not bit for bit.
+    """
 
     every: int = 200
     keep: int = 2
+    keep_every: Count = NEVER
+    keep_best: int = 0
+    async_: bool = False
+    moments: Literal["fp32", "bf16"] = "fp32"
 
     def check(self) -> None:
-        if self.every < 1 or self.keep < 1:
-            raise ValueError("every and keep must be at least 1")
+        if self.every < 1 or self.keep < 1 or self.keep_best < 0:
+            raise ValueError("every and keep must be at least 1, keep_best at least 0")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     folder: Path                  # of the attempt that was committed
     meta: dict[str, Any]
+    sha256: dict[str, str] = field(default_factory=dict)     # of its files; {} of one that is older than these
 
     @property
     def step(self) -> int:
@@ -91,13 +116,19 @@ def complete(folder: Path) -> list[Checkpoint]:
     """The committed checkpoints of a run, oldest first. Raises CheckpointError for one whose files have gone."""
     found = []
     for marker in sorted(folder.glob("step_*/COMPLETE")):
-        commit = json.loads(marker.read_bytes())
-        attempt = marker.parent / commit["attempt"]
-        for name, size in commit["files"].items():
-            if not (attempt / name).is_file() or (attempt / name).stat().st_size != size:
-                raise CheckpointError(f"{attempt / name}: missing or not {size} bytes though committed; delete "
-                                      f"{marker.parent} to go on from the checkpoint before it")
-        found.append(Checkpoint(attempt, json.loads((attempt / "meta.json").read_bytes())))
+        try:
+            commit = json.loads(marker.read_bytes())
+            attempt = marker.parent / commit["attempt"]
+            for name, size in commit["files"].items():
+                if not (attempt / name).is_file() or (attempt / name).stat().st_size != size:
+                    if not marker.exists():          # it is just being deleted
+                        raise FileNotFoundError
+                    raise CheckpointError(f"{attempt / name}: missing or not {size} bytes though committed; delete "
+                                          f"{marker.parent} to go on from the checkpoint before it")
+            meta = json.loads((attempt / "meta.json").read_bytes())
+            found.append(Checkpoint(attempt, meta, commit.get("sha256", {})))
+        except FileNotFoundError:
+            continue
     return sorted(found, key=lambda c: c.step)
 
 
@@ -106,7 +137,7 @@ def latest(folder: Path) -> Checkpoint | None:
     return found[-1] if found else None
 
 
-def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def tensors(model: nn.Module, optimizer: torch.optim.Optimizer, moments: str = "fp32") -> dict[str, torch.Tensor]:
     """Everything that is saved: parameters and optimiser state by parameter name. Only tensors, hence no pickles;
     hyperparameters are not state, they follow from the configuration."""
     model.reshard()               # after a forward without backward the root still holds whole parameters
@@ -114,8 +145,17 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tor
     for name, parameter in model.named_parameters():
         state[f"model.{name}"] = parameter.detach()
         for key, value in optimizer.state[parameter].items():
-            state[f"optimizer.{name}.{key}"] = value
+            half = moments == "bf16" and value.ndim > 0 and value.dtype == torch.float32
+            state[f"optimizer.{name}.{key}"] = value.bfloat16() if half else value
     return state
+
+
+@torch.no_grad()
+def reset(optimizer: torch.optim.Optimizer) -> None:
+    """Moments and step counters as they were before the first step, in place."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.zero_()
 
 
 def materialise_state(optimizer: torch.optim.Optimizer) -> None:
@@ -131,45 +171,164 @@ def materialise_state(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] = rate
 
 
-def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, meta: dict[str, Any], world: World,
-         keep: int) -> Checkpoint:
-    """Write and commit the checkpoint of step `meta['step']`; every rank calls it. Old ones beyond `keep` are deleted
-    unless their meta says `pinned`. Raises CheckpointError when another trainer has committed this step."""
-    step = folder / f"step_{meta['step']:08d}"
-    attempt = step / world.broadcast(secrets.token_bytes(6)).hex()
-    attempt.mkdir(parents=True, exist_ok=True)
-    try:
-        dcp.save(tensors(model, optimizer), storage_writer=FileSystemWriter(attempt))
-    except CheckpointException as error:         # not an Exception, hence easily missed: a full disk, a lost mount
-        raise CheckpointError(f"{attempt}: could not be written: {error}. The checkpoint before it is sound") from None
-    won = True
-    if world.first:
-        with open(attempt / "meta.json", "w") as f:
-            json.dump({"version": VERSION, **meta}, f, indent=1, sort_keys=True)
+@dataclass
+class Writing:
+    """A checkpoint on its way to the disk."""
+
+    attempt: Path
+    meta: dict[str, Any]
+    began: float                  # time.perf_counter()
+    held: float = 0.0             # seconds that training waited for it
+    thread: threading.Thread | None = None
+    failed: BaseException | None = None
+    parameters: int = 0
+    size: int = 0                 # bytes; known to the first rank
+    seconds: float = 0.0          # until it was committed
+
+    def describe(self) -> str:
+        size = f"{self.size / 1e9:.2f} GB" if self.size >= 1e9 else f"{self.size / 1e6:.2f} MB"
+        waited = f"; training waited for {self.held:.2f} s of it" if self.thread is not None else ""
+        return (f"checkpoint {self.attempt.parent.name}: {size}, {self.size / self.parameters:.1f} bytes a parameter, "
+                f"{self.seconds:.2f} s{waited}")
+
+
+class Saver:
+    """Writes the checkpoints of a run; every rank has one and calls it at the same steps. `report` hears of each that
+    has been committed. As a context: what is in flight at its end, also at one by an error, is waited for."""
+
+    def __init__(self, folder: Path, config: CheckpointConfig, world: World,
+                 report: Callable[[Writing], None] = lambda _written: None) -> None:
+        self.folder, self.config, self.world, self.report = folder, config, world, report
+        # of its own: collectives of a background thread must not meet those of a step; gloo: no GPU memory for them
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
+        cuda = world.device.type == "cuda"
+        self.stager = DefaultStager(StagingOptions(
+            use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False,
+            use_non_blocking_copy=cuda)) if config.async_ else None
+        self.writing: Writing | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.writing is not None and self.writing.thread is not None:
+            self.writing.thread.join()
+        if self.stager is not None:
+            self.stager.close()
+
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, meta: dict[str, Any]) -> None:
+        """Write and commit the checkpoint of step `meta['step']`, or (async) begin to, once the one in flight is on
+        disk. Raises CheckpointError when that one, or a synchronous one, could not be written or committed."""
+        self.wait()
+        began = time.perf_counter()
+        step = self.folder / f"step_{meta['step']:08d}"
+        job = Writing(step / self.world.broadcast(secrets.token_bytes(6)).hex(), {"version": VERSION, **meta}, began)
+        job.attempt.mkdir(parents=True, exist_ok=True)
+        state = tensors(model, optimizer, self.config.moments)
+        job.parameters = sum(p.numel() for p in model.parameters())
+        self.writing = job
+        if self.stager is None:
+            self._write(job, state)
+        else:
+            staged = self.stager.stage(state)
+            job.thread = threading.Thread(target=self._write, args=(job, staged), name="checkpoint", daemon=True)
+            job.thread.start()
+        job.held = time.perf_counter() - began
+        if self.stager is None:
+            self.poll()
+
+    def poll(self) -> None:
+        """Hear whether the checkpoint in flight is on disk everywhere; every rank calls it. Raises CheckpointError when
+        it could not be written."""
+        job = self.writing
+        if job is None:
+            return
+        running = job.thread is not None and job.thread.is_alive()
+        here = 1 if running else 2 if job.failed is not None else 0
+        state = int(self.world.max(torch.tensor(here, device=self.world.device)))
+        if state == 1:
+            return
+        self.writing = None
+        if state == 0:
+            self.report(job)
+            return
+        if job.thread is not None:
+            job.thread.join(60)                  # the others fail with the one that did
+        if isinstance(job.failed, CheckpointError):
+            raise job.failed
+        raise CheckpointError(f"{job.attempt}: could not be written: {job.failed or 'another rank says why'}. The "
+                              f"checkpoint before it is sound") from job.failed
+
+    def wait(self) -> None:
+        """Until nothing is in flight; otherwise as `poll`."""
+        if self.writing is not None and self.writing.thread is not None:
+            since = time.perf_counter()
+            self.writing.thread.join()
+            self.writing.held += time.perf_counter() - since
+        self.poll()
+
+    def _write(self, job: Writing, state: dict[str, torch.Tensor]) -> None:
+        """Files, then their sums, then COMPLETE. Leaves what went wrong in `job.failed`."""
+        try:
+            dcp.save(state, storage_writer=FileSystemWriter(job.attempt), process_group=self.group)
+            own = {p.name: sha256(p) for p in sorted(job.attempt.glob(f"__{dist.get_rank()}_*"))}
+            sums: list[Any] = [None] * self.world.size
+            dist.all_gather_object(sums, own, group=self.group)
+            if self.world.first:
+                self._commit(job, {name: digest for part in sums for name, digest in part.items()})
+        except CheckpointException as error:     # not an Exception, hence easily missed: a full disk, a lost mount
+            job.failed = CheckpointError(f"{job.attempt}: could not be written: {error}. The checkpoint before it is "
+                                         f"sound")
+        except Exception as error:
+            job.failed = error
+        job.seconds = time.perf_counter() - job.began
+
+    def _commit(self, job: Writing, sums: dict[str, str]) -> None:
+        step = job.attempt.parent
+        with open(job.attempt / "meta.json", "w") as f:
+            json.dump(job.meta, f, indent=1, sort_keys=True)
             f.flush()
             os.fsync(f.fileno())
-        for path in (attempt, step, folder):
+        for path in (job.attempt, step, self.folder):
             sync_folder(path)
-        files = {p.name: p.stat().st_size for p in sorted(attempt.iterdir())}
-        won = put_absent(step / "COMPLETE", json.dumps({"attempt": attempt.name, "files": files}, indent=1).encode())
-        if won:
-            retain(folder, keep)
-    if not world.broadcast(bytes([won]))[0]:
-        raise CheckpointError(f"{step}: another trainer has completed this step; two runs must not share a folder: "
-                              f"give one of them another --out")
-    return Checkpoint(attempt, meta)
+        files = {p.name: p.stat().st_size for p in sorted(job.attempt.iterdir())}
+        sums |= {name: sha256(job.attempt / name) for name in files if name not in sums}
+        job.size = sum(files.values())
+        commit = {"attempt": job.attempt.name, "files": files, "sha256": sums}
+        if not put_absent(step / "COMPLETE", json.dumps(commit, indent=1).encode()):
+            raise CheckpointError(f"{step}: another trainer has completed this step; two runs must not share a folder: "
+                                  f"give one of them another --out")
+        retain(self.folder, self.config)
 
 
-def retain(folder: Path, keep: int) -> None:
-    """Delete checkpoints that are neither pinned nor among the latest `keep`, and older attempts nobody committed."""
+def sha256(path: Path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def kept(found: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
+    """The steps of those of `found` (oldest first) that stay."""
+    stay = {c.step for c in found[-config.keep:]} | {c.step for c in found if c.meta.get("pinned")}
+    if config.keep_every:
+        first: dict[int, int] = {}
+        for c in found:
+            first.setdefault(c.meta["tokens"] // config.keep_every, c.step)
+        stay |= {step for stretch, step in first.items() if stretch}
+    judged = sorted((c.meta["heldout"], c.step) for c in found if c.meta.get("heldout") is not None)
+    return stay | {step for _, step in judged[:config.keep_best]}
+
+
+def retain(folder: Path, config: CheckpointConfig) -> None:
+    """Delete checkpoints that do not stay, and older attempts nobody committed."""
     found = complete(folder)
-    for old in found[:-keep]:
-        if not old.meta.get("pinned"):
+    stay = kept(found, config)
+    for old in found:
+        if old.step not in stay:
             (old.folder.parent / "COMPLETE").unlink()      # first it stops to exist, then it goes
             shutil.rmtree(old.folder.parent)
-    kept = {c.folder for c in found}
+    committed = {c.folder for c in found}
     for attempt in folder.glob("step_*/*/"):
-        if attempt not in kept and int(attempt.parent.name.removeprefix("step_")) <= found[-1].step:
+        if attempt not in committed and int(attempt.parent.name.removeprefix("step_")) <= found[-1].step:
             shutil.rmtree(attempt, ignore_errors=True)
     for step in folder.glob("step_*/"):
         if not any(step.iterdir()):

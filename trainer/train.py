@@ -93,7 +93,6 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
 
     def save(step: Step) -> None:
         rows = list(range(step.stop - min(PROBE_ROWS, step.batch), step.stop))
-        began = time.perf_counter()
         probe = probe_loss(rows, run, data, model, world, dtype)
         if not math.isfinite(probe):     # the step's own loss is of the parameters before it
             raise TrainingError(diverged(run, step.number + 1, f"loss {probe} after it"))
@@ -101,9 +100,12 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
                 "pinned": step.stop == curriculum.phases[step.phase].stop, "torch": torch.__version__,
                 "config": config.identity(), "curriculum": curriculum.to_json(),
                 "probe": {"samples": rows, "loss": probe}}
-        made = ckpt.save(checkpoints, model, optimizer, meta, world, config.checkpoint.keep)
-        metrics.write("checkpoint", step.number + 1, folder=made.folder.parent.name,
-                      seconds=round(time.perf_counter() - began, 3))
+        saver.save(model, optimizer, meta)
+
+    def saved(written: ckpt.Writing) -> None:
+        metrics.write("checkpoint", written.meta["step"], folder=written.attempt.parent.name,
+                      seconds=round(written.held, 3), written_s=round(written.seconds, 3), bytes=written.size)
+        say(written.describe())
 
     if world.first and first is not None:
         done.unlink(missing_ok=True)     # of a curriculum that has been prolonged since
@@ -111,7 +113,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     window = Window(run, data.streams, metrics, world, say)
     began = time.perf_counter()
     todo = takewhile(lambda s: stop_at is None or s.number < stop_at, chain([first] if first else [], steps))
-    with interruptions() as interrupted:
+    with interruptions() as interrupted, ckpt.Saver(checkpoints, config.checkpoint, world, saved) as saver:
         for step, batch in Prefetch(data, todo, world.rank, world.size):
             phase = curriculum.phases[step.phase]
             tokens = step.tokens + step.batch * phase.sequence
@@ -131,8 +133,11 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
                 stopping = window.flush(interrupted())
                 if judged:
                     after = evaluate(number, tokens)
+                saver.poll()
                 if due or stopping:
                     save(step)
+                if last or ending or stopping:
+                    saver.wait()
                 if world.first and judged:
                     metrics.flush()
                     write_plot(run.out)
