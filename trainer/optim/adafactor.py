@@ -1,0 +1,103 @@
+"""Adafactor (arXiv 1804.04235) as torch.optim.Adafactor computes it: second moments of a matrix as one row and one
+column, no first moment, so its state is next to nothing.
+
+torch's own reads its step counter and two norms of every tensor on the host, which stalls a GPU several times a
+parameter, and it refuses `found_inf`; so the rule stands here on device tensors. tests/trainer compare the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+from trainer.optim.groups import Rates, local, performed
+
+#: floor of the second moment (its square), and of the size a parameter is taken to have
+EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3
+
+
+@dataclass(frozen=True)
+class AdafactorConfig(Rates):
+    """`lr` is relative: a step moves a parameter by at most `lr` (or 1 / √step, if less) of its own root mean square.
+    `beta2_decay`: the second moments forget with 1 - step^beta2_decay; `update_clip`: most an update's root mean square
+    may be."""
+
+    kind: Literal["adafactor"] = "adafactor"
+    lr: float = 1e-2
+    beta2_decay: float = -0.8
+    update_clip: float = 1.0
+
+    def check(self) -> None:
+        super().check()
+        if self.beta2_decay >= 0 or self.update_clip <= 0:
+            raise ValueError("beta2_decay must be < 0, update_clip > 0")
+
+
+def summed(x: Tensor, dim: int | None = None) -> Tensor:
+    """Sum over one dimension (kept) or all, over all ranks' parts of a sharded tensor too."""
+    x = x.sum() if dim is None else x.sum(dim, keepdim=True)
+    if isinstance(x, DTensor):
+        x = x.redistribute(placements=[Replicate() if p.is_partial() else p for p in x.placements])
+    return x
+
+
+class Adafactor(torch.optim.Optimizer):
+    """state[p] = {"step", "row", "column"} for matrices, {"step", "variance"} for vectors."""
+
+    def __init__(self, groups: list[dict[str, Any]], config: AdafactorConfig) -> None:
+        super().__init__(groups, {"lr": config.lr, "weight_decay": 0.0})
+        self.config = config
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        go = performed(self)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._move(p, group["lr"], group["weight_decay"], go)
+
+    def _move(self, p: Tensor, lr: float, decay: float, go: Tensor | None) -> None:
+        state, device, matrix = self.state[p], local(p).device, p.ndim > 1
+        gradient = p.grad
+        if go is None:
+            go = torch.ones((), device=device)
+        else:                            # finite, so that what is multiplied with 0 below is 0
+            clean = torch.where(go > 0, local(gradient), 0.0)
+            gradient = wrap(clean, p) if isinstance(p, DTensor) else clean
+        squares = gradient.square()
+        new = {"row": summed(squares, -1) / p.shape[-1], "column": summed(squares, -2) / p.shape[-2]} if matrix else \
+            {"variance": squares}
+        if not state:
+            state["step"] = torch.zeros((), device=device)
+            state.update({key: torch.zeros_like(value) for key, value in new.items()})
+        state["step"] += go
+        step = state["step"].clamp_min(1.0)
+        forget = step ** self.config.beta2_decay * go
+        for key, value in new.items():
+            local(state[key]).lerp_(local(value), forget)
+        if matrix:
+            mean = local(summed(state["row"], -2)) / p.shape[-2]
+            variance = local(state["row"]) @ local(state["column"]) / mean.clamp_min(EPS1)
+        else:
+            variance = local(state["variance"])
+        update = variance.clamp_min(EPS1 * EPS1).rsqrt_().mul_(local(gradient))
+        rms = (local(summed(wrap(update, p).square())) / p.numel()).sqrt()
+        size = (local(summed(p.square())) / p.numel()).sqrt().clamp_min(EPS2)
+        rate = size * torch.clamp_max(step.rsqrt(), lr) / (rms / self.config.update_clip).clamp_min(1.0)
+        values = local(p)
+        values.mul_(1 - lr * decay * go).sub_(update * (rate * go))
+
+
+def wrap(x: Tensor, like: Tensor) -> Tensor:
+    """This rank's part `x` as the sharded tensor it is of, if `like` is one."""
+    return DTensor.from_local(x, like.device_mesh, like.placements, run_check=False, shape=like.shape,
+                              stride=like.stride()) if isinstance(like, DTensor) else x
+
+
+def build(config: AdafactorConfig, groups: list[dict[str, Any]]) -> Adafactor:
+    return Adafactor(groups, config)

@@ -1,0 +1,181 @@
+"""Muon (K. Jordan 2024; Moonlight, arXiv 2502.16982): the momentum of a matrix, orthogonalised. For hidden matrices;
+embedding, output, norms and biases learn by AdamW inside the same optimiser.
+
+Orthogonalising needs the whole matrix, and FSDP2 gives a rank some of its rows. So each matrix of one shape gets an
+owner among the ranks that share its rows: one all-to-all brings the owners their matrices, a batched Newton–Schulz
+iteration works on all an owner has, a second all-to-all brings the rows back. Two collectives a shape and step,
+whatever the number of matrices (torch.optim.Muon on sharded parameters: more than ten a matrix), the work is divided,
+and the momentum stays sharded. Replicas of hybrid sharding hold equal gradients and each do the same within themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from trainer.optim.adamw import AdamW
+from trainer.optim.groups import Rates, Role, local, performed
+
+#: of the quintic iteration (K. Jordan): steepest at 0, singular values end between 0.7 and 1.2
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+#: matrices that one call of the iteration takes: bounds the memory of its intermediate products
+BATCH = 8
+
+#: what the update of a [rows, cols] matrix, whose singular values are about 1, is multiplied with
+SCALINGS: dict[str, Callable[[int, int], float]] = {
+    "naive": lambda rows, cols: 1.0,
+    "kellerjordan": lambda rows, cols: max(1.0, rows / cols) ** 0.5,
+    "mup": lambda rows, cols: (rows / cols) ** 0.5,
+    "moonlight": lambda rows, cols: 0.2 * max(rows, cols) ** 0.5,
+}
+
+
+@dataclass(frozen=True)
+class MuonConfig(Rates):
+    """`lr` is for the matrices, `adamw_lr` for output, norms, biases and (unless `embedding_lr` is given) embedding.
+
+    `scaling` of the update: `moonlight` has the size of AdamW's, so AdamW's rate and decay fit and `adamw_lr` may be
+    left out (then: `lr`); `kellerjordan`, `mup` (spectral: rates carry over between widths) and `naive` want an `lr`
+    of about 0.02 and an `adamw_lr` of its own. `steps` of Newton–Schulz; `betas`, `eps`: AdamW's.
+    """
+
+    kind: Literal["muon"] = "muon"
+    adamw_lr: float | None = None
+    scaling: Literal["moonlight", "kellerjordan", "mup", "naive"] = "moonlight"
+    momentum: float = 0.95
+    nesterov: bool = True
+    steps: int = 5
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+
+    def check(self) -> None:
+        super().check()
+        if self.adamw_lr is None and self.scaling != "moonlight":
+            raise ValueError(f"scaling: {self.scaling} has another unit than AdamW: give adamw_lr, the peak of what is "
+                             f"no hidden matrix")
+        if self.adamw_lr is not None and self.adamw_lr <= 0:
+            raise ValueError("adamw_lr must be > 0")
+        if not 0 <= self.momentum < 1 or self.steps < 1 or self.eps <= 0 or not all(0 <= b < 1 for b in self.betas):
+            raise ValueError("momentum and betas must be in [0, 1), steps ≥ 1, eps > 0")
+
+    def peak(self, role: Role) -> float:
+        if role == "matrix":
+            return self.lr
+        other = self.lr if self.adamw_lr is None else self.adamw_lr
+        return self.embedding_lr if role == "embedding" and self.embedding_lr is not None else other
+
+
+def newton_schulz(x: Tensor, steps: int) -> Tensor:
+    """x [k, rows, cols] with all singular values brought near 1: about U·Vᵀ of each matrix's U·S·Vᵀ. In x's dtype."""
+    a, b, c = COEFFICIENTS
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class Muon(AdamW):
+    """AdamW for the groups whose role is not "matrix"; theirs is state[p] = {"momentum"}, sharded like p.
+
+    `dtype` of the iteration and of what is sent: bfloat16 is enough (the iteration is self-correcting).
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], config: MuonConfig, dtype: torch.dtype) -> None:
+        super().__init__(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+        self.config, self.dtype = config, dtype
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        every = self.param_groups
+        self.param_groups = [g for g in every if g["role"] != "matrix"]
+        try:
+            super().step()
+        finally:
+            self.param_groups = every
+        done = 0
+        for group in every:
+            alike: dict[Any, list[Tensor]] = {}
+            for p in group["params"] if group["role"] == "matrix" else ():
+                if p.grad is not None:
+                    layout = (p.device_mesh, tuple(p.placements)) if isinstance(p, DTensor) else ()
+                    alike.setdefault((p.shape, *layout), []).append(p)
+            for params in alike.values():
+                self._move(params, group["lr"], group["weight_decay"], done)
+                done += len(params)
+
+    def _move(self, params: list[Tensor], lr: float, decay: float, first: int) -> None:
+        """One step of matrices of the same shape and layout; `first`: how many the step has already given owners."""
+        for p in params:
+            if "momentum" not in self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+        go = performed(self)
+        gradients = [local(p.grad) for p in params]
+        momenta = [local(self.state[p]["momentum"]) for p in params]
+        if go is not None:               # a momentum that is drawn towards itself stays what it was, exactly
+            gradients = [torch.where(go > 0, g, m) for g, m in zip(gradients, momenta)]
+        torch._foreach_lerp_(momenta, gradients, 1 - self.config.momentum)
+        directions = torch._foreach_lerp(gradients, momenta, self.config.momentum) if self.config.nesterov else momenta
+        updates = self._orthogonal(params, [d.to(self.dtype) for d in directions], first)
+        rows, cols = params[0].shape
+        scale = lr * SCALINGS[self.config.scaling](rows, cols)
+        values = [local(p) for p in params]
+        torch._foreach_mul_(values, 1 - lr * decay if go is None else 1 - lr * decay * go)
+        updates = torch._foreach_mul([u.to(v.dtype) for u, v in zip(updates, values)],
+                                     -scale if go is None else -scale * go)
+        torch._foreach_add_(values, updates)
+
+    def _orthogonal(self, params: list[Tensor], parts: list[Tensor], first: int) -> list[Tensor]:
+        """This rank's part of each orthogonalised matrix, from its `parts` of them."""
+        p = params[0]
+        split = [i for i, place in enumerate(p.placements) if not place.is_replicate() and p.device_mesh.size(i) > 1] \
+            if isinstance(p, DTensor) else []
+        if not split:
+            return list(self._iterate(torch.stack(parts)).unbind())
+        if len(split) == 1 and type(p.placements[split[0]]) is Shard and p.placements[split[0]].dim == 0:
+            return self._through_owners(parts, p.shape[0], p.device_mesh.get_group(split[0]), first)
+        # split in two ways (tensor parallelism) or along columns: every rank puts them together and does all the work
+        whole = torch.stack([DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=p.shape,
+                                                stride=p.stride()).full_tensor() for part in parts])
+        return [distribute_tensor(u, p.device_mesh, p.placements, src_data_rank=None).to_local()
+                for u in self._iterate(whole)]
+
+    def _through_owners(self, parts: list[Tensor], rows: int, group: dist.ProcessGroup, first: int) -> list[Tensor]:
+        """`parts` [r, cols]: this rank's rows of each matrix, under torch.chunk's rule (the last may have none)."""
+        size, rank, cols = group.size(), group.rank(), parts[0].shape[1]
+        share = -(-rows // size)
+        heights = [max(0, min(share, rows - r * share)) for r in range(size)]
+        owned = [range((r - first) % size, len(parts), size) for r in range(size)]
+        mine, k = heights[rank], len(owned[rank])
+        by_owner = [len(o) * mine * cols for o in owned]
+        by_rows = [k * h * cols for h in heights]
+        send = torch.cat([parts[i].flatten() for o in owned for i in o])
+        received = send.new_empty(sum(by_rows))
+        dist.all_to_all_single(received, send, by_rows, by_owner, group=group)
+        whole = torch.cat([x.view(k, h, cols) for x, h in zip(received.split(by_rows), heights)], 1)
+        whole = self._iterate(whole)
+        back = torch.cat([x.flatten() for x in whole.split(heights, 1)])
+        returned = torch.empty_like(send)
+        dist.all_to_all_single(returned, back, by_owner, by_rows, group=group)
+        out: dict[int, Tensor] = {}
+        for o, x in zip(owned, returned.split(by_owner)):
+            out.update(zip(o, x.view(len(o), mine, cols)))
+        return [out[i] for i in range(len(parts))]
+
+    def _iterate(self, matrices: Tensor) -> Tensor:
+        if not len(matrices):
+            return matrices
+        return torch.cat([newton_schulz(some, self.config.steps) for some in matrices.split(BATCH)])
+
+
+def build(config: MuonConfig, groups: list[dict[str, Any]], device: torch.device) -> Muon:
+    """bfloat16 on accelerators, float32 on CPUs, where half precision is slow."""
+    return Muon(groups, config, torch.float32 if device.type == "cpu" else torch.bfloat16)
