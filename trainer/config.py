@@ -28,6 +28,10 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; the message names file, key and remedy."""
 
 
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says what to do."""
+
+
 def count(text: str | int | float) -> int:
     """'16k' → 16000, '0.5M' → 500000, 0 → 0: what recipes accept. Raises ValueError for anything else."""
     return parse_count(text, least=0)
@@ -37,13 +41,14 @@ def build(cls: type[T], value: Any, where: str) -> T:
     """Make a frozen dataclass `cls` from a mapping. `where` names file and key for errors ('recipe.yaml: train.model').
 
     Unknown keys and values of the wrong type are errors. A class with `PRESETS` accepts `preset: NAME`, whose values
-    the other keys override; a class with `check()` has it called, and the ValueError it may raise is reported.
+    the other keys override; a class with `check()` has it called, and the ValueError it may raise is reported. A key
+    that is a word of Python (`for`) has a field with an underscore after it.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping with keys {names(cls)}, got {value!r}")
     value = dict(value)
     hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {f.name.removesuffix("_"): f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     presets: Mapping[str, Mapping[str, Any]] = getattr(cls, "PRESETS", {})
     if presets and "preset" in value:
         name = str(value.pop("preset"))
@@ -55,9 +60,9 @@ def build(cls: type[T], value: Any, where: str) -> T:
         if key not in fields:
             known = [*(["preset"] if presets else []), *fields]
             raise ConfigError(f"{where}.{key}: unknown key{meant(str(key), known)}; known keys: {', '.join(known)}")
-    made = {key: convert(hints[key], item, f"{where}.{key}") for key, item in value.items()}
+    made = {fields[key].name: convert(hints[fields[key].name], item, f"{where}.{key}") for key, item in value.items()}
     missing = [n for n, f in fields.items()
-               if n not in made and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+               if f.name not in made and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     if missing:
         raise ConfigError(f"{where}: {', '.join(missing)} must be given")
     config = cls(**made)
@@ -78,7 +83,10 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         if value is None and type(None) in args:
             return None
         inner = [a for a in args if a is not type(None)]
-        return convert(inner[0], value, where)
+        classes = [a for a in inner if dataclasses.is_dataclass(a)]
+        if len(classes) > 1:
+            return by_kind(classes, value, where)
+        return convert(classes[0] if classes and isinstance(value, Mapping) else inner[0], value, where)
     if origin is Literal:
         if value not in args:
             raise ConfigError(f"{where}: {value!r} is not one of {', '.join(map(repr, args))}{meant(str(value), args)}")
@@ -115,13 +123,29 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
 
 
+def by_kind(classes: list[Any], value: Any, where: str) -> Any:
+    """One of several dataclasses, by `kind` (without it the first). A key that another of them has is told so."""
+    kinds = {cls.kind: cls for cls in classes}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: expected a mapping with kind: {', '.join(kinds)}, got {value!r}")
+    kind = value.get("kind", classes[0].kind)
+    if kind not in kinds:
+        raise ConfigError(f"{where}.kind: {kind!r} is not one of {', '.join(kinds)}{meant(str(kind), kinds)}")
+    for key in value:
+        others = [k for k, cls in kinds.items() if key in names(cls).split(", ")]
+        if others and kind not in others:
+            raise ConfigError(f"{where}.{key}: belongs to kind: {' and '.join(others)}, not to {kind}; remove it, or "
+                              f"write kind: {others[0]}")
+    return build(kinds[kind], value, where)
+
+
 def meant(word: str, known: Any) -> str:
     close = difflib.get_close_matches(word, [str(k) for k in known], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def names(cls: type) -> str:
-    return ", ".join(f.name for f in dataclasses.fields(cls))
+    return ", ".join(f.name.removesuffix("_") for f in dataclasses.fields(cls))
 
 
 def override(mapping: dict[str, Any], assignment: str) -> None:

@@ -7,9 +7,9 @@ with the number of tokens: bodies and document ends are memory maps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -22,6 +22,7 @@ from stages.mix.order import Order
 from tokenizer.shards.reader import ShardSet
 from trainer.config import ConfigError
 from trainer.loss import IGNORE
+from trainer.repeats import RepeatsConfig, repeated
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Batch:
     positions: Tensor         # [R, L] int64, from 0 in every document piece
     stream: Tensor            # [R] int64, index into the curriculum's streams
     attended: int             # Σ over document pieces of length², for MFU
+    repeated: int = 0         # targets that do not count because they are repetition (trainer/repeats.py)
 
     @property
     def rows(self) -> int:
@@ -46,7 +48,8 @@ class Batch:
         if self.rows >= rows:
             return self
         blank = padding(rows - self.rows, self.tokens.shape[1])
-        return Batch(*(torch.cat(pair) for pair in zip(self.tensors(), blank.tensors())), attended=self.attended)
+        return Batch(*(torch.cat(pair) for pair in zip(self.tensors(), blank.tensors())), attended=self.attended,
+                     repeated=self.repeated)
 
     def valid(self) -> int:
         """How many targets count."""
@@ -97,10 +100,11 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 
 class Data:
-    """The training and held-out data of a curriculum. `store` is the folder its shard paths are relative to."""
+    """The training and held-out data of a curriculum. `store` is the folder its shard paths are relative to; of steps
+    (not of samples, nor of held-out windows) `repeats` leaves out the targets that are repetition."""
 
-    def __init__(self, curriculum: Curriculum, store: Path) -> None:
-        self.curriculum, self.order = curriculum, Order(curriculum)
+    def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None) -> None:
+        self.curriculum, self.order, self.repeats = curriculum, Order(curriculum), repeats
         self.streams = [s.name for s in curriculum.streams]
         self.train = [ShardSet(store / s.train, s.sha256) for s in curriculum.streams]
         self.heldout = [ShardSet(store / s.val, s.val_sha256) if s.val and s.val_tokens > 1 else None
@@ -127,7 +131,10 @@ class Data:
         for i in range(rank, batch, world):
             stream = int(at.stream[i])
             rows.append(_window(self.train[stream], int(at.window[i]), length, stream))
-        return collate(rows, length).padded(-(-batch // world))
+        made = collate(rows, length)
+        if self.repeats is not None:
+            made = without_repeats(made, [row[0] for row in rows], self.repeats)
+        return made.padded(-(-batch // world))
 
     def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
         """Windows of the held-out split of a stream for `collate`: all of them with the short last one, or, when there
@@ -143,6 +150,15 @@ class Data:
             rows.append((shards.read(start, stop), shards.ends(start + 1, stop) - start, stream,
                          shards.counts(start + 1, stop)))
         return rows
+
+
+def without_repeats(batch: Batch, windows: Sequence[np.ndarray], config: RepeatsConfig) -> Batch:
+    """`batch`, of these windows, with no target inside a repetition; counts those that counted before."""
+    if not windows:
+        return batch
+    left_out = torch.from_numpy(np.stack([repeated(w, config.ngram, config.times)[1:] for w in windows]))
+    count = int((left_out & (batch.targets != IGNORE)).sum())
+    return replace(batch, targets=batch.targets.masked_fill(left_out, IGNORE), repeated=count)
 
 
 def _window(shards: ShardSet, window: int, length: int, stream: int) -> Row:
@@ -161,8 +177,9 @@ def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class StepLike(Protocol):
-    """What the loader needs of `trainer.run.Step`: samples [first, first + batch)."""
+    """What the loader needs of `trainer.run.Step`: its number, from 0, and samples [first, first + batch)."""
 
+    number: int
     first: int
     batch: int
 
@@ -171,18 +188,21 @@ S = TypeVar("S", bound=StepLike)
 
 
 class Prefetch(Generic[S]):
-    """(step, this rank's batch) for each of `steps`; the next one is read in a thread while this one is computed."""
+    """(step, this rank's batch) for each of `steps`; the next one is read in a thread while this one is computed. Of a
+    step that `passed` over says why it is not performed, nothing is read: its batch is None."""
 
-    def __init__(self, data: Data, steps: Iterable[S], rank: int, world: int) -> None:
-        self.data, self.steps, self.rank, self.world = data, steps, rank, world
+    def __init__(self, data: Data, steps: Iterable[S], rank: int, world: int,
+                 passed: Callable[[int], str | None] = lambda _number: None) -> None:
+        self.data, self.steps, self.rank, self.world, self.passed = data, steps, rank, world, passed
 
-    def __iter__(self) -> Iterator[tuple[S, Batch]]:
+    def __iter__(self) -> Iterator[tuple[S, Batch | None]]:
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
-            waiting: tuple[S, Future[Batch]] | None = None
+            waiting: tuple[S, Future[Batch] | None] | None = None
             for step in self.steps:
-                ahead = pool.submit(self.data.step, step.first, step.batch, self.rank, self.world)
+                ahead = None if self.passed(step.number + 1) else \
+                    pool.submit(self.data.step, step.first, step.batch, self.rank, self.world)
                 if waiting is not None:
-                    yield waiting[0], waiting[1].result()
+                    yield waiting[0], waiting[1] and waiting[1].result()
                 waiting = (step, ahead)
             if waiting is not None:
-                yield waiting[0], waiting[1].result()
+                yield waiting[0], waiting[1] and waiting[1].result()

@@ -1,92 +1,234 @@
-"""What happened, step by step: a JSONL file is the truth, TensorBoard a view of it.
+"""What happened, step by step: a JSONL file is the truth; TensorBoard, W&B and a Prometheus text file are views of it.
 
-Every line is a JSON object with `event` (start, resume, step, eval, checkpoint, sample, end) and `step`. The file is
-only appended to: after a resume at step k, what was written for steps beyond k is void, and `read` leaves it out.
+Every line is a JSON object with `v` (the version of this format), `event` (start, resume, step, eval, checkpoint,
+alert, sample, end and what other modules write), `step` and `time`. Keys are added, never renamed. The file is only
+appended to: after a resume at step k, what was written for steps beyond k is void, and `read` leaves it out.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import secrets
 import sys
 import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trainer.config import ConfigError
+from trainer.prometheus import Textfile
 
 VERSION = 1
+#: events whose numbers go to TensorBoard and W&B, and under which name
+VIEWED = {"step": "train", "eval": "heldout"}
+
+
+@dataclass(frozen=True)
+class WandbConfig:
+    """Weights & Biases (the package `wandb`). Without an API key (`wandb login`, WANDB_API_KEY), or with
+    WANDB_MODE=offline, it records under OUT/wandb; `wandb sync` sends that later."""
+
+    project: str
+    entity: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """Views of metrics.jsonl. TensorBoard is written where the package is there, trainer.prom always."""
+
+    wandb: WandbConfig | None = None
+
+
+class View(Protocol):
+    def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Metrics:
-    """Appends to `folder`/metrics.jsonl and, where torch.utils.tensorboard can be imported, to `folder`/tensorboard.
-    Only rank 0 writes (`enabled`)."""
+    """Appends to `folder`/metrics.jsonl, and to the views. Only rank 0 writes (`enabled`). `about`: what W&B keeps as
+    the configuration."""
 
-    def __init__(self, folder: Path, enabled: bool) -> None:
-        self.enabled, self.board = enabled, None
+    def __init__(self, folder: Path, enabled: bool, config: MetricsConfig | None = None, name: str = "",
+                 about: Mapping[str, Any] | None = None, say: Callable[[str], None] | None = None) -> None:
+        self.enabled = enabled
+        self.views: list[View] = []
         if not enabled:
             return
+        say = say or (lambda text: print(text, file=sys.stderr))
         path = folder / "metrics.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            torn = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
+            torn = path.exists() and path.stat().st_size > 0 and last_byte(path) != b"\n"
             self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written ({error.strerror}); name a folder you may write to with "
                               f"--out") from None
         if torn:                                         # a kill in the middle of a line
             self.file.write("\n")
+        self.textfile = Textfile(folder / "trainer.prom", name or folder.name)
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            self.views.append(TensorBoard(folder))
         except ImportError:
-            print("tensorboard is not installed: metrics go to metrics.jsonl only", file=sys.stderr)
-        else:
-            self.board = SummaryWriter(str(folder / "tensorboard"))
+            say("tensorboard is not installed: its curves are left out (metrics.jsonl has everything)")
+        if config is not None and config.wandb is not None:
+            try:
+                self.views.append(Wandb(folder, config.wandb, name, about or {}, say))
+            except ImportError:
+                say("train.metrics.wandb: the package wandb is not installed: left out (pip install wandb)")
 
     def write(self, event: str, step: int, **values: Any) -> None:
-        """One line. Numbers (also in nested mappings) of step and eval events go to TensorBoard under 'event/key'."""
+        """One line. Numbers (also in nested mappings) of step and eval events go to the views under 'event/key'."""
         if not self.enabled:
             return
         line = {"v": VERSION, "event": event, "step": step, "time": round(time.time(), 3), **values}
         self.file.write(json.dumps(line, ensure_ascii=False, default=float) + "\n")
-        if self.board is not None and event in ("step", "eval"):
-            for name, number in numbers("train" if event == "step" else "heldout", values):
-                self.board.add_scalar(name, number, step)
+        if event in VIEWED:
+            numbers = dict(flat_numbers(VIEWED[event], values))
+            for view in self.views:
+                view.write(step, numbers)
+
+    def export(self, **values: Any) -> None:
+        """Rewrite trainer.prom with these as the latest values (keys of `trainer.prometheus.METRICS`)."""
+        if self.enabled:
+            self.textfile.update({**values, "time": time.time()})
+            self.textfile.write()
 
     def flush(self) -> None:
         if self.enabled:
             self.file.flush()
-            if self.board is not None:
-                self.board.flush()
+            for view in self.views:
+                view.flush()
 
     def close(self) -> None:
         if self.enabled:
             self.file.close()
-            if self.board is not None:
-                self.board.close()
+            for view in self.views:
+                view.close()
 
 
-def numbers(prefix: str, values: dict[str, Any]) -> list[tuple[str, float]]:
+class TensorBoard:
+    """`folder`/tensorboard. Raises ImportError where torch.utils.tensorboard cannot be imported."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, number in numbers.items():
+            self.writer.add_scalar(name, number, step)
+
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+@dataclass
+class Wandb:
+    """One W&B run per output folder, also over restarts. It never asks for a key, never shows one, and never ends a
+    training: the first error switches it off. Raises ImportError where wandb cannot be imported."""
+
+    folder: Path
+    config: WandbConfig
+    name: str
+    about: Mapping[str, Any]
+    say: Callable[[str], None]
+    run: Any = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        import wandb
+
+        identity = self.folder / "wandb.id"
+        if not identity.exists():
+            identity.write_text(secrets.token_hex(8))
+        key = getattr(getattr(wandb, "api", None), "api_key", None)
+        mode = os.environ.get("WANDB_MODE") or ("online" if key else "offline")
+        try:
+            self.run = wandb.init(
+                project=self.config.project, entity=self.config.entity, name=self.config.name or self.name or None,
+                id=identity.read_text().strip(), resume="allow", dir=str(self.folder), config=dict(self.about),
+                mode=mode, settings=wandb.Settings(console="off", silent=True, save_code=False))
+            # a resume may go back; W&B's own step cannot
+            self.run.define_metric("step")
+            self.run.define_metric("*", step_metric="step")
+        except Exception as error:
+            self.give_up(error)
+        else:
+            self.say(f"W&B: {self.config.project}, " + (mode if mode != "offline" else
+                     f"offline (no API key); `wandb sync {self.folder / 'wandb'}/offline-run-*` sends it"))
+
+    def give_up(self, error: Exception) -> None:
+        self.run = None                                  # not its text: it may hold what it was called with
+        self.say(f"W&B failed ({type(error).__name__}): left out from here on; metrics.jsonl has everything")
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        if self.run is not None:
+            try:
+                self.run.log({**numbers, "step": step})
+            except Exception as error:
+                self.give_up(error)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        if self.run is not None:
+            try:
+                self.run.finish()
+            except Exception as error:
+                self.give_up(error)
+
+
+def last_byte(path: Path) -> bytes:
+    with open(path, "rb") as f:
+        f.seek(-1, os.SEEK_END)
+        return f.read(1)
+
+
+def flat_numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, float]]:
     found = []
     for key, value in values.items():
-        if isinstance(value, dict):
-            found += numbers(f"{prefix}/{key}", value)
+        if isinstance(value, Mapping):
+            found += flat_numbers(f"{prefix}/{key}", value)
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             found.append((f"{prefix}/{key}", float(value)))
     return found
 
 
+def scan(path: Path, words: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, void ones too, without torn ones. With `words`: only those that hold one of them (of
+    a million steps a restart wants to see a few thousand)."""
+    lines = []
+    if path.exists():
+        with open(path, encoding="utf-8") as f:
+            for text in f:
+                if not words or any(word in text for word in words):
+                    try:
+                        lines.append(json.loads(text))
+                    except json.JSONDecodeError:
+                        continue
+    return lines
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl that count: no torn lines, and none that a later start or resume made void."""
-    lines: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
+    return standing(scan(path))
+
+
+def standing(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`lines` without what a later start or resume among them made void."""
+    kept: list[dict[str, Any]] = []
+    for line in lines:
         if line["event"] == "start":
-            lines = []
+            kept = []
         elif line["event"] == "resume":
-            lines = [old for old in lines if old["step"] <= line["step"]]
-        lines.append(line)
-    return lines
+            kept = [old for old in kept if old["step"] <= line["step"]]
+        kept.append(line)
+    return kept

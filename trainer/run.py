@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,18 +12,20 @@ from stages.mix.curriculum import Curriculum, CurriculumError, Phase
 from trainer import remote
 from trainer.checkpoint import CheckpointConfig
 from trainer.config import ConfigError, Count, build, override, read_train
+from trainer.config import TrainingError as TrainingError
 from trainer.evaluate import EvaluateConfig
 from trainer.generate import SampleConfig
+from trainer.init import InitConfig
 from trainer.loss import LossConfig
-from trainer.model import ModelConfig
-from trainer.optim.adamw import AdamWConfig
+from trainer.model import ModelConfig, phase_rope
+from trainer.optim import AdamWConfig, OptimizerConfig
+from trainer.parallel import ParallelConfig
+from trainer.policy import StabilityConfig
+from trainer.provenance import code
+from trainer.rope import Rope
 from trainer.schedule import Schedule, ScheduleConfig
 
 MICRO_BATCH = Count(16384)
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,20 @@ class TrainConfig:
     `seed` of the initial values; `clip` bounds the gradient norm; `micro_batch` is the number of tokens a rank computes
     at once (memory), `precision` the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU), `log_every` how many
     steps lie between two printed lines and, on CUDA, two synchronisations (metrics.jsonl has a line for every step).
+    `skip`: steps [first, stop), numbered as printed, that are passed over; of those ahead it may be changed on resume.
     """
 
     model: ModelConfig
-    optimizer: AdamWConfig = field(default_factory=AdamWConfig)
+    optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    stability: StabilityConfig = field(default_factory=StabilityConfig)
+    init: InitConfig = field(default_factory=InitConfig)
+    skip: tuple[tuple[int, int], ...] = ()
     seed: int = 0
     clip: float = 1.0
     micro_batch: Count = MICRO_BATCH
@@ -50,13 +57,21 @@ class TrainConfig:
     log_every: int = 10
 
     def check(self) -> None:
+        self.parallel.refuse(self.model)
         if self.clip <= 0 or self.micro_batch < 1 or self.log_every < 1:
             raise ValueError("clip must be > 0, micro_batch and log_every at least 1")
+        if not all(1 <= first < stop for first, stop in self.skip):
+            raise ValueError("skip is a list of [first, stop] step numbers from 1, stop itself being performed")
 
     def identity(self) -> dict[str, Any]:
-        """What decides about the losses: a resume may not change it. (Rounding apart, nothing else does.)"""
-        return {"model": asdict(self.model), "optimizer": asdict(self.optimizer), "schedule": asdict(self.schedule),
-                "loss.z": self.loss.z, "seed": self.seed, "clip": self.clip, "precision": self.precision}
+        """What decides about the losses: a resume may not change it. Rounding apart, nothing else does, but for what a
+        person must be able to change when training goes wrong: `stability` and the `skip` that lies ahead, of which the
+        checkpoint and ledger.jsonl hold what they have done."""
+        return {"model": self.model.identity(), "optimizer": asdict(self.optimizer), "schedule": asdict(self.schedule),
+                "loss.z": self.loss.z, "loss.repeats": self.loss.repeats and asdict(self.loss.repeats),
+                "seed": self.seed, "clip": self.clip, "precision": self.precision,
+                **({"fp8": True} if self.parallel.fp8 else {}),
+                **({"init.from": self.init.from_} if self.init.from_ else {})}
 
 
 @dataclass(frozen=True)
@@ -90,9 +105,23 @@ class Run:
     def schedule(self) -> Schedule:
         return Schedule(self.config.schedule, self.curriculum.phases)
 
+    def rope(self, samples: int) -> Rope:
+        """The model's positions after `samples` samples: those of the last one's phase."""
+        return phase_rope(self.config.model, self.curriculum.phases[self.curriculum.phase_at(max(0, samples - 1))])
+
     def micro_rows(self, length: int) -> int:
         """Windows of `length` tokens a rank computes at once."""
         return max(1, self.config.micro_batch // length)
+
+    def sample_at(self, step: int) -> int:
+        """How many samples the first `step` steps read."""
+        samples = 0
+        for phase in self.curriculum.phases:
+            samples += min(step, phase.steps) * phase.batch
+            step -= min(step, phase.steps)
+        if step > 0:
+            raise ConfigError(f"the curriculum has {self.curriculum.steps} steps, {step} fewer than that")
+        return samples
 
     def steps(self, sample: int = 0) -> Iterator[Step]:
         """The steps from sample number `sample` (a step's first) to the end, in O(1) memory."""
@@ -135,20 +164,17 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
     made = Run(folder, Path(store) if store else folder.absolute().parent.parent,
                Path(out) if out else folder / "train", curriculum, config, source)
     made.schedule()               # its errors belong here, before anything starts
+    for phase in curriculum.phases:
+        phase_rope(config.model, phase)
     return made
 
 
 def differences(meta: dict[str, Any], run: Run) -> list[str]:
     """What a checkpoint's `meta` and a run disagree about, one line each; [] means the run may go on from it.
 
-    The world, the micro-batch, logging and phases that lie ahead may change.
+    What `changes` and `edits` tell may be another.
     """
-    found = []
-    new = flat(run.config.identity())
-    old = flat(meta["config"])
-    for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key):
-            found.append(f"train.{key}: checkpoint {old.get(key)!r}, now {new.get(key)!r}")
+    found = unequal(meta["config"], run.config.identity(), defaults(run.config))
     was, now = meta["curriculum"], run.curriculum.to_json()
     for key in ("seed", "longest"):
         if was[key] != now[key]:
@@ -162,6 +188,8 @@ def differences(meta: dict[str, Any], run: Run) -> list[str]:
         if phase["start"] < meta["samples"]:
             new_phase = run.curriculum.phases[i] if i < len(run.curriculum.phases) else None
             found += past(Phase(**phase), new_phase, meta["samples"])
+    if found:
+        return found
     before = Schedule(run.config.schedule, [Phase(**p) for p in was["phases"]]).factor(meta["tokens"])
     after = run.schedule().factor(meta["tokens"])
     if abs(before - after) > 1e-6:                       # shares of a total that has changed
@@ -174,12 +202,66 @@ def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
     """Differences in a phase that has begun: it may only have been cut, and not before sample number `samples`."""
     if new is None:
         return [f"phase {old.name}: has begun, but is missing now"]
-    same = ("start", "sequence", "batch", "weights", "reserved", "lr")
+    same = ("start", "sequence", "batch", "weights", "reserved", "lr", "extra", "reset_optimizer", "rope_theta",
+            "rope_scaling")
     found = [f"phase {old.name}.{k}: checkpoint {getattr(old, k)!r}, now {getattr(new, k)!r}"
              for k in same if getattr(old, k) != getattr(new, k)]
     if new.stop < min(old.stop, samples):
         found.append(f"phase {old.name}: cut at sample {new.stop}, but {samples} samples have been read")
     return found
+
+
+def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, Any]) -> list[str]:
+    """What else is another now than when the checkpoint of this very training was written, and may be: one line each.
+    Of the curriculum `edits` tells."""
+    found = unequal({"world": meta["world"], **{k: meta.get(k, v) for k, v in machine.items()}},
+                    {"world": world, **machine}, {}, "")
+    decided = flat(run.config.identity())
+    found += [line for line in unequal(meta.get("train", {}), asdict(run.config), flat(asdict(run.config)))
+              if line.split(":")[0].removeprefix("train.") not in decided]
+    was, now = meta.get("code"), code()
+    if was and was["sha256"] != now["sha256"]:
+        found.append(f"code: checkpoint {version(was)}, now {version(now)}")
+    return found
+
+
+def edits(meta: dict[str, Any], run: Run) -> list[str]:
+    """What the curriculum says ahead of a checkpoint that it did not when that was written, one line each."""
+    was, now = meta["curriculum"], run.curriculum.to_json()
+    found = [f"stream {s['name']}: new" for s in now["streams"][len(was["streams"]):]]
+    for i in range(max(len(was["phases"]), len(now["phases"]))):
+        old, new = (side["phases"][i] if i < len(side["phases"]) else None for side in (was, now))
+        if new is None:
+            found.append(f"phase {old['name']}: taken out")
+        elif old is None:
+            found.append(f"phase {new['name']}: new, {Phase(**new).tokens:,} tokens from sample {new['start']:,} on")
+        elif old != new:
+            found += [f"phase {old['name']}.{k}: checkpoint {old.get(k)!r}, now {new.get(k)!r}"
+                      for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
+    return found
+
+
+def version(sums: Mapping[str, str | None]) -> str:
+    """Code as a person may know it: commit or version, and the hash that decides."""
+    return f"{(sums['commit'] or sums['package'] or 'unknown')[:12]} ({(sums['sha256'] or '')[:8]})"
+
+
+def defaults(config: TrainConfig) -> dict[str, Any]:
+    """What keys that a checkpoint does not know of, being older than these, stood for."""
+    m = config.model
+    plain = replace(config, model=ModelConfig(m.layers, m.width, m.heads), optimizer=type(config.optimizer)(),
+                    schedule=ScheduleConfig(), loss=LossConfig())
+    return {**flat(asdict(plain)), **flat(plain.identity())}
+
+
+def unequal(old: Mapping[str, Any], new: Mapping[str, Any], missing: Mapping[str, Any],
+            prefix: str = "train.") -> list[str]:
+    """'train.KEY: checkpoint 1, now 2' for each key of which two (nested) mappings disagree; a key that `old` has not
+    counts as `missing` says."""
+    then, now = flat(dict(old)), flat(dict(new))
+    then = {**{k: missing[k] for k in now.keys() - then.keys() if k in missing}, **then}
+    return [f"{prefix}{k}: checkpoint {then.get(k)!r}, now {now.get(k)!r}" for k in sorted(then.keys() | now.keys())
+            if then.get(k) != now.get(k)]
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:

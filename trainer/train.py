@@ -7,7 +7,9 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from itertools import chain, takewhile
+from dataclasses import asdict
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,20 +17,23 @@ from torch import nn
 
 from trainer import checkpoint as ckpt
 from trainer import metrics as log
-from trainer import mfu
+from trainer import hf, mfu, optim
 from trainer.attention import document_mask
 from trainer.data import Batch, Data, Prefetch
 from trainer.evaluate import Heldout, losses
 from trainer.finish import replace, sample, summarise
 from trainer.init import initialise
+from trainer.ledger import Ledger
 from trainer.loss import IGNORE
 from trainer.model import Transformer
-from trainer.optim import adamw
-from trainer.parallel import World, clip, compute_dtype, gather_gradients, shard
+from trainer.parallel import World, arranged, clip, compute_dtype, gather_gradients, shard
 from trainer.plot import write_plot
-from trainer.run import Run, Step, TrainingError, differences
+from trainer.policy import Guard, Policy, go_back
+from trainer.provenance import GENESIS, chain, code, machine
+from trainer.run import Run, Step, TrainingError, changes, differences, edits
 from trainer.signals import interruptions
-from trainer.window import Window, diverged
+from trainer.window import HEAD, Row, Window, diverged
+from trainer.worst import WorstRows
 
 #: rows of the last step whose loss is stored with a checkpoint and compared after loading it
 PROBE_ROWS = 4
@@ -37,45 +42,56 @@ PROBE_ROWS = 4
 def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Train `run` from its latest checkpoint (or from the start) to the end of its curriculum, or to step `stop_at`.
 
-    Every rank calls it; rank 0 writes `run.out`: metrics.jsonl, tensorboard/, loss.svg, checkpoints/, summary.json.
+    Every rank calls it; rank 0 writes `run.out`: metrics.jsonl, tensorboard/, loss.svg, checkpoints/, ledger.jsonl,
+    worst_rows.jsonl, summary.json.
     Returns the summary. Raises TrainingError, CheckpointError; SystemExit(128 + n) after signal n (a checkpoint is
     written first).
     """
     config, curriculum = run.config, run.curriculum
     say = say if world.first else (lambda _text: None)
+    world = arranged(world, config.parallel)
     dtype = compute_dtype(config.precision, world.device)
     checkpoints = run.out / "checkpoints"
+    ledger = Ledger.open(run.out, world)
+    ledger.clear(checkpoints, world)     # a kill between the decision to go back and going back
     found = ckpt.latest(checkpoints)
     if found:
         refuse_another(found, run)
-    steps = run.steps(found.meta["samples"] if found else 0)
-    first = next(steps, None)
+    first = next(run.steps(found.meta["samples"] if found else 0), None)
     done = run.out / "summary.json"
     if done.exists() if first is None else stop_at is not None and stop_at <= first.number:
         say(f"nothing to do: {found.folder.parent if found else run.out} is at "
             + ("the end of the curriculum" if first is None else f"or beyond step {stop_at}, where this was to stop"))
         return json.loads(done.read_text(encoding="utf-8")) if first is None else {}
     # at the end without a summary: an earlier process died between its last checkpoint and the end; do the rest
-    number, samples, tokens = (found.meta[k] for k in ("step", "samples", "tokens")) if found else (0, 0, 0)
+    number, samples, tokens = position(found)
+    ledger.declare(config.skip, number)
 
-    data = Data(curriculum, run.store)
+    data = Data(curriculum, run.store, config.loss.repeats)
     heldout = Heldout(data, curriculum.phases[0].sequence, config.evaluate.windows)
     schedule = run.schedule()
 
     with torch.device("meta"):
         model = Transformer(config.model, run.vocab)
     shard(model, world, dtype, config.compile)
-    initialise(model, config.model, config.seed)
-    optimizer = adamw.build(config.optimizer, model.named_parameters())
+    optimizer = optim.build(config.optimizer, model.named_parameters(), world, config.model.rate)
     say(f"model: {config.model.parameters(run.vocab):,} parameters, vocabulary {run.vocab:,}; {world.size} "
         f"rank{'s' if world.size > 1 else ''} on {world.device.type}, {str(dtype).removeprefix('torch.')}")
-    say(adamw.describe(optimizer))
+    say(optim.describe(optimizer))
 
     metrics = log.Metrics(run.out, world.first)
+    guard, policy = Guard(config.stability, world.device), Policy(config.stability)
+    worst = WorstRows(run.out, config.stability.worst_rows, data.streams, world)
+    worst.begin(number)
+    restore(found, run, data, model, optimizer, guard, policy, world, dtype)
+    read = history(found, run, data, ledger) if world.first else GENESIS
+    here, changed = machine(device_name(world)), []
     if found:
-        resume(found, run, data, model, optimizer, world, dtype)
-        say(f"resumed from {found.folder.parent.name} at sample {samples:,}")
-    metrics.write("resume" if found else "start", number, samples=samples, world=world.size,
+        edited = edits(found.meta, run)
+        ledger.edited(number, edited)
+        changed = [*changes(found.meta, run, world.size, here), *edited]
+        say("\n  ".join([f"resumed from {found.folder.parent.name} at sample {samples:,}", *changed]))
+    metrics.write("resume" if found else "start", number, samples=samples, world=world.size, changed=changed,
                   device=device_name(world), mfu_formula=mfu.FORMULA, config=config.identity(),
                   streams=data.streams, phases=[{"name": p.name, "tokens": p.tokens, "steps": p.steps, "lr": p.lr,
                                                  "sequence": p.sequence, "batch": p.batch} for p in curriculum.phases])
@@ -91,15 +107,18 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
                 f"{values['unigram_entropy']:.3f})  {each}")
         return values
 
-    def save(step: Step) -> None:
+    def save(step: Step, heldout: float | None) -> None:
+        worst.write()
         rows = list(range(step.stop - min(PROBE_ROWS, step.batch), step.stop))
         probe = probe_loss(rows, run, data, model, world, dtype)
         if not math.isfinite(probe):     # the step's own loss is of the parameters before it
             raise TrainingError(diverged(run, step.number + 1, f"loss {probe} after it"))
-        meta = {"step": step.number + 1, "samples": step.stop, "tokens": tokens, "world": world.size,
-                "pinned": step.stop == curriculum.phases[step.phase].stop, "torch": torch.__version__,
-                "config": config.identity(), "curriculum": curriculum.to_json(),
-                "probe": {"samples": rows, "loss": probe}}
+        meta = {"step": step.number + 1, "samples": step.stop, "tokens": tokens, "world": world.size, **here,
+                "phase": curriculum.phases[step.phase].name, "pinned": step.stop == curriculum.phases[step.phase].stop,
+                "code": code(), "config": config.identity(), "train": asdict(config), "chain": read.hex(),
+                "curriculum": curriculum.to_json(), "heldout": heldout,
+                "probe": {"samples": rows, "loss": probe}, "ledger": len(ledger.lines), "guard": guard.state(),
+                "policy": policy.state()}
         saver.save(model, optimizer, meta)
 
     def saved(written: ckpt.Writing) -> None:
@@ -110,42 +129,69 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     if world.first and first is not None:
         done.unlink(missing_ok=True)     # of a curriculum that has been prolonged since
     before = after = evaluate(0, 0) if not found else {}
-    window = Window(run, data.streams, metrics, world, say)
+    window = Window(run, data.streams, metrics, worst, world, say)
     began = time.perf_counter()
-    todo = takewhile(lambda s: stop_at is None or s.number < stop_at, chain([first] if first else [], steps))
     with interruptions() as interrupted, ckpt.Saver(checkpoints, config.checkpoint, world, saved) as saver:
-        for step, batch in Prefetch(data, todo, world.rank, world.size):
-            phase = curriculum.phases[step.phase]
-            tokens = step.tokens + step.batch * phase.sequence
-            factor = schedule.factor((step.tokens + tokens) / 2)
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * factor
-            sums, norm = forward_backward(model, batch, run, data, world, dtype, phase.sequence)
-            optimizer.step()
-            optimizer.zero_grad()
-            window.add(step, tokens, config.optimizer.lr * factor, sums, norm)
+        while True:                          # once, and again after every rewind
+            todo = takewhile(lambda s: stop_at is None or s.number < stop_at, run.steps(samples))
+            suspicion = None
+            for step, batch in Prefetch(data, todo, world.data_rank, world.data_size, ledger.why):
+                phase = curriculum.phases[step.phase]
+                model.rope = run.rope(step.stop)
+                tokens = step.tokens + step.batch * phase.sequence
+                if phase.reset_optimizer and step.first == phase.start:
+                    say(f"phase {phase.name}: the optimiser begins anew")
+                    ckpt.reset(optimizer)
+                if batch is None:
+                    window.passed_over(step, tokens, ledger.why(step.number + 1))
+                else:
+                    factor = schedule.factor((step.tokens + tokens) / 2)
+                    for group in optimizer.param_groups:
+                        group["lr"] = group["peak"] * factor
+                    sums, norm = forward_backward(model, step, batch, run, data, worst, world, dtype)
+                    verdict = guard.judge(step.phase, sums[HEAD:], norm)
+                    optimizer.found_inf = verdict[0].float()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    read = chain(data.order, [step], read) if world.first else read
+                    window.add(Row(step, tokens, config.optimizer.lr * factor, sums, norm, verdict))
 
-            number, samples, last = step.number + 1, step.stop, step.stop == curriculum.phases[step.phase].stop
-            ending = samples == curriculum.samples or number == stop_at
-            due = number % config.checkpoint.every == 0 or last or ending
-            judged = number % config.evaluate.every == 0 or ending
-            if world.device.type == "cpu" or number % config.log_every == 0 or due or judged:
-                stopping = window.flush(interrupted())
-                if judged:
-                    after = evaluate(number, tokens)
-                saver.poll()
-                if due or stopping:
-                    save(step)
-                if last or ending or stopping:
-                    saver.wait()
-                if world.first and judged:
-                    metrics.flush()
-                    write_plot(run.out)
-                if stopping:
-                    metrics.flush()
-                    say(f"stopped by {signal.Signals(stopping).name} after step {number}; the same command goes on")
-                    raise SystemExit(128 + stopping)
-                window.restart()        # evaluation and checkpoints are not part of the speed
+                number, samples, last = step.number + 1, step.stop, step.stop == phase.stop
+                ending = samples == curriculum.samples or number == stop_at
+                due = number % config.checkpoint.every == 0 or last or ending
+                judged = number % config.evaluate.every == 0 or ending
+                if world.device.type == "cpu" or number % config.log_every == 0 or due or judged:
+                    stopping, seen = window.flush(interrupted())
+                    if suspicion := policy.review(seen, f"tokenmill train explain {run.folder}"):
+                        break
+                    if judged:
+                        after = evaluate(number, tokens)
+                    saver.poll()
+                    if due or stopping:
+                        save(step, after.get("loss") if judged else None)
+                    if last or ending or stopping:
+                        saver.wait()
+                    if world.first and judged:
+                        metrics.flush()
+                        write_plot(run.out)
+                    if stopping:
+                        metrics.flush()
+                        say(f"stopped by {signal.Signals(stopping).name} after step {number}; the same command goes on")
+                        raise SystemExit(128 + stopping)
+                    window.restart()        # evaluation and checkpoints are not part of the speed
+            if suspicion is None:
+                break
+            saver.wait()
+            found = go_back(suspicion, config.stability.rewind, ledger, checkpoints, world)
+            number, samples, tokens = position(found)
+            restore(found, run, data, model, optimizer, guard, policy, world, dtype)
+            read = history(found, run, data, ledger) if world.first else GENESIS
+            worst.begin(number)
+            metrics.write("rewind", number, samples=samples, seen=suspicion.step, steps=ledger.lines[-1]["steps"],
+                          why=suspicion.why)
+            say(f"step {suspicion.step:>6}  {suspicion.why}: back to step {number}, to pass over steps "
+                "{} to {}".format(*ledger.lines[-1]["steps"]))
+            window.restart()
 
     seconds = time.perf_counter() - began
     summary: dict[str, Any] = {}
@@ -172,28 +218,30 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     return summary
 
 
-def forward_backward(model: nn.Module, batch: Batch, run: Run, data: Data, world: World, dtype: torch.dtype,
-                     length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of one step, clipped. Returns this rank's sums [2 + 2·S] float64 (Σ log²Z, Σ length² of documents, then
-    nll and counted targets of each stream) and the global gradient norm."""
+def forward_backward(model: nn.Module, step: Step, batch: Batch, run: Run, data: Data, worst: WorstRows, world: World,
+                     dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of one step, clipped. Returns sums over all ranks [HEAD + 2·S] float64 (see `trainer.window`) and the
+    global gradient norm."""
     config = run.config
     streams = len(data.streams)
-    sums = torch.zeros(2 + 2 * streams, dtype=torch.float64, device=world.device)
-    sums[1] = batch.attended
+    sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)
+    sums[1], sums[2] = batch.attended, batch.repeated
     # the loss is divided by the number of targets that count in the whole step, on all ranks and micro-batches
     valid = world.sum(torch.tensor(float(batch.valid()), device=world.device))
     scale = 1 / valid.clamp(min=1)
-    rows = min(run.micro_rows(length), batch.rows)
+    rows = min(run.micro_rows(batch.tokens.shape[1]), batch.rows)
     starts = list(range(0, batch.rows, rows))
     for start, part in zip(starts, batch.micro(rows, world.device)):
-        gather_gradients(model, start == starts[-1])
-        objective, nll, z_sum = model(part.tokens, document_mask(part.positions, dtype), part.targets, scale,
-                                      config.loss.z, config.loss.chunk)
+        gather_gradients(model, world, start == starts[-1])
+        objective, nll, z_sum = model(part.tokens, document_mask(part.positions, dtype, config.model.masking),
+                                      part.targets, scale, config.loss.z, config.loss.chunk)
         objective.backward()
         sums[0] += z_sum
-        sums[2:2 + streams].index_add_(0, part.stream, nll.detach().double().sum(1))
-        sums[2 + streams:].index_add_(0, part.stream, (part.targets != IGNORE).double().sum(1))
-    return sums, clip(model, config.clip)
+        nll, targets = nll.detach().double().sum(1), (part.targets != IGNORE).double().sum(1)
+        sums[HEAD:HEAD + streams].index_add_(0, part.stream, nll)
+        sums[HEAD + streams:].index_add_(0, part.stream, targets)
+        worst.add(step, start, nll, targets, part.stream)
+    return world.sum(sums), clip(model, config.clip, world)
 
 
 def refuse_another(found: ckpt.Checkpoint, run: Run) -> None:
@@ -204,9 +252,27 @@ def refuse_another(found: ckpt.Checkpoint, run: Run) -> None:
                                    + "\n  ".join(wrong) + "\nTake these back, or start anew with another --out")
 
 
-def resume(found: ckpt.Checkpoint, run: Run, data: Data, model: nn.Module, optimizer: torch.optim.Optimizer,
-           world: World, dtype: torch.dtype) -> None:
-    """Load `found` and check that it came back whole: the loss on a few samples must be what it was at saving."""
+def position(found: ckpt.Checkpoint | None) -> tuple[int, int, int]:
+    """(steps, samples, tokens) at a checkpoint, or (None) at the start."""
+    return (found.meta["step"], found.meta["samples"], found.meta["tokens"]) if found else (0, 0, 0)
+
+
+def restore(found: ckpt.Checkpoint | None, run: Run, data: Data, model: nn.Module, optimizer: torch.optim.Optimizer,
+            guard: Guard, policy: Policy, world: World, dtype: torch.dtype) -> None:
+    """Everything as it was at a checkpoint, or (None) at the start. Of a checkpoint it is checked that it came back
+    whole: the loss on a few samples must be what it was at saving."""
+    optimizer.found_inf = None
+    model.rope = run.rope(found.meta["samples"] if found else 0)
+    guard.load(found.meta.get("guard") if found else None)       # a checkpoint from before there was a guard has none
+    policy.load(found.meta.get("policy") if found else None)
+    if found is None:
+        model.reshard()
+        if run.config.init.from_:
+            hf.load(model, run.config.model, run.vocab, Path(run.config.init.from_))
+        else:
+            initialise(model, run.config.model, run.config.seed)
+        optimizer.state.clear()
+        return
     ckpt.load(found, model, optimizer)
     probe = found.meta["probe"]
     loss = probe_loss(probe["samples"], run, data, model, world, dtype)
@@ -215,6 +281,16 @@ def resume(found: ckpt.Checkpoint, run: Run, data: Data, model: nn.Module, optim
         raise ckpt.CheckpointError(
             f"{found.folder.parent}: the loss on samples {probe['samples'][0]}… is {loss:.4f}, at saving it was "
             f"{probe['loss']:.4f}: model or data have changed; do not go on from it")
+
+
+def history(found: ckpt.Checkpoint | None, run: Run, data: Data, ledger: Ledger) -> bytes:
+    """The hash chain at a checkpoint; of one that has none it is computed."""
+    if found is None:
+        return GENESIS
+    if "chain" in found.meta:
+        return bytes.fromhex(found.meta["chain"])
+    done = takewhile(lambda s: s.number < found.step, run.steps())
+    return chain(data.order, done, passed=ledger.why)
 
 
 def probe_loss(samples: list[int], run: Run, data: Data, model: nn.Module, world: World, dtype: torch.dtype) -> float:

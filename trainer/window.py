@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,16 +13,33 @@ from trainer import checkpoint as ckpt
 from trainer import metrics as log
 from trainer import mfu
 from trainer.parallel import World
-from trainer.run import Run, Step, TrainingError
+from trainer.policy import Seen
+from trainer.run import Run, Step
+from trainer.worst import WorstRows
+
+#: sums over a step that stand before those of each stream: Σ log²Z, Σ length² of documents, targets left out as
+#: repetition
+HEAD = 3
+
+
+class Row(NamedTuple):
+    """A step whose numbers are still on the device."""
+
+    step: Step
+    tokens: int               # targets after it
+    rate: float               # learning rate
+    sums: torch.Tensor        # [HEAD + 2 · streams] float64, over all ranks; of each stream nll and counted targets
+    norm: torch.Tensor        # of the gradient, 0-d
+    verdict: torch.Tensor     # [4] float64, of `Guard.judge`
 
 
 class Window:
     """Steps whose numbers are still on the device: they are read back together, so that a step never waits for one."""
 
-    def __init__(self, run: Run, streams: list[str], metrics: log.Metrics, world: World,
+    def __init__(self, run: Run, streams: list[str], metrics: log.Metrics, worst: WorstRows, world: World,
                  say: Callable[[str], None]) -> None:
         self.run, self.streams, self.metrics, self.world, self.say = run, streams, metrics, world, say
-        self.rows: list[tuple[Step, int, float, torch.Tensor, torch.Tensor]] = []
+        self.worst, self.rows = worst, list[Row]()
         self.peak = mfu.peak(world.device)
         self.steps = run.curriculum.steps
         self.busy, self.trained = 0.0, 0
@@ -29,47 +48,76 @@ class Window:
     def restart(self) -> None:
         self.since = time.perf_counter()
 
-    def add(self, step: Step, tokens: int, rate: float, sums: torch.Tensor, norm: torch.Tensor) -> None:
-        self.rows.append((step, tokens, rate, sums, norm))
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+
+    def passed_over(self, step: Step, tokens: int, why: str) -> None:
+        """A step that is not performed."""
+        self.metrics.write("step", step.number + 1, phase=self.run.curriculum.phases[step.phase].name,
+                           samples=step.stop, tokens=tokens, targets=0, loss=None, grad_norm=None, streams={},
+                           skipped=True, why=why)
+        if (step.number + 1) % self.run.config.log_every == 0:
+            self.say(f"step {step.number + 1:>6}/{self.steps}  passed over: {why}")
 
     def speed(self) -> float | None:
         """Tokens per second of all steps so far, without evaluation and checkpoints."""
         return self.trained / self.busy if self.busy else None
 
-    def flush(self, interrupted: int) -> int:
-        """Write a metrics line for each waiting step. Returns the largest `interrupted` (a signal) of all ranks."""
-        sums = self.world.sum(torch.stack([sums for _, _, _, sums, _ in self.rows])).tolist()
+    def flush(self, interrupted: int) -> tuple[int, list[Seen]]:
+        """Write a metrics line for each waiting step. Returns the largest `interrupted` (a signal) of all ranks, and
+        what the steps were like."""
+        waiting, self.rows = self.rows, []
         signalled = int(self.world.max(torch.tensor(interrupted, device=self.world.device)))
-        norms = torch.stack([norm.detach().float() for *_, norm in self.rows]).tolist()
+        if not waiting:
+            return signalled, []
+        worst = self.world.sum(self.worst.packed())
+        steps = torch.stack([torch.cat((r.sums, r.norm.detach().double()[None], r.verdict)) for r in waiting])
+        values = torch.cat((steps.flatten(), worst)).tolist()            # here, and nowhere else, the host waits
         seconds = time.perf_counter() - self.since
-        s = len(self.streams)
-        flushed = sum(tokens - step.tokens for step, tokens, *_ in self.rows)
+        self.worst.unpack(values[steps.numel():])
+        rows = [values[i:i + steps.shape[1]] for i in range(0, steps.numel(), steps.shape[1])]
+        flushed = sum(r.tokens - r.step.tokens for r in waiting)
         self.busy, self.trained = self.busy + seconds, self.trained + flushed
-        flops = sum(mfu.step_flops(self.run.config.model, self.run.vocab, tokens - step.tokens, int(row[1]))
-                    for (step, tokens, *_), row in zip(self.rows, sums))
+        flops = sum(mfu.step_flops(self.run.config.model, self.run.vocab, r.tokens - r.step.tokens, int(row[1]))
+                    for r, row in zip(waiting, rows))
         utilisation = flops / seconds / (self.peak * self.world.size) if self.peak else None
-        for (step, tokens, rate, *_), row, norm in zip(self.rows, sums, norms):
-            nll, counted = row[2:2 + s], row[2 + s:2 + 2 * s]
-            phase = self.run.curriculum.phases[step.phase].name
-            targets = max(1.0, sum(counted))
-            loss = sum(nll) / targets if sum(counted) else None         # None: it read prompts alone
-            self.metrics.write(
-                "step", step.number + 1, phase=phase, samples=step.stop, tokens=tokens,
-                targets=int(sum(counted)), loss=loss, z=row[0] / targets, lr=rate, grad_norm=norm,
-                tokens_per_s=round(flushed / seconds, 1), mfu=utilisation,
-                streams={name: n / c for name, n, c in zip(self.streams, nll, counted) if c})
-            if loss != loss or norm != norm or abs(norm) == float("inf"):
-                self.metrics.flush()
-                raise TrainingError(diverged(self.run, step.number + 1, f"loss {loss}, gradient norm {norm}"))
-            if (step.number + 1) % self.run.config.log_every == 0 or step.number + 1 == self.steps:
-                left = (self.run.curriculum.tokens - tokens) * self.busy / self.trained
-                said = "none" if loss is None else f"{loss:.4f}"
-                self.say(f"step {step.number + 1:>6}/{self.steps}  {phase:<8} loss {said}  lr {rate:.2e}  "
-                         f"norm {norm:.2f}  {flushed / seconds / 1e3:.1f}k tok/s  mfu "
-                         f"{'unknown' if utilisation is None else f'{utilisation:.1%}'}  left {clock(left)}")
-        self.rows = []
+        seen = []
+        s = len(self.streams)
+        for (step, tokens, rate, *_), row in zip(waiting, rows):
+            (z, _, repeats), nll, counted, (norm, *verdict) = \
+                row[:HEAD], row[HEAD:HEAD + s], row[HEAD + s:HEAD + 2 * s], row[HEAD + 2 * s:]
+            targets = sum(counted)
+            loss = sum(nll) / targets if targets else None              # None: it read prompts alone
+            seen.append(Seen(step.number + 1, loss, norm, verdict[0] != 0, *verdict[1:]))
+            values = {"phase": self.run.curriculum.phases[step.phase].name, "samples": step.stop, "tokens": tokens,
+                      "targets": int(targets), "loss": finite(loss), "z": finite(z / max(1.0, targets)), "lr": rate,
+                      "grad_norm": finite(norm), "tokens_per_s": round(flushed / seconds, 1), "mfu": utilisation,
+                      "streams": {name: finite(n / c) for name, n, c in zip(self.streams, nll, counted) if c}}
+            if self.run.config.loss.repeats is not None:
+                values["repeats"] = int(repeats)
+            self.tell(seen[-1], values)
         self.metrics.flush()
-        return signalled
+        return signalled, seen
+
+    def tell(self, seen: Seen, values: dict[str, Any]) -> None:
+        """Write the metrics line of a step, and print one where it is due."""
+        head = f"step {seen.step:>6}/{self.steps}"
+        if seen.bad:
+            values |= {"skipped": True, "why": seen.why}
+            self.say(f"{head}  left out: {seen.why}")
+        self.metrics.write("step", seen.step, **values)
+        if seen.step % self.run.config.log_every == 0 or seen.step == self.steps:
+            left = (self.run.curriculum.tokens - values["tokens"]) * self.busy / self.trained
+            said = "none" if seen.loss is None else f"{seen.loss:.4f}"
+            used = "unknown" if values["mfu"] is None else f"{values['mfu']:.1%}"
+            self.say(f"{head}  {values['phase']:<8} loss {said}  lr {values['lr']:.2e}  norm {seen.norm:.2f}  "
+                     f"{values['tokens_per_s'] / 1e3:.1f}k tok/s  mfu {used}  left {clock(left)}")
+            self.worst.write()
+
+
+def finite(x: float | None) -> float | None:
+    """JSON has no infinities."""
+    return x if x is not None and math.isfinite(x) else None
 
 
 def diverged(run: Run, step: int, seen: str) -> str:

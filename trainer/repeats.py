@@ -1,0 +1,42 @@
+"""Targets that teach nothing but repetition: spans in which a short n-gram comes again and again.
+
+OLMo 2 (arXiv 2501.00656 §3.1) traced many loss spikes to windows with long runs of repeated n-grams and takes no loss
+from a window with a span of 32 or more repetitions of 1 to 13 tokens. Here only the span itself is left out, the rest
+of the window is learned from. What is left out is a pure function of the window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class RepeatsConfig:
+    """Targets inside a span of at least `times` repetitions of 1 to `ngram` tokens do not count (defaults: OLMo 2)."""
+
+    ngram: int = 13
+    times: int = 32
+
+    def check(self) -> None:
+        if self.ngram < 1 or self.times < 2:
+            raise ValueError("ngram must be at least 1, times at least 2")
+
+
+def repeated(tokens: np.ndarray, ngram: int, times: int) -> np.ndarray:
+    """Which of `tokens` (N,) lie in a span of at least `times` whole repetitions of 1 to `ngram` tokens, bool (N,).
+
+    A span of period p is a longest stretch with token i equal to token i − p; its first p tokens belong to it.
+    """
+    found = np.zeros(len(tokens), bool)
+    for period in range(1, min(ngram, len(tokens) // times) + 1):
+        least = (times - 1) * period                     # equalities that `times` repetitions make
+        same = tokens[period:] == tokens[:-period]
+        if np.count_nonzero(same) < least:               # nearly every window of real text ends here
+            continue
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8)))
+        for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist()):
+            if stop - start >= least:
+                found[start:stop + period] = True
+    return found
