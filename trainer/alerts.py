@@ -1,0 +1,122 @@
+"""What somebody should look at: five rules over the numbers of a training, each raised once and taken back once.
+
+An alert is printed, kept as a line `event: alert` of metrics.jsonl, and a gauge of trainer.prom that is 1 while it
+stands; Prometheus' Alertmanager (or whatever reads one of these) knows whom to tell. No rule stops a training: that is
+`train.policy`'s business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+RULES = ("throughput", "evaluation", "spikes", "data_wait", "checkpoint")
+#: log intervals the speed is compared with, and how many there must be
+INTERVALS, ENOUGH = 50, 8
+#: steps the spike score is of (OLMo-core's stability monitor)
+SCORED = 1000
+
+
+@dataclass(frozen=True)
+class AlertsConfig:
+    """Above which an alert is raised; null turns a rule off.
+
+    `throughput`: share of the running median of tokens/s that is missing. `evaluation`: nats by which the held-out loss
+    of a stream exceeds its best. `spikes`: share of the last 1,000 steps whose loss or gradient norm was no number or
+    more than `stability.sigma` deviations above the mean. `data_wait`: share of the time spent waiting for batches.
+    `checkpoint`: minutes without a checkpoint.
+    """
+
+    throughput: float | None = 0.2
+    evaluation: float | None = 0.1
+    spikes: float | None = 0.01
+    data_wait: float | None = 0.1
+    checkpoint: float | None = 120.0
+
+    def check(self) -> None:
+        for rule in RULES:
+            limit = getattr(self, rule)
+            if limit is not None and not 0 < limit < (math.inf if rule in ("evaluation", "checkpoint") else 1):
+                raise ValueError(f"{rule} must be above 0" + ("" if rule in ("evaluation", "checkpoint") else
+                                                              " and below 1 (a share)") + ", or null for no alert")
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A rule that was raised (`on`) or taken back; `text` says what was seen."""
+
+    rule: str
+    on: bool
+    text: str
+
+
+class Alerts:
+    """Holds what the rules remember. Each method takes in what has happened and returns what changed by it."""
+
+    def __init__(self, config: AlertsConfig) -> None:
+        self.config = config
+        self.standing: dict[str, str] = {}
+        self.speeds: deque[float] = deque(maxlen=INTERVALS)
+        self.phase: str | None = None
+        self.best: dict[str, float] = {}
+        self.outliers: deque[bool] = deque(maxlen=SCORED)
+        self.regressed: dict[str, str] = {}
+
+    def step(self, outlier: bool) -> list[Alert]:
+        """Every step: whether its loss or gradient norm was out of all proportion (`policy.Guard`)."""
+        self.outliers.append(outlier)
+        limit = self.config.spikes
+        return self.settle("spikes", limit is not None and self.spike_score > limit,
+                           f"loss or gradient norm of {sum(self.outliers)} of the last {len(self.outliers)} steps was "
+                           f"out of all proportion")
+
+    @property
+    def spike_score(self) -> float:
+        """Share of the last SCORED steps that were outliers; of a young training over SCORED all the same."""
+        return sum(self.outliers) / SCORED
+
+    def interval(self, phase: str, speed: float, data_share: float, since_checkpoint: float) -> list[Alert]:
+        """Every log interval: tokens/s, share of the time waited for data, seconds since the last checkpoint."""
+        if phase != self.phase:                      # another sequence or batch has another speed
+            self.phase = phase
+            self.speeds.clear()
+        usual = median(self.speeds) if len(self.speeds) >= ENOUGH else None
+        self.speeds.append(speed)
+        limit = self.config.throughput
+        found = self.settle("throughput", limit is not None and usual is not None and speed < (1 - limit) * usual,
+                            f"{speed:,.0f} tokens/s, usual are {usual or speed:,.0f}")
+        limit = self.config.data_wait
+        found += self.settle("data_wait", limit is not None and len(self.speeds) > 1 and data_share > limit,
+                             f"{data_share:.0%} of the time is spent waiting for data; `soak` tells what the loader "
+                             f"can do")
+        limit = self.config.checkpoint
+        return found + self.settle("checkpoint", limit is not None and since_checkpoint > 60 * limit,
+                                   f"no checkpoint for {since_checkpoint / 60:.0f} minutes: what a crash costs; "
+                                   f"checkpoint.every says how often")
+
+    def evaluation(self, streams: Mapping[str, Mapping[str, Any]]) -> list[Alert]:
+        """Every evaluation: the held-out loss of each stream against its best."""
+        for name, values in streams.items():
+            loss = values["loss"]
+            best = min(loss, self.best.get(name, math.inf))
+            self.best[name] = best
+            if self.config.evaluation is not None and loss > best + self.config.evaluation:
+                self.regressed[name] = f"{name} {loss:.3f}, its best was {best:.3f}"
+            else:
+                self.regressed.pop(name, None)
+        return self.settle("evaluation", bool(self.regressed), "held-out loss has risen: "
+                           + ("; ".join(self.regressed.values()) or "no more"))
+
+    def settle(self, rule: str, on: bool, text: str) -> list[Alert]:
+        """What is new about `rule`: nothing while it stays as it is."""
+        if on == (rule in self.standing):
+            return []
+        if on:
+            self.standing[rule] = text
+        else:
+            del self.standing[rule]
+        return [Alert(rule, on, text)]
