@@ -48,8 +48,8 @@ class Total:
 def losses(model: nn.Module, batch: Batch, streams: int, micro_rows: int, dtype: torch.dtype, chunk: int,
            world: World) -> list[Total]:
     """Loss of all rows of `batch` (the same on every rank; each computes its share), summed per stream."""
-    rows = list(range(world.rank, batch.rows, world.size))
-    share = -(-batch.rows // world.size)
+    rows = list(range(world.data_rank, batch.rows, world.data_size))
+    share = -(-batch.rows // world.data_size)
     # every rank must take part in every forward, since parameters are sharded: padding
     mine = Batch(*(x[rows] for x in batch.tensors()), attended=0).padded(share)
     sums = torch.zeros(2, streams, dtype=torch.float64, device=world.device)
