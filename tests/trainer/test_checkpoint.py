@@ -198,14 +198,17 @@ def test_damage_is_named(folder, tmp_path, alone):
 
 def test_two_trainers_in_one_folder(folder, tmp_path, alone):
     """The second to complete a step is refused: put-if-absent, not the last one wins."""
-    train(opened(folder, tmp_path), alone, 5, quiet)
-    marker = tmp_path / "checkpoints" / "step_00000006"
-    marker.mkdir()
-    (marker / "COMPLETE").write_text("{}")
-    with mock.patch.object(ckpt, "latest", return_value=None), \
+    real = ckpt.put_absent
+
+    def late(path: Path, data: bytes) -> bool:
+        if path.parent.name == "step_00000006":
+            path.write_text("{}")                    # the other trainer's
+        return real(path, data)
+
+    with mock.patch.object(ckpt, "put_absent", late), \
             pytest.raises(ckpt.CheckpointError, match="another trainer has completed this step"):
         train(opened(folder, tmp_path), alone, 7, quiet)
-    assert (marker / "COMPLETE").read_text() == "{}"
+    assert (tmp_path / "checkpoints" / "step_00000006" / "COMPLETE").read_text() == "{}"
 
 
 def test_put_absent(tmp_path):
