@@ -12,6 +12,8 @@ import torch
 from trainer import checkpoint as ckpt
 from trainer import metrics as log
 from trainer import mfu
+from trainer.goodput import clock
+from trainer.meters import Meters
 from trainer.parallel import World
 from trainer.policy import Seen
 from trainer.run import Run, Step
@@ -36,11 +38,10 @@ class Row(NamedTuple):
 class Window:
     """Steps whose numbers are still on the device: they are read back together, so that a step never waits for one."""
 
-    def __init__(self, run: Run, streams: list[str], metrics: log.Metrics, worst: WorstRows, world: World,
-                 say: Callable[[str], None]) -> None:
+    def __init__(self, run: Run, streams: list[str], metrics: log.Metrics, meters: Meters, worst: WorstRows,
+                 world: World, say: Callable[[str], None]) -> None:
         self.run, self.streams, self.metrics, self.world, self.say = run, streams, metrics, world, say
-        self.worst, self.rows = worst, list[Row]()
-        self.peak = mfu.peak(world.device)
+        self.meters, self.worst, self.rows = meters, worst, list[Row]()
         self.steps = run.curriculum.steps
         self.busy, self.trained = 0.0, 0
         self.restart()
@@ -77,10 +78,12 @@ class Window:
         self.worst.unpack(values[steps.numel():])
         rows = [values[i:i + steps.shape[1]] for i in range(0, steps.numel(), steps.shape[1])]
         flushed = sum(r.tokens - r.step.tokens for r in waiting)
-        self.busy, self.trained = self.busy + seconds, self.trained + flushed
         flops = sum(mfu.step_flops(self.run.config.model, self.run.vocab, r.tokens - r.step.tokens, int(row[1]))
                     for r, row in zip(waiting, rows))
-        utilisation = flops / seconds / (self.peak * self.world.size) if self.peak else None
+        skips = sum(row[HEAD + 2 * len(self.streams) + 1] != 0 for row in rows)
+        if self.meters.flushed(seconds, len(rows), skips, flushed, flops):
+            self.busy, self.trained = self.busy + seconds, self.trained + flushed
+        utilisation = self.meters.utilisation(flops, seconds)
         seen = []
         s = len(self.streams)
         for (step, tokens, rate, *_), row in zip(waiting, rows):
@@ -101,17 +104,19 @@ class Window:
 
     def tell(self, seen: Seen, values: dict[str, Any]) -> None:
         """Write the metrics line of a step, and print one where it is due."""
-        head = f"step {seen.step:>6}/{self.steps}"
+        head, due = f"step {seen.step:>6}/{self.steps}", self.meters.due(seen.step)
+        if due:
+            values |= self.meters.interval(seen.step, values)
         if seen.bad:
             values |= {"skipped": True, "why": seen.why}
             self.say(f"{head}  left out: {seen.why}")
         self.metrics.write("step", seen.step, **values)
-        if seen.step % self.run.config.log_every == 0 or seen.step == self.steps:
-            left = (self.run.curriculum.tokens - values["tokens"]) * self.busy / self.trained
+        self.meters.stepped(seen.step, seen.bad)
+        if due:
             said = "none" if seen.loss is None else f"{seen.loss:.4f}"
-            used = "unknown" if values["mfu"] is None else f"{values['mfu']:.1%}"
+            left = (self.run.curriculum.tokens - values["tokens"]) * self.busy / max(1, self.trained)
             self.say(f"{head}  {values['phase']:<8} loss {said}  lr {values['lr']:.2e}  norm {seen.norm:.2f}  "
-                     f"{values['tokens_per_s'] / 1e3:.1f}k tok/s  mfu {used}  left {clock(left)}")
+                     f"{self.meters.tell(seen.step, values)}" + (f"  left {clock(left)}" if left else ""))
             self.worst.write()
 
 
@@ -126,10 +131,3 @@ def diverged(run: Run, step: int, seen: str) -> str:
     return (f"step {step}: {seen}: training has diverged. "
             + (f"{last.folder.parent} is sound; " if last else "There is no checkpoint yet; ")
             + "lower train.optimizer.lr, or lengthen the warm-up, and start with another --out")
-
-
-def clock(seconds: float) -> str:
-    """93 → '1:33', 7260 → '2:01:00'."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
