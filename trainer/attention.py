@@ -1,20 +1,28 @@
-"""Causal attention that stays inside documents, in two back ends with one meaning.
+"""Causal attention that stays inside documents, in three back ends with one meaning.
 
 A window holds pieces of several documents. `positions` (restarting at 0 with every document) says where they begin; a
-token attends to the tokens of its own document up to itself.
+token attends to the tokens of its own document up to itself. With `masking: none` it attends to the whole window up to
+itself, and positions run through.
 
-* CUDA, half precision: `torch.nn.attention.varlen.varlen_attn` over the flattened batch with cumulative lengths.
-* everywhere else: `scaled_dot_product_attention` with a dense additive mask.
+* `varlen`: CUDA from Ampere on, half precision: `torch.nn.attention.varlen.varlen_attn` over the flattened batch with
+  cumulative lengths (FlashAttention 2; 3 where its package is installed and the device is a Hopper).
+* `flex`: other CUDA (float32, older devices): compiled `flex_attention` with a block mask.
+* `dense`: everywhere else: `scaled_dot_product_attention` with a dense additive mask. Never on CUDA, where it would
+  lose the flash kernels.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 try:  # torch >= 2.10 with CUDA
     from torch.nn.attention.varlen import varlen_attn
@@ -22,32 +30,68 @@ except ImportError:
     varlen_attn = None
 _VARLEN_GQA = varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters  # torch >= 2.13
 
+BackEnd = Literal["varlen", "flex", "dense"]
+Masking = Literal["document", "none"]
+
 
 @dataclass(frozen=True)
 class DocMask:
     """Where documents begin in a micro-batch, made once and used by every layer.
 
-    `positions` [B, T] int64; either `dense` [B, 1, T, T] additive (0 or -inf) or `starts` [D + 1] int32, the cumulative
-    lengths of the documents of the flattened batch (padded with B·T, i.e. with empty documents); `longest` bounds a
-    length.
+    `positions` [B, T] int64, and of these at most one: `dense` [B, 1, T, T] additive (0 or -inf); `block`, the same for
+    flex_attention; `starts` [D + 1] int32, the cumulative lengths of the documents of the flattened batch (padded with
+    B·T, i.e. with empty documents). None of them: the whole window, causally. `longest` bounds a length.
     """
 
     positions: Tensor
     dense: Tensor | None
     starts: Tensor | None
     longest: int
+    block: BlockMask | None = None
 
 
-def document_mask(positions: Tensor, dtype: torch.dtype) -> DocMask:
-    """The mask for `positions` [B, T] int64 and activations of `dtype`, on the device of `positions`."""
+def document_mask(positions: Tensor, dtype: torch.dtype, masking: Masking = "document",
+                  backend: BackEnd | None = None) -> DocMask:
+    """The mask for `positions` [B, T] int64 and activations of `dtype`, on the device of `positions`. `backend`: this
+    one instead of the device's best."""
     rows, length = positions.shape
-    if positions.is_cuda and dtype in (torch.bfloat16, torch.float16) and varlen_attn is not None:
+    backend = backend or best(positions.device, dtype)
+    if masking == "none":
+        whole = torch.arange(length, device=positions.device).expand(rows, length)
+        return DocMask(whole, None, None, length)
+    if backend == "varlen":
         return DocMask(positions, None, cumulative_lengths(positions), length)
     document = (positions == 0).cumsum(1)
+    if backend == "flex":
+        def visible(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (document[row, query] == document[row, key]) & (query >= key)
+
+        block = create_block_mask(visible, rows, None, length, length, device=positions.device,
+                                  _compile=positions.is_cuda)
+        return DocMask(positions, None, None, length, block)
     same = document[:, None, :, None] == document[:, None, None, :]
     causal = torch.ones(length, length, dtype=torch.bool, device=positions.device).tril()
     dense = torch.zeros(rows, 1, length, length, dtype=dtype, device=positions.device)
     return DocMask(positions, dense.masked_fill_(~(same & causal), float("-inf")), None, length)
+
+
+def best(device: torch.device, dtype: torch.dtype) -> BackEnd:
+    """The fastest back end that `device` has for `dtype`."""
+    if device.type != "cuda":
+        return "dense"
+    half = dtype in (torch.bfloat16, torch.float16)
+    return "varlen" if half and varlen_attn is not None and flash(device.index or 0) else "flex"
+
+
+@functools.cache
+def flash(index: int) -> bool:
+    """Has CUDA device `index` FlashAttention? Switches to version 3, +9 % of a step over 2 (nanochat), where it can."""
+    capability = torch.cuda.get_device_capability(index)
+    if capability[0] == 9:
+        # there from torch 2.11 on, and only where the package with the kernels is installed
+        with contextlib.suppress(AttributeError, ImportError, RuntimeError, ValueError):
+            torch.nn.attention.activate_flash_attention_impl("FA3")
+    return capability >= (8, 0)
 
 
 def cumulative_lengths(positions: Tensor) -> Tensor:
@@ -64,8 +108,14 @@ def cumulative_lengths(positions: Tensor) -> Tensor:
     return padded
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: DocMask) -> Tensor:
-    """Attention within documents. q [B, T, H, D], k and v [B, T, G, D] with G dividing H → [B, T, H, D]."""
+@functools.cache
+def compiled_flex() -> Any:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: DocMask, scale: float | None = None) -> Tensor:
+    """Attention as `mask` says. q [B, T, H, D], k and v [B, T, G, D] with G dividing H → [B, T, H, D]. `scale` of the
+    products of queries and keys: 1/√D by default."""
     rows, length, heads, dim = q.shape
     groups = k.shape[2]
     if mask.starts is not None:
@@ -73,9 +123,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: DocMask) -> Tensor:
         if groups != heads and not _VARLEN_GQA:
             k, v = (x.repeat_interleave(heads // groups, 1) for x in (k, v))
         options = {"enable_gqa": True} if groups != heads and _VARLEN_GQA else {}
-        out = varlen_attn(q, k, v, mask.starts, mask.starts, mask.longest, mask.longest, window_size=(-1, 0), **options)
+        out = varlen_attn(q, k, v, mask.starts, mask.starts, mask.longest, mask.longest, scale=scale,
+                          window_size=(-1, 0), **options)
         return out.view(rows, length, heads, dim)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if mask.block is not None:
+        flex = compiled_flex() if q.is_cuda else flex_attention
+        return flex(q, k, v, block_mask=mask.block, scale=scale, enable_gqa=groups != heads).transpose(1, 2)
+    if mask.dense is None and q.is_cuda:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale,
+                                              enable_gqa=groups != heads).transpose(1, 2)
     if groups != heads:
         k, v = (x.repeat_interleave(heads // groups, 1) for x in (k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.dense).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.dense, is_causal=mask.dense is None,
+                                          scale=scale).transpose(1, 2)

@@ -8,12 +8,21 @@ alone, drawn whole and then sliced, so the model is the same for any world size,
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
-from trainer.model import ModelConfig
+from trainer.model import ModelConfig, role
+from trainer.tensor import fill
+
+
+@dataclass(frozen=True)
+class InitConfig:
+    """`from`: a folder in Hugging Face's layout (config.json, safetensors) whose weights training begins with, instead
+    of random ones: continued pretraining. `train.model` must be the same model; its positions may be stretched."""
+
+    from_: str | None = None
 
 
 def parameter_seed(seed: int, name: str) -> int:
@@ -23,9 +32,12 @@ def parameter_seed(seed: int, name: str) -> int:
 
 def full_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
     """The whole initial tensor of the parameter `name`, float32 on the CPU (the same on every machine)."""
-    if len(shape) < 2:
-        return torch.ones(shape)                                                     # the gains of the norms
+    kind = role(name)
+    if kind == "vector":
+        return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)   # gains of norms start at 1
     std = config.init_std
+    if kind == "matrix":
+        std /= config.width_ratio ** 0.5
     if name.endswith((".o.weight", ".down.weight")):
         std /= (2 * config.layers) ** 0.5
     return torch.randn(shape, generator=torch.Generator().manual_seed(parameter_seed(seed, name))) * std
@@ -35,11 +47,4 @@ def full_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> 
 def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
     """Fill all parameters of `model` in place, sharded (DTensor) or not. Each rank draws full tensors, one by one."""
     for name, parameter in model.named_parameters():
-        value = full_value(name, parameter.shape, config, seed)
-        if isinstance(parameter, DTensor):
-            # src_data_rank=None: every rank slices its own copy, nothing is sent
-            value = value.to(parameter.device)
-            value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None).to_local()
-            parameter.to_local().copy_(value)
-        else:
-            parameter.copy_(value)
+        fill(parameter, full_value(name, parameter.shape, config, seed))

@@ -12,32 +12,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.repeats import RepeatsConfig
+
 #: target of a position that does not count
 IGNORE = -100
 
 
 @dataclass(frozen=True)
 class LossConfig:
-    """`z`: weight of log²Z; `chunk`: tokens projected to the vocabulary at a time (chunk · vocab · 4 bytes)."""
+    """`z`: weight of log²Z; `chunk`: tokens projected to the vocabulary at a time (chunk · vocab · 4 bytes); `repeats`:
+    targets inside repeated n-grams do not count (null: they do)."""
 
     z: float = 1e-5
     chunk: int = 2048
+    repeats: RepeatsConfig | None = None
 
     def check(self) -> None:
         if self.z < 0 or self.chunk < 1:
             raise ValueError("z must be ≥ 0 and chunk ≥ 1")
 
 
+def soft_cap(logits: Tensor, cap: float) -> Tensor:
+    """cap · tanh(logits / cap) (Gemma 2, arXiv 2408.00118); `cap` 0: unchanged."""
+    return cap * torch.tanh(logits / cap) if cap else logits
+
+
 class ChunkedCE(torch.autograd.Function):
-    """ChunkedCE.apply(hidden [N, d], weight [V, d], target [N] int64, scale, z, chunk) → (objective, nll [N], z_sum).
+    """ChunkedCE.apply(hidden [N, d], weight [V, d], target [N] int64, scale, z, chunk, cap) → (objective, nll [N],
+    z_sum).
 
     objective = scale · Σ over counted tokens of (nll + z · log²Z), a scalar in float32, the only differentiable output;
     `nll` [N] float32 is 0 where the target is IGNORE; `z_sum` = Σ log²Z. `scale` (0-d float32 tensor, one over the
     number of counted tokens in the whole batch) enters here so that half-precision gradients are rounded after it.
+    Logits are soft-capped at `cap` before all of it (0: not).
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, scale: Tensor, z: float, chunk: int) -> Any:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, scale: Tensor, z: float, chunk: int,
+                cap: float = 0.0) -> Any:
         n = hidden.shape[0]
         learning = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         if learning:
@@ -48,18 +60,9 @@ class ChunkedCE(torch.autograd.Function):
         for start in range(0, n, chunk):
             at = slice(start, start + chunk)
             h = hidden[at]
-            logits = (h @ weight.t()).float()
-            log_z = logits.logsumexp(-1)
-            counted = target[at] != IGNORE
-            label = torch.where(counted, target[at], 0)
-            nll[at] = torch.where(counted, log_z - logits.gather(1, label[:, None])[:, 0], 0)
-            z_sum += torch.where(counted, log_z, 0).square().sum()
-            if learning:
-                factor = counted * scale
-                grad = logits.sub_(log_z[:, None]).exp_()                        # softmax, in place
-                grad.mul_((factor * (1 + 2 * z * log_z))[:, None])
-                grad.scatter_add_(1, label[:, None], -factor[:, None])
-                grad = grad.to(hidden.dtype)
+            nll[at], z_term, grad = terms((h @ weight.t()), target[at], scale, z, cap, learning)
+            z_sum += z_term
+            if grad is not None:
                 d_hidden[at] = grad @ weight
                 if grad.dtype == torch.float32:
                     d_weight.addmm_(grad.t(), h)
@@ -74,4 +77,34 @@ class ChunkedCE(torch.autograd.Function):
     def backward(ctx: Any, d_objective: Tensor, _nll: Any, _z: Any) -> Any:
         d_hidden, d_weight = ctx.saved_tensors
         return (d_hidden * d_objective.to(d_hidden.dtype), d_weight * d_objective.to(d_weight.dtype),
-                None, None, None, None)
+                None, None, None, None, None)
+
+
+def terms(logits: Tensor, target: Tensor, scale: Tensor, z: float, cap: float,
+          learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of the raw logits [n, V] of a chunk: nll [n], Σ log²Z, and where `learning` the gradient of the objective by the
+    raw logits, in their dtype. Overwrites float32 logits."""
+    dtype = logits.dtype
+    logits = logits.float()
+    slope = None
+    if cap:
+        bounded = torch.tanh(logits / cap)
+        slope, logits = 1 - bounded.square(), cap * bounded
+    counted = target != IGNORE
+    label = torch.where(counted, target, 0)
+    picked = logits.gather(1, label[:, None])[:, 0]
+    # one exp for log Z and for the softmax
+    highest = logits.amax(-1)
+    p = logits.sub_(highest[:, None]).exp_()
+    total = p.sum(-1)
+    log_z = highest + total.log()
+    nll = torch.where(counted, log_z - picked, 0)
+    z_sum = torch.where(counted, log_z, 0).square().sum()
+    if not learning:
+        return nll, z_sum, None
+    factor = counted * scale
+    grad = p.mul_((factor * (1 + 2 * z * log_z) / total)[:, None])
+    grad.scatter_add_(1, label[:, None], -factor[:, None])
+    if slope is not None:
+        grad.mul_(slope)
+    return nll, z_sum, grad.to(dtype)

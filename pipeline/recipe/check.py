@@ -18,10 +18,10 @@ from stages.catalog import READERS, STAGES, UnknownName, reader_class, stage_cla
 from stages.stage import Stage, role_of
 
 #: keys of `train:` and names of models, as in trainer.run.TrainConfig and trainer.model.ModelConfig, which need torch
-TRAIN_KEYS = ("model", "optimizer", "schedule", "loss", "evaluate", "checkpoint", "sample", "parallel", "stability", "skip", "init",
-              "seed", "clip", "micro_batch", "precision", "compile", "log_every")
-MODEL_PRESETS = ("tiny", "demo", "135m", "360m", "1.7b", "1b", "3b", "qwen3-0.6b", "8b", "d4", "d8", "d12", "d16", "d20", "d24",
-                 "d32")
+TRAIN_KEYS = ("model", "optimizer", "schedule", "loss", "evaluate", "checkpoint", "sample", "parallel", "stability",
+              "skip", "init", "seed", "clip", "micro_batch", "precision", "compile", "log_every")
+MODEL_PRESETS = ("tiny", "demo", "135m", "360m", "1.7b", "1b", "3b", "qwen3-0.6b", "8b", "d4", "d8", "d12", "d16",
+                 "d20", "d24", "d32")
 
 
 class Checker:

@@ -10,7 +10,8 @@ from trainer.attention import attend, cumulative_lengths, document_mask
 from trainer.init import full_value, initialise, parameter_seed
 from trainer.loss import IGNORE
 from trainer.mfu import peak, step_flops
-from trainer.model import ModelConfig, Transformer, rotate, rotation
+from trainer.model import ModelConfig, Transformer
+from trainer.rope import Rope, rotate, rotation
 
 SMALL = ModelConfig(layers=3, width=48, heads=6, kv_heads=2, ffn=80, qk_norm=True, nope_every=3)
 
@@ -76,8 +77,8 @@ def test_rotation_depends_on_distance_alone():
     q, k = torch.randn(1, 1, 1, 16, generator=g), torch.randn(1, 1, 1, 16, generator=g)
 
     def score(i: int, j: int) -> float:
-        a = rotate(q, *rotation(torch.tensor([[i]]), 16, 10_000.0))
-        b = rotate(k, *rotation(torch.tensor([[j]]), 16, 10_000.0))
+        a = rotate(q, *rotation(torch.tensor([[i]]), 16, Rope(10_000.0)))
+        b = rotate(k, *rotation(torch.tensor([[j]]), 16, Rope(10_000.0)))
         return float((a * b).sum())
 
     assert score(7, 3) == pytest.approx(score(104, 100), abs=1e-4)

@@ -1,0 +1,124 @@
+"""The back ends of attention mean the same, and documents do not see each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from trainer.attention import BackEnd, attend, best, document_mask
+from trainer.init import initialise
+from trainer.model import ModelConfig, Transformer
+
+LENGTHS = ((11, 1, 20), (32,), (16, 16), (1, 1, 30))
+
+
+def positions_of(rows: tuple[tuple[int, ...], ...] = LENGTHS) -> torch.Tensor:
+    return torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in rows])
+
+
+def tensors(dim: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return [torch.randn(len(LENGTHS), 32, heads, dim, generator=g).to(device, dtype).requires_grad_()
+            for heads in (6, 2, 2)]
+
+
+def apart(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Every document by itself, from the formula."""
+    k, v = (x.repeat_interleave(3, 2) for x in (k, v))
+    rows = []
+    for row, lengths in enumerate(LENGTHS):
+        parts, at = [], 0
+        for n in lengths:
+            x, y, z = (t[row, at:at + n].transpose(0, 1) for t in (q, k, v))
+            score = (x @ y.transpose(1, 2) * scale).masked_fill(torch.ones(n, n, device=q.device).triu(1) > 0,
+                                                                float("-inf"))
+            parts.append((score.softmax(-1) @ z).transpose(0, 1))
+            at += n
+        rows.append(torch.cat(parts))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+@pytest.mark.parametrize("backend", ["dense", "flex"])
+def test_back_ends_on_the_cpu_equal_each_document_by_itself(backend, scale):
+    q, k, v = (x.detach() for x in tensors(16))          # flex_attention has no backward there
+    out = attend(q, k, v, document_mask(positions_of(), torch.float32, backend=backend), scale)
+    assert torch.allclose(out, apart(q, k, v, scale or 0.25), atol=1e-6)
+
+
+def test_without_masking_the_window_is_one_document():
+    q, k, v = (x.detach() for x in tensors(16))
+    mask = document_mask(positions_of(), torch.float32, "none")
+    assert mask.positions.tolist() == [list(range(32))] * 4
+    whole = document_mask(torch.arange(32).repeat(4, 1), torch.float32)
+    assert torch.allclose(attend(q, k, v, mask, 0.3), attend(q, k, v, whole, 0.3), atol=1e-6)
+    assert not torch.allclose(attend(q, k, v, mask), attend(q, k, v, document_mask(positions_of(), torch.float32)))
+
+
+CONFIG = ModelConfig(layers=4, width=48, heads=6, kv_heads=2, ffn=80, qk_norm=True)
+
+
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, nope_every=2), replace(CONFIG, nope_every=1, rotary=0.5),
+                                    replace(CONFIG, rotary=0.5, qkv_bias=True, activation="relu2", softcap=5.0)])
+def test_a_token_of_document_a_changes_no_logit_of_document_b(config):
+    model, g = Transformer(config, 101), torch.Generator().manual_seed(1)
+    initialise(model, config, 0)
+    tokens = torch.randint(0, 101, (1, 40), generator=g)
+    positions = positions_of(((13, 20, 7),))
+    changed = tokens.clone()
+    changed[0, [5, 20]] += 1
+    changed %= 101
+
+    def differs(config: ModelConfig) -> list[bool]:
+        mask = document_mask(positions, torch.float32, config.masking)
+        return (model(tokens, mask) != model(changed, mask)).any(-1)[0].tolist()
+
+    assert differs(config) == [False] * 5 + [True] * 8 + [False] * 7 + [True] * 13 + [False] * 7
+    assert differs(replace(config, masking="none")) == [False] * 5 + [True] * 35        # the control
+
+
+def test_the_back_end_of_a_device():
+    assert best(torch.device("cpu"), torch.bfloat16) == "dense"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [None, 0.5])
+@pytest.mark.parametrize(("backend", "dtype"), [("varlen", torch.bfloat16), ("flex", torch.bfloat16),
+                                                ("flex", torch.float32), ("dense", torch.float32)])
+def test_back_ends_on_a_gpu_equal_each_document_by_itself(backend: BackEnd, dtype, scale):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    q, k, v = tensors(64, dtype, "cuda")
+    mask = document_mask(positions_of().cuda(), dtype, backend=backend)
+    out = attend(q, k, v, mask, scale)
+    grads = torch.autograd.grad(out.float().square().sum(), (q, k, v))
+    full = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    want = apart(*full, scale or 0.125)
+    wanted = torch.autograd.grad(want.square().sum(), full)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
+    for got, expected in zip((out, *grads), (want, *wanted)):
+        assert (got.float() - expected).norm() / expected.norm() < tolerance
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_causal_without_documents_on_a_gpu(dtype):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    q, k, v = tensors(64, dtype, "cuda")
+    whole = document_mask(torch.arange(32, device="cuda").repeat(4, 1), dtype)
+    plain = document_mask(positions_of().cuda(), dtype, "none")
+    assert torch.allclose(attend(q, k, v, plain).float(), attend(q, k, v, whole).float(), atol=2e-2)
+
+
+def test_rows_of_one_length_are_the_same_in_any_arrangement():
+    """Flattened batches must not let documents of two rows meet."""
+    q, k, v = (x.detach() for x in tensors(16))
+    mask = document_mask(positions_of(), torch.float32)
+    both = attend(q, k, v, mask)
+    for row in range(len(LENGTHS)):
+        at = slice(row, row + 1)
+        alone = attend(q[at], k[at], v[at], document_mask(positions_of()[at], torch.float32))
+        assert torch.allclose(both[at], alone, atol=1e-6)

@@ -1,0 +1,280 @@
+"""Export and import: what transformers computes with our files is what we compute, and what comes back is what went."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.trainer.synthetic import EOS, VOCAB, make_run
+from trainer import checkpoint as ckpt
+from trainer import hf
+from trainer import train as loop
+from trainer.__main__ import main
+from trainer.attention import document_mask
+from trainer.config import ConfigError
+from trainer.init import initialise
+from trainer.metrics import read
+from trainer.model import ModelConfig, Transformer
+from trainer.parallel import world
+from trainer.rope import RopeScaling
+from trainer.run import open_run
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+LLAMA3 = RopeScaling("llama3", 8.0, 16, 1.0, 4.0)
+YARN = RopeScaling("yarn", 4.0, 16)
+BASE = ModelConfig(layers=3, width=48, heads=6, kv_heads=2, ffn=80)
+#: name → (configuration, the architecture it must be)
+CASES = {
+    "gqa": (BASE, "LlamaForCausalLM"),
+    "mha, untied": (replace(BASE, kv_heads=6, tie=False, norm_eps=1e-6), "LlamaForCausalLM"),
+    "mqa, llama3": (replace(BASE, kv_heads=1, rope_theta=500.0, rope_scaling=LLAMA3), "LlamaForCausalLM"),
+    "linear": (replace(BASE, rope_scaling=RopeScaling("linear", 4.0)), "LlamaForCausalLM"),
+    "yarn": (replace(BASE, head_dim=16, rope_scaling=YARN), "LlamaForCausalLM"),
+    "yarn, own factor": (replace(BASE, head_dim=32, rope_scaling=replace(YARN, attention_factor=1.5, beta_fast=8.0)),
+                         "LlamaForCausalLM"),
+    "qk-norm, head width": (replace(BASE, qk_norm=True, head_dim=16, tie=False), "Qwen3ForCausalLM"),
+    "biases": (replace(BASE, qkv_bias=True), "Qwen2ForCausalLM"),
+    "nope": (replace(BASE, nope_every=2, layers=4), "SmolLM3ForCausalLM"),
+    "relu2": (replace(BASE, activation="relu2", ffn=100), "ArceeForCausalLM"),
+    "partial": (replace(BASE, rotary=0.5), "Phi3ForCausalLM"),
+    "mup": (replace(BASE, mup=16, tie=False), "LlamaForCausalLM"),
+    "mup, tied, qk-norm": (replace(BASE, mup=24, qk_norm=True), "Qwen3ForCausalLM"),
+}
+
+
+def made(config: ModelConfig, vocab: int = VOCAB) -> Transformer:
+    """A model with random values everywhere: gains and biases too."""
+    model = Transformer(config, vocab)
+    initialise(model, replace(config, init_std=0.2), 3)
+    g = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim < 2:
+                p.add_(torch.randn(p.shape, generator=g) * 0.3)
+    return model
+
+
+def saved(model: Transformer, folder: Path) -> ckpt.Checkpoint:
+    """A checkpoint of the model alone, as far as an export looks at it."""
+    run = open_run(str(make_run(folder, total=960, documents=60)), None, None, [])
+    from torch.distributed.checkpoint import FileSystemWriter, save
+
+    save({f"model.{n}": p.detach() for n, p in model.named_parameters()},
+         storage_writer=FileSystemWriter(folder / "attempt"), no_dist=True)
+    meta = {"step": 7, "samples": 5, "config": {"model": model.config.identity()},
+            "curriculum": run.curriculum.to_json()}
+    return ckpt.Checkpoint(folder / "attempt", meta)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """name → (our model, the folder it was exported to in fp32, in several files)."""
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    found = {}
+    for name, (config, _) in CASES.items():
+        folder = tmp_path_factory.mktemp("hf")
+        model = made(config)
+        hf.export(saved(model, folder), folder / "out", "fp32", None, shard=60_000)
+        found[name] = model, folder / "out"
+    return found
+
+
+def logits(model: Transformer, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        positions = torch.arange(tokens.shape[1]).repeat(len(tokens), 1)
+        return model(tokens, document_mask(positions, torch.float32))
+
+
+TOKENS = torch.randint(0, VOCAB, (2, 48), generator=torch.Generator().manual_seed(11))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_transformers_computes_the_same_logits(exported, name):
+    transformers = pytest.importorskip("transformers")
+    model, folder = exported[name]
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
+                                                                       output_loading_info=True)
+    assert type(theirs).__name__ == CASES[name][1]
+    assert not any(report[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        want = theirs.eval()(TOKENS).logits
+    ours = logits(model, TOKENS)
+    assert ours.abs().max() > 0.5
+    assert torch.allclose(ours, want, atol=2e-5, rtol=1e-4), (ours - want).abs().max()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_comes_back_is_what_went(exported, name):
+    model, folder = exported[name]
+    config, vocab = hf.read_config(folder)
+    assert vocab == VOCAB
+    assert not hf.differing(replace(model.config, mup=0), folder)
+    assert (config.rope_theta, config.rope_scaling) == (model.config.rope_theta, model.config.rope_scaling)
+    back = Transformer(config, vocab)
+    hf.load(back, config, vocab, folder)
+    assert torch.allclose(logits(back, TOKENS), logits(model, TOKENS), atol=1e-5)
+    if not model.config.mup:
+        for (name, ours), theirs in zip(model.named_parameters(), back.parameters()):
+            assert torch.equal(ours, theirs), name
+
+
+def test_files_are_split_by_size_and_indexed(exported):
+    _, folder = exported["gqa"]
+    index = json.loads((folder / hf.INDEX).read_text())
+    files = sorted(p.name for p in folder.glob("*.safetensors"))
+    assert len(files) > 1
+    assert sorted(set(index["weight_map"].values())) == files
+    assert index["metadata"]["total_size"] == 4 * BASE.parameters(VOCAB)
+    assert all((folder / f).stat().st_size < 60_000 + 10_000 for f in files)
+
+
+def plain_reference(model: Transformer, tokens: list[int]) -> torch.Tensor:
+    """Logits [T, V] of one document, written down from the papers: loops over heads and positions, complex rotation."""
+    c, p = model.config, {n: x.detach().double() for n, x in model.named_parameters()}
+
+    def norm(x, gain):
+        return x / (x.square().mean(-1, keepdim=True) + c.norm_eps).sqrt() * gain
+
+    def turn(x, t):
+        half = x.shape[0] // 2
+        angle = torch.tensor([t / c.rope_theta ** (i / half) for i in range(half)], dtype=torch.float64)
+        z = torch.complex(x[:half], x[half:]) * torch.polar(torch.ones_like(angle), angle)
+        return torch.cat((z.real, z.imag))
+
+    x = p["embed.weight"][tokens]
+    for i in range(c.layers):
+        at = f"blocks.{i}."
+        h = norm(x, p[at + "attention_norm.weight"])
+        heads = []
+        for head in range(c.heads):
+            def row(name, index, h=h, at=at):
+                w = p[f"{at}attention.{name}.weight"]
+                return h @ w[index * c.dim:(index + 1) * c.dim].T
+
+            q, k, v = row("q", head), *(row(n, head // (c.heads // c.kv_heads)) for n in "kv")
+            if c.qk_norm:
+                q, k = norm(q, p[at + "attention.q_norm.weight"]), norm(k, p[at + "attention.k_norm.weight"])
+            if not c.nope_every or (i + 1) % c.nope_every:
+                q, k = (torch.stack([turn(y, t) for t, y in enumerate(x)]) for x in (q, k))
+            out = []
+            for t in range(len(tokens)):
+                weight = (k[:t + 1] @ q[t] / c.dim ** 0.5).exp()
+                out.append((weight / weight.sum()) @ v[:t + 1])
+            heads.append(torch.stack(out))
+        x = x + torch.cat(heads, -1) @ p[at + "attention.o.weight"].T
+        h = norm(x, p[at + "mlp_norm.weight"])
+        gate = h @ p[at + "mlp.gate.weight"].T
+        x = x + (gate * gate.sigmoid() * (h @ p[at + "mlp.up.weight"].T)) @ p[at + "mlp.down.weight"].T
+    out = norm(x, p["norm.weight"]) @ (p["embed.weight"] if c.tie else p["head.weight"]).T
+    return c.softcap * torch.tanh(out / c.softcap) if c.softcap else out
+
+
+@pytest.mark.parametrize("config", [BASE, replace(BASE, qk_norm=True, nope_every=2, tie=False, head_dim=10),
+                                    replace(BASE, softcap=2.0)])
+def test_logits_of_a_plain_reference_implementation(config):
+    model, tokens = made(config), TOKENS[0, :24]
+    ours = logits(model, tokens[None])[0]
+    assert torch.allclose(ours.double(), plain_reference(model, tokens.tolist()), atol=1e-4)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"softcap": 15.0}, "softcap"), ({"qk_norm": True, "nope_every": 4}, "nope_every and qk_norm"),
+    ({"rotary": 0.5, "rope_scaling": YARN}, "partial rotation with rope_scaling yarn"),
+    ({"width": 45, "head_dim": 8}, "multiple of the heads")])
+def test_what_no_architecture_has_is_refused(change, said):
+    with pytest.raises(ConfigError, match=said):
+        hf.to_json(replace(BASE, **change), VOCAB, 64, EOS, "fp32")
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"model_type": "gemma2"}, "gemma2"), ({"hidden_act": "gelu"}, "hidden_act"), ({"attention_bias": True}, "bias"),
+    ({"rope_theta": None}, "rope_theta is missing"), ({"quantization_config": {"bits": 4}}, "quantization"),
+    ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "dynamic"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "mscale": 2}}, "mscale"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor")])
+def test_configurations_this_trainer_has_not_are_refused(exported, tmp_path, change, said):
+    text = json.loads((exported["gqa"][1] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**text, **change}))
+    with pytest.raises(ConfigError, match=said):
+        hf.read_config(tmp_path)
+
+
+def test_configurations_of_transformers_5_are_read(exported, tmp_path):
+    text = json.loads((exported["mqa, llama3"][1] / "config.json").read_text())
+    new = {k: v for k, v in text.items() if k not in ("rope_theta", "rope_scaling")}
+    new["rope_parameters"] = {**text["rope_scaling"], "rope_theta": text["rope_theta"]}
+    (tmp_path / "config.json").write_text(json.dumps(new))
+    assert hf.read_config(tmp_path) == hf.read_config(exported["mqa, llama3"][1])
+
+
+def test_tensors_that_do_not_fit_are_named(exported, tmp_path):
+    model, folder = exported["gqa"]
+    tensors = {}
+    for path in folder.glob("*.safetensors"):
+        tensors |= safetensors.load_file(path)
+
+    def broken(**changes: torch.Tensor | None) -> Path:
+        made = {**tensors, **{k.replace("__", "."): v for k, v in changes.items()}}
+        safetensors.save_file({k: v for k, v in made.items() if v is not None}, tmp_path / "model.safetensors")
+        return tmp_path
+
+    with pytest.raises(ConfigError, match=r"1 tensors are missing \(model.norm.weight\) and 1 unknown \(spare\)"):
+        hf.check(broken(model__norm__weight=None, spare=torch.ones(2)), model.config, VOCAB)
+    with pytest.raises(ConfigError, match=r"model.norm.weight is \[47\], wanted \[48\]"):
+        hf.check(broken(model__norm__weight=torch.ones(47)), model.config, VOCAB)
+    with pytest.raises(ConfigError, match=r"tokenizer of these shards has 98 tokens"):
+        hf.check(broken(), model.config, VOCAB + 1)
+    small = Transformer(model.config, VOCAB - 7)                      # rows of padding are left out
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    hf.load(small, model.config, VOCAB - 7, tmp_path)
+    assert torch.equal(small.embed.weight, model.embed.weight[:VOCAB - 7])
+    with pytest.raises(ConfigError, match="layers: 4, there 3"):
+        hf.load(small, replace(model.config, layers=4), VOCAB, tmp_path)
+    with pytest.raises(ConfigError, match="pickles"):
+        hf.files_of(tmp_path / "nothing")
+
+
+def test_without_safetensors_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ConfigError, match="pip install"):
+        hf.safetensors()
+
+
+def test_a_user_trains_exports_and_goes_on(tmp_path, capsys):
+    """Train, export from the command line, import, and train on from the weights: the loss goes on where it was."""
+    run = make_run(tmp_path / "a", total=3840, documents=150)
+    with world("cpu") as here:
+        loop.train(open_run(str(run), None, None, []), here, say=lambda _text: None)
+    out = tmp_path / "hf"
+    assert main(["export", str(run), "--out", str(out), "--dtype", "fp32"]) == 0
+    assert "Qwen3ForCausalLM" in capsys.readouterr().out
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == EOS
+    assert main(["export", str(run), "--out", str(out)]) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert main(["export", str(run), "--out", str(tmp_path / "b"), "--step", "3"]) == 2
+    assert "has steps" in capsys.readouterr().err
+    assert main(["import", str(out)]) == 0
+    section = yaml.safe_load(capsys.readouterr().out)["train"]
+    assert section["init"] == {"from": str(out)}
+    second = make_run(tmp_path / "c", total=3840, documents=150, model=section["model"],
+                      train={"init": section["init"]})
+    with world("cpu") as here:
+        loop.train(open_run(str(second), None, None, []), here, say=lambda _text: None)
+    first_lines, second_lines = ([line["loss"] for line in read(r / "train" / "metrics.jsonl")
+                                  if line["event"] == "step"] for r in (run, second))
+    probe = ckpt.latest(run / "train" / "checkpoints").meta["probe"]["loss"]
+    assert first_lines[0] > probe + 1
+    assert second_lines[0] == pytest.approx(probe, abs=0.6)
+    assert ckpt.latest(second / "train" / "checkpoints").meta["config"]["init.from"] == str(out)
+    other = {**section, "model": {**section["model"], "layers": 1}}
+    third = make_run(tmp_path / "d", total=960, documents=60, model=other["model"], train={"init": section["init"]})
+    with world("cpu") as here, pytest.raises(ConfigError, match="layers: 1, there 2"):
+        loop.train(open_run(str(third), None, None, []), here, say=lambda _text: None)

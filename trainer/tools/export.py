@@ -1,0 +1,45 @@
+"""`tokenmill train export`: the model of a checkpoint in Hugging Face's layout. The work is `trainer.hf`'s."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from trainer.arguments import positive, say
+
+
+def add_parser(commands: Any) -> None:
+    export = commands.add_parser(
+        "export", description="Write the model of a checkpoint as config.json, safetensors and tokenizer, which "
+                              "transformers, vLLM and others load.")
+    export.add_argument("run", metavar="RUN", help="folder of the run (STORE/runs/RUN), or its name with --store")
+    export.add_argument("--store", help="the store the tokenizer is in (default: two folders above RUN)")
+    export.add_argument("--trained", metavar="FOLDER", help="the --out of the training (default: RUN/train)")
+    export.add_argument("--step", type=positive, metavar="N", help="the checkpoint of step N (default: the latest)")
+    export.add_argument("--out", required=True, metavar="FOLDER", help="a new folder")
+    export.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16",
+                        help="of the weights (default: bf16; what is trained are fp32)")
+
+
+def run(options: argparse.Namespace) -> int:
+    from trainer import checkpoint as ckpt
+    from trainer import hf
+    from trainer.config import ConfigError
+
+    folder = Path(options.run)
+    if options.store and not folder.is_dir():
+        folder = Path(options.store) / "runs" / options.run
+    checkpoints = (Path(options.trained) if options.trained else folder / "train") / "checkpoints"
+    found = {c.step: c for c in ckpt.complete(checkpoints)}
+    if not found:
+        raise ConfigError(f"{checkpoints}: no checkpoint there; where the training had another --out, give it as "
+                          f"--trained")
+    step = options.step or max(found)
+    if step not in found:
+        raise ConfigError(f"--step {step}: {checkpoints} has steps {', '.join(map(str, sorted(found)))}")
+    store = Path(options.store) if options.store else folder.absolute().parent.parent
+    tokenizer = store / found[step].meta["curriculum"]["tokenizer"]["path"]
+    for line in hf.export(found[step], Path(options.out), options.dtype, tokenizer):
+        say(line)
+    return 0
