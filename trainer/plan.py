@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stages.mix.curriculum import Phase
 from stages.mix.realised import plan as mixture
 from trainer.mfu import FORMULA, step_flops
 from trainer.plot import short
@@ -28,7 +29,7 @@ def plan(run: Run, ranks: int) -> str:
     for phase in curriculum.phases:
         first, last = (schedule.factor(t) * run.config.optimizer.lr for t in (at, at + phase.tokens))
         lines.append(f"{phase.name:<12}{phase.steps:>9,}{short(phase.tokens):>10}{phase.sequence:>10,}"
-                     f"{short(phase.batch * phase.sequence):>10}{first:>11.2e}{last:>10.2e}")
+                     f"{batches(phase):>10}{first:>11.2e}{last:>10.2e}")
         at += phase.tokens
     lines += ["", f"{'phase':<12}{'stream':<24}{'share':>7}{'tokens':>10}{'epochs so far':>15}"]
     lines += [f"{row['phase']:<12}{row['stream']:<24}{row['share']:>7.1%}{short(row['tokens']):>10}"
@@ -43,6 +44,12 @@ def plan(run: Run, ranks: int) -> str:
               f"compute    {flops:.3g} FLOPs ({FORMULA}, at most: documents as long as the sequence)",
               f"           = {flops / (0.4 * 989e12) / 3600:.3g} hours of one H100 or H200 at 40 % MFU"]
     return "\n".join(lines)
+
+
+def batches(phase: Phase) -> str:
+    """Tokens of a step: '512k', or '64k→512k' when they grow."""
+    sizes = [short(batch * phase.sequence) for *_, batch in phase.stretches]
+    return sizes[0] if len(sizes) == 1 else f"{sizes[0]}→{sizes[-1]}"
 
 
 def gb(size: float) -> str:

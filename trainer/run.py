@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from stages.mix.curriculum import Curriculum, CurriculumError, Phase
 from trainer import remote
+from trainer.alerts import AlertsConfig
 from trainer.checkpoint import CheckpointConfig
 from trainer.config import ConfigError, Count, build, override, read_train
 from trainer.config import TrainingError as TrainingError
@@ -17,6 +18,7 @@ from trainer.evaluate import EvaluateConfig
 from trainer.generate import SampleConfig
 from trainer.init import InitConfig
 from trainer.loss import LossConfig
+from trainer.metrics import MetricsConfig
 from trainer.model import ModelConfig, phase_rope
 from trainer.optim import AdamWConfig, OptimizerConfig
 from trainer.parallel import ParallelConfig
@@ -47,6 +49,8 @@ class TrainConfig:
     sample: SampleConfig = field(default_factory=SampleConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     stability: StabilityConfig = field(default_factory=StabilityConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    alerts: AlertsConfig = field(default_factory=AlertsConfig)
     init: InitConfig = field(default_factory=InitConfig)
     skip: tuple[tuple[int, int], ...] = ()
     seed: int = 0
@@ -103,7 +107,7 @@ class Run:
         return self.curriculum.tokenizer.vocab_size
 
     def schedule(self) -> Schedule:
-        return Schedule(self.config.schedule, self.curriculum.phases)
+        return Schedule(self.config.schedule, self.curriculum.phases, self.config.optimizer.lr)
 
     def rope(self, samples: int) -> Rope:
         """The model's positions after `samples` samples: those of the last one's phase."""
@@ -117,23 +121,35 @@ class Run:
         """How many samples the first `step` steps read."""
         samples = 0
         for phase in self.curriculum.phases:
-            samples += min(step, phase.steps) * phase.batch
-            step -= min(step, phase.steps)
+            for first, stop, batch in phase.stretches:
+                taken = min(step, (stop - first) // batch)
+                samples, step = samples + taken * batch, step - taken
         if step > 0:
             raise ConfigError(f"the curriculum has {self.curriculum.steps} steps, {step} fewer than that")
         return samples
+
+    def step_of(self, sample: int) -> int:
+        """Number, from 1, of the step that reads sample number `sample`."""
+        number = 0
+        for phase in self.curriculum.phases:
+            for first, stop, batch in phase.stretches:
+                if sample < phase.start + stop:
+                    return number + (sample - phase.start - first) // batch + 1
+                number += (stop - first) // batch
+        raise ConfigError(f"sample {sample} is beyond the curriculum's {self.curriculum.samples}")
 
     def steps(self, sample: int = 0) -> Iterator[Step]:
         """The steps from sample number `sample` (a step's first) to the end, in O(1) memory."""
         number = tokens = 0
         for p, phase in enumerate(self.curriculum.phases):
-            done = min(max(sample - phase.start, 0), phase.samples)
-            if done % phase.batch:
-                raise ConfigError(f"sample {sample} is inside a step of phase {phase.name!r} (batch {phase.batch})")
-            for i in range(done // phase.batch, phase.steps):
-                yield Step(number + i, p, phase.start + i * phase.batch, phase.batch,
-                           tokens + i * phase.batch * phase.sequence)
-            number, tokens = number + phase.steps, tokens + phase.tokens
+            for first, stop, batch in phase.stretches:
+                done = min(max(sample - phase.start - first, 0), stop - first)
+                if done % batch:
+                    raise ConfigError(f"sample {sample} is inside a step of phase {phase.name!r} (batch {batch})")
+                for i in range(done // batch, (stop - first) // batch):
+                    yield Step(number + i, p, phase.start + first + i * batch, batch,
+                               tokens + i * batch * phase.sequence)
+                number, tokens = number + (stop - first) // batch, tokens + (stop - first) * phase.sequence
 
 
 def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[str]) -> Run:
@@ -190,7 +206,8 @@ def differences(meta: dict[str, Any], run: Run) -> list[str]:
             found += past(Phase(**phase), new_phase, meta["samples"])
     if found:
         return found
-    before = Schedule(run.config.schedule, [Phase(**p) for p in was["phases"]]).factor(meta["tokens"])
+    phases = [Phase(**p) for p in was["phases"]]
+    before = Schedule(run.config.schedule, phases, run.config.optimizer.lr).factor(meta["tokens"])
     after = run.schedule().factor(meta["tokens"])
     if abs(before - after) > 1e-6:                       # shares of a total that has changed
         found.append(f"schedule: at token {meta['tokens']:,} the learning rate would jump from {before:.4g} to "
@@ -202,7 +219,7 @@ def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
     """Differences in a phase that has begun: it may only have been cut, and not before sample number `samples`."""
     if new is None:
         return [f"phase {old.name}: has begun, but is missing now"]
-    same = ("start", "sequence", "batch", "weights", "reserved", "lr", "extra", "reset_optimizer", "rope_theta",
+    same = ("start", "sequence", "batch", "ramp", "weights", "reserved", "lr", "extra", "reset_optimizer", "rope_theta",
             "rope_scaling")
     found = [f"phase {old.name}.{k}: checkpoint {getattr(old, k)!r}, now {getattr(new, k)!r}"
              for k in same if getattr(old, k) != getattr(new, k)]

@@ -19,7 +19,7 @@ from stages.stage import Stage, role_of
 
 #: keys of `train:` and names of models, as in trainer.run.TrainConfig and trainer.model.ModelConfig, which need torch
 TRAIN_KEYS = ("model", "optimizer", "schedule", "loss", "evaluate", "checkpoint", "sample", "parallel", "stability",
-              "skip", "init", "seed", "clip", "micro_batch", "precision", "compile", "log_every")
+              "metrics", "alerts", "skip", "init", "seed", "clip", "micro_batch", "precision", "compile", "log_every")
 MODEL_PRESETS = ("tiny", "demo", "135m", "360m", "1.7b", "1b", "3b", "qwen3-0.6b", "8b", "d4", "d8", "d12", "d16",
                  "d20", "d24", "d32")
 
@@ -299,8 +299,9 @@ def _curriculum(recipe: Recipe, checker: Checker) -> None:
                 if length % phase.sequence:
                     checker.fail((*at, "sequence"),
                                  f"{phase.sequence:,} does not divide {length:,}, the `longest` of shards '{name}'")
-        if phase.sequence and phase.batch and phase.batch < phase.sequence:
-            checker.fail((*at, "batch"), f"a batch of {phase.batch:,} tokens holds no sequence of {phase.sequence:,}")
+        batch = min(phase.batch.values()) if isinstance(phase.batch, dict) else phase.batch
+        if phase.sequence and batch and batch < phase.sequence:
+            checker.fail((*at, "batch"), f"a batch of {batch:,} tokens holds no sequence of {phase.sequence:,}")
         if phase.mix is not None:
             total = sum(Fraction(str(w)) for w in phase.mix.values())
             if total == 0:

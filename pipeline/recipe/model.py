@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator
@@ -55,6 +56,17 @@ def _until(value: Any) -> str | int:
             raise ValueError("a phase that ends at 0% is empty")
         return value.strip()
     return parse_count(value)
+
+
+def _batch(value: Any) -> Any:
+    """'0.5M', or {0: 64k, 100M: 128k, 1B: 0.5M}: the tokens of a step, from so many tokens of the phase on."""
+    if not isinstance(value, dict):
+        return parse_count(value)
+    rows = sorted((parse_count(at, least=0), parse_count(size)) for at, size in value.items())
+    if not rows or rows[0][0] or any(a[1] >= b[1] or a[0] == b[0] for a, b in pairwise(rows)):
+        raise ValueError(f"a batch that grows begins at token 0 of the phase and gets larger, e.g. "
+                         f"{{0: 64k, 100M: 128k, 1B: 0.5M}}; got {value!r}")
+    return dict(rows)
 
 
 def _empty(value: Any) -> Any:
@@ -142,14 +154,14 @@ class Shards(Model):
 class Phase(Model):
     """A stretch of the curriculum as written; what is None is inherited from the phase before.
 
-    `until`: '70%' of the total or a token count; `sequence`: window length L; `batch`: tokens of a step; `mix`: weights
-    by shards; `max_epochs` by shards; `lr`: what the trainer's schedule does here.
+    `until`: '70%' of the total or a token count; `sequence`: window length L; `batch`: tokens of a step, growing if it
+    is a mapping; `mix`: weights by shards; `max_epochs` by shards; `lr`: what the trainer's schedule does here.
     """
 
     name: Name
     until: Annotated[str | int, BeforeValidator(_until)]
     sequence: Count | None = None
-    batch: Count | None = None
+    batch: Annotated[int | dict[int, int], BeforeValidator(_batch)] | None = None
     mix: Annotated[dict[str, Weight], Field(min_length=1)] | None = None
     max_epochs: dict[str, Weight] | None = None
     lr: Literal["stable", "constant", "decay"] | None = None

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,35 @@ class Phase:
     reset_optimizer: bool = False # moments start from nothing at the phase's first step
     rope_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
+    ramp: list[list[int]] | None = None     # [[stop, batch], …]: smaller batches, each up to sample `stop` of the phase
 
     @property
     def stop(self) -> int:
         return self.start + self.samples
 
     @property
+    def stretches(self) -> list[tuple[int, int, int]]:
+        """(first, stop, batch): its samples, from 0, that are read in steps of `batch`; one, or more when it grows."""
+        found, first = [], 0
+        for stop, batch in [*(self.ramp or ()), (self.samples, self.batch)]:
+            stop = min(stop, self.samples)           # an edit may have cut it
+            if stop > first:
+                found.append((first, stop, batch))
+            first = max(first, stop)
+        return found
+
+    @property
     def steps(self) -> int:
-        return self.samples // self.batch
+        return sum((stop - first) // batch for first, stop, batch in self.stretches)
+
+    @property
+    def whole(self) -> bool:
+        """Whether its samples are whole steps."""
+        return all((stop - first) % batch == 0 for first, stop, batch in self.stretches)
+
+    def batch_at(self, sample: float) -> int:
+        """The batch of the step in which sample number `sample` of the phase is."""
+        return next((batch for _, stop, batch in self.stretches if sample < stop), self.batch)
 
     @property
     def tokens(self) -> int:
@@ -170,15 +192,17 @@ class Curriculum:
             key = f"phase '{phase.name}'"
             need(phase.start == start, f"{key} starts at sample {phase.start}, the one before it ends at {start}")
             need(0 < phase.samples <= phase.reserved, f"{key} needs samples >= 1 and reserved >= samples")
-            need(phase.batch >= 1 and phase.samples % phase.batch == 0,
-                 f"{key}: {phase.samples} samples are no whole number of batches of {phase.batch}")
+            steps = [[0, 0], *(phase.ramp or ()), [phase.reserved, phase.batch]]
+            need(all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(steps)),
+                 f"{key}: ramp {phase.ramp} must rise to the batch of {phase.batch} within {phase.reserved} samples")
+            need(phase.whole, f"{key}: {phase.samples} samples are no whole number of batches of {phase.batch}")
             need(phase.sequence >= 1 and self.longest % phase.sequence == 0,
                  f"{key}: longest = {self.longest} is no multiple of sequence = {phase.sequence}: "
                  f"set shards.*.longest to a multiple of every sequence")
             unknown = sorted({*phase.weights, *phase.max_epochs} - set(names))
             need(not unknown, f"{key} names unknown streams {unknown}; known: {', '.join(names)}")
             if isinstance(phase.lr, Mapping):
-                check_rate(phase.lr, phase.tokens, f"{where}: {key}: lr")
+                check_rate(phase.lr, phase.reserved * phase.sequence, f"{where}: {key}: lr")
             else:
                 need(phase.lr in RATES, f"{key}: lr: {phase.lr!r} is not one of {', '.join(RATES)}; the rate itself "
                      f"stands under train.optimizer.lr, or in a mapping: {{peak: 2e-5, warmup: 50M, shape: cosine}}")
@@ -270,7 +294,7 @@ def cut(old: Curriculum, sample: int) -> list[Phase]:
     at = old.phase_at(sample)
     kept = [*old.phases[:at], replace(old.phases[at], samples=sample - old.phases[at].start)]
     kept = [p for p in kept if p.samples]
-    if kept[-1].samples % kept[-1].batch:
+    if not kept[-1].whole:
         raise CurriculumError(f"an edit at sample {sample} falls inside a step of phase '{kept[-1].name}' "
-                              f"({kept[-1].batch} samples a step)")
+                              f"({kept[-1].batch_at(kept[-1].samples - 1)} samples a step)")
     return kept

@@ -136,26 +136,58 @@ def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warn
         target = done + parse_count(entry["extra"], f"{key}.extra") if extra else \
             _until(entry["until"], total, f"{key}.until")
         sequence = parse_count(entry["sequence"], f"{key}.sequence")
-        batch_tokens = parse_count(entry["batch"], f"{key}.batch")
-        batch = max(1, round(batch_tokens / sequence))
-        if batch * sequence != batch_tokens:
-            warnings.append(f"{key}.batch: {batch_tokens:,} tokens are no multiple of sequence {sequence:,}; a step "
-                            f"has {batch} sequences = {batch * sequence:,} tokens")
         if target <= done:
             raise CurriculumError(f"{key}.until: {entry['until']} is not after the phase before it")
-        steps = max(1, round((target - done) / (batch * sequence)))
+        ramp, batch = _batches(entry["batch"], sequence, target - done, f"{key}.batch", warnings)
+        grown = ramp[-1][0] if ramp else 0
+        rest = grown % batch
+        samples = rest + max(grown // batch + 1, round((target - done - rest * sequence) / (batch * sequence))) * batch
+        if isinstance(entry["batch"], Mapping):     # it grows once: the next phase goes on with the last
+            entry["batch"] = max(parse_count(b, f"{key}.batch") for b in entry["batch"].values())
         weights = entry["mix"] if last is not None and entry["mix"] is last.weights else \
             _weights(entry["mix"], f"{key}.mix", names, warnings)
         theta = entry.get("rope_theta")
         scaling = entry.get("rope_scaling")
         phases.append(Phase(
-            str(entry["name"]), start, steps * batch, steps * batch, sequence, batch, weights,
-            _rate(entry["lr"], steps * batch * sequence, f"{key}.lr"),
+            str(entry["name"]), start, samples, samples, sequence, batch, weights,
+            _rate(entry["lr"], samples * sequence, f"{key}.lr"),
             {k: float(v) for k, v in (entry["max_epochs"] or {}).items()}, str(entry["on_exhausted"]), extra,
             entry["reset_optimizer"], float(theta) if is_number(theta) else theta,
-            dict(scaling) if isinstance(scaling, Mapping) else scaling))
+            dict(scaling) if isinstance(scaling, Mapping) else scaling, ramp))
         done, start = done + phases[-1].tokens, phases[-1].stop
     return phases
+
+
+def _batches(value: Any, sequence: int, tokens: int, key: str,
+             warnings: list[str]) -> tuple[list[list[int]] | None, int]:
+    """`batch` of a phase of `tokens` tokens, '0.5M' or {0: 64k, 100M: 128k, 1B: 0.5M} (from so many tokens of the phase
+    on), as `Phase` has it: (ramp, batch). Where a batch divides the next one the step that is the first larger one
+    begins at a multiple of it, so that a phase has as many samples as without growth: their order is then the same."""
+    table = value if isinstance(value, Mapping) else {0: value}
+    try:
+        rows = sorted((quantities.parse_count(at, least=0), at) for at in table)
+    except ValueError as e:
+        raise CurriculumError(f"{key}: {e}") from None
+    if not rows or rows[0][0]:
+        raise CurriculumError(f"{key}: a batch that grows begins at 0, e.g. {{0: 64k, 100M: 128k, 1B: 0.5M}}")
+    sizes = []
+    for _, at in rows:
+        wanted = parse_count(table[at], f"{key}.{at}" if isinstance(value, Mapping) else key)
+        sizes.append(max(1, round(wanted / sequence)))
+        if sizes[-1] * sequence != wanted:
+            warnings.append(f"{key}: {wanted:,} tokens are no multiple of sequence {sequence:,}; a step has "
+                            f"{sizes[-1]} sequences = {sizes[-1] * sequence:,} tokens")
+    ramp: list[list[int]] = []
+    first = 0
+    for (at, _), size, larger in zip(rows[1:], sizes, sizes[1:]):
+        if larger <= size or not 0 < at < tokens:
+            raise CurriculumError(f"{key}: batches grow, each from a later token of the phase on, before its end at "
+                                  f"{tokens:,}; got {dict(value)}")
+        aligned = larger % size == 0 and first % size == 0
+        unit, base = (larger, first // larger * larger) if aligned else (size, first)
+        first = base + max(1, round((at / sequence - base) / unit)) * unit
+        ramp.append([first, size])
+    return ramp or None, sizes[-1]
 
 
 def _rate(value: Any, tokens: int, key: str) -> Any:

@@ -14,7 +14,7 @@ import yaml
 from pipeline.recipe.check import MODEL_PRESETS, TRAIN_KEYS
 from pipeline.recipe.model import Phase
 from pipeline.recipe.quantities import parse_count
-from stages.mix import curriculum
+from stages.mix import curriculum, resolve
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import main
 from trainer.config import ConfigError, build, count, override, read_train
@@ -50,7 +50,7 @@ def test_what_is_no_count(text):
     ({"model": {"preset": "tiny", "heads": 3}}, r"train\.model: heads \(3\) must be a multiple of kv_heads"),
     ({"model": {"layers": 2}}, r"train\.model: width, heads must be given"),
     ({"model": MODEL, "optimizer": {"kind": "adam"}},
-     r"optimizer\.kind: 'adam' is not one of 'adamw'; did you mean 'adamw'\?"),
+     r"optimizer\.kind: 'adam' is not one of adamw, lion, muon, .*; did you mean 'adamw'\?"),
     ({"model": MODEL, "optimizer": {"betas": [0.9]}}, r"optimizer\.betas: expected 2 values, got 1"),
     ({"model": MODEL, "optimizer": {"lr": 0}}, r"train\.optimizer: lr"),
     ({"model": MODEL, "optimizer": {"lr": "nan"}}, r"train\.optimizer\.lr: expected float, got 'nan'"),
@@ -136,7 +136,7 @@ def test_recipe_curriculum_and_trainer_read_the_same_numbers(text):
         except ValueError:
             return None
 
-    assert read(count) == read(parse_count) == read(curriculum.parse_count, "key")
+    assert read(count) == read(parse_count) == read(resolve.parse_count, "key")
 
 
 def test_the_recipe_check_knows_the_keys_presets_and_rates_of_the_trainer():
@@ -144,6 +144,6 @@ def test_the_recipe_check_knows_the_keys_presets_and_rates_of_the_trainer():
     assert set(MODEL_PRESETS) == set(ModelConfig.PRESETS)
     assert set(curriculum.RATES) == set(typing.get_args(typing.get_args(Phase.model_fields["lr"].annotation)[0]))
     for lr in curriculum.RATES:
-        Schedule(ScheduleConfig(), [SimpleNamespace(name="p", lr=lr, tokens=100)])
+        Schedule(ScheduleConfig(), [SimpleNamespace(name="p", lr=lr, tokens=100, extra=False)], 1e-3)
     with pytest.raises(ConfigError, match="lr: 'cosine' is not known"):
-        Schedule(ScheduleConfig(), [SimpleNamespace(name="p", lr="cosine", tokens=100)])
+        Schedule(ScheduleConfig(), [SimpleNamespace(name="p", lr="cosine", tokens=100, extra=False)], 1e-3)

@@ -48,6 +48,7 @@ class Rates:
     otherwise by name; the first entry that matches counts.
     """
 
+    kind: str = ""                # each kind's class says which
     lr: float = 1e-3
     embedding_lr: float | None = None
     weight_decay: float = 0.1
