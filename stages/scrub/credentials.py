@@ -3,13 +3,15 @@
 Rules as in gitleaks (config/gitleaks.toml, MIT) and in the services' own documentation of the prefixes they made to be
 found. What is published as an example stays: values that contain EXAMPLE (AWS' AKIAIOSFODNN7EXAMPLE), and values of
 fewer than eight different characters (`xxxxxxxx`), which gitleaks' entropy leaves out, too.
-Every rule has a literal, and is tried on texts that hold it alone.
+Every rule has a literal, and is tried on runs without white space that hold it alone.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+
+from stages.scrub.clues import Clues, Span
 
 _LEFT, _RIGHT = r"(?<![A-Za-z0-9_-])", r"(?![A-Za-z0-9])"
 
@@ -67,7 +69,7 @@ _RULES = (
     _rule("age", r"AGE-SECRET-KEY-1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}", "AGE-SECRET-KEY-1"),
     _rule("alibaba", r"LTAI[A-Za-z0-9]{20}", "LTAI"),
 )
-#: what a key has at least: a word of letters, digits, - and _ this long; most texts hold none
+#: what a text has at least that holds a key: a run of letters, digits and some signs this long
 _HINT = re.compile(r"[A-Za-z0-9_+/.=~-]{20}")
 _PEM = re.compile(r"-----BEGIN (?:[A-Z0-9]{2,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
 _PEM_END = re.compile(r"-----END (?:[A-Z0-9]{2,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
@@ -82,29 +84,46 @@ _NAME = re.compile(
     r"[\"']?[ \t]{0,4}[:=]?$", re.IGNORECASE)
 _ASSIGNED = re.compile(r"[=:>][ \t]{0,4}(?:([\"'`])([A-Za-z0-9_+/=.~!@#$%^&*-]{16,200})\1|"
                        r"([A-Za-z0-9_+/=~-]{24,200})(?=[\s,;]|$))")
+#: characters of a match of it before the value
+_BEFORE = 6
 _NAME_HINTS = ("key", "secret", "token", "passw")
 _LETTERS, _NUMERALS = re.compile("[A-Za-z]"), re.compile("[0-9]")
 
 
-def credentials(text: str) -> Iterator[tuple[int, int, str]]:
+def credentials(clues: Clues) -> Iterator[tuple[int, int, str]]:
     """(start, end, whose) of keys and tokens, in no order; they may overlap."""
+    text, codes = clues.text, clues.codes
     if "PRIVATE KEY" in text:
         yield from _private_keys(text)
-    if not _HINT.search(text):
+    if not any(_HINT.search(text, *span) for span in codes):
         return
+    every = " ".join([text[start:end] for start, end in codes])
     for name, pattern, literals in _RULES:
-        if any(literal in text for literal in literals):
-            for found in pattern.finditer(text):
-                if _secret(found[1]):
-                    yield *found.span(1), name
-    small = text.lower()
-    if len(small) == len(text) and any(hint in small for hint in _NAME_HINTS):
-        for found in _ASSIGNED.finditer(text):
+        for literal in literals:
+            if literal in every:
+                for found in (found for span in codes for found in pattern.finditer(text, *span)):
+                    if _secret(found[1]):
+                        yield *found.span(1), name
+                break
+    yield from _named(text, codes)
+
+
+def _named(text: str, codes: list[Span]) -> Iterator[tuple[int, int, str]]:
+    """Values that are assigned to a name which says that they are secret."""
+    done, said = 0, None
+    for start, end in codes:
+        # the sign, blanks and a quote before it; the other quote behind it
+        for found in _ASSIGNED.finditer(text, max(done, start - _BEFORE), end + 1):
+            done = found.end()
             group = 2 if found[2] is not None else 3
             value = found[group]
             if _secret(value) and len(set(value)) >= 10 and _NUMERALS.search(value) and _LETTERS.search(value) and \
                     _NAME.search(text, max(0, found.start() - 40), found.start()):
-                yield *found.span(group), "named"
+                if said is None:
+                    small = text.lower()
+                    said = len(small) == len(text) and any(hint in small for hint in _NAME_HINTS)
+                if said:
+                    yield *found.span(group), "named"
 
 
 def _secret(value: str) -> bool:

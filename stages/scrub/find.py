@@ -1,6 +1,7 @@
 """What personal data a text holds, and where: the finders of all kinds, one after the other.
 
-A finder looks at a text in which everything found before is blotted out by NULs, which none of them takes for anything.
+A finder looks at a text in which everything found before is blotted out by NULs, which none of them takes for anything,
+and at the stretches of it that hold what its values are made of (`stages.scrub.clues`).
 E-mail and IP addresses come first, once (datatrove's dialect). The others are asked again as long as they find
 something: where one value is gone, another may stand alone. So a text that was scrubbed holds nothing more to find.
 """
@@ -10,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-Finder = Callable[[str], Iterable[tuple[int, int, str]]]
+from stages.scrub.clues import Clues
+
+Finder = Callable[[Clues], Iterable[tuple[int, int, str]]]
 #: how often the finders are asked about one text: after that many a hostile one is left as it is
 ROUNDS = 5
 
@@ -28,17 +31,19 @@ class Match(NamedTuple):
 def find(text: str, once: Iterable[tuple[str, Finder]], others: Iterable[tuple[str, Finder]]) -> list[Match]:
     """The values in `text`, in order; they do not overlap."""
     found: list[Match] = []
+    clues = Clues(text)
     for kind, finder in once:
-        new = [Match(start, end, kind, rule) for start, end, rule in finder(text)]
-        text = _blotted(text, new)
-        found += new
+        new = [Match(start, end, kind, rule) for start, end, rule in finder(clues)]
+        if new:
+            clues = Clues(_blotted(clues.text, new))
+            found += new
     others = tuple(others)
-    for _ in range(ROUNDS if others else 0):
+    for _ in range(ROUNDS if others and not clues.none else 0):
         before = len(found)
         for kind, finder in others:
-            new = _apart([Match(start, end, kind, rule) for start, end, rule in finder(text)])
+            new = _apart([Match(start, end, kind, rule) for start, end, rule in finder(clues)])
             if new:
-                text = _blotted(text, new)
+                clues = Clues(_blotted(clues.text, new))
                 found += new
         if len(found) == before:
             break
@@ -66,8 +71,6 @@ def _apart(found: list[Match]) -> list[Match]:
 
 
 def _blotted(text: str, found: list[Match]) -> str:
-    if not found:
-        return text
     pieces, place = [], 0
     for start, end, *_ in found:
         pieces += text[place:start], "\0" * (end - start)

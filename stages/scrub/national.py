@@ -13,11 +13,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from stages.scrub.checks import in_address, said_before, stands_alone
+from stages.scrub.clues import FEWEST_DIGITS, Clues
 
-#: searches that are quick and mostly in vain, each for several rules
+#: what stands near numbers that are worth several rules' look
 GATES = {"digits letter": re.compile(r"[0-9]{6,17}(?:[-+]|[ -]?[A-Za-z])"),
          "letter digits": re.compile(r"[0-9]{6}(?:(?<=[A-Za-z][0-9]{6})|(?<=[A-Za-z]-[0-9]{6}))"),
-         "dotted": re.compile(r"\.[0-9]{3}\.[0-9]{3}-?[0-9A-Za-z]")}
+         "dotted": re.compile(r"\.[0-9]{3}\.[0-9]{3}-?[0-9A-Za-z]"),
+         "date": re.compile(r"[0-9]{2}[A-Z][0-9]{2} [A-Z]")}
+#: of which clues they are asked, where not of `near_numbers`
+_NEAR = {"date": "near_dates", "word": "words"}
 
 
 class Rule(NamedTuple):
@@ -32,8 +36,10 @@ class Rule(NamedTuple):
     words: str = ""
     letters: str = ""
     weak_letters: str = ""
-    #: what a text must hold for `letters` to be tried: one of these, and what `gate` names in GATES
+    #: what a text must hold for `letters` to be tried
     hints: tuple[str, ...] = ()
+    #: where they are sought: "word", in long words; else near six digits ("date": near two digits, a letter and two
+    #: digits) where GATES, if it has the name, finds something
     gate: str = ""
 
 
@@ -54,7 +60,8 @@ class Finder:
     def __init__(self, rules: Sequence[Rule], anywhere: bool = False) -> None:
         """`anywhere`: weak forms need no word."""
         self.forms: dict[str, list[tuple[Rule, re.Pattern[str] | None]]] = {}
-        self.letters: list[tuple[re.Pattern[str], Rule, re.Pattern[str] | None]] = []
+        #: gate → (pattern, rule, words) of what is sought there
+        self.letters: dict[str, list[tuple[re.Pattern[str], Rule, re.Pattern[str] | None]]] = {}
         for rule in rules:
             words = re.compile(rf"(?<![^\W\d_])(?:{rule.words})(?![^\W\d_])", re.IGNORECASE) \
                 if rule.words and not anywhere else None
@@ -63,29 +70,32 @@ class Finder:
             for form in rule.weak:
                 self.forms.setdefault(form, []).append((rule, words))
             if rule.letters:
-                self.letters.append((re.compile(rule.letters), rule, None))
+                self.letters.setdefault(rule.gate, []).append((re.compile(rule.letters), rule, None))
             if rule.weak_letters:
-                self.letters.append((re.compile(rule.weak_letters), rule, words))
+                self.letters.setdefault(rule.gate, []).append((re.compile(rule.weak_letters), rule, words))
         #: how forms with blanks begin, up to any group
         self.begun = {" ".join(groups[:n]) for form in self.forms if len(groups := form.split(" ")) > 1
                       for n in range(1, len(groups) + 1)}
+        self.fewest = max(min((sum(map(int, _SIZES.findall(form))) for form in self.forms), default=0), FEWEST_DIGITS)
 
-    def find(self, text: str) -> Iterator[tuple[int, int, str]]:
+    def find(self, clues: Clues) -> Iterator[tuple[int, int, str]]:
         """(start, end, country) in no order; they may overlap."""
-        passed: dict[str, bool] = {"": True}
-        for pattern, rule, words in self.letters:
-            if rule.gate not in passed:
-                passed[rule.gate] = GATES[rule.gate].search(text) is not None
-            if not passed[rule.gate] or (rule.hints and not any(hint in text for hint in rule.hints)):
-                continue
-            for found in pattern.finditer(text):
-                if self._counts(text, found.start(), found.end(), rule, words):
-                    yield found.start(), found.end(), rule.country
-        for run in _RUN.finditer(text):
-            start, end = run.span()
-            if end - start >= 8:
-                for begun in range(start, max(end - _OVERLAP, start + 1), _PIECE - _OVERLAP):
-                    yield from self._in_run(text, begun, min(begun + _PIECE, end))
+        text = clues.text
+        for gate, rules in self.letters.items():
+            places = getattr(clues, _NEAR.get(gate, "near_numbers"))
+            if gate in GATES:
+                places = [span for span in places if GATES[gate].search(text, *span)]
+            for pattern, rule, words in rules if places else ():
+                if not rule.hints or any(hint in text for hint in rule.hints):
+                    for found in (found for span in places for found in pattern.finditer(text, *span)):
+                        if self._counts(text, found.start(), found.end(), rule, words):
+                            yield found.start(), found.end(), rule.country
+        for span in clues.numbers(self.fewest) if self.forms else ():
+            for run in _RUN.finditer(text, *span):
+                start, end = run.span()
+                if end - start >= 8:
+                    for begun in range(start, max(end - _OVERLAP, start + 1), _PIECE - _OVERLAP):
+                        yield from self._in_run(text, begun, min(begun + _PIECE, end))
 
     def _in_run(self, text: str, start: int, end: int) -> Iterator[tuple[int, int, str]]:
         words = [m.span() for m in _WORD.finditer(text, start, end)]

@@ -240,13 +240,15 @@ def _sg(v: str) -> bool:
 
 
 _CF = (r"[A-Z]{6}[0-9LMNPQRSTUV]{2}[ABCDEHLMPRST][0-7LMNPQRST][0-9LMNPQRSTUV][A-Z][0-9LMNPQRSTUV]{3}[A-Z]")
+_IT_HINTS = ("isc", "ISC", "C.F", "c.f", "ax code")
+_IT_WORDS = r"codice fiscale|cod\.? ?fisc\.?|c\.?f\.?|tax code"
 _ID = r"id(?:entity)? ?(?:card|number|no\.?|#)?"
 
 RULES: tuple[Rule, ...] = (
     Rule("us", _us, ("3-2-4",), ("9", "3 2 4"), r"ssns?|ss ?#|social security(?: (?:number|no|num|#))?|seguro social"),
     Rule("ca", _ca, ("3-3-3",), ("9", "3 3 3"), r"sin|social insurance(?: number)?|nas|assurance sociale"),
     Rule("gb", _nino, letters=r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] [0-9]{2} [0-9]{2} [0-9]{2} [A-D]",
-         weak_letters=r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z][0-9]{6}[A-D]",
+         weak_letters=r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z][0-9]{6}[A-D]", gate="digits",
          words=r"nino|ni|national insurance(?: (?:number|no\.?))?"),
     Rule("gb", _nhs, (), ("3 3 4", "3-3-4", "10"), r"nhs"),
     Rule("de", _de, ("2 3 3 3",), ("11",),
@@ -254,11 +256,12 @@ RULES: tuple[Rule, ...] = (
          r"tax id|tin|identifikationsnummer"),
     Rule("fr", _fr_dated, ("15", "13 2")),
     Rule("fr", _fr, ("1 2 2 2 3 3 2", "1 2 2 2 3 3-2"),
-         letters=r"[123478] ?[0-9]{2} ?[0-9]{2} ?2[AB] ?[0-9]{3} ?[0-9]{3} ?[0-9]{2}", hints=("2A", "2B")),
-    Rule("it", _it, letters=_CF, hints=tuple("LMNPQRSTUV0123456789")),
-    Rule("it", _it, hints=("isc", "ISC", "C.F", "c.f", "ax code"),
-         words=r"codice fiscale|cod\.? ?fisc\.?|c\.?f\.?|tax code",
-         weak_letters=rf"{_CF.lower()}|[A-Z]{{3}} [A-Z]{{3}} [0-9]{{2}}[A-Z][0-9]{{2}} [A-Z][0-9]{{3}}[A-Z]"),
+         letters=r"[123478] ?[0-9]{2} ?[0-9]{2} ?2[AB] ?[0-9]{3} ?[0-9]{3} ?[0-9]{2}", hints=("2A", "2B"),
+         gate="digits"),
+    Rule("it", _it, letters=_CF, gate="word"),
+    Rule("it", _it, weak_letters=_CF.lower(), gate="word", hints=_IT_HINTS, words=_IT_WORDS),
+    Rule("it", _it, weak_letters=r"[A-Z]{3} [A-Z]{3} [0-9]{2}[A-Z][0-9]{2} [A-Z][0-9]{3}[A-Z]", gate="date",
+         hints=_IT_HINTS, words=_IT_WORDS),
     Rule("es", _es, letters=r"[0-9]{2}\.[0-9]{3}\.[0-9]{3}-?[A-HJ-NP-TV-Z]", gate="dotted"),
     Rule("es", _es, letters=r"[0-9]{8}-?[A-HJ-NP-TV-Z]", gate="digits letter"),
     Rule("es", _es, letters=r"[XYZ]-?[0-9]{7}-?[A-HJ-NP-TV-Z]", gate="letter digits"),

@@ -6,6 +6,8 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterator
 
+from stages.scrub.clues import Clues
+
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
 #: datatrove's pattern in two halves, each tried once for an @: backwards (`_local`) and forwards from it
@@ -16,18 +18,22 @@ _ATOMS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 #: an address has at most 320 characters (RFC 3696, erratum 1690): so far its domain is looked for
 _EMAIL_LONGEST = 320
 _IPV4 = re.compile(rf"(?:{_OCTET}\.){{3}}{_OCTET}")
-_IPV4_HINT = re.compile(r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]")
+#: what each of the two holds; begun by a character that few texts have many of
+_IPV4_HINT = re.compile(r"\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]")
+_IPV6_HINT = re.compile(r":[0-9A-Fa-f]{0,4}:")
 _IPV6 = re.compile(r"(?<![0-9A-Fa-f:.])(?:[0-9A-Fa-f]{1,4}:|:(?=:)){2,7}:?(?:[0-9A-Fa-f]{1,4})?"
                    r"(?![0-9A-Fa-f:]|\.[0-9])")
+_HEX = frozenset("0123456789ABCDEFabcdef:")
+_HEX_RUN = re.compile(r"[0-9A-Fa-f:]*")
 
 
-def emails(text: str) -> Iterator[tuple[int, int, str]]:
+def emails(clues: Clues) -> Iterator[tuple[int, int, str]]:
     """(start, end, "email") of the addresses: what datatrove's pattern finds, without its quadratic search.
 
     An address holds one @, which no local part contains: from each @ the domain is matched forwards, then the local
     part is sought backwards, no further than the @ before. So no character is looked at more than twice.
     """
-    done = 0
+    text, done = clues.text, 0
     at = text.find("@")
     while at >= 0:
         domain = _DOMAIN.match(text, at, at + _EMAIL_LONGEST)
@@ -52,22 +58,26 @@ def _local(text: str, start: int, at: int) -> int:
     return begin.start() if begin else -1
 
 
-def ipv4(text: str, public_only: bool = True) -> Iterator[tuple[int, int, str]]:
+def ipv4(clues: Clues, public_only: bool = True) -> Iterator[tuple[int, int, str]]:
     """(start, end, "ipv4") of IPv4 addresses."""
-    if text.count(".") < 3 or not _IPV4_HINT.search(text):
+    if not _IPV4_HINT.search(clues.text):
         return
-    for match in _IPV4.finditer(text):
+    for match in _IPV4.finditer(clues.text):
         if _is_address(match.group(), public_only):
             yield *match.span(), "ipv4"
 
 
-def ipv6(text: str, public_only: bool = True) -> Iterator[tuple[int, int, str]]:
+def ipv6(clues: Clues, public_only: bool = True) -> Iterator[tuple[int, int, str]]:
     """(start, end, "ipv6") of IPv6 addresses."""
-    if text.count(":") < 2:
-        return
-    for match in _IPV6.finditer(text):
-        if _is_address(match.group(), public_only):
-            yield *match.span(), "ipv6"
+    text, done = clues.text, 0
+    while hint := _IPV6_HINT.search(text, done):
+        start = hint.start()
+        while start > done and text[start - 1] in _HEX:
+            start -= 1
+        done = _HEX_RUN.match(text, hint.start()).end()                     # type: ignore[union-attr]
+        for match in _IPV6.finditer(text, start, done + 2):                 # what may follow it has two characters
+            if _is_address(match.group(), public_only):
+                yield *match.span(), "ipv6"
 
 
 def _is_address(candidate: str, public_only: bool) -> bool:

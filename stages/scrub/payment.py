@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator
 
 from stages.scrub.checks import in_address, luhn, mod97, said_before, stands_alone
+from stages.scrub.clues import Clues
 
 #: first digits (from, to) → lengths; the first that fits counts
 _ISSUERS: tuple[tuple[int, int, frozenset[int]], ...] = tuple(
@@ -33,6 +34,8 @@ _ISSUERS: tuple[tuple[int, int, frozenset[int]], ...] = tuple(
 #: one run of digits, or groups as on cards with one kind of separator
 _SHAPE = re.compile(r"[0-9]{4}(?:([ -])(?:[0-9]{4}\1[0-9]{4}\1[0-9]{4}(?:\1[0-9]{1,3})?|[0-9]{6}\1[0-9]{4,5}|"
                     r"[0-9]{4}\1[0-9]{4}\1[0-9]{3}|[0-9]{4}\1[0-9]{4,5})(?![0-9])|[0-9]{8,15}(?![0-9]))")
+#: digits of the shortest
+_FEWEST = 12
 _DIGITS = re.compile("[0-9]+")
 _CARD_WORDS = re.compile(
     r"\b(?:cards?|cc|visa|master ?card|maestro|amex|american express|diners|discover|jcb|unionpay|credit|debit|"
@@ -46,10 +49,14 @@ _TEST_CARDS = frozenset((
     "4000056655665556", "2223003122003222", "5200828282828210", "3566002020360505", "6200000000000005"))
 
 
-def cards(text: str) -> Iterator[tuple[int, int, str]]:
+def cards(clues: Clues) -> Iterator[tuple[int, int, str]]:
     """(start, end, "") of card numbers."""
-    place = 0
-    while found := _SHAPE.search(text, place):
+    for first, last in clues.numbers(_FEWEST):
+        yield from _cards(clues.text, first, last)
+
+
+def _cards(text: str, place: int, last: int) -> Iterator[tuple[int, int, str]]:
+    while found := _SHAPE.search(text, place, last):
         start, end = found.span()
         digits = found.group() if found[1] is None else found.group().replace(found[1], "")
         if _number(digits) and stands_alone(text, start, end) and _plausible(text, start, end, digits, found[1]):
@@ -96,19 +103,19 @@ IBAN_LENGTHS = {
     "PT": 25, "QA": 29, "RO": 24, "RS": 22, "RU": 33, "SA": 24, "SC": 31, "SD": 18, "SE": 24, "SI": 19, "SK": 24,
     "SM": 27, "SO": 23, "ST": 25, "SV": 28, "TL": 23, "TN": 24, "TR": 26, "UA": 29, "VA": 22, "VG": 24, "XK": 20,
     "YE": 30}
-#: check digits with a country before them; digits are what is rare, so the search begins there
+#: check digits with a country before them
 _IBAN_CHECK = re.compile(r"[0-9]{2}(?<=[A-Za-z]{2}[0-9]{2})(?<![A-Za-z0-9_][A-Za-z]{2}[0-9]{2})(?=[ -]?[A-Za-z0-9])")
 _BBAN = re.compile(r"[A-Za-z0-9]{1,40}")
 
 
-def ibans(text: str) -> Iterator[tuple[int, int, str]]:
+def ibans(clues: Clues) -> Iterator[tuple[int, int, str]]:
     """(start, end, country) of account numbers."""
-    done = 0
-    for found in _IBAN_CHECK.finditer(text):
-        start = found.start() - 2
-        country = text[start:start + 2].upper()
+    text, done = clues.text, 0
+    for place in clues.checked():
+        start = place - 2
+        country = text[start:place].upper()
         length = IBAN_LENGTHS.get(country)
-        if length is None or start < done:
+        if length is None or start < done or not _IBAN_CHECK.match(text, place):
             continue
         end = _iban_end(text, start, length)
         if end:

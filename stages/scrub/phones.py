@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from stages.scrub.checks import in_address, said_before, stands_alone
+from stages.scrub.clues import Clues
 
 _SEPARATOR = r"[ .\-/()\u00a0\u2009\u2010-\u2013]"
 _PLUS = re.compile(rf"\+[ (]?[1-9](?:{_SEPARATOR}{{0,3}}[0-9]){{6,16}}")
@@ -61,17 +62,17 @@ _WORDS = re.compile(
     r"gsm)(?![^\W\d_])", re.IGNORECASE)
 
 
-def international(text: str) -> Iterator[tuple[int, int, str]]:
+def international(clues: Clues) -> Iterator[tuple[int, int, str]]:
     """(start, end, "") of numbers in international form."""
-    yield from with_plus(text)
-    if "00" in text:
-        yield from _international(text, _ZEROS, 2)
+    yield from with_plus(clues)
+    if "00" in clues.text:
+        yield from _international(clues.text, _ZEROS, 2)
 
 
-def with_plus(text: str) -> Iterator[tuple[int, int, str]]:
+def with_plus(clues: Clues) -> Iterator[tuple[int, int, str]]:
     """Those that begin with a plus, which nobody takes for anything else."""
-    if "+" in text:
-        yield from _international(text, _PLUS, 1)
+    if "+" in clues.text:
+        yield from _international(clues.text, _PLUS, 1)
 
 
 def _international(text: str, pattern: re.Pattern[str], prefix: int) -> Iterator[tuple[int, int, str]]:
@@ -139,13 +140,13 @@ def _possible(digits: str) -> bool:
 _LOCAL = re.compile(rf"[0-9](?:{_SEPARATOR}{{0,2}}[0-9]){{6,13}}")
 
 
-def local(text: str, region: str) -> Iterator[tuple[int, int, str]]:
+def local(clues: Clues, region: str) -> Iterator[tuple[int, int, str]]:
     """(start, end, "") of numbers as they are written inside `region` (two letters, ISO 3166). In groups, or with the
     trunk prefix 0 in front, or after a word for telephone."""
-    place = 0
+    text, place = clues.text, 0
     while found := _LOCAL.search(text, place):
         start, end = found.span()
-        if end < len(text) and text[end].isdigit():          # longer than any number: all of it is passed over
+        if "0" <= text[end:end + 1] <= "9":          # longer than any number: all of it is passed over
             place = _DIGITS.match(text, end).end()               # type: ignore[union-attr]
             continue
         place = end

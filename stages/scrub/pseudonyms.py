@@ -16,6 +16,7 @@ from hashlib import blake2b
 from itertools import count
 
 from stages.scrub.checks import luhn
+from stages.scrub.clues import Clues
 from stages.scrub.national import finder
 from stages.scrub.wallets import wallets
 
@@ -74,8 +75,8 @@ def _real(kind: str, fake: str) -> bool:
     if kind == "cards":
         return luhn(_NOT_VALUE.sub("", fake))
     if kind == "ids":
-        return any(True for _ in finder(("all",), anywhere=True).find(fake))
-    return kind == "wallets" and any(True for _ in wallets("wallet " + fake))
+        return any(True for _ in finder(("all",), anywhere=True).find(Clues(fake)))
+    return kind == "wallets" and any(True for _ in wallets(Clues("wallet " + fake)))
 
 
 def _hex(draws: Iterator[int], digits: int) -> str:

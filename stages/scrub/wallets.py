@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from hashlib import sha256
 
 from stages.scrub.checks import said_before
+from stages.scrub.clues import Clues, Span
 from stages.scrub.keccak import keccak256
 
 _BITCOIN = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _RIPPLE = "rpshnaf39wBUDNEGHJKLM4PQRST7VWXYZ2bcdeCg65jkm8oFqi1tuvAxyz"
 _VALUE = {c: i for i, c in enumerate(_BITCOIN)}
 _RIPPLE_VALUE = {c: i for i, c in enumerate(_RIPPLE)}
+#: letters and digits of the shortest address (`bc1` and 20)
+_SHORTEST = 23
 #: what may be an address: how they begin, and 25 letters and digits at least. Three searches, since few words begin so
 _WORD = "[1-9A-HJ-NP-Za-km-z]"
 _LONG = (re.compile(f"[13579ADKLMTX]{_WORD}{{24,}}"), re.compile(f"r{_WORD}{{24,}}"),
@@ -35,17 +38,17 @@ _ETHEREUM_WORDS = re.compile(r"eth(?:er(?:eum)?)?\b|erc-?20|wallet|contract|addr
 CHECKED = 1000
 
 
-def wallets(text: str) -> Iterator[tuple[int, int, str]]:
+def wallets(clues: Clues) -> Iterator[tuple[int, int, str]]:
     """(start, end, currency) of addresses, in no order."""
-    if "0x" in text:
-        yield from _ethereum(text)
-    for pattern in _LONG:
-        for found in pattern.finditer(text):
-            start, end = found.span()
-            if end - start <= 52 and not _more(text, start, end) and (name := _base58(found.group())):
-                yield start, end, name
-    if "1" in text:
-        for found in _BECH32.finditer(text):
+    text, words = clues.text, [span for span in clues.words if span[1] - span[0] >= _SHORTEST]
+    yield from _ethereum(text, words)
+    for first, last in words:
+        for pattern in _LONG:
+            for found in pattern.finditer(text, first, last):
+                start, end = found.span()
+                if end - start <= 52 and not _more(text, start, end) and (name := _base58(found.group())):
+                    yield start, end, name
+        for found in _BECH32.finditer(text, first, last):
             if not _more(text, *found.span()) and _bech32(found.group().lower()):
                 yield *found.span(), found.group()[:found.group().index("1")].lower()
 
@@ -92,9 +95,9 @@ def _bech32(word: str) -> bool:
     return check in (1, 0x2BC830A3)
 
 
-def _ethereum(text: str) -> Iterator[tuple[int, int, str]]:
+def _ethereum(text: str, words: list[Span]) -> Iterator[tuple[int, int, str]]:
     checked = 0
-    for found in _ETHEREUM.finditer(text):
+    for found in (found for span in words for found in _ETHEREUM.finditer(text, *span)):
         start, end = found.span()
         digits = text[start + 2:end]
         if digits.count("0") >= 20 or len(set(digits)) < 4 or (start and (text[start - 1].isalnum())):

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from stages.scrub.clues import Clues
 from stages.scrub.keccak import keccak256
 from stages.scrub.national import finder
 from stages.scrub.national_rules import COUNTRIES, RULES
@@ -116,7 +117,7 @@ def test_every_country_has_numbers_that_are_found_and_wrong_ones_that_are_not():
         for name, (_, forms) in ids(rng).items():
             only = finder((name[:2],))
             for form in forms:
-                assert [c for *_, c in only.find(f"It says {form}.")] == [name[:2]], (name, form)
+                assert [c for *_, c in only.find(Clues(f"It says {form}."))] == [name[:2]], (name, form)
 
 
 def test_a_weak_number_needs_its_word():
@@ -218,11 +219,11 @@ def test_phones_of_every_country_and_local_ones_only_with_a_region():
         if (example := library.example_number_for_type(region, kind))
         for form in (library.PhoneNumberFormat.INTERNATIONAL, library.PhoneNumberFormat.E164)
     }
-    missed = [said for said in made if [*international(f"Ring {said}.")] != [(5, 5 + len(said), "")]]
+    missed = [said for said in made if [*international(Clues(f"Ring {said}."))] != [(5, 5 + len(said), "")]]
     assert len(missed) <= 0.02 * len(made), missed
     text = "Tel. 030 901820, or (212) 736-5000; 2011-12-13, 12345678, order 2127365000"
-    assert [text[a:b] for a, b, _ in local(text, "US")] == ["(212) 736-5000"]
-    assert "030 901820" in [text[a:b] for a, b, _ in local(text, "DE")]
+    assert [text[a:b] for a, b, _ in local(Clues(text), "US")] == ["(212) 736-5000"]
+    assert "030 901820" in [text[a:b] for a, b, _ in local(Clues(text), "DE")]
     assert kinds(text) == []
 
 

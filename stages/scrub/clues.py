@@ -1,0 +1,136 @@
+"""Where in a text personal data may stand at all: runs of digits, and long runs without white space.
+
+All values but addresses of the network hold one of the two, and most texts hold few. They are found once for all
+finders, which then look at these stretches alone: what they find is what they would find in the whole text, for their
+values lie in one stretch as a whole, and their conditions look at the text around it.
+
+The text is looked at as one byte a character: those outside ASCII count as `?`, which parts no two digits that a
+character may stand between (U+00A0).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+
+import numpy as np
+
+#: what may stand between two digits of a number, a character a gap; `?`: any that is not ASCII
+_BETWEEN = " .-/+?"
+#: what keys, tokens and secret values are written with
+_OF_CODES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+/=.~!@#$%^&*:-"
+#: fewest characters of a run of these that counts (a token of Slack), and digits of a number
+SHORTEST_CODE, FEWEST_DIGITS = 15, 6
+#: characters: of shorter texts patterns are faster than arrays, of longer ones they take less memory
+_SHORT, _LONG = 600, 1 << 19
+
+_DIGIT, _GAP, _LETTER, _CODE = 1, 2, 4, 8
+_CLASSES = bytes((_DIGIT if chr(c) in "0123456789" else 0) | (_GAP if chr(c) in _BETWEEN else 0)
+                 | (_LETTER if c < 128 and chr(c).isalpha() else 0) | (_CODE if chr(c) in _OF_CODES else 0)
+                 for c in range(256))
+_NUMBER = re.compile(rf"[0-9]+(?:[{re.escape(_BETWEEN)}\x80-\U0010ffff][0-9]+)*")
+_NOT_DIGITS = re.compile(r"[^0-9]+")
+_CODES = re.compile(rf"[{re.escape(_OF_CODES)}]{{{SHORTEST_CODE},}}")
+_ANY = re.compile(rf"[0-9]|{_CODES.pattern}|PRIVATE KEY")
+_DATED = re.compile(r"[0-9](?=[0-9][A-Za-z][0-9]{2})")
+_CHECKED = re.compile(r"[A-Za-z]{2}[0-9]{2}")
+_WORD = re.compile(rf"[0-9A-Za-z]{{{SHORTEST_CODE},}}")
+
+#: text[start:end]
+Span = tuple[int, int]
+
+
+class Clues:
+    """A text and the stretches of it that are worth a look, each kind found when it is first asked for."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._plain = not _SHORT <= len(text) < _LONG
+
+    @property
+    def none(self) -> bool:
+        """Whether there are neither digits, nor codes, nor private keys: seen at once in a title, say."""
+        return len(self.text) < _SHORT and not _ANY.search(self.text)
+
+    @cached_property
+    def _kinds(self) -> np.ndarray:
+        """What each character is: bits, uint8."""
+        return np.frombuffer(self.text.encode("ascii", "replace").translate(_CLASSES), np.uint8)
+
+    @cached_property
+    def _digits(self) -> np.ndarray:
+        """Places of the digits 0 to 9."""
+        return np.flatnonzero((self._kinds & _DIGIT).view(np.bool_))
+
+    @cached_property
+    def _numbers(self) -> list[tuple[int, Span]]:
+        """(digits, place) of each number."""
+        if self._plain:
+            spans = [m.span() for m in _NUMBER.finditer(self.text) if m.end() - m.start() >= FEWEST_DIGITS]
+            counts = [len(_NOT_DIGITS.sub("", self.text[start:end])) for start, end in spans]
+        else:
+            at = self._digits
+            if not len(at):
+                return []
+            gaps = at[1:] - at[:-1]
+            ends = np.flatnonzero((gaps > 2) | ((gaps == 2) & ((self._kinds[at[:-1] + 1] & _GAP) == 0)))
+            ends = np.concatenate(([-1], ends, [len(at) - 1]))
+            sizes = ends[1:] - ends[:-1]
+            many = np.flatnonzero(sizes >= FEWEST_DIGITS)
+            counts = sizes[many].tolist()
+            spans = list(zip(at[ends[many] + 1].tolist(), (at[ends[many + 1]] + 1).tolist()))
+        return list(zip(counts, spans))
+
+    def numbers(self, least: int) -> list[Span]:
+        """Runs of digits, parted by single characters of _BETWEEN or none, of `least` digits (not below
+        FEWEST_DIGITS)."""
+        return [span for count, span in self._numbers if count >= least]
+
+    @cached_property
+    def near_numbers(self) -> list[Span]:
+        """Numbers of FEWEST_DIGITS with what is around them."""
+        return self._around(self.numbers(FEWEST_DIGITS))
+
+    @cached_property
+    def near_dates(self) -> list[Span]:
+        """Two digits, a Latin letter and two digits, with what is around them."""
+        if self._plain:
+            return self._around([m.span() for m in _DATED.finditer(self.text)])
+        at, kinds = self._digits, self._kinds
+        first = at[:-3]
+        at = first[(at[3:] - first == 4) & (at[1:-2] - first == 1) & (at[2:-1] - first == 3)]
+        at = at[(kinds[at + 2] & _LETTER) != 0]
+        return self._around([(start, start + 5) for start in at.tolist()])
+
+    def _around(self, spans: list[Span]) -> list[Span]:
+        """Places in order with 16 characters on either side; those that meet are one."""
+        found: list[Span] = []
+        for start, end in spans:
+            start, end = max(0, start - 16), min(end + 16, len(self.text))
+            if found and start <= found[-1][1]:
+                found[-1] = found[-1][0], end
+            else:
+                found.append((start, end))
+        return found
+
+    def checked(self) -> list[int]:
+        """Places of two digits with two Latin letters before them, as IBANs begin."""
+        if self._plain:
+            return [m.end() - 2 for m in _CHECKED.finditer(self.text)]
+        at, kinds = self._digits, self._kinds
+        at = at[:-1][(at[1:] - at[:-1] == 1) & (at[:-1] > 1)]
+        return at[(kinds[at - 1] & kinds[at - 2] & _LETTER) != 0].tolist()
+
+    @cached_property
+    def codes(self) -> list[Span]:
+        """Runs of SHORTEST_CODE of the characters that keys and secret values are written with."""
+        if self._plain:
+            return [m.span() for m in _CODES.finditer(self.text)]
+        ends = np.concatenate(([-1], np.flatnonzero((self._kinds & _CODE) == 0), [len(self.text)]))
+        long = np.flatnonzero(ends[1:] - ends[:-1] > SHORTEST_CODE)
+        return list(zip((ends[long] + 1).tolist(), ends[long + 1].tolist()))
+
+    @cached_property
+    def words(self) -> list[Span]:
+        """Runs of SHORTEST_CODE Latin letters and digits."""
+        return [m.span() for span in self.codes for m in _WORD.finditer(self.text, *span)]
