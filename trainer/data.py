@@ -7,6 +7,7 @@ with the number of tokens: bodies and document ends are memory maps.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -194,6 +195,7 @@ class Prefetch(Generic[S]):
     def __init__(self, data: Data, steps: Iterable[S], rank: int, world: int,
                  passed: Callable[[int], str | None] = lambda _number: None) -> None:
         self.data, self.steps, self.rank, self.world, self.passed = data, steps, rank, world, passed
+        self.waited = 0.0                 # seconds the batch given last was waited for
 
     def __iter__(self) -> Iterator[tuple[S, Batch | None]]:
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
@@ -202,7 +204,13 @@ class Prefetch(Generic[S]):
                 ahead = None if self.passed(step.number + 1) else \
                     pool.submit(self.data.step, step.first, step.batch, self.rank, self.world)
                 if waiting is not None:
-                    yield waiting[0], waiting[1] and waiting[1].result()
+                    yield waiting[0], self._take(waiting[1])
                 waiting = (step, ahead)
             if waiting is not None:
-                yield waiting[0], waiting[1] and waiting[1].result()
+                yield waiting[0], self._take(waiting[1])
+
+    def _take(self, ahead: Future[Batch] | None) -> Batch | None:
+        began = time.perf_counter()
+        batch = ahead and ahead.result()
+        self.waited = time.perf_counter() - began
+        return batch

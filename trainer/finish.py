@@ -12,6 +12,7 @@ from torch import nn
 
 from trainer import metrics as log
 from trainer.generate import generate, load_tokenizer
+from trainer.goodput import Goodput
 from trainer.parallel import World
 from trainer.run import Run
 
@@ -36,7 +37,7 @@ def sample(run: Run, model: nn.Module, world: World, dtype: torch.dtype) -> tupl
 
 
 def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict[str, Any], text: str | None, why: str,
-              seconds: float, speed: float | None) -> dict[str, Any]:
+              seconds: float, speed: float | None, goodput: Goodput) -> dict[str, Any]:
     """What is worth knowing at the end; the report and the demo read it."""
     lines = log.read(run.out / "metrics.jsonl")
     steps = [line for line in lines if line["event"] == "step" and line["loss"] is not None]
@@ -47,7 +48,7 @@ def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict
         "parameters_without_embeddings": run.config.model.parameters(run.vocab) - run.vocab * run.config.model.width
         * (1 if run.config.model.tie else 2),
         "steps": run.curriculum.steps, "tokens": run.curriculum.tokens, "seconds": round(seconds, 1),
-        "tokens_per_s": round(speed) if speed else None,
+        "tokens_per_s": round(speed) if speed else None, "goodput": goodput.summary(),
         "train_loss_first": steps[0]["loss"] if steps else None,
         "train_loss_last": sum(s["loss"] for s in steps[-10:]) / len(steps[-10:]) if steps else None,
         "heldout_loss_before": before.get("loss"), "heldout_loss": after.get("loss"),

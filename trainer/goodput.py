@@ -86,7 +86,7 @@ class Goodput:
         last = latest(lines)
         if last is None:
             return
-        gap = max(0.0, self.began - max(last["time"], *(line.get("time", 0.0) for line in lines[-1:])))
+        gap = max(0.0, self.began - max(last["time"], lines[-1]["time"]))
         for cause in CAUSES:
             self.seconds[cause] += last["goodput"].get(cause, 0.0)
         # between the last record and the last line the former process was still at work, for nothing
@@ -98,17 +98,17 @@ class Goodput:
         self.rewind(lines, step)
 
     def rewind(self, lines: Sequence[Mapping[str, Any]], step: int) -> None:
-        """The steps after `step` that `lines` tell of will be done again, or never: their time was lost."""
-        kept, last = latest([line for line in standing(lines) if line["step"] <= step]), latest(lines)
-        if last is None:
-            return
+        """The steps after `step` will be done again, or never: what they cost since the record of `lines` that is
+        nearest before was lost."""
+        kept = latest([line for line in standing(lines) if line["step"] <= step])
         before = kept["goodput"] if kept else {}
+        self.enter(self.cause)
         for cause in OF_STEPS:
-            self.move(last["goodput"].get(cause, 0.0) - before.get(cause, 0.0), cause, "lost")
-        self.flops -= last["goodput"].get("flops", 0.0) - before.get("flops", 0.0)
+            self.move(self.seconds[cause] - before.get(cause, 0.0), cause, "lost")
+        self.flops = before.get("flops", 0.0)
 
     def told(self) -> str:
-        """'1:02:10 of wall time: training 91.2 %, evaluation 3.1 %, …', the largest first, without what took nothing."""
+        """'1:02:10 of wall time: training 91.2%, evaluation 3.1%, …', the largest first, without what took nothing."""
         self.enter(self.cause)
         parts = [f"{CAUSES[cause]} {seconds / self.wall:.1%}" for cause, seconds in
                  sorted(self.seconds.items(), key=lambda item: -item[1]) if seconds / max(self.wall, 1e-9) >= 0.0005]

@@ -1,8 +1,8 @@
 """What happened, step by step: a JSONL file is the truth; TensorBoard, W&B and a Prometheus text file are views of it.
 
-Every line is a JSON object with `v` (the version of this format), `event` (start, resume, step, eval, checkpoint,
-alert, sample, end and what other modules write), `step` and `time`. Keys are added, never renamed. The file is only
-appended to: after a resume at step k, what was written for steps beyond k is void, and `read` leaves it out.
+Every line is a JSON object with `v` (the version of this format), `event` (start, resume, rewind, step, eval,
+checkpoint, alert, sample, end), `step` and `time`. Keys are added, never renamed. The file is only appended to: after a
+resume at or a rewind to step k, what was written for steps beyond k is void, and `read` leaves it out.
 """
 
 from __future__ import annotations
@@ -203,18 +203,26 @@ def flat_numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, floa
 
 
 def scan(path: Path, words: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, void ones too, without torn ones. With `words`: only those that hold one of them (of
-    a million steps a restart wants to see a few thousand)."""
-    lines = []
+    """The lines of metrics.jsonl, void ones too, without torn ones. With `words`: only those that hold one of them, and
+    the last line (of a million steps a restart wants to see a few thousand)."""
+    lines, text, last = [], "", None
     if path.exists():
         with open(path, encoding="utf-8") as f:
             for text in f:
-                if not words or any(word in text for word in words):
-                    try:
-                        lines.append(json.loads(text))
-                    except json.JSONDecodeError:
-                        continue
+                last = parse(text) if not words or any(word in text for word in words) else None
+                if last is not None:
+                    lines.append(last)
+        if last is None and (line := parse(text)) is not None:
+            lines.append(line)
     return lines
+
+
+def parse(text: str) -> dict[str, Any] | None:
+    """A line, or None for what a kill has torn."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return None
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -228,7 +236,7 @@ def standing(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for line in lines:
         if line["event"] == "start":
             kept = []
-        elif line["event"] == "resume":
+        elif line["event"] in ("resume", "rewind"):
             kept = [old for old in kept if old["step"] <= line["step"]]
         kept.append(line)
     return kept

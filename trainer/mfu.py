@@ -1,4 +1,8 @@
-"""Model FLOPs utilisation, by a formula that has a name and a peak that is known, or not at all."""
+"""Model FLOPs utilisation, by a formula that has a name and a peak that is known, or not at all.
+
+Step MFU is over the time of steps alone (no evaluation, checkpoints, compilation), wall MFU over all the time since the
+first start. Model FLOPs are those of the model: what activation checkpointing computes again does not count.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,21 @@ from trainer.model import ModelConfig
 #: the full square; here over the squares of the documents, since attention does not leave them
 FORMULA = "6·N_matmul + 12·layers·heads·head_dim·(Σ len² / Σ len)"
 
-#: dense bfloat16 FLOP/s by the name torch gives the device (vendors' data sheets, without sparsity)
+#: dense bfloat16 FLOP/s with float32 sums, without sparsity (vendors' data sheets), by the very name torch gives the
+#: device: a variant that is not here (an H20, a slice of a GPU) is unknown, never its bigger sister
 PEAKS = {
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H100 NVL": 835e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200 NVL": 835e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA GH200": 989e12,
-    "NVIDIA B200": 2250e12,
-    "NVIDIA L40S": 362e12,
-    "NVIDIA GeForce RTX 4090": 165e12,
+    "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12, "NVIDIA A800-SXM4-80GB": 312e12, "NVIDIA A800 80GB PCIe": 312e12,
+    "NVIDIA A10": 125e12, "NVIDIA A30": 165e12, "NVIDIA A40": 149.7e12,
+    "NVIDIA L4": 121e12, "NVIDIA L40": 181e12, "NVIDIA L40S": 362e12,
+    "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": 835e12, "NVIDIA H800": 989e12,
+    "NVIDIA H20": 148e12,
+    "NVIDIA H200": 989e12, "NVIDIA H200 NVL": 835e12,
+    "NVIDIA GH200 120GB": 989e12, "NVIDIA GH200 480GB": 989e12, "NVIDIA GH200 144G HBM3e": 989e12,
+    "NVIDIA B200": 2250e12, "NVIDIA GB200": 2500e12,
+    "NVIDIA GeForce RTX 3090": 71e12, "NVIDIA GeForce RTX 4090": 165e12, "NVIDIA GeForce RTX 5090": 209e12,
+    "NVIDIA RTX 6000 Ada Generation": 364e12,
+    "AMD Instinct MI300X": 1307e12, "AMD Instinct MI325X": 1307e12,
 }
 
 
@@ -30,10 +37,17 @@ def step_flops(config: ModelConfig, vocab: int, tokens: int, attended: int) -> i
     return 6 * config.matmul_parameters(vocab) * tokens + 12 * config.layers * config.heads * config.dim * attended
 
 
-def peak(device: torch.device) -> float | None:
-    """Dense bf16 FLOP/s of the device; None when its name is not in the table (never another device's number)."""
-    if device.type != "cuda":
+def peak(device: torch.device, fp8: bool = False) -> float | None:
+    """Dense bf16 FLOP/s of the device; None when its name is not in the table, and for fp8, which has no single peak:
+    a part of the products is bf16 still, so such a run has TFLOP/s and no MFU."""
+    if device.type != "cuda" or fp8:
         return None
-    name = torch.cuda.get_device_name(device)
-    known = [k for k in PEAKS if name == k or name.startswith((k + " ", k + "-"))]
-    return PEAKS[max(known, key=len)] if known else None
+    return PEAKS.get(torch.cuda.get_device_name(device))
+
+
+def why_unknown(device: torch.device, fp8: bool = False) -> str:
+    """One line to be printed where `peak` is None."""
+    if fp8:
+        return "mfu unknown: fp8 has no single peak; FLOP/s are in metrics.jsonl"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+    return f"mfu unknown: no peak is known for {name}"

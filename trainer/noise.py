@@ -1,9 +1,9 @@
 """The gradient noise scale: up to which batch size more data in a step still buys fewer steps.
 
 McCandlish et al., "An Empirical Model of Large-Batch Training" (arXiv 1812.06162): B_simple = tr Σ / |G|², where G is
-the gradient of the loss and Σ the covariance of one token's gradient. A batch far below B_simple wastes nothing, one far
-above it wastes most of what it reads. Both come from the squared gradient norms of a small and a large batch (appendix
-A.1): E|G_B|² = |G|² + tr Σ / B. Small batches are the micro-batches of all ranks, the large one is the step.
+the gradient of the loss and Σ the covariance of one token's gradient. A batch far below B_simple wastes nothing, one
+far above it wastes most of what it reads. Both come from the squared gradient norms of a small and a large batch
+(appendix A.1): E|G_B|² = |G|² + tr Σ / B. Small batches are the micro-batches of all ranks, the large one is the step.
 
 What is needed is the gradient of a micro-batch before it is added to anything: a hook on the unsharded parameters of
 FSDP sees it, whole, on its rank, before accumulation and before the reduction. Measured at log interval only.
@@ -85,8 +85,8 @@ def part(grad: Tensor, shared: int) -> Tensor:
 
 
 def estimate(small: float, inverse: float, big: float, targets: float) -> tuple[float, float]:
-    """Unbiased (tr Σ per token, |G|²) from the mean of |G_i|² over micro-batches, the mean of 1/n_i, the squared norm of
-    the step's gradient, and its number of targets. Either may come out negative: only means over steps say something.
+    """Unbiased (tr Σ per token, |G|²) from the mean of |G_i|² over micro-batches, the mean of 1/n_i, the squared norm
+    of the step's gradient, and its number of targets. Either may come out negative: means over steps say something.
     Raises ValueError when the step was one micro-batch."""
     spread = inverse - 1 / targets
     if spread <= 1e-9 * inverse:

@@ -16,16 +16,19 @@ import torch
 from torch import nn
 
 from trainer import checkpoint as ckpt
-from trainer import metrics as log
 from trainer import hf, mfu, optim
+from trainer import metrics as log
 from trainer.attention import document_mask
 from trainer.data import Batch, Data, Prefetch
 from trainer.evaluate import Heldout, losses
 from trainer.finish import replace, sample, summarise
+from trainer.goodput import Goodput
 from trainer.init import initialise
 from trainer.ledger import Ledger
 from trainer.loss import IGNORE
+from trainer.meters import Meters
 from trainer.model import Transformer
+from trainer.noise import MicroNorms
 from trainer.parallel import World, arranged, clip, compute_dtype, gather_gradients, shard
 from trainer.plot import write_plot
 from trainer.policy import Guard, Policy, go_back
@@ -47,6 +50,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     Returns the summary. Raises TrainingError, CheckpointError; SystemExit(128 + n) after signal n (a checkpoint is
     written first).
     """
+    goodput = Goodput()
     config, curriculum = run.config, run.curriculum
     say = say if world.first else (lambda _text: None)
     world = arranged(world, config.parallel)
@@ -79,7 +83,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
         f"rank{'s' if world.size > 1 else ''} on {world.device.type}, {str(dtype).removeprefix('torch.')}")
     say(optim.describe(optimizer))
 
-    metrics = log.Metrics(run.out, world.first)
+    metrics = log.Metrics(run.out, world.first, config.metrics, run.folder.name, config.identity(), say)
     guard, policy = Guard(config.stability, world.device), Policy(config.stability)
     worst = WorstRows(run.out, config.stability.worst_rows, data.streams, world)
     worst.begin(number)
@@ -91,24 +95,24 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
         ledger.edited(number, edited)
         changed = [*changes(found.meta, run, world.size, here), *edited]
         say("\n  ".join([f"resumed from {found.folder.parent.name} at sample {samples:,}", *changed]))
+    meters = Meters(run, metrics, world, goodput, model, optimizer, number, say)
     metrics.write("resume" if found else "start", number, samples=samples, world=world.size, changed=changed,
-                  device=device_name(world), mfu_formula=mfu.FORMULA, config=config.identity(),
-                  streams=data.streams, phases=[{"name": p.name, "tokens": p.tokens, "steps": p.steps, "lr": p.lr,
-                                                 "sequence": p.sequence, "batch": p.batch} for p in curriculum.phases])
+                  goodput=goodput.record(), device=device_name(world), mfu_formula=mfu.FORMULA,
+                  config=config.identity(), streams=data.streams,
+                  phases=[{"name": p.name, "tokens": p.tokens, "steps": p.steps, "lr": p.lr, "sequence": p.sequence,
+                           "batch": p.batch, "ramp": p.ramp} for p in curriculum.phases])
     metrics.flush()
 
     def evaluate(step: int, tokens: int) -> dict[str, Any]:
-        values = heldout.evaluate(model, run.micro_rows(heldout.length), dtype, config.loss.chunk, world)
+        with goodput.of("evaluation"):
+            values = heldout.evaluate(model, run.micro_rows(heldout.length), dtype, config.loss.chunk, world)
         if values:
-            metrics.write("eval", step, tokens=tokens, **values)
-            metrics.flush()              # a checkpoint may follow, and after it this step is not evaluated again
-            each = "  ".join(f"{name} {v['loss']:.3f}" for name, v in values["streams"].items())
-            say(f"step {step:>6}  held-out {values['loss']:.3f} nats/token (unigram entropy "
-                f"{values['unigram_entropy']:.3f})  {each}")
+            meters.evaluated(step, tokens, values)
         return values
 
     def save(step: Step, heldout: float | None) -> None:
         worst.write()
+        meters.saving(step.number + 1)
         rows = list(range(step.stop - min(PROBE_ROWS, step.batch), step.stop))
         probe = probe_loss(rows, run, data, model, world, dtype)
         if not math.isfinite(probe):     # the step's own loss is of the parameters before it
@@ -122,20 +126,22 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
         saver.save(model, optimizer, meta)
 
     def saved(written: ckpt.Writing) -> None:
-        metrics.write("checkpoint", written.meta["step"], folder=written.attempt.parent.name,
-                      seconds=round(written.held, 3), written_s=round(written.seconds, 3), bytes=written.size)
+        meters.saved(written.meta["step"], written.held, folder=written.attempt.parent.name,
+                     written_s=round(written.seconds, 3), bytes=written.size)
         say(written.describe())
 
     if world.first and first is not None:
         done.unlink(missing_ok=True)     # of a curriculum that has been prolonged since
     before = after = evaluate(0, 0) if not found else {}
-    window = Window(run, data.streams, metrics, worst, world, say)
+    window = Window(run, data.streams, metrics, meters, worst, world, say)
     began = time.perf_counter()
     with interruptions() as interrupted, ckpt.Saver(checkpoints, config.checkpoint, world, saved) as saver:
         while True:                          # once, and again after every rewind
             todo = takewhile(lambda s: stop_at is None or s.number < stop_at, run.steps(samples))
             suspicion = None
-            for step, batch in Prefetch(data, todo, world.data_rank, world.data_size, ledger.why):
+            goodput.enter("warmup")
+            batches = Prefetch(data, todo, world.data_rank, world.data_size, ledger.why)
+            for step, batch in batches:
                 phase = curriculum.phases[step.phase]
                 model.rope = run.rope(step.stop)
                 tokens = step.tokens + step.batch * phase.sequence
@@ -148,10 +154,13 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
                     factor = schedule.factor((step.tokens + tokens) / 2)
                     for group in optimizer.param_groups:
                         group["lr"] = group["peak"] * factor
-                    sums, norm = forward_backward(model, step, batch, run, data, worst, world, dtype)
+                    meters.begin(step, batches.waited)
+                    sums, norm = forward_backward(model, step, batch, run, data, worst, meters.micro, world, dtype)
                     verdict = guard.judge(step.phase, sums[HEAD:], norm)
                     optimizer.found_inf = verdict[0].float()
+                    meters.before(step)
                     optimizer.step()
+                    meters.after()
                     optimizer.zero_grad()
                     read = chain(data.order, [step], read) if world.first else read
                     window.add(Row(step, tokens, config.optimizer.lr * factor, sums, norm, verdict))
@@ -160,17 +169,18 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
                 ending = samples == curriculum.samples or number == stop_at
                 due = number % config.checkpoint.every == 0 or last or ending
                 judged = number % config.evaluate.every == 0 or ending
-                if world.device.type == "cpu" or number % config.log_every == 0 or due or judged:
+                if world.device.type == "cpu" or meters.cold or meters.due(number) or due or judged:
                     stopping, seen = window.flush(interrupted())
                     if suspicion := policy.review(seen, f"tokenmill train explain {run.folder}"):
                         break
                     if judged:
                         after = evaluate(number, tokens)
-                    saver.poll()
-                    if due or stopping:
-                        save(step, after.get("loss") if judged else None)
-                    if last or ending or stopping:
-                        saver.wait()
+                    with goodput.of("checkpoint"):
+                        saver.poll()
+                        if due or stopping:
+                            save(step, after.get("loss") if judged else None)
+                        if last or ending or stopping:
+                            saver.wait()
                     if world.first and judged:
                         metrics.flush()
                         write_plot(run.out)
@@ -184,6 +194,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             saver.wait()
             found = go_back(suspicion, config.stability.rewind, ledger, checkpoints, world)
             number, samples, tokens = position(found)
+            meters.rewound(number)
             restore(found, run, data, model, optimizer, guard, policy, world, dtype)
             read = history(found, run, data, ledger) if world.first else GENESIS
             worst.begin(number)
@@ -194,6 +205,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             window.restart()
 
     seconds = time.perf_counter() - began
+    goodput.enter("evaluation")
     summary: dict[str, Any] = {}
     if samples == curriculum.samples:
         after = after or evaluate(number, tokens)
@@ -204,7 +216,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
         say(why or f"sample: {text}")
         metrics.flush()
         if world.first:
-            summary = summarise(run, before, after, gap, text, why, seconds, window.speed())
+            summary = summarise(run, before, after, gap, text, why, seconds, window.speed(), goodput)
             metrics.write("end", number, **summary)
     metrics.close()
     if world.first and summary:
@@ -214,12 +226,13 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             say(f"held-out loss {summary['heldout_loss']:.3f} nats/token = {summary['ratio']:.2f} of the unigram "
                 f"entropy {summary['unigram_entropy']:.3f}"
                 + (f"; gap to the training data {gap['gap']:.3f}" if gap else ""))
+        say(goodput.told())
         say(f"{number} steps, {tokens:,} tokens, {seconds:.0f} s; {run.out}")
     return summary
 
 
-def forward_backward(model: nn.Module, step: Step, batch: Batch, run: Run, data: Data, worst: WorstRows, world: World,
-                     dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def forward_backward(model: nn.Module, step: Step, batch: Batch, run: Run, data: Data, worst: WorstRows,
+                     micro: MicroNorms, world: World, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of one step, clipped. Returns sums over all ranks [HEAD + 2·S] float64 (see `trainer.window`) and the
     global gradient norm."""
     config = run.config
@@ -241,6 +254,7 @@ def forward_backward(model: nn.Module, step: Step, batch: Batch, run: Run, data:
         sums[HEAD:HEAD + streams].index_add_(0, part.stream, nll)
         sums[HEAD + streams:].index_add_(0, part.stream, targets)
         worst.add(step, start, nll, targets, part.stream)
+        micro.add(targets.sum(), scale)
     return world.sum(sums), clip(model, config.clip, world)
 
 
