@@ -15,7 +15,12 @@ from collections.abc import Sequence
 #: command → its module, and what it is for. A new command is a line here
 COMMANDS = {
     "run": ("trainer.launch.start", "train, from the latest checkpoint if there is one"),
+    "slurm": ("trainer.launch.slurm", "write a job script for Slurm"),
+    "verify": ("trainer.tools.verify", "check a checkpoint; say which data the model has seen"),
+    "edit": ("trainer.tools.edit", "give a training other phases from a step on"),
     "plan": ("trainer.tools.plan", "show phases, sizes, memory and FLOPs of a training"),
+    "export": ("trainer.tools.export", "write a checkpoint's model in Hugging Face's layout"),
+    "import": ("trainer.tools.adopt", "check a model in Hugging Face's layout and print how to go on training it"),
 }
 
 

@@ -1,5 +1,6 @@
 """deploy/slurm, run for real: several Ray nodes on this machine, stand-ins for `srun` and `scontrol` that start what
-they are told as processes of this host. What a Slurm has beyond that (other hosts, cgroups) is not in here."""
+they are told as processes of this host. What a Slurm has beyond that (other hosts, cgroups) is not in here. Training is
+run the same way by tests/trainer/test_launch_slurm.py."""
 
 from __future__ import annotations
 
@@ -118,7 +119,7 @@ def start(host: Path, script: str, *arguments: str, nodes: int, restart: int = 0
             "TMPDIR": str(host), "TOKENMILL_RAY_TMP": str(host), "SLURM_JOB_ID": str(1000 + os.getpid() % 150),
             "SLURM_JOB_NODELIST": ",".join(f"node{i}" for i in range(nodes)), "SLURM_CPUS_ON_NODE": "1",
             "SLURM_SUBMIT_DIR": str(host), "SLURM_RESTART_COUNT": str(restart)}
-    log = (host / f"job-{script}-{restart}.log").open("wb")
+    log = (host / f"job-{Path(script).name}-{restart}.log").open("wb")
     return subprocess.Popen(["bash", str(SLURM / script), *arguments], env=env, cwd=host, stdin=subprocess.DEVNULL,
                             stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
@@ -204,38 +205,3 @@ def test_a_cluster_that_does_not_come_up_is_an_error_and_leaves_nothing(host):
     assert job.wait(60) == 1
     assert "no ports left" in log.read_text() and "Ray does not start on node0" in log.read_text()
     check_nothing_is_left(host)
-
-
-def test_training_on_two_nodes_is_stopped_and_goes_on_as_if_it_had_not_been(host, tmp_path):
-    pytest.importorskip("torch")
-    from trainer.metrics import read
-
-    write_warcs(host / "crawl", 90, 3)
-    (host / "recipe.yaml").write_text(RECIPE.replace("code: [./slow_stage.py]\n", "").replace(SLOW_STEP, "")
-                                      .replace("total: 20k", "total: 100k"))
-    store = host / "store"
-    done = run_recipe(load_recipe(host / "recipe.yaml"), str(store), make_backend=make_backend("inline", 1, None))
-    run, out, steps = f"{store}/runs/{done.run}", host / "out", 24
-
-    def losses(out: Path) -> list[float]:
-        path = out / "metrics.jsonl"
-        return [line["loss"] for line in read(path) if line["event"] == "step"] if path.exists() else []
-
-    line = [run, "--out", str(out), "--device", "cpu", "--stop-at", str(steps)]
-    job, log = start(host, "train.sbatch", *line, nodes=2), host / "job-train.sbatch-0.log"
-    until(lambda: len(losses(out)) >= 3, 200, job, log)
-    job.send_signal(signal.SIGUSR1)
-    assert job.wait(120) != 0 and "back into the queue" in log.read_text(), log.read_text()[-5000:]
-    assert (host / "scontrol.log").read_text().startswith("requeue ")
-    assert 3 <= len(losses(out)) < steps
-    check_nothing_is_left(host)
-
-    again = start(host, "train.sbatch", *line, nodes=2, restart=1)
-    assert again.wait(200) == 0, (host / "job-train.sbatch-1.log").read_text()[-5000:]
-    check_nothing_is_left(host)
-    alone = subprocess.run([sys.executable, "-m", "trainer", "run", run, "--out", str(tmp_path / "alone"), "--device",
-                            "cpu", "--stop-at", str(steps), "--quiet"], cwd=ROOT, capture_output=True, text=True,
-                           timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert alone.returncode == 0, alone.stderr
-    assert len(losses(out)) == steps
-    assert losses(out) == pytest.approx(losses(tmp_path / "alone"), rel=1e-3)

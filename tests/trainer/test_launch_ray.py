@@ -1,16 +1,26 @@
-"""Training on a Ray cluster gives what training without Ray gives, and says so when it cannot start."""
+"""Training on a Ray cluster gives what training without Ray gives, also when ranks and nodes die on the way, and says
+so when it cannot start."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.chaos.cluster import Cluster
+from tests.chaos.processes import named, until
 from tests.trainer.synthetic import make_run
+from trainer.metrics import read
+from trainer.run import open_run
 from trainer.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,9 +32,12 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
                           timeout=280, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def test_two_ranks_on_a_cluster_equal_one_without(ray_session, tmp_path, alone):
-    from trainer.run import open_run
+def lines(out: Path, *events: str) -> list[dict[str, Any]]:
+    path = out / "metrics.jsonl"
+    return [line for line in read(path) if line["event"] in events] if path.exists() else []
 
+
+def test_two_ranks_on_a_cluster_equal_one_without(ray_session, tmp_path, alone):
     folder = make_run(tmp_path, documents=200, total=1920)
     here = train(open_run(str(folder), None, str(tmp_path / "here"), []), alone, None, lambda _text: None)
     address = ray_session.get_runtime_context().gcs_address
@@ -39,3 +52,67 @@ def test_two_ranks_on_a_cluster_equal_one_without(ray_session, tmp_path, alone):
                      "--ranks", "1", "--device", "cuda")
     assert broken.returncode == 2                                    # the exit code of the rank, and its message
     assert "torch sees no CUDA device" in broken.stdout + broken.stderr
+    assert "going on" not in broken.stderr                           # what would fail again is not tried again
+
+
+@pytest.fixture
+def cluster():
+    """Two nodes of one CPU each and a head without, all of which want a token."""
+    temp = tempfile.mkdtemp(prefix="tml", dir="/tmp")                # short: Ray's sockets lie below
+    env = {**{k: v for k, v in os.environ.items() if not k.startswith("RAY_")}, "TMPDIR": temp, "RAY_TMPDIR": temp,
+           "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
+           "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    made = Cluster(env, nodes=2)
+    made.env = env
+    yield made
+    made.close()
+    shutil.rmtree(temp, ignore_errors=True)
+
+
+def ranks(cluster: Cluster) -> list[int]:
+    return [p for node in cluster.nodes for p in node.processes if named(p, "ray::Rank")]
+
+
+def test_a_rank_and_a_node_are_lost_and_the_losses_are_those_of_an_undisturbed_run(cluster, tmp_path, alone):
+    """Two ranks; one is killed: two again. A node is killed: one. A node joins: two, up to the end."""
+    folder = make_run(tmp_path, documents=3000, total=60_000, train={"checkpoint": {"every": 20}})
+    train(open_run(str(folder), None, str(tmp_path / "here"), []), alone, None, lambda _text: None)
+    out = folder / "train"
+    said = tmp_path / "said"
+    with said.open("w") as log:
+        job = subprocess.Popen([sys.executable, "-m", "trainer", "run", str(folder), "--address", cluster.address,
+                                "--ranks", "2", "--least", "1", "--device", "cpu"], cwd=ROOT, env=cluster.env,
+                               stdout=log, stderr=log, start_new_session=True)
+
+    def wait_for(found, what: str) -> Any:
+        def there() -> Any:
+            assert job.poll() is None, said.read_text()[-4000:]
+            return found()
+        try:
+            return until(there, 120, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{said.read_text()[-4000:]}") from None
+
+    try:
+        wait_for(lambda: lines(out, "checkpoint"), "a checkpoint")
+        os.kill(ranks(cluster)[1], signal.SIGKILL)
+        again = wait_for(lambda: lines(out, "resume"), "a restart")[-1]
+        wait_for(lambda: lines(out, "checkpoint")[-1]["step"] > again["step"], "a checkpoint after the restart")
+        cluster.nodes[1].kill()
+        cluster.nodes.pop()
+        wait_for(lambda: len(lines(out, "resume")) > 1, "a restart with what is left")
+        [left] = ranks(cluster)
+        os.kill(left, signal.SIGSTOP)                                # it must not end before the node has come
+        cluster.add()
+        wait_for(lambda: "there is room for all ranks again" in said.read_text(), "room")
+        os.kill(left, signal.SIGCONT)
+        assert job.wait(200) == 0, said.read_text()[-4000:]
+    finally:
+        job.kill()
+        job.wait()
+    assert [line["world"] for line in lines(out, "start", "resume")] == [2, 2, 1, 2], said.read_text()
+    assert "a rank died" in said.read_text() and "training on 1 of 2 ranks" in said.read_text()
+    assert cluster.env["RAY_AUTH_TOKEN"] not in said.read_text()
+    here, there = ({line["step"]: line["loss"] for line in lines(o, "step")} for o in (tmp_path / "here", out))
+    assert len(here) > 200
+    assert there == pytest.approx(here, abs=1e-4)

@@ -1,6 +1,10 @@
-"""Training on a Ray cluster: a placement group, an actor a rank, and the same `main()` in each. The only file of the
-trainer that imports ray; plain Ray Core (no Ray Train): position and checkpoints are the trainer's own, so a restart is
-the same command again, with any number of ranks.
+"""Training on a Ray cluster: an actor a rank, and the same `main()` in each. The only file of the trainer that imports
+ray. Plain Ray Core: why not Ray Train's TorchTrainer stands in docs/architecture.md.
+
+Position and checkpoints are the trainer's own and fit any number of ranks, so a rank or node that is lost costs the
+steps since the latest checkpoint: what is left of the ranks is ended and as many as find room, `least` or more, start
+again. The missing ones stay asked for. Once there is room for them, all stop after a step, with a checkpoint, and go on
+together.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,10 @@ from trainer.config import ConfigError
 
 #: how long to wait for nodes (an autoscaler may have to start them)
 PLACEMENT_S = 600
+#: how long to wait for the room of all ranks, which the cluster has, before fewer will do
+PATIENCE_S = 60
+#: how long the others have to write their share of a checkpoint once the first has ended
+ENDING_S = 600
 PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 
@@ -40,6 +48,10 @@ class Both(io.StringIO):
 
 class Rank:
     """One rank. Two threads: `run` trains, `stop` asks it to end."""
+
+    def place(self) -> tuple[str, list[str]]:
+        """(id of the node, the GPUs of it that are ours)."""
+        return ray.get_runtime_context().get_node_id(), [str(g) for g in ray.get_gpu_ids()]
 
     def address(self) -> tuple[str, int]:
         """Rank 0: open the store the others will meet at; (host, port)."""
@@ -65,10 +77,20 @@ class Rank:
         request_stop(signal.SIGINT)
 
 
-def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool) -> int:
-    """Run `python -m trainer ARGUMENTS` as `size` actors, each with a GPU of its own or (`gpu` False) a CPU, of the
-    cluster at `address` ('host:port', as `pipeline.engine.auth.check_cluster` gives it); returns the first exit code
-    that is not 0, or 0. RUN must be on storage that every node sees.
+class Lost(Exception):
+    """A rank died, or raised what nobody expected of it."""
+
+
+class MoreRoom(Exception):
+    """All ranks have stopped in good order, for more to begin."""
+
+
+def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool, least: int, restarts: int,
+           progress: Callable[[], int]) -> int:
+    """Run `python -m trainer ARGUMENTS` as `size` actors (`least` will do), each with a GPU of its own or (`gpu` False)
+    a CPU, of the cluster at `address` ('host:port', as `pipeline.engine.auth.check_cluster` gives it); returns the
+    first exit code that is not 0, or 0. RUN must be on storage that every node sees. What is lost is started again,
+    `restarts` times in a row at most without `progress()` (the step of the latest checkpoint) getting any further.
 
     Raises ConfigError when the cluster cannot be reached or never has the resources.
     """
@@ -79,61 +101,126 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
     except ConnectionError as error:
         raise ConfigError(f"--address {address}: no Ray cluster answers there ({error}); start one, or leave out "
                           f"--address to train on this machine") from None
-    group = placement_group([{"CPU": 1, **({"GPU": 1} if gpu else {})}] * size, strategy="PACK")
+    failed, reached = 0, progress()
     try:
-        wait_for(group, size, gpu)
-        actor = ray.remote(num_cpus=1, num_gpus=int(gpu), max_restarts=0, max_task_retries=0,
-                           max_concurrency=2)(Rank)
-        places = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i) for i in range(size)]
-        members = [actor.options(scheduling_strategy=place).remote() for place in places]
-        host, port = ray.get(members[0].address.remote())
-        meeting = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(size),
-                   "TORCHELASTIC_USE_AGENT_STORE": "True",
-                   "LOCAL_RANK": "0"}           # Ray shows each actor its own GPU only
-        return finish(members, [member.run.remote(list(arguments), {**meeting, "RANK": str(rank)})
-                                for rank, member in enumerate(members)])
+        while True:
+            try:
+                return attempt(list(arguments), size, least, gpu)
+            except MoreRoom:
+                continue
+            except Lost as error:
+                now = progress()
+                failed, reached = 1 if now > reached else failed + 1, max(now, reached)
+                if failed > restarts:
+                    print(f"error: {error}. Run the same command to go on from the latest checkpoint (step {now}), "
+                          f"with any number of ranks", file=sys.stderr)
+                    return 1
+                print(f"{error}; going on from the latest checkpoint (step {now})", file=sys.stderr)
     finally:
-        remove_placement_group(group)            # ends the actors, too
         ray.shutdown()
 
 
-def wait_for(group: Any, size: int, gpu: bool) -> None:
-    """Wait until the cluster has room for all ranks at once; says every half minute what is missing."""
-    since = time.monotonic()
-    while not group.wait(30):
+def attempt(arguments: list[str], size: int, least: int, gpu: bool) -> int:
+    """Ranks from their start to their end: an exit code. Raises Lost, MoreRoom, ConfigError."""
+    bundle = {"CPU": 1, **({"GPU": 1} if gpu else {})}
+    group, found = room(bundle, size, least)
+    groups = [group]
+    try:
+        if found < size:
+            print(f"training on {found} of {size} ranks: there is no room for more", file=sys.stderr)
+            groups.append(placement_group([bundle] * (size - found), strategy="PACK"))       # an autoscaler sees it
+        actor = ray.remote(num_cpus=1, num_gpus=int(gpu), max_restarts=0, max_task_retries=0, max_concurrency=2)(Rank)
+        try:
+            members = [actor.options(scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=i)).remote() for i in range(found)]
+            places = ray.get([member.place.remote() for member in members])
+            # ranks of a node have consecutive numbers, and see all its GPUs: NCCL then copies between them directly
+            members = [m for _, m in sorted(zip(places, members), key=lambda pair: pair[0])]
+            places.sort()
+            host, port = ray.get(members[0].address.remote())
+        except ray.exceptions.RayError as error:
+            raise Lost(f"a rank could not start: {type(error).__name__}: {error}") from None
+        nodes = [node for node, _ in places]
+        meeting = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(found),
+                   "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        waiting = []
+        for rank, (node, _) in enumerate(places):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank - nodes.index(node)),
+                   "LOCAL_WORLD_SIZE": str(nodes.count(node))}
+            if gpu:
+                own["CUDA_VISIBLE_DEVICES"] = ",".join(g for at, gpus in places if at == node for g in gpus)
+            waiting.append(members[rank].run.remote(arguments, {**meeting, **own}))
+        return finish(members, waiting, groups[1:])
+    finally:
+        for made in groups:
+            remove_placement_group(made)         # ends the actors, too
+
+
+def room(bundle: dict[str, int], size: int, least: int) -> tuple[Any, int]:
+    """A placement group for `size` ranks, or for as many as there is room for, and how many those are.
+
+    Fewer (not below `least`) will do at once when the living nodes could not hold all of them, and after a minute when
+    they could but others use them. Says every half minute what is missing. Raises ConfigError after ten minutes.
+    """
+    since = said = time.monotonic()
+    while True:
+        group = placement_group([bundle] * size, strategy="PACK")
+        lacking = any(ray.cluster_resources().get(kind, 0) < n * size for kind, n in bundle.items())
+        if group.wait(2 if lacking and least < size else 30):
+            return group, size
         free = ray.available_resources()
-        have = f"{free.get('CPU', 0):g} CPUs" + (f" and {free.get('GPU', 0):g} GPUs" if gpu else "")
+        fits = min(int(free.get(kind, 0) / n) for kind, n in bundle.items())
+        if least <= fits < size and (lacking or time.monotonic() - since > PATIENCE_S):
+            fewer = placement_group([bundle] * fits, strategy="PACK")
+            if fewer.wait(10):
+                remove_placement_group(group)
+                return fewer, fits
+            remove_placement_group(fewer)
+        remove_placement_group(group)
+        have = " and ".join(f"{free.get(kind, 0):g} {kind}s" for kind in bundle)
         if time.monotonic() - since > PLACEMENT_S:
-            raise ConfigError(f"no room for {size} ranks after {PLACEMENT_S} s: {have} are free; ask for fewer with "
-                              f"{'--gpus' if gpu else '--ranks'}, or add nodes")
-        print(f"waiting for room for {size} ranks ({have} are free)", file=sys.stderr)
+            raise ConfigError(f"no room for {least if least < size else size} ranks after {PLACEMENT_S} s: {have} are "
+                              f"free; ask for fewer with {'--gpus' if 'GPU' in bundle else '--ranks'}, or add nodes")
+        if time.monotonic() - said >= 29:
+            said = time.monotonic()
+            print(f"waiting for room for {size} ranks ({have} are free)", file=sys.stderr)
 
 
-def finish(members: Sequence[Any], waiting: list[Any]) -> int:
-    """Wait for all ranks. When one fails or dies, the rest is not waited for: it would wait for the dead one."""
-    asked = False
+def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any]) -> int:
+    """Wait for all ranks. When one fails or dies, the rest is not waited for: it would wait for the dead one.
+    `missing`: placement groups of ranks that found no room; when they do, the ranks are stopped (MoreRoom)."""
+    asked = more = False
     while waiting:
         try:
             done, waiting = ray.wait(waiting, timeout=1)
+            if not more and missing and all(group.wait(0) for group in missing):
+                more = True
+                print("there is room for all ranks again: stopping after this step, with a checkpoint", file=sys.stderr)
+            if asked or more:                    # again and again: whoever has not begun yet forgets what he was asked
+                for member in members:
+                    member.stop.remote()
         except KeyboardInterrupt:
             if asked:
                 raise
             asked = True
             print("stopping after this step, with a checkpoint (Ctrl-C again: at once)", file=sys.stderr)
-            for member in members:
-                member.stop.remote()
             continue
         for result in done:
             try:
                 code, said = ray.get(result)
             except ray.exceptions.RayError as error:
-                print(f"error: a rank died: {type(error).__name__}: {error}. Run the same command to go on from the "
-                      f"latest checkpoint, with any number of ranks", file=sys.stderr)
-                return 1
-            if code and not asked:
+                raise Lost(f"a rank died: {type(error).__name__}: {last_line(error)}") from None
+            if code and not asked and not more:
                 print(said, end="", file=sys.stderr)
                 return code
             if code:                             # an orderly stop: let the others end, too
-                ray.wait(waiting, num_returns=len(waiting), timeout=60)
+                ray.wait(waiting, num_returns=len(waiting), timeout=ENDING_S)
+                if more and not asked:
+                    raise MoreRoom
                 return code
     return 0
+
+
+def last_line(error: BaseException) -> str:
+    """Of a remote error, which is a traceback: its end."""
+    return (str(error).strip().splitlines() or [""])[-1]

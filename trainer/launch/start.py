@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from trainer.arguments import of_a_run, positive, say
@@ -19,6 +20,11 @@ def add_parser(commands: Any) -> None:
     run.add_argument("--stop-at", type=positive, metavar="STEP", help="stop, with a checkpoint, after STEP steps")
     run.add_argument("--address", help="a Ray cluster to train on (host:port, or auto on one of its machines)")
     run.add_argument("--gpus", type=positive, metavar="N", help="with --address: one rank on each of N GPUs")
+    run.add_argument("--least", type=positive, metavar="M",
+                     help="with --address: go on with M ranks or more when a node is lost, until there are N again "
+                          "(default: wait for N)")
+    run.add_argument("--restarts", type=int, default=3, metavar="K",
+                     help="with --address: start again at most K times in a row without a new checkpoint (default: 3)")
     run.add_argument("--ship-code", action="store_true", help="with --address: send this machine's code to the nodes")
     run.add_argument("--insecure-local", action="store_true", help="with --address: accept a cluster without token "
                                                                    "authentication on this machine's loopback")
@@ -30,9 +36,9 @@ def run(options: argparse.Namespace) -> int:
     from trainer.remote import fetch_shards, is_url
     from trainer.run import open_run
 
-    if (options.gpus or options.ship_code or options.insecure_local) and not options.address:
-        raise ConfigError("--gpus, --ship-code and --insecure-local need --address; on this machine use --ranks N "
-                          "--device cuda")
+    if (options.gpus or options.least or options.ship_code or options.insecure_local) and not options.address:
+        raise ConfigError("--gpus, --least, --ship-code and --insecure-local need --address; on this machine use "
+                          "--ranks N --device cuda")
     if options.address and not (options.gpus or options.ranks):
         raise ConfigError("--address needs --gpus N (one rank on each of N GPUs) or --ranks N (CPU)")
     if options.gpus and options.ranks:
@@ -41,8 +47,10 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.run}: a run in object storage has no place for checkpoints; give one with --out, "
                           f"a folder that all ranks see")
     training = open_run(options.run, options.store, options.out, options.overrides)
+    if options.least and options.least > (options.gpus or options.ranks):
+        raise ConfigError(f"--least {options.least} is more than the {options.gpus or options.ranks} ranks asked for")
     if options.address:
-        return on_cluster(options)
+        return on_cluster(options, training.out / "checkpoints")
     if options.ranks and options.ranks > 1 and "RANK" not in os.environ:
         from trainer.launch.local import launch as launch_local
 
@@ -59,8 +67,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def on_cluster(options: argparse.Namespace) -> int:
+def on_cluster(options: argparse.Namespace, checkpoints: Path) -> int:
     """Train on the Ray cluster at --address, which has to want a token and to take ours."""
+    from trainer.checkpoint import latest
+
     try:
         from pipeline.engine.auth import ClusterError, check_cluster
 
@@ -73,8 +83,13 @@ def on_cluster(options: argparse.Namespace) -> int:
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return launch(forwarded(options), address, options.gpus or options.ranks, gpu=bool(options.gpus),
-                  ship_code=options.ship_code)
+    def progress() -> int:
+        found = latest(checkpoints)
+        return found.step if found else 0
+
+    size = options.gpus or options.ranks
+    return launch(forwarded(options), address, size, gpu=bool(options.gpus), ship_code=options.ship_code,
+                  least=options.least or size, restarts=options.restarts, progress=progress)
 
 
 def forwarded(options: argparse.Namespace) -> list[str]:

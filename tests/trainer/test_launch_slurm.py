@@ -1,0 +1,112 @@
+"""`tokenmill train slurm`: the script is what was asked for, whatever stands in a path; run with stand-ins for `srun`
+and `scontrol`, it stops before its time is over, puts itself back, and ends as if it had not been stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.test_slurm_runs import check_nothing_is_left, host, start, until  # noqa: F401  (host is a fixture)
+from tests.trainer.synthetic import make_run
+from trainer.__main__ import main
+from trainer.launch.slurm import script
+
+ROOT = Path(__file__).resolve().parents[2]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="a job script for Linux")
+
+
+def losses(out: Path) -> dict[int, float]:
+    from trainer.metrics import read
+
+    path = out / "metrics.jsonl"
+    return {line["step"]: line["loss"] for line in read(path) if line["event"] == "step"} if path.exists() else {}
+
+
+def ended(job: subprocess.Popen[bytes], log: Path, seconds: float = 150) -> int:
+    """The exit code of a job; what it said, when it does not end."""
+    try:
+        return job.wait(seconds)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(log.read_text()[-5000:]) from None
+
+
+def test_the_script_in_deploy_is_the_one_without_a_run():
+    assert (ROOT / "deploy" / "slurm" / "train.sbatch").read_text() == script()
+
+
+def test_what_was_asked_for_stands_in_the_script(tmp_path, capsys):
+    run = make_run(tmp_path, documents=60, total=960)
+    assert main(["slurm", str(run), "--nodes", "2", "--gpus-per-node", "8", "--partition", "gpu",
+                 "--time", "2-00:00:00", "--warning", "300"]) == 0
+    made = run / "train.sbatch"
+    said = capsys.readouterr().out
+    assert f"sbatch {made}" in said and "16 ranks" in said
+    assert "phase stable: a batch of 5 sequences leaves 11 ranks idle" in said
+    text = made.read_text()
+    for line in ("--nodes=2", "--gpus-per-node=8", "--partition=gpu", "--time=2-00:00:00", "--signal=B:USR1@300",
+                 "--requeue"):
+        assert f"\n#SBATCH {line}\n" in text
+    assert "--shutdown-timeout=280 " in text and "@" not in text.replace("USR1@300", "").replace('"$@"', "")\
+        .replace("[@]", "")
+    assert subprocess.run(["bash", "-n", str(made)]).returncode == 0
+
+
+@linux
+def test_paths_and_settings_reach_the_ranks_as_they_are(host, capsys):  # noqa: F811
+    store = host / "a $(touch made) 'place'"
+    run = make_run(store, documents=60, total=960)
+    script_file = host / "job.sbatch"
+    assert main(["slurm", str(run), "--set", "optimizer.lr=0.002", "--out", str(host / "o; touch made"),
+                 "--script", str(script_file)]) == 0
+    (host / "bin" / "torchrun").write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" > "$STAND_IN/given"\n')
+    (host / "bin" / "torchrun").chmod(0o755)
+    job = start(host, str(script_file), "--quiet", nodes=2)
+    assert job.wait(60) == 0
+    given = (host / "given").read_text().splitlines()
+    assert given[given.index("-m"):] == ["-m", "trainer", "run", str(run), "--out", str(host / "o; touch made"),
+                                         "--set", "optimizer.lr=0.002", "--quiet"]
+    assert "--nnodes=2" in given and not (host / "made").exists() and not Path("made").exists()
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--partition", "gpu\n#SBATCH --uid=root"], "not the name of a partition"),
+    (["--time", "tomorrow"], "2-00:00:00"), (["--warning", "20"], "more than 20 seconds"),
+    (["--set", "optimizer.lrr=1"], "optimizer.lrr")])
+def test_what_slurm_would_not_take_is_refused_before_anything_is_written(tmp_path, capsys, arguments, said):
+    run = make_run(tmp_path, documents=60, total=960)
+    assert main(["slurm", str(run), *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert not (run / "train.sbatch").exists()
+
+
+@linux
+@pytest.mark.slow
+def test_on_two_nodes_it_is_stopped_and_goes_on_as_if_it_had_not_been(host, tmp_path, monkeypatch):  # noqa: F811
+    run = make_run(tmp_path, documents=600, total=15360)
+    out = host / "out"
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    script_file = host / "train.sbatch"
+    assert main(["slurm", str(run), "--out", str(out), "--nodes", "2", "--script", str(script_file)]) == 0
+    job, log = start(host, str(script_file), "--device", "cpu", nodes=2), host / "job-train.sbatch-0.log"
+    until(lambda: len(losses(out)) >= 3, 200, job, log)
+    job.send_signal(signal.SIGUSR1)                       # what --signal=B:USR1@120 sends to the batch shell
+    assert ended(job, log) != 0 and "back into the queue" in log.read_text(), log.read_text()[-5000:]
+    assert (host / "scontrol.log").read_text().startswith("requeue ")
+    stopped = len(losses(out))
+    check_nothing_is_left(host)
+
+    again = start(host, str(script_file), "--device", "cpu", nodes=2, restart=1)
+    log = host / "job-train.sbatch-1.log"
+    assert ended(again, log) == 0, log.read_text()[-5000:]
+    check_nothing_is_left(host)
+    alone = subprocess.run([sys.executable, "-m", "trainer", "run", str(run), "--out", str(tmp_path / "alone"),
+                            "--device", "cpu", "--quiet"], cwd=ROOT, capture_output=True, text=True, timeout=200,
+                           env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert alone.returncode == 0, alone.stderr
+    assert 3 <= stopped < len(losses(out))
+    assert losses(out) == pytest.approx(losses(tmp_path / "alone"), rel=1e-3)

@@ -1,0 +1,145 @@
+"""`tokenmill train slurm`: a job script for Slurm. One torchrun on each node, one rank on each of its GPUs; no Ray.
+
+`deploy/slurm/train.sbatch` is what `script` makes of no run at all (a test holds it to that): the run is its argument.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainer.arguments import of_a_run, positive, say
+
+#: seconds that torchrun has less than the job to end its ranks
+MARGIN = 20
+TEMPLATE = r"""#!/usr/bin/env bash
+# Training on Slurm: one torchrun on each node, one rank on each of its GPUs. No Ray.
+#
+#   @usage@
+#
+# The run's folder and its shards must be on storage that every node sees. Training goes on from the latest checkpoint,
+# with any number of ranks: submitting the same again is how one resumes. @warning@ s before the time limit (as long as
+# `tokenmill train slurm --warning` says) the step is finished, a checkpoint written, and the job puts itself back into
+# the queue. When a rank dies, all are started again from the latest checkpoint, three times at most.
+#
+#SBATCH --job-name=tokenmill-train
+#SBATCH --nodes=@nodes@
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=@gpus@
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --time=@time@
+@partition@#SBATCH --requeue
+#SBATCH --signal=B:USR1@@warning@
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+set -euo pipefail
+
+fail() {
+    echo "train.sbatch: $*" >&2
+    exit 1
+}
+
+[ -n "${SLURM_JOB_ID:-}" ] || fail "this is a job script: sbatch --nodes=N --gpus-per-node=8 $0"
+@arguments@command -v torchrun > /dev/null || fail "torchrun is not on the PATH: activate the environment before sbatch"
+
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+# without GPUs (a test of the script): one rank a node, on its CPUs
+ranks="${SLURM_GPUS_ON_NODE:-1}"
+port=$((11000 + SLURM_JOB_ID % 160 * 128 + 100))
+threads=$((${SLURM_CPUS_ON_NODE:-1} / ranks))
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-1}}"
+address=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --overlap hostname --ip-address | tr ' ' '\n' \
+    | grep -m1 -E '^[0-9.]+$') || fail "${nodes[0]} has no IPv4 address"
+
+# torchrun hands SIGTERM on to the ranks and gives them this long to write their checkpoint (its default is 30 s)
+srun --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1 --kill-on-bad-exit=1 \
+    torchrun --nnodes="${#nodes[@]}" --nproc-per-node="$ranks" --max-restarts=3 --shutdown-timeout=@shutdown@ \
+    --rdzv-backend=c10d --rdzv-endpoint="$address:$port" --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" \
+    -m trainer run "$@" &
+step=$!
+again=0
+trap 'again=1; kill -TERM "$step" 2> /dev/null || true' USR1
+trap 'again=0; kill -TERM "$step" 2> /dev/null || true' TERM
+result=0
+wait "$step" || result=$?
+while kill -0 "$step" 2> /dev/null; do        # a signal ended the wait, not the step
+    result=0
+    wait "$step" || result=$?
+done
+if [ $again -eq 1 ] && [ $result -ne 0 ]; then
+    echo "out of time: back into the queue, to go on from the latest checkpoint"
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $result
+"""
+#: where no run is named: it comes as argument
+GIVEN = """[ $# -ge 1 ] || fail "which run? sbatch … $0 STORE/runs/RUN"
+"""
+USAGE = "sbatch --nodes=4 --gpus-per-node=8 deploy/slurm/train.sbatch /shared/store/runs/RUN [options of train run]"
+
+
+def add_parser(commands: Any) -> None:
+    slurm = commands.add_parser("slurm", parents=[of_a_run()],
+                                description="Write a job script for Slurm that trains, stops in good order before its "
+                                            "time is over, and puts itself back into the queue.")
+    slurm.add_argument("--nodes", type=positive, default=1, metavar="N")
+    slurm.add_argument("--gpus-per-node", type=positive, default=8, metavar="N")
+    slurm.add_argument("--partition", metavar="NAME")
+    slurm.add_argument("--time", default="24:00:00", metavar="LIMIT", help="as Slurm writes it: 24:00:00, 2-00:00:00")
+    slurm.add_argument("--warning", type=positive, default=120, metavar="SECONDS",
+                       help="from the signal to the end: a step and a checkpoint have to fit in (default: 120)")
+    slurm.add_argument("--script", metavar="FILE", help="what to write (default: RUN/train.sbatch)")
+
+
+def run(options: argparse.Namespace) -> int:
+    from trainer.config import ConfigError
+    from trainer.remote import is_url
+    from trainer.run import open_run
+
+    if options.partition and not re.fullmatch(r"[\w.,@-]+", options.partition):
+        raise ConfigError(f"--partition {options.partition}: not the name of a partition")
+    if not re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}", options.time):
+        raise ConfigError(f"--time {options.time}: write it as Slurm does, e.g. 24:00:00 or 2-00:00:00")
+    if options.warning <= MARGIN:
+        raise ConfigError(f"--warning {options.warning}: leave more than {MARGIN} seconds for a checkpoint")
+    if not options.out and (is_url(options.run) or is_url(options.store)):
+        raise ConfigError(f"{options.run}: a run in object storage has no place for checkpoints; give one with --out, "
+                          f"a folder that all nodes see")
+    training = open_run(options.run, options.store, options.out, options.overrides)     # its errors now, not at 3 a.m.
+    arguments = [options.run if is_url(options.run) or not Path(options.run).is_dir() else os.path.abspath(options.run)]
+    for flag, value in (("--store", options.store), ("--out", options.out)):
+        if value:
+            arguments += [flag, value if is_url(value) else os.path.abspath(value)]
+    for assignment in options.overrides:
+        arguments += ["--set", assignment]
+    folder = training.out if training.source else training.folder
+    path = Path(options.script or folder / "train.sbatch").absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(script(options.nodes, options.gpus_per_node, options.time, options.warning, options.partition,
+                           arguments, f"sbatch {shlex.quote(str(path))}"), encoding="utf-8")
+    size = options.nodes * options.gpus_per_node
+    say(f"{path}: {options.nodes} node{'s' * (options.nodes > 1)} of {options.gpus_per_node} GPUs = {size} ranks")
+    for phase in training.curriculum.phases:
+        if phase.batch < size:
+            say(f"phase {phase.name}: a batch of {phase.batch} sequences leaves {size - phase.batch} ranks idle")
+    say(f"sbatch {shlex.quote(str(path))}")
+    return 0
+
+
+def script(nodes: int = 1, gpus: int = 8, time: str = "24:00:00", warning: int = 120, partition: str | None = None,
+           arguments: list[str] | None = None, usage: str = USAGE) -> str:
+    """The job script. `arguments`: those of `tokenmill train run` (None: the script is given them)."""
+    named = "" if arguments is None else (
+        f'PATH="$PATH":{shlex.quote(str(Path(sys.executable).parent))}   # where it was written, if nothing is active\n'
+        f'set -- {shlex.join(arguments)} "$@"\n')
+    values = {"usage": usage, "nodes": nodes, "gpus": gpus, "time": time, "warning": warning,
+              "shutdown": warning - MARGIN, "partition": f"#SBATCH --partition={partition}\n" if partition else "",
+              "arguments": GIVEN if arguments is None else named}
+    return re.sub(r"@(" + "|".join(values) + r")@", lambda found: str(values[found[1]]), TEMPLATE)
