@@ -18,9 +18,11 @@ def case(dtype: torch.dtype):
     return hidden, weight, target
 
 
-def reference(hidden, weight, target, scale, z):
+def reference(hidden, weight, target, scale, z, cap=0.0):
     h, w = hidden.detach().float().requires_grad_(), weight.detach().float().requires_grad_()
     logits = h @ w.t()
+    if cap:
+        logits = cap * torch.tanh(logits / cap)
     ok = target != IGNORE
     nll = F.cross_entropy(logits, target, reduction="none", ignore_index=IGNORE)
     z_sum = logits.logsumexp(-1)[ok].square().sum()
@@ -34,13 +36,13 @@ def off(got: torch.Tensor, want: torch.Tensor) -> float:
 
 @pytest.mark.parametrize(("dtype", "loss_tol", "grad_tol"), [(torch.float32, 1e-6, 1e-6), (torch.bfloat16, 1e-3, 6e-3)])
 @pytest.mark.parametrize("chunk", [64, 300, 5000])
-@pytest.mark.parametrize("z", [0.0, 1e-2])
-def test_equals_the_plain_formula(dtype, loss_tol, grad_tol, chunk, z):
+@pytest.mark.parametrize(("z", "cap"), [(0.0, 0.0), (1e-2, 0.0), (1e-2, 0.7), (0.0, 3.0)])
+def test_equals_the_plain_formula(dtype, loss_tol, grad_tol, chunk, z, cap):
     hidden, weight, target = case(dtype)
     scale = torch.tensor(1 / 857.0)
-    objective, nll, z_sum = ChunkedCE.apply(hidden, weight, target, scale, z, chunk)
+    objective, nll, z_sum = ChunkedCE.apply(hidden, weight, target, scale, z, chunk, cap)
     d_hidden, d_weight = torch.autograd.grad(objective, (hidden, weight))
-    want = reference(hidden, weight, target, scale, z)
+    want = reference(hidden, weight, target, scale, z, cap)
     assert objective.dtype == nll.dtype == torch.float32
     assert d_hidden.dtype == dtype
     assert objective.item() == pytest.approx(want[0].item(), rel=loss_tol)
@@ -76,3 +78,26 @@ def test_without_gradients_nothing_is_computed_for_them():
         objective, _, _ = ChunkedCE.apply(hidden, weight, target, torch.ones(()), 1e-4, 256)
     assert not objective.requires_grad
     assert objective.item() == pytest.approx(reference(hidden, weight, target, 1.0, 1e-4)[0].item(), rel=1e-6)
+
+
+def test_logits_that_differ_by_hundreds_do_not_overflow():
+    hidden, weight, target = case(torch.float32)
+    far = (300 * hidden).detach().requires_grad_()
+    objective, nll, z_sum = ChunkedCE.apply(far, weight, target, torch.tensor(1e-3), 1e-4, 256)
+    want = reference(far, weight, target, 1e-3, 1e-4)
+    assert want[1].max() > 500
+    assert off(nll, want[1]) < 1e-6
+    assert z_sum.item() == pytest.approx(want[2].item(), rel=1e-5)
+    assert off(torch.autograd.grad(objective, far)[0], want[3]) < 1e-4
+
+
+def test_the_soft_cap_bounds_what_is_learnt_from_a_logit():
+    """Gradients through a capped logit fade as it nears the cap: the slope is 1 - (logit / cap)²."""
+    hidden, weight, target = case(torch.float32)
+    loud = (20 * hidden).detach().requires_grad_()
+    sizes = []
+    for cap in (0.0, 5.0, 1.0):
+        objective, nll, _ = ChunkedCE.apply(loud, weight, target, torch.tensor(1e-3), 0.0, 256, cap)
+        sizes.append(torch.autograd.grad(objective, loud)[0].norm().item())
+        assert not cap or nll.max() <= torch.tensor(3001.0).log() + 2 * cap
+    assert sizes[0] > 3 * sizes[1] > 9 * sizes[2]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from stages.mix.curriculum import Phase
 from trainer.attention import attend, cumulative_lengths, document_mask
+from trainer.config import ConfigError, build
 from trainer.init import full_value, initialise, parameter_seed
 from trainer.loss import IGNORE
 from trainer.mfu import peak, step_flops
-from trainer.model import ModelConfig, Transformer
-from trainer.rope import Rope, rotate, rotation
+from trainer.model import ModelConfig, Transformer, phase_rope
+from trainer.rope import Rope, RopeScaling, rotate, rotation
 
 SMALL = ModelConfig(layers=3, width=48, heads=6, kv_heads=2, ffn=80, qk_norm=True, nope_every=3)
 
@@ -90,17 +95,116 @@ def test_nope_layers_do_not_rotate():
     assert [block.attention.rope for block in model.blocks] == [True, True, False]
 
 
-@pytest.mark.parametrize("config", [SMALL, ModelConfig(layers=2, width=32, heads=4, kv_heads=1, ffn=60, tie=False)])
+@pytest.mark.parametrize("config", [SMALL, ModelConfig(layers=2, width=32, heads=4, kv_heads=1, ffn=60, tie=False),
+                                    ModelConfig(layers=2, width=32, heads=4, kv_heads=2, qkv_bias=True),
+                                    ModelConfig(layers=2, width=32, heads=4, activation="relu2", rotary=0.5)])
 def test_parameters_are_counted(config):
     assert sum(p.numel() for p in Transformer(config, 101).parameters()) == config.parameters(101)
 
 
-@pytest.mark.parametrize(("preset", "vocab", "millions"), [("135m", 49152, 134.5), ("360m", 49152, 361.8),
-                                                          ("1b", 128256, 1235.8), ("3b", 128256, 3075.1),
-                                                          ("8b", 128256, 8030.3)])
-def test_presets_have_the_published_sizes(preset, vocab, millions):
-    config = ModelConfig(**ModelConfig.PRESETS[preset])
-    assert config.parameters(vocab) / 1e6 == pytest.approx(millions, abs=0.1)
+def preset(name: str) -> ModelConfig:
+    return build(ModelConfig, {"preset": name}, "recipe.yaml: train.model")
+
+
+@pytest.mark.parametrize(("name", "vocab", "millions"), [
+    ("135m", 49152, 134.5), ("360m", 49152, 361.8), ("1.7b", 49152, 1711.4), ("1b", 128256, 1235.8),
+    ("3b", 128256, 3075.1), ("qwen3-0.6b", 151936, 596.0), ("8b", 128256, 8030.3)])
+def test_presets_have_the_published_sizes(name, vocab, millions):
+    assert preset(name).parameters(vocab) / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+def test_presets_have_the_published_positions_and_norms():
+    assert {n: (preset(n).rope_theta, preset(n).norm_eps, preset(n).dim) for n in ModelConfig.PRESETS
+            if n[0] not in "dt"} == {
+        "135m": (1e5, 1e-5, 64), "360m": (1e5, 1e-5, 64), "1.7b": (1.3e5, 1e-5, 64), "1b": (5e5, 1e-5, 64),
+        "3b": (5e4, 1e-6, 128), "qwen3-0.6b": (1e6, 1e-6, 128), "8b": (5e5, 1e-5, 128)}
+    assert preset("1b").rope_scaling == RopeScaling("llama3", 32.0, 8192, 1.0, 4.0)
+    assert [n for n in ModelConfig.PRESETS if preset(n).rope_scaling] == ["1b"]
+
+
+def test_the_dial_of_depth():
+    for layers in (4, 12, 32):
+        config = preset(f"d{layers}")
+        assert (config.layers, config.width, config.dim, config.heads) == (layers, 64 * layers, 128, layers // 2)
+        assert config.ffn == pytest.approx(8 / 3 * config.width, abs=64)
+        assert config.qk_norm and not config.tie
+
+
+def test_recipes_are_checked_for_the_presets_there_are():
+    check = pytest.importorskip("pipeline.recipe.check")
+    assert set(check.MODEL_PRESETS) == set(ModelConfig.PRESETS)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"rotary": 0.1}, "even"), ({"rotary": 1.5}, "share"), ({"softcap": -1}, "softcap"),
+    ({"rope_scaling": {"kind": "yarn", "factor": 4}}, "needs original"),
+    ({"rope_scaling": {"kind": "linear", "factor": 0.5}}, "at least 1"),
+    ({"rope_scaling": {"kind": "llama3", "factor": 8, "original": "8k", "attention_factor": 1.2}}, "belongs to yarn"),
+    ({"rope_scaling": {"kind": "ntk", "factor": 2}}, "'linear', 'llama3', 'yarn'"),
+    ({"activation": "gelu"}, "'swiglu', 'relu2'")])
+def test_models_that_cannot_be_are_refused(change, said):
+    with pytest.raises(ConfigError, match=said):
+        build(ModelConfig, {"preset": "tiny", **change}, "recipe.yaml: train.model")
+
+
+def test_what_a_checkpoint_keeps_of_a_model():
+    """Options that are not used do not stand there: checkpoints from before them go on."""
+    old = {"layers", "width", "heads", "kv_heads", "ffn", "head_dim", "tie", "qk_norm", "nope_every", "rope_theta",
+           "norm_eps", "init_std"}
+    assert preset("tiny").identity().keys() == old
+    assert preset("1b").identity().keys() == old | {"rope_scaling"}
+    for name in ("tiny", "1b", "qwen3-0.6b"):
+        kept = json.loads(json.dumps(preset(name).identity()))
+        assert build(ModelConfig, kept, "meta.json") == preset(name)
+
+
+def test_scaled_frequencies():
+    """YaRN (arXiv 2309.00071, §3.2): fast pairs as they were, slow ones divided; Llama 3.1 by wavelength."""
+    cpu = torch.device("cpu")
+    plain = Rope(10_000.0).frequencies(64, cpu)
+    assert torch.allclose(Rope(10_000.0, RopeScaling("linear", 4.0)).frequencies(64, cpu), plain / 4)
+    turns = 2048 * plain / (2 * torch.pi)
+    for scaling, fast, slow in ((RopeScaling("yarn", 8.0, 2048), 32 * 1.4, 1 / 1.4),
+                                (RopeScaling("llama3", 8.0, 2048, 1.0, 4.0), 4.0, 1.0)):
+        got = Rope(10_000.0, scaling).frequencies(64, cpu)
+        assert torch.allclose(got[turns > fast], plain[turns > fast])
+        assert torch.allclose(got[turns < slow], plain[turns < slow] / 8)
+        between = (turns < fast / 1.5) & (turns > slow * 1.5)
+        assert between.any()
+        assert ((got < plain) & (got > plain / 8))[between].all()
+        assert (got.diff() < 0).all()
+    assert Rope(1e4, RopeScaling("yarn", 8.0, 2048)).magnitude == pytest.approx(1.2079, abs=1e-4)
+    assert Rope(1e4, RopeScaling("yarn", 8.0, 2048, attention_factor=1.0)).magnitude == 1.0
+    assert Rope(1e4, RopeScaling("llama3", 8.0, 2048)).magnitude == 1.0
+
+
+def test_a_phase_has_positions_of_its_own():
+    theirs = {"rope_theta": None, "rope_scaling": None}
+    config = preset("1b")
+    phase = Phase("long", 0, 1, 1, 32, 1, {"web": 1}, "stable", {}, "error", **theirs)
+    assert phase_rope(config, phase) == config.rope
+    own = replace(phase, rope_theta=2e6, rope_scaling={"kind": "yarn", "factor": 4, "original": 4096})
+    assert phase_rope(config, own) == Rope(2e6, RopeScaling("yarn", 4.0, 4096))
+    with pytest.raises(ConfigError, match="phase 'long': rope_scaling"):
+        phase_rope(config, replace(phase, rope_scaling={"kind": "yarn", "factor": 4}))
+    model = made(SMALL)
+    tokens = torch.randint(0, 101, (1, 20), generator=torch.Generator().manual_seed(6))
+    mask = document_mask(positions_of(20), torch.float32)
+    before = model(tokens, mask)
+    model.rope = Rope(50.0)
+    assert not torch.allclose(before, model(tokens, mask), atol=1e-3)
+    model.rope = SMALL.rope
+    assert torch.equal(before, model(tokens, mask))
+
+
+def test_partial_rotation_passes_the_rest():
+    g = torch.Generator().manual_seed(7)
+    x = torch.randn(1, 9, 2, 16, generator=g)
+    turned = rotate(x, *rotation(torch.arange(9)[None], 8, Rope(100.0)))
+    assert torch.equal(turned[..., 8:], x[..., 8:])
+    assert torch.allclose(turned[..., :8], rotate(x[..., :8], *rotation(torch.arange(9)[None], 8, Rope(100.0))))
+    assert torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), atol=1e-5)
+    assert not torch.allclose(turned[:, 1:, :, :8], x[:, 1:, :, :8], atol=1e-2)
 
 
 def test_flops_formula_agrees_with_torch_counter():
