@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -91,13 +93,9 @@ def test_logits_that_differ_by_hundreds_do_not_overflow():
     assert off(torch.autograd.grad(objective, far)[0], want[3]) < 1e-4
 
 
-def test_the_soft_cap_bounds_what_is_learnt_from_a_logit():
-    """Gradients through a capped logit fade as it nears the cap: the slope is 1 - (logit / cap)²."""
+def test_the_soft_cap_bounds_the_loss():
     hidden, weight, target = case(torch.float32)
-    loud = (20 * hidden).detach().requires_grad_()
-    sizes = []
-    for cap in (0.0, 5.0, 1.0):
-        objective, nll, _ = ChunkedCE.apply(loud, weight, target, torch.tensor(1e-3), 0.0, 256, cap)
-        sizes.append(torch.autograd.grad(objective, loud)[0].norm().item())
-        assert not cap or nll.max() <= torch.tensor(3001.0).log() + 2 * cap
-    assert sizes[0] > 3 * sizes[1] > 9 * sizes[2]
+    for cap in (5.0, 1.0):
+        _, nll, _ = ChunkedCE.apply(20 * hidden, weight, target, torch.tensor(1e-3), 0.0, 256, cap)
+        assert nll.max() <= math.log(3001) + 2 * cap
+    assert ChunkedCE.apply(20 * hidden, weight, target, torch.tensor(1e-3), 0.0, 256)[1].max() > math.log(3001) + 10
