@@ -65,7 +65,9 @@ def texts() -> Iterator[str]:
     yield from AWKWARD
     yield from random_texts(60)
     yield from real_texts(40)
-    yield from (said for kind in (PUBLISHED, NOT) for said in map(str, kind.values()))
+    for said in (said for kind in (PUBLISHED, NOT) for said in map(str, kind.values())):
+        yield said
+        yield said.replace(" ", "\u00a0")
     for kind in GENERATED:
         of = [case.text for case in cases(kind, 60, 4)]
         yield from of[::6]
