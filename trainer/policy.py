@@ -41,8 +41,10 @@ class TriggerConfig:
     def check(self) -> None:
         if self.skips is None and self.loss_above is None:
             raise ValueError("give skips or loss_above (or both)")
-        if not 1 <= (self.skips or 1) <= self.within or (self.loss_above or 1) <= 0 or self.for_ < 1:
-            raise ValueError("skips lies between 1 and within, loss_above is > 0, for at least 1")
+        if self.skips is not None and not 1 <= self.skips <= self.within:
+            raise ValueError("skips must lie between 1 and within")
+        if (self.loss_above is not None and self.loss_above <= 0) or self.for_ < 1:
+            raise ValueError("loss_above must be > 0, for at least 1")
 
     @property
     def span(self) -> int:
@@ -84,10 +86,10 @@ class StabilityConfig:
     worst_rows: int = 20
 
     def check(self) -> None:
-        if (self.sigma or 1) <= 0 or self.window < 2 or self.warm < 2 or min(self.in_a_row, self.most) < 1 or \
-                self.worst_rows < 0:
-            raise ValueError("sigma must be > 0, window and warm at least 2, in_a_row and most at least 1, worst_rows "
-                             "at least 0")
+        if self.sigma is not None and self.sigma <= 0:
+            raise ValueError("sigma must be > 0, or null")
+        if min(self.window, self.warm) < 2 or min(self.in_a_row, self.most) < 1 or self.worst_rows < 0:
+            raise ValueError("window and warm must be at least 2, in_a_row and most at least 1, worst_rows at least 0")
 
 
 class Guard:

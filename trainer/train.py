@@ -198,10 +198,11 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             restore(found, run, data, model, optimizer, guard, policy, world, dtype)
             read = history(found, run, data, ledger) if world.first else GENESIS
             worst.begin(number)
-            metrics.write("rewind", number, samples=samples, seen=suspicion.step, steps=ledger.lines[-1]["steps"],
+            start, stop = ledger.lines[-1]["steps"]
+            metrics.write("rewind", number, samples=samples, seen=suspicion.step, steps=[start, stop],
                           why=suspicion.why)
-            say(f"step {suspicion.step:>6}  {suspicion.why}: back to step {number}, to pass over steps "
-                "{} to {}".format(*ledger.lines[-1]["steps"]))
+            say(f"step {suspicion.step:>6}  {suspicion.why}: back to step {number}, to pass over steps {start} to "
+                f"{stop - 1}")
             window.restart()
 
     seconds = time.perf_counter() - began

@@ -1,0 +1,116 @@
+"""What test_policy.py does alone and on two ranks: `python -m tests.trainer.policy_ranks STORE/runs/RUN OUT`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import numpy as np
+import torch
+
+from trainer import train as loop
+from trainer.data import Batch, Data
+from trainer.loss import IGNORE
+from trainer.model import Transformer
+from trainer.parallel import World, world
+from trainer.run import Run, open_run
+
+#: a guard that learns within few steps what is usual
+QUICK = ("evaluate.every=1000", "log_every=7", "checkpoint.every=6", "checkpoint.keep=9", "stability.window=8",
+         "stability.warm=6", "stability.sigma=4.5", "stability.worst_rows=3")
+REWIND = (*QUICK, "stability.sigma=null", "stability.rewind={trigger: {loss_above: 0.4, for: 2}, skip: 6, budget: 2}")
+
+
+def opened(run: str, out: str, *overrides: str) -> Run:
+    return open_run(run, None, out, [*QUICK, *overrides])
+
+
+@contextmanager
+def garbage(*steps: int) -> Iterator[None]:
+    """The targets of these steps (from 1, in the run of `synthetic.make_run`) are arbitrary, on all ranks."""
+    read = Data.step
+
+    def spoiled(self: Data, first: int, batch: int, rank: int, size: int) -> Batch:
+        made = read(self, first, batch, rank, size)
+        if any(s.first == first and s.number + 1 in steps for s in run_steps(self)):
+            rows, length = made.targets.shape
+            sample = first + rank + size * torch.arange(rows)
+            other = torch.stack([torch.from_numpy(np.random.default_rng(s).integers(1, 97, length))
+                                 for s in sample.tolist()])
+            made.targets[:] = torch.where(made.targets == IGNORE, IGNORE, other)
+        return made
+
+    with mock.patch.object(Data, "step", spoiled):
+        yield
+
+
+def run_steps(data: Data):
+    return Run(None, None, None, data.curriculum, None).steps()           # type: ignore[arg-type]
+
+
+@contextmanager
+def poisoned(here: World, rank: int, step: int) -> Iterator[None]:
+    """On one rank the objective of one step (micro-batches are steps here) is no number."""
+    forward, seen = Transformer.forward, []
+
+    def spoiled(self, *arguments, **options):
+        objective, *rest = forward(self, *arguments, **options)
+        seen.extend([1] * torch.is_grad_enabled())
+        return (objective * float("nan") if torch.is_grad_enabled() and len(seen) == step and here.rank == rank
+                else objective), *rest
+
+    with mock.patch.object(Transformer, "forward", spoiled):
+        yield
+
+
+def scenarios(run: str, out: str, here: World) -> None:
+    """Into OUT/…: a poisoned rank, a spike, and a rewind that was killed in between and done again."""
+    def train(name: str, stop: int | None, *overrides: str) -> None:
+        loop.train(opened(run, f"{out}/{name}", *overrides), here, stop, lambda _text: None)
+
+    with poisoned(here, here.size - 1, 9):
+        train("poisoned", 20)
+    with garbage(20):
+        train("spike", 24)
+    with garbage(18, 19, 20, 21):
+        train("rewind", 30, *REWIND)
+        with mock.patch.object(loop, "restore", side_effect=died), mock.patch.object(loop.Ledger, "clear", keeps):
+            try:
+                # the first start restores nothing, so dying in `restore` is dying while going back
+                train("killed", 30, *REWIND)
+            except Died:
+                pass
+            else:
+                raise AssertionError("it never went back")
+        train("killed", 30, *REWIND)
+
+
+class Died(BaseException):
+    """Not to be caught by the training."""
+
+
+alive = loop.restore
+cleared = loop.Ledger.clear
+
+
+def died(found, *rest):
+    if found is None:
+        return alive(found, *rest)
+    raise Died
+
+
+def keeps(self, *_):
+    """The kill came before anything was cleared away."""
+    return []
+
+
+def main(run: str, out: str) -> None:
+    torch.set_num_threads(1)
+    with world("cpu") as here:
+        scenarios(run, out, here)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
