@@ -64,6 +64,9 @@ class TrainConfig:
         self.parallel.refuse(self.model)
         if self.clip <= 0 or self.micro_batch < 1 or self.log_every < 1:
             raise ValueError("clip must be > 0, micro_batch and log_every at least 1")
+        if self.checkpoint.keep_best and self.checkpoint.every % self.evaluate.every:
+            raise ValueError("checkpoint.keep_best: only a checkpoint with an evaluation can be the best: let "
+                             "checkpoint.every be a multiple of evaluate.every")
         if not all(1 <= first < stop for first, stop in self.skip):
             raise ValueError("skip is a list of [first, stop] step numbers from 1, stop itself being performed")
 

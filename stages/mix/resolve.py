@@ -19,7 +19,6 @@ from stages.mix.curriculum import (
     Stream,
     TokenizerRef,
     check_rate,
-    is_number,
 )
 from stages.mix.order import Order, counts
 
@@ -146,13 +145,12 @@ def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warn
             entry["batch"] = max(parse_count(b, f"{key}.batch") for b in entry["batch"].values())
         weights = entry["mix"] if last is not None and entry["mix"] is last.weights else \
             _weights(entry["mix"], f"{key}.mix", names, warnings)
-        theta = entry.get("rope_theta")
         scaling = entry.get("rope_scaling")
         phases.append(Phase(
             str(entry["name"]), start, samples, samples, sequence, batch, weights,
             _rate(entry["lr"], samples * sequence, f"{key}.lr"),
             {k: float(v) for k, v in (entry["max_epochs"] or {}).items()}, str(entry["on_exhausted"]), extra,
-            entry["reset_optimizer"], float(theta) if is_number(theta) else theta,
+            entry["reset_optimizer"], _float(entry.get("rope_theta")),
             dict(scaling) if isinstance(scaling, Mapping) else scaling, ramp))
         done, start = done + phases[-1].tokens, phases[-1].stop
     return phases
@@ -190,6 +188,13 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
     return ramp or None, sizes[-1]
 
 
+def _float(value: Any) -> Any:
+    """A number, also where YAML 1.1 reads a string (2e-5, without a dot); what is none stays, to be refused."""
+    with contextlib.suppress(TypeError, ValueError):
+        return value if isinstance(value, bool) else float(value)
+    return value
+
+
 def _rate(value: Any, tokens: int, key: str) -> Any:
     """`lr` of a phase of `tokens` tokens as `Phase` has it: defaults filled in, the warm-up in tokens."""
     if not isinstance(value, Mapping):
@@ -200,10 +205,7 @@ def _rate(value: Any, tokens: int, key: str) -> Any:
         made["warmup"] = _until(warmup, tokens, f"{key}.warmup")
     elif warmup != 0:
         made["warmup"] = parse_count(warmup, f"{key}.warmup")
-    for name in ("peak", "floor"):
-        # YAML 1.1 reads 2e-5 (without a dot) as a string. What is none of it, `check_rate` refuses
-        with contextlib.suppress(TypeError, ValueError):
-            made[name] = made[name] if isinstance(made.get(name), bool) else float(made.get(name))
+    made |= {name: _float(made.get(name)) for name in ("peak", "floor")}
     check_rate(made, tokens, key)
     return {name: made[name] for name in RATE_KEYS}
 

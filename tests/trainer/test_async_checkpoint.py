@@ -1,0 +1,222 @@
+"""Checkpoints in the background: the same as the others, at most one in flight, never half of one, failures are heard.
+
+No test measures time: a writer that is to be slow waits until it is told to go on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.trainer.synthetic import make_run
+from tests.trainer.test_checkpoint import FAST, KILL, ROOT, losses, quiet
+from trainer import checkpoint as ckpt
+from trainer.metrics import read
+from trainer.run import Run, open_run
+from trainer.train import train
+
+ASYNC = [*FAST, "checkpoint.async=true"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("store"), documents=200)
+
+
+def opened(folder: Path, out: Path, *overrides: str) -> Run:
+    return open_run(str(folder), None, str(out), [*ASYNC, *overrides])
+
+
+@pytest.fixture(scope="module")
+def sync(folder, tmp_path_factory):
+    """A run with synchronous checkpoints: every one of them is kept."""
+    from trainer.parallel import world
+
+    out = tmp_path_factory.mktemp("sync")
+    with world("cpu") as here:
+        train(open_run(str(folder), None, str(out), [*FAST, "checkpoint.keep=99"]), here, 20, quiet)
+    return out
+
+
+def content(found: ckpt.Checkpoint) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint of one rank, by what they are called."""
+    reader = ckpt.Reader(found.folder)
+    metadata = reader.read_metadata()
+    state = {name: torch.empty(about.size, dtype=about.properties.dtype)
+             for name, about in metadata.state_dict_metadata.items()}
+    torch.distributed.checkpoint.load(state, storage_reader=ckpt.Reader(found.folder))
+    return state
+
+
+class Gate:
+    """A FileSystemWriter that waits, in its thread, until `open` is set; says when it has come so far."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        gate, writer = self, ckpt.FileSystemWriter
+
+        class Waiting(writer):
+            def write_data(self, plan, planner):
+                gate.reached.set()
+                assert gate.open.wait(60)
+                return super().write_data(plan, planner)
+
+        self.writer = Waiting
+
+
+def test_it_is_the_same_checkpoint_bit_for_bit(folder, sync, tmp_path, alone):
+    """Also when training has gone on before the first byte is written: the copy is what is written."""
+    gate, steps = Gate(), []
+
+    def opens(saver: ckpt.Saver, *_: object) -> None:
+        if saver.writing is not None and not gate.open.is_set():
+            steps.append(saver.writing.meta["step"])
+            if len(steps) == 3:                      # three steps later
+                gate.open.set()
+
+    real = ckpt.Saver.poll
+    with mock.patch.object(ckpt, "FileSystemWriter", gate.writer), \
+            mock.patch.object(ckpt.Saver, "poll", lambda self: (opens(self), real(self))[1]):
+        train(opened(folder, tmp_path, "checkpoint.keep=99"), alone, 20, quiet)
+    assert steps == [6, 6, 6]                        # it was in flight while steps were done
+    there, here = (ckpt.complete(out / "checkpoints") for out in (sync, tmp_path))
+    assert [c.step for c in there] == [c.step for c in here] == [6, 12, 18, 20]
+    for a, b in zip(there, here):
+        one, two = content(a), content(b)
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[name], two[name]) for name in one)
+        assert {**a.meta, "train": None} == {**b.meta, "train": None}
+    assert losses(tmp_path) == losses(sync)
+    lines = [line for line in read(tmp_path / "metrics.jsonl") if line["event"] == "checkpoint"]
+    assert [line["step"] for line in lines] == [6, 12, 18, 20]
+    assert all(line["bytes"] > 0 and line["written_s"] >= 0 for line in lines)
+
+
+def test_there_is_one_in_flight_and_the_next_waits_for_it(folder, tmp_path, alone):
+    """The writer of step 6 is held until training wants to begin step 12's: that waits, and both are complete."""
+    gate, seen, said = Gate(), [], []
+    real = ckpt.Saver.wait
+
+    def wait(saver: ckpt.Saver) -> None:
+        if saver.writing is not None and not gate.open.is_set():
+            seen.append((saver.writing.meta["step"], [c.step for c in ckpt.complete(tmp_path / "checkpoints")]))
+            threading.Timer(0.3, gate.open.set).start()
+        real(saver)
+
+    with mock.patch.object(ckpt, "FileSystemWriter", gate.writer), mock.patch.object(ckpt.Saver, "wait", wait):
+        train(opened(folder, tmp_path, "checkpoint.keep=99"), alone, 14, said.append)
+    assert seen == [(6, [])]
+    assert [c.step for c in ckpt.complete(tmp_path / "checkpoints")] == [6, 12, 14]
+    [line] = [text for text in said if text.startswith("checkpoint step_00000006")]
+    held = next(x["seconds"] for x in read(tmp_path / "metrics.jsonl") if x["event"] == "checkpoint" and x["step"] == 6)
+    assert held >= 0.25 and "training waited for" in line and "bytes a parameter" in line
+
+
+def test_a_write_that_fails_ends_the_training_and_the_one_before_is_sound(folder, sync, tmp_path, alone):
+    real, calls = ckpt.FileSystemWriter, []
+
+    class Full(real):
+        def write_data(self, plan, planner):
+            raise OSError(28, "No space left on device")
+
+    def second(path: Path):
+        calls.append(path)
+        return (Full if len(calls) == 2 else real)(path)
+
+    with mock.patch.object(ckpt, "FileSystemWriter", second), \
+            pytest.raises(ckpt.CheckpointError, match=r"step_00000012(.|\n)*No space left(.|\n)*before it is sound"):
+        train(opened(folder, tmp_path), alone, 40, quiet)
+    assert max(losses(tmp_path)) < 18                # it did not go on to the next checkpoint
+    assert ckpt.latest(tmp_path / "checkpoints").step == 6
+    train(opened(folder, tmp_path), alone, 20, quiet)
+    assert losses(tmp_path) == pytest.approx(losses(sync), abs=1e-6)
+
+
+@pytest.mark.parametrize(("where", "left"), [("data", 6), ("commit", 6), ("committed", 12)])
+def test_a_kill_in_the_background_leaves_a_loadable_latest(folder, sync, tmp_path, alone, where, left):
+    arguments = ["run", str(folder), "--out", str(tmp_path), *(x for key in ASYNC for x in ("--set", key))]
+    killed = subprocess.run([sys.executable, "-c", KILL, where, *arguments], cwd=ROOT, capture_output=True, text=True,
+                            timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert ckpt.latest(tmp_path / "checkpoints").step == left
+    train(opened(folder, tmp_path), alone, 20, quiet)
+    assert next(x["step"] for x in read(tmp_path / "metrics.jsonl") if x["event"] == "resume") == left
+    assert losses(tmp_path) == pytest.approx(losses(sync), abs=1e-6)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_waits_for_its_checkpoint(folder, tmp_path, alone, number):
+    """Sent while one is in flight and held: both are complete when training has ended."""
+    gate, real = Gate(), ckpt.Saver.poll
+
+    def poll(saver: ckpt.Saver) -> None:
+        if saver.writing is not None and not gate.open.is_set() and gate.reached.wait(30):
+            os.kill(os.getpid(), number)
+            gate.open.set()
+        real(saver)
+
+    with mock.patch.object(ckpt, "FileSystemWriter", gate.writer), mock.patch.object(ckpt.Saver, "poll", poll), \
+            pytest.raises(SystemExit) as stopped:
+        train(opened(folder, tmp_path, "checkpoint.keep=99"), alone, 40, quiet)
+    assert stopped.value.code == 128 + number
+    done = [c.step for c in ckpt.complete(tmp_path / "checkpoints")]
+    assert done[0] == 6 and len(done) == 2 and done[1] == max(losses(tmp_path)) < 12
+
+
+def test_bf16_moments_are_smaller_and_close_but_not_the_same(folder, sync, tmp_path, alone):
+    half = opened(folder, tmp_path, "checkpoint.moments=bf16", "checkpoint.keep=99")
+    train(half, alone, 12, quiet)
+    train(half, alone, 20, quiet)
+    a, b = (next(c for c in ckpt.complete(out / "checkpoints") if c.step == 12) for out in (sync, tmp_path))
+    one, two = content(a), content(b)
+    moments = [name for name in one if name.endswith((".exp_avg", ".exp_avg_sq"))]
+    assert moments and all(two[n].dtype == torch.bfloat16 and torch.equal(one[n].bfloat16(), two[n]) for n in moments)
+    assert all(torch.equal(one[n], two[n]) for n in one if n not in moments)
+    got, want = losses(tmp_path), losses(sync)
+    assert {s: got[s] for s in range(1, 13)} == {s: want[s] for s in range(1, 13)}
+    assert got != want
+    assert got == pytest.approx(want, rel=2e-3)
+
+
+def metas(*rows: tuple[int, int, bool, float | None]) -> list[ckpt.Checkpoint]:
+    return [ckpt.Checkpoint(Path(str(step)), {"step": step, "tokens": tokens, "pinned": pinned, "heldout": heldout})
+            for step, tokens, pinned, heldout in rows]
+
+
+@pytest.mark.parametrize(("config", "stay"), [
+    ({"keep": 1}, [40, 90]),
+    ({"keep": 3}, [40, 70, 80, 90]),
+    ({"keep": 1, "keep_every": 250}, [30, 40, 50, 80, 90]),
+    ({"keep": 1, "keep_best": 2}, [40, 50, 70, 90]),
+    ({"keep": 2, "keep_best": 1, "keep_every": 600}, [40, 60, 70, 80, 90]),
+])
+def test_what_stays(config, stay):
+    """Ten tokens a step; step 40 ends a phase; the best were 70 and 50. A deleted one is never missed later."""
+    rows = [(s, 10 * s, s == 40, {50: 2.0, 60: 3.0, 70: 1.5, 80: None}.get(s, 4.0)) for s in range(10, 100, 10)]
+    found = metas(*rows)
+    assert sorted(ckpt.kept(found, ckpt.CheckpointConfig(**config))) == stay
+    there: list[ckpt.Checkpoint] = []                # one by one, as a training does it
+    for one in found:
+        there = [c for c in (*there, one) if c.step in ckpt.kept([*there, one], ckpt.CheckpointConfig(**config))]
+    assert [c.step for c in there] == stay
+
+
+def test_the_best_is_kept_by_a_training(folder, tmp_path, alone):
+    run = open_run(str(folder), None, str(tmp_path), ["log_every=1000", "checkpoint.every=4", "evaluate.every=4",
+                                                      "checkpoint.keep=1", "checkpoint.keep_best=1"])
+    train(run, alone, 23, quiet)
+    judged = {line["step"]: line["loss"] for line in read(tmp_path / "metrics.jsonl") if line["event"] == "eval"}
+    found = ckpt.complete(tmp_path / "checkpoints")
+    assert all(c.meta["heldout"] == judged[c.step] for c in found)
+    assert min(judged, key=judged.get) in [c.step for c in found]
+    assert json.loads((found[-1].folder.parent / "COMPLETE").read_text())["sha256"].keys() == \
+        {p.name for p in found[-1].folder.iterdir()}

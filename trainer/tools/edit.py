@@ -1,0 +1,187 @@
+"""`tokenmill train edit RUN --at STEP|now --phases FILE`: another future for a training, from a step on.
+
+FILE is YAML: a list of phases as a recipe's `curriculum.phases` has them (or a mapping with `phases`, and `total` where
+`until` shall count by another), which follow on what has been kept and inherit from it:
+
+    - {name: code, until: 80%, mix: {web: 60, code: 40}}
+    - {name: long, extra: 1B, sequence: 16384, rope_theta: 2e6, lr: {peak: 2e-5, warmup: 50M, shape: cosine}}
+
+What was read before stays as it was, bit for bit; no window is read again before its epoch ends. A stream the run does
+not have yet is taken from the store's shards/NAME. RUN/curriculum.json is replaced at once and whole, the old one kept
+as curriculum.1.json (2, …). A training that is running goes on with what it has read at its start: stop it before STEP
+and start it again; its ledger then says from which step on the curriculum is another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.arguments import of_a_run
+
+if TYPE_CHECKING:
+    from stages.mix.curriculum import Curriculum, Stream
+
+
+def add_parser(commands: Any) -> None:
+    edit = commands.add_parser("edit", parents=[of_a_run()],
+                               description="Give a training other phases from a step on, or more of them at its end.")
+    edit.add_argument("--at", required=True, metavar="STEP",
+                      help="the phases begin after this step; now: after that of the latest checkpoint")
+    edit.add_argument("--phases", required=True, metavar="FILE", help="the phases, as YAML")
+    edit.add_argument("--recipe", metavar="FILE",
+                      help="a recipe whose train: section counts from now on; the old one is kept as recipe.1.yaml")
+
+
+def run(options: argparse.Namespace) -> int:
+    from stages.mix.curriculum import Curriculum, CurriculumError, cut, edit
+    from stages.mix.realised import plan_text
+    from stages.mix.resolve import parse_count, place
+    from trainer import checkpoint as ckpt
+    from trainer.config import ConfigError, build, override, read_train
+    from trainer.model import phase_rope
+    from trainer.run import TrainConfig, differences, edits, open_run
+
+    old = open_run(options.run, options.store, options.out, options.overrides)
+    if old.source:
+        raise ConfigError(f"{options.run}: a run in object storage cannot be edited; give one on a file system")
+    found = ckpt.latest(old.out / "checkpoints")
+    if found and (wrong := differences(found.meta, old)):
+        raise ConfigError(f"{found.folder.parent} belongs to another training than this one:\n  " + "\n  ".join(wrong)
+                          + "\nTake these back first (an older curriculum is RUN/curriculum.N.json)")
+    step = at_step(options.at, found.step if found else 0, old.curriculum.steps)
+    given = read_phases(Path(options.phases))
+    warnings: list[str] = []
+    try:
+        total = parse_count(given["total"], "total") if "total" in given else \
+            sum(p.tokens for p in old.curriculum.phases if not p.extra)
+        kept = cut(old.curriculum, old.sample_at(step))
+        streams = new_streams(given["phases"], old.curriculum, old.store)
+        names = [s.name for s in (*old.curriculum.streams, *streams)]
+        phases = place(given["phases"], total, names, warnings, kept, f"{options.phases}: phases")
+        made = edit(old.curriculum, old.sample_at(step), phases, streams)
+    except CurriculumError as error:
+        raise ConfigError(str(error)) from None
+    config = old.config
+    if options.recipe:
+        train = read_train(Path(options.recipe))
+        for assignment in options.overrides:
+            override(train, assignment)
+        config = build(TrainConfig, train, f"{options.recipe}: train")
+    new = replace(old, curriculum=made, config=config)
+    new.schedule()                        # errors belong here, before anything is written
+    for phase in phases:
+        phase_rope(config.model, phase)
+    if found and (wrong := differences(found.meta, new)):
+        raise ConfigError("a training could not go on so:\n  " + "\n  ".join(wrong))
+    if Curriculum.load(old.folder / "curriculum.json") != old.curriculum:
+        raise ConfigError(f"{old.folder / 'curriculum.json'} has just been edited by somebody else; look at it")
+    if options.recipe:
+        put(old.folder / "recipe.yaml", Path(options.recipe).read_text(encoding="utf-8"))
+    before = put(old.folder / "curriculum.json", made.dumps())
+    for warning in warnings:
+        print(f"warning: {warning}")
+    print(plan_text(made), end="")
+    for line in edits({"curriculum": old.curriculum.to_json()}, new):
+        print(line)
+    print(f"{old.folder / 'curriculum.json'} is another from step {step:,} on; the old one is {before.name}. A "
+          f"training that is running does not see it: stop it by step {step:,}, and start it again")
+    return 0
+
+
+def at_step(text: str, done: int, steps: int) -> int:
+    """`--at` as a number of steps; `done` is the step of the latest checkpoint."""
+    from trainer.config import ConfigError
+
+    if text == "now":
+        if not done:
+            raise ConfigError("--at now: there is no checkpoint yet; give the step at which the phases shall begin")
+        return done
+    if not text.replace(",", "").isdigit() or not 0 < int(text.replace(",", "")) <= steps:
+        raise ConfigError(f"--at {text}: give a step from 1 to {steps:,}, or now")
+    step = int(text.replace(",", ""))
+    if step < done:
+        raise ConfigError(f"--at {text}: the latest checkpoint is of step {done:,}, what has been read cannot become "
+                          f"another: give a step from {done:,} on, or now")
+    return step
+
+
+def read_phases(path: Path) -> dict[str, Any]:
+    """{"phases": [mapping, …]} and perhaps "total". Raises ConfigError."""
+    import yaml
+
+    from trainer.config import ConfigError
+
+    try:
+        said = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--phases {path}: cannot be read ({error.strerror})") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--phases {path}: not YAML: {error}") from None
+    given = {"phases": said} if isinstance(said, list) else said
+    known = {"name", "until", "extra", "sequence", "batch", "mix", "max_epochs", "lr", "on_exhausted",
+             "reset_optimizer", "rope_theta", "rope_scaling"}
+    if not isinstance(given, dict) or not given.get("phases") or set(given) - {"phases", "total"} or \
+            not all(isinstance(p, dict) for p in given["phases"]):
+        raise ConfigError(f"--phases {path}: expected a list of phases, e.g. - {{name: long, extra: 1B, sequence: "
+                          f"16384}}, or a mapping with `phases` and `total`")
+    for i, phase in enumerate(given["phases"]):
+        if unknown := sorted(set(phase) - known):
+            raise ConfigError(f"--phases {path}: phases[{i}].{unknown[0]}: unknown key; there are "
+                              f"{', '.join(sorted(known))}")
+        if phase.get("mix") is not None and not isinstance(phase["mix"], dict):
+            raise ConfigError(f"--phases {path}: phases[{i}].mix: expected stream: weight, got {phase['mix']!r}")
+    return given
+
+
+def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, store: Path) -> list[Stream]:
+    """The streams that are mixed in and not yet the curriculum's, in order of name, as the store's shards have them."""
+    from stages.mix.curriculum import Stream
+    from tokenizer.shards.layout import ShardError
+    from tokenizer.shards.reader import ShardSet
+    from trainer.config import ConfigError
+
+    known = {s.name for s in curriculum.streams}
+    found = []
+    for name in sorted({n for p in phases for n in p.get("mix") or {}} - known):
+        folder = Path("shards", name)
+        try:
+            train = ShardSet(store / folder / "split=train").manifest
+            held = (store / folder / "split=val").exists()
+            val = ShardSet(store / folder / "split=val").manifest if held else None
+        except ShardError as error:
+            raise ConfigError(f"stream {name} is none of the run's ({', '.join(sorted(known))}): {error}") from None
+        if train.tokenizer != curriculum.tokenizer.sha256:
+            raise ConfigError(f"stream {name} was encoded with another tokenizer ({train.tokenizer[:12]}…, not "
+                              f"{curriculum.tokenizer.sha256[:12]}…): encode it again")
+        found.append(Stream(name, f"{folder}/split=train", f"{folder}/split=val" if val else None, train.sha256,
+                            val.sha256 if val else None, train.tokens, val.tokens if val else 0, train.dtype))
+    return found
+
+
+def put(path: Path, text: str) -> Path:
+    """Replace `path` by `text` so that readers see the old or the new one, whole and durable. Returns where the old one
+    is kept: NAME.1.SUFFIX, or the first number that is free."""
+    from trainer.checkpoint import sync_folder
+
+    number = 1
+    while True:
+        kept = path.with_name(f"{path.stem}.{number}{path.suffix}")
+        try:
+            os.link(path, kept)
+            break
+        except FileExistsError:
+            number += 1
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    with open(part, "x", encoding="utf-8") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(part, path)
+    sync_folder(path.parent)
+    return kept

@@ -1,0 +1,255 @@
+"""`tokenmill train verify RUN`: is a checkpoint what its run says, and which data has the model seen?
+
+Computed anew from the curriculum and the ledger, and compared with what the checkpoint says: the hash chain over every
+window of every performed step, the sizes and sha256 of its files, the tokenizer, the shard sets (with `--shards` every
+byte of them). `--against LIST` (ids of documents, one a line, as decontamination lists them) looks each of them up in
+the document tables and says which of them the model has seen by this step; a training on one of them is a failure.
+Exit code 0: everything holds; 1: something differs, or a listed document was seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.arguments import of_a_run, positive
+
+if TYPE_CHECKING:
+    from stages.mix.order import Order
+    from tokenizer.shards.reader import ShardSet
+    from trainer.checkpoint import Checkpoint
+    from trainer.ledger import Ledger
+    from trainer.run import Run
+
+#: documents of a list that are named; the rest is counted
+NAMED = 20
+
+
+def add_parser(commands: Any) -> None:
+    verify = commands.add_parser("verify", parents=[of_a_run()],
+                                 description="Check a checkpoint against its run; say which data the model has seen.")
+    verify.add_argument("--step", type=positive, metavar="N", help="the checkpoint of step N (default: the latest)")
+    verify.add_argument("--shards", action="store_true", help="read every byte of the shards, too")
+    verify.add_argument("--against", metavar="LIST",
+                        help="a file with ids of documents, one a line: fail when the model has seen one of them")
+
+
+def run(options: argparse.Namespace) -> int:
+    from trainer import checkpoint as ckpt
+    from trainer.config import ConfigError
+    from trainer.ledger import Ledger
+    from trainer.run import open_run
+
+    opened = open_run(options.run, options.store, options.out, options.overrides)
+    there = {c.step: c for c in ckpt.complete(opened.out / "checkpoints")}
+    if not there:
+        raise ConfigError(f"{opened.out / 'checkpoints'}: no checkpoint there; give the training's --out")
+    step = options.step or max(there)
+    if step not in there:
+        raise ConfigError(f"--step {step}: there is no such checkpoint; there are {', '.join(map(str, there))}")
+    found, ledger = there[step], Ledger.read(opened.out)
+    meta = found.meta
+    print(f"{found.folder.parent}: step {step:,}, {meta['samples']:,} samples, {meta['tokens']:,} tokens, phase "
+          f"{meta.get('phase', 'unknown')}, written by {written_by(meta)}")
+    wrong = 0
+    for what, (problems, fine) in {
+            "files": files(found), "tokenizer": tokenizer(opened, meta), "curriculum": curriculum(opened, meta),
+            "data": data(opened, meta, ledger), "shards": shards(opened, options.shards)}.items():
+        for line in problems or [fine]:
+            print(f"  {what:<11}{'DIFFERS' if problems else 'ok':<9}{line}")
+        wrong += len(problems)
+    if meta["samples"] <= opened.curriculum.samples:
+        print("\n".join(["seen", *words(opened, step, ledger)]))
+    if options.against:
+        ids = read_ids(Path(options.against))
+        hits = against(opened, meta["samples"], ledger, ids)
+        print(f"against {options.against}: {len(ids):,} ids, {len(hits):,} of them in the shards, "
+              f"{sum(bool(h.steps) for h in hits):,} seen")
+        seen = [h for h in hits if h.steps]
+        for hit in seen[:NAMED]:
+            print(f"  SEEN {hit.id} (stream {hit.stream}) in step{'s' if len(hit.steps) > 1 else ''} "
+                  + ", ".join(map(str, hit.steps[:5])) + (", …" if len(hit.steps) > 5 else ""))
+        if len(seen) > NAMED:
+            print(f"  and {len(seen) - NAMED:,} more")
+        wrong += len(seen)
+    return 1 if wrong else 0
+
+
+def written_by(meta: dict[str, Any]) -> str:
+    from trainer.run import version
+
+    code = meta.get("code")
+    return f"trainer {version(code) if code else 'unknown'}, torch {meta.get('torch')}, {meta.get('device', '?')}, " \
+           f"{meta['world']} rank{'s' if meta['world'] > 1 else ''}"
+
+
+def files(found: Checkpoint) -> tuple[list[str], str]:
+    """Sums of the files (`checkpoint.complete` has looked at their sizes)."""
+    from trainer.checkpoint import sha256
+
+    wrong = [f"{name}: sha256 is not what COMPLETE says: damaged or replaced" for name, expected in
+             sorted(found.sha256.items()) if sha256(found.folder / name) != expected]
+    there = [p for p in found.folder.iterdir() if p.is_file()]
+    if not found.sha256:
+        return wrong, f"{len(there)} of the size they had; COMPLETE is from before it held sums"
+    wrong += [f"{p.name}: COMPLETE does not name it" for p in there if p.name not in found.sha256]
+    return wrong, f"{len(there)}, {sum(p.stat().st_size for p in there):,} bytes, sha256 of all"
+
+
+def tokenizer(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
+    from trainer.checkpoint import sha256
+
+    path = run.store / run.curriculum.tokenizer.path
+    expected = meta["curriculum"]["tokenizer"]["sha256"]
+    if run.curriculum.tokenizer.sha256 != expected:
+        return [f"the curriculum names {run.curriculum.tokenizer.sha256[:16]}…, the checkpoint {expected[:16]}…"], ""
+    if not path.is_file():
+        return [f"{path}: no such file"], ""
+    if sha256(path) != expected:
+        return [f"{path}: sha256 is {sha256(path)[:16]}…, not {expected[:16]}…"], ""
+    return [], f"{expected[:16]}…"
+
+
+def curriculum(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
+    """What has been read must still be what curriculum.json says. (The settings of a training are not its data.)"""
+    from trainer.run import differences
+
+    wrong = [line for line in differences(meta, run) if not line.startswith(("train.", "schedule:"))]
+    return wrong, f"seed {run.curriculum.seed}, order {run.curriculum.order[:16]}…"
+
+
+def data(run: Run, meta: dict[str, Any], ledger: Ledger) -> tuple[list[str], str]:
+    """The hash chain."""
+    from itertools import takewhile
+
+    from stages.mix.order import Order
+    from trainer.provenance import chain
+
+    if not ledger.sound(meta):
+        return ["the ledger says that this checkpoint was given up by a rewind"], ""
+    if meta["samples"] > run.curriculum.samples:
+        return [f"the curriculum ends at sample {run.curriculum.samples:,}"], ""
+    done = takewhile(lambda step: step.number < meta["step"], run.steps())
+    now = chain(Order(run.curriculum), done, passed=ledger.why).hex()
+    if "chain" not in meta:
+        return [], f"the checkpoint is from before there was a hash chain; it would be {now}"
+    if now != meta["chain"]:
+        return [f"the hash chain is {meta['chain']}, curriculum and ledger make {now}: the model has seen other data, "
+                f"or in another order"], ""
+    return [], f"hash chain {now} of {meta['step'] - sum(b - a for a, b, _ in passed(ledger, meta['step'])):,} steps"
+
+
+def shards(run: Run, deep: bool) -> tuple[list[str], str]:
+    from tokenizer.shards.layout import ShardError
+    from tokenizer.shards.reader import ShardSet
+    from tokenizer.shards.verify import verify
+
+    wrong, count = [], 0
+    for stream in run.curriculum.streams:
+        try:
+            count += len(ShardSet(run.store / stream.train, stream.sha256).manifest.shards)
+            if deep:
+                wrong += [f"{stream.name}: {line}" for line in verify(run.store / stream.train, stream.sha256)]
+        except ShardError as error:
+            wrong.append(str(error))
+    return wrong, f"{len(run.curriculum.streams)} pinned sets, {count} shards" + \
+        (", every byte" if deep else " (--shards reads them)")
+
+
+# -- what has been seen ----------------------------------------------------------------------------------------------
+def passed(ledger: Ledger, step: int) -> list[tuple[int, int, str]]:
+    """Ranges [first, stop) of steps up to `step` that were passed over, disjoint, in order."""
+    found: list[tuple[int, int, str]] = []
+    for first, stop, why in sorted(ledger.passed):
+        first, stop = max(first, found[-1][1] if found else 1), min(stop, step + 1)
+        if first < stop:
+            found.append((first, stop, why))
+    return found
+
+
+def words(run: Run, step: int, ledger: Ledger) -> Iterator[str]:
+    """Tokens and epochs of each stream after `step` steps, and what was passed over."""
+    from stages.mix.order import Order, counts
+
+    order, phases = Order(run.curriculum), run.curriculum.phases
+    samples = run.sample_at(step)
+    tokens = np.zeros(len(order.names), np.int64)
+    for p, phase in enumerate(phases):
+        done = min(max(samples - phase.start, 0), phase.samples)
+        tokens += np.array(counts(done, order.weights[p])) * phase.sequence
+    ranges = passed(ledger, step)
+    for first, stop, _ in ranges:
+        at = order.locate(run.sample_at(first - 1), run.sample_at(stop - 1))
+        np.subtract.at(tokens, at.stream, at.sequence)
+    for stream, count in zip(run.curriculum.streams, tokens.tolist()):
+        yield f"  {stream.name:<20}{count:>18,} tokens{count / max(1, stream.tokens):>9.3f} epochs"
+    for first, stop, why in ranges:
+        yield f"  not seen: steps {first:,} to {stop - 1:,} were passed over ({why})"
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A listed document that stands in the shards, and the steps that read of it."""
+
+    id: str
+    stream: str
+    steps: tuple[int, ...]
+
+
+def read_ids(path: Path) -> list[str]:
+    """Ids, one a line (what follows on the line is for people)."""
+    from trainer.config import ConfigError
+
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"--against {path}: cannot be read ({error.strerror})") from None
+    return sorted({line.split()[0] for line in lines if line.strip() and not line.startswith("#")})
+
+
+def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[Hit]:
+    """The documents of `ids` in the training shards, with the steps that read of them before sample `samples`."""
+    from stages.mix.order import Order
+    from tokenizer.shards.reader import ShardSet
+
+    order = Order(run.curriculum)
+    hits = []
+    for s, stream in enumerate(run.curriculum.streams):
+        for name, begin, end in spans(ShardSet(run.store / stream.train, stream.sha256), ids):
+            numbers = readers(order, s, begin, end)
+            steps = sorted({run.step_of(n) for n in numbers[numbers < samples].tolist()})
+            hits.append(Hit(name, stream.name, tuple(n for n in steps if ledger.why(n) is None)))
+    return hits
+
+
+def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """(id, first token, end) in the stream of each of `ids` that it holds."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    wanted = pa.array(ids, pa.string())
+    for info, offset in zip(shards.manifest.shards, shards.offsets):
+        begin = offset
+        with pq.ParquetFile(shards.folder / info.table) as table:
+            for batch in table.iter_batches(columns=["end", "id"]):
+                ends = batch.column("end").to_numpy().astype(np.int64) + offset
+                for i in np.flatnonzero(pc.is_in(batch.column("id"), value_set=wanted).to_numpy(zero_copy_only=False)):
+                    yield batch.column("id")[i].as_py(), int(ends[i - 1]) if i else begin, int(ends[i])
+                begin = int(ends[-1]) if len(ends) else begin
+
+
+def readers(order: Order, stream: int, begin: int, end: int) -> np.ndarray:
+    """Numbers of all samples of the curriculum, int64, in whose window stands a token of [begin, end). (The token after
+    a window, its last target, is not learned when it begins a document.)"""
+    last = min((end - 1) // order.longest + 1, order.supers[stream])
+    found = [np.empty(0, np.int64)]
+    for phase, (numbers, windows, _) in order.samples_of(stream, begin // order.longest, last).items():
+        length = order.curriculum.phases[phase].sequence
+        found.append(numbers[(windows * length < end) & ((windows + 1) * length > begin)])
+    return np.concatenate(found)
