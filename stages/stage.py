@@ -146,6 +146,12 @@ class Stage:
         its verdict rests on `doc.language`. A recipe in which no earlier step writes such a signal is refused."""
         return {}
 
+    def forget(self, doc: Document) -> None:
+        """Take out what a dataset before has stored under the names of its signals: for stages that do not write all of
+        them for every document."""
+        for name in self.signals:
+            doc.signals.pop(name, None)
+
     def scored(self) -> tuple[str, ...]:
         """`scores`, with what None stands for."""
         return self.scores if self.scores is not None else () if self.exact else self.signals

@@ -32,7 +32,7 @@ class Badwords(Stage):
     """
 
     name = "badwords"
-    version = 1
+    version = 2
     libraries = ("regex",)
     signals = ("badwords", "badwords_distinct", "badwords_rate")
     memory_mb = 40
@@ -57,6 +57,7 @@ class Badwords(Stage):
         self._known: dict[str, BadWords | None] = {}
 
     def process(self, doc: Document) -> str | None:
+        self.forget(doc)
         language = language_of(doc.language or self.config.default_language)
         if language not in self._known:
             self._known[language] = count_lists(self._lists, language)

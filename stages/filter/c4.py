@@ -29,7 +29,7 @@ class C4(Stage):
     """
 
     name = "c4"
-    version = 3
+    version = 4
     libraries = ("spacy",)
     memory_mb = 150
     signals = ("c4_sentences", "c4_lines_kept")
@@ -49,6 +49,7 @@ class C4(Stage):
         warm()
 
     def process(self, doc: Document) -> str | None:
+        self.forget(doc)
         config = self.config
         longest, fewest = config.max_word_length, config.min_words_per_line or 0
         # what no line holds is not asked of each; a citation taken out may bring a phrase together

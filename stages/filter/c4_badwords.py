@@ -39,7 +39,7 @@ class C4BadWords(Stage):
     """
 
     name = "c4_badwords"
-    version = 1
+    version = 2
     signals = ("c4_badwords", "c4_badwords_draw")
     memory_mb = 40
 
@@ -63,6 +63,7 @@ class C4BadWords(Stage):
         self._patterns: dict[str, re.Pattern[str] | None] = {}
 
     def process(self, doc: Document) -> str | None:
+        self.forget(doc)
         language = doc.language or self.config.default_language
         if language not in self._patterns:
             self._patterns[language] = self._pattern(language)

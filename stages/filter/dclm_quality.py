@@ -42,6 +42,7 @@ class DclmQuality(Stage):
     """
 
     name = "dclm_quality"
+    version = 2
     memory_mb = 50
     signals = ("dclm_words", "dclm_mean_word_length", "dclm_symbol_ratio", "dclm_bullet_lines", "dclm_ellipsis_lines",
                "dclm_lines", "dclm_non_alpha_ratio", "dclm_stop_words")
@@ -60,6 +61,7 @@ class DclmQuality(Stage):
                                              "stop words, in lower case")
 
     def process(self, doc: Document) -> str | None:
+        self.forget(doc)
         doc.signals.update(self.measure(doc))
         return self.verdict(doc)
 

@@ -25,6 +25,7 @@ class DclmRepetition(Stage):
     """
 
     name = "dclm_repetition"
+    version = 2
     libraries = ("regex",)
     memory_mb = 150
     signals = tuple(f"dclm_rep_{rule}" for rule in _RULES)
@@ -48,6 +49,7 @@ class DclmRepetition(Stage):
         self.measure(Document("", "a b c d e f g h i j k l"))
 
     def process(self, doc: Document) -> str | None:
+        self.forget(doc)
         if doc.text.strip():
             doc.signals.update(self.measure(doc))
         return self.verdict(doc)

@@ -21,7 +21,7 @@ class FineWeb(Stage):
     """
 
     name = "fineweb"
-    version = 2
+    version = 3
     libraries = ("spacy",)
     memory_mb = 150
     signals = ("fineweb_line_punct_ratio", "fineweb_short_line_ratio", "fineweb_char_dup_ratio", "fineweb_list_ratio")
@@ -38,6 +38,7 @@ class FineWeb(Stage):
         warm()
 
     def process(self, doc: Document) -> str | None:
+        self.forget(doc)
         measured = self.measure(doc)
         if not measured:
             return "empty"

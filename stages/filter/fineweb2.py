@@ -54,7 +54,7 @@ class FineWeb2(Stage):
     """
 
     name = "fineweb2"
-    version = 1
+    version = 2
     memory_mb = 400
     signals = (*GopherRepetition.signals, *FineWeb.signals, *GopherQuality.signals)
 
@@ -138,6 +138,7 @@ class FineWeb2(Stage):
         return self._limits
 
     def process(self, doc: Document) -> str | None:
+        self.forget(doc)
         name = self._language(doc)
         if name is None:
             return "no_thresholds"

@@ -20,7 +20,7 @@ class GopherQuality(Stage):
     """
 
     name = "gopher_quality"
-    version = 2
+    version = 3
     libraries = ("spacy",)
     memory_mb = 150
     signals = ("gopher_words", "gopher_mean_word_length", "gopher_hash_ratio", "gopher_ellipsis_ratio",
@@ -45,6 +45,7 @@ class GopherQuality(Stage):
         warm()
 
     def process(self, doc: Document) -> str | None:
+        self.forget(doc)
         doc.signals.update(self.measure(doc))
         return self.verdict(doc)
 

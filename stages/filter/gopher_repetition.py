@@ -24,7 +24,7 @@ class GopherRepetition(Stage):
     """
 
     name = "gopher_repetition"
-    version = 2
+    version = 3
     libraries = ("spacy",)
     memory_mb = 400  # of it about 200 for the vocabulary, which all stages that look at words share
     signals = ("gopher_rep_dup_para_frac", "gopher_rep_dup_para_char_frac", "gopher_rep_dup_line_frac",
@@ -51,6 +51,7 @@ class GopherRepetition(Stage):
         self.measure(Document("", "a b c d e f g h i j k l"))
 
     def process(self, doc: Document) -> str | None:
+        self.forget(doc)
         if not doc.text:
             return "empty"
         doc.signals.update(self.measure(doc))

@@ -50,7 +50,7 @@ class Madlad400(Stage):
     """
 
     name = "madlad400"
-    version = 1
+    version = 2
     libraries = ("regex",)
     signals = ("madlad400_sentences", "madlad400_questionable", "madlad400_consistency", "madlad400_list_case",
                "madlad400_length", "madlad400_technical", "madlad400_cursed")
@@ -94,6 +94,7 @@ class Madlad400(Stage):
             self._model = FastText(self.config.model or lid176())
 
     def process(self, doc: Document) -> str | None:
+        self.forget(doc)
         doc.signals.update(self.measure(doc))
         return self.verdict(doc)
 

@@ -50,6 +50,7 @@ class RedPajama2(Stage):
     """
 
     name = "redpajama2"
+    version = 2
     memory_mb = 100
     signals = ("ccnet_length", "ccnet_nlines", "rps_doc_curly_bracket", "rps_doc_ldnoobw_words", "rps_doc_lorem_ipsum",
                "rps_doc_stop_word_fraction", "rps_doc_num_sentences", "rps_doc_word_count", "rps_doc_mean_word_length",
@@ -77,6 +78,7 @@ class RedPajama2(Stage):
         repeated(*number(["a", "b", "a", "b"]), _TOP[0], _DUPLICATED[-1])
 
     def process(self, doc: Document) -> None:
+        self.forget(doc)
         doc.signals.update(self.measure(doc))
 
     def verdict(self, doc: Document) -> None:

@@ -55,7 +55,7 @@ class Url(Stage):
     """
 
     name = "url"
-    version = 2
+    version = 3
     libraries = ("datatrove", "tldextract")
     signals = ("url_soft_words", "url_category")
     memory_mb = 120
@@ -125,6 +125,7 @@ class Url(Stage):
         return frozenset(line.lower() for line in lines if line.strip())
 
     def process(self, doc: Document) -> str | None:
+        self.forget(doc)
         url = doc.url
         if not url:
             return None

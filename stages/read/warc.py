@@ -35,7 +35,7 @@ _SMALL = ("http", "https", "ftp", "file")
 
 class Warc(Reader):
     name = "warc"
-    version = 4
+    version = 5
     libraries = ("FastWARC",)
     suffixes = (".warc.gz", ".warc", ".warc.lz4", ".warc.zst", ".warc.wet.gz", ".wet.gz")
 
