@@ -27,7 +27,7 @@ def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[dict[str,
     before = 0.0
     for phase in curriculum.phases:
         held |= {key: value for key in held if (value := getattr(phase, key)) is not None}
-        end = _end(phase.until, curriculum.total)
+        end = before + phase.extra if phase.extra else _end(phase.until, curriculum.total)
         total = sum(held["mix"].values())
         for stream, weight in held["mix"].items():
             needed[stream] += (end - before) * weight / total

@@ -264,7 +264,8 @@ def _curriculum(recipe: Recipe, checker: Checker) -> None:
                          f"of '{next(iter(val))}': near-duplicates of what one holds out would be trained on in the "
                          "other; give all shards of a curriculum the same `val`")
     held: dict[str, Any] = {}
-    before, seen, fallen = Fraction(0), set(), False
+    before, beyond, seen, fallen, own = Fraction(0), False, set(), False, False
+    ends = len(curriculum.phases) - 1
     schedule = recipe.train.get("schedule") if recipe.train else {"floor": 1}
     schedule = schedule if isinstance(schedule, dict) else {}
     for i, phase in enumerate(curriculum.phases):
@@ -278,19 +279,30 @@ def _curriculum(recipe: Recipe, checker: Checker) -> None:
                 checker.fail(at, f"missing key '{key}': the first phase has none to inherit it from")
             held.setdefault(key, value)
             held[key] = value if value is not None else held[key]
-        end = _end(phase.until, curriculum.total)
-        if end <= before:
-            checker.fail((*at, "until"), f"'{phase.until}' is not after the phase before it; `until` counts from the "
-                                         "start of the run")
-        before = end
+        if (phase.until is None) == (phase.extra is None):
+            checker.fail(at, "`until` says where in the total a phase ends, `extra` how many tokens it has beyond the "
+                             "total: give one of them")
+        elif phase.until is not None:
+            end = _end(phase.until, curriculum.total)
+            if end <= before:
+                checker.fail((*at, "until"), f"'{phase.until}' is not after the phase before it; `until` counts from "
+                                             "the start of the run")
+            if beyond:
+                checker.fail((*at, "until"), "a phase before it lies beyond the total: let `extra` come last")
+            before, ends = end, i
+        beyond = beyond or phase.extra is not None
         # what trainer.schedule refuses; here before the data is made
         if phase.lr == "decay" and schedule.get("kind", "wsd") != "wsd":
             checker.fail((*at, "lr"), f"train.schedule.kind {schedule['kind']} has no stretch of decay; use kind: wsd, "
                                       "or lr: stable")
+        if own and phase.lr is None:
+            checker.fail(at, "missing key 'lr': the phase before it has a rate of its own, which is not inherited")
+        own = isinstance(phase.lr, dict)
         fallen = fallen or phase.lr == "decay"
-        if fallen and phase.lr not in (None, "decay") and not schedule.get("floor"):
+        if fallen and phase.lr in ("stable", "constant") and not schedule.get("floor"):
             checker.fail((*at, "lr"), "the learning rate has fallen to 0 before this phase, which would learn nothing: "
-                                      "let only the last phases say lr: decay, or give train.schedule.floor")
+                                      "let only the last phases say lr: decay, give this one a rate of its own, or "
+                                      "train.schedule.floor")
         for key in ("mix", "max_epochs"):
             for name in getattr(phase, key) or ():
                 checker.known(name, recipe.shards, (*at, key, name), "shards")
@@ -310,7 +322,7 @@ def _curriculum(recipe: Recipe, checker: Checker) -> None:
                 checker.warnings.append(f"{key_path((*at, 'mix'))}: weights sum to {float(total):g}, not to 100; they "
                                         "were normalised")
     if before != curriculum.total:
-        checker.fail(("curriculum", "phases", len(curriculum.phases) - 1, "until"),
+        checker.fail(("curriculum", "phases", ends, "until"),
                      f"the last phase ends at {int(before):,} of {curriculum.total:,} tokens; write `until: 100%`")
 
 

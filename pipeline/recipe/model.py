@@ -9,12 +9,27 @@ import re
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    StrictBool,
+    field_validator,
+)
 
-from pipeline.recipe.errors import KeyPath, Mark
+from pipeline.recipe.errors import KeyPath, Mark, nearest
 from pipeline.recipe.marks import Marks, dump_yaml
 from pipeline.recipe.quantities import Bytes, Count, Share, Weight, parse_count, parse_share
+from stages.mix.curriculum import RATES, CurriculumError
+from stages.mix.resolve import own_rate
 from stages.stage import file_sha256
+
+#: kinds and keys of trainer.rope.RopeScaling
+ROPE_SCALINGS = ("linear", "llama3", "yarn")
+ROPE_SCALING_KEYS = ("kind", "factor", "original", "low", "high", "beta_fast", "beta_slow", "attention_factor")
 
 
 class Model(BaseModel):
@@ -67,6 +82,31 @@ def _batch(value: Any) -> Any:
         raise ValueError(f"a batch that grows begins at token 0 of the phase and gets larger, e.g. "
                          f"{{0: 64k, 100M: 128k, 1B: 0.5M}}; got {value!r}")
     return dict(rows)
+
+
+def _rate(value: Any) -> Any:
+    """A word of the schedule's, or the curve of a phase's own rate, which is checked here and resolved later."""
+    if isinstance(value, dict):
+        try:
+            own_rate(value, 10**18, "")
+        except CurriculumError as e:
+            raise ValueError(str(e).removeprefix(".")) from None
+    elif value is not None and value not in RATES:
+        hint = nearest(value, RATES) if isinstance(value, str) else ""
+        raise ValueError(f"{value!r} is not one of {', '.join(RATES)}" + (f"; {hint}" if hint.startswith("did") else "")
+                         + "; a rate of its own is a mapping, {peak: 2e-5, warmup: 50M, shape: cosine}")
+    return value
+
+
+def _rope_scaling(value: Any) -> Any:
+    """The keys of trainer.rope.RopeScaling, which needs torch; its values are the trainer's."""
+    if not isinstance(value, dict) or value.get("kind") not in ROPE_SCALINGS or "factor" not in value:
+        raise ValueError(f"give kind ({', '.join(ROPE_SCALINGS)}) and factor, e.g. {{kind: yarn, factor: 4, original: "
+                         f"4096}}; got {value!r}")
+    for key in value:
+        if key not in ROPE_SCALING_KEYS:
+            raise ValueError(f"unknown key '{key}': {nearest(str(key), ROPE_SCALING_KEYS)}")
+    return value
 
 
 def _empty(value: Any) -> Any:
@@ -155,17 +195,23 @@ class Phase(Model):
     """A stretch of the curriculum as written; what is None is inherited from the phase before.
 
     `until`: '70%' of the total or a token count; `sequence`: window length L; `batch`: tokens of a step, growing if it
-    is a mapping; `mix`: weights by shards; `max_epochs` by shards; `lr`: what the trainer's schedule does here.
+    is a mapping; `mix`: weights by shards; `max_epochs` by shards; `lr`: what the trainer's schedule does here, or a
+    curve of its own. `extra` instead of `until`: so many tokens beyond the total. `reset_optimizer`: moments start
+    from nothing; `rope_theta` and `rope_scaling`: positions as in `train.model`, from this phase on.
     """
 
     name: Name
-    until: Annotated[str | int, BeforeValidator(_until)]
+    until: Annotated[str | int, BeforeValidator(_until)] | None = None
+    extra: Count | None = None
     sequence: Count | None = None
     batch: Annotated[int | dict[int, int], BeforeValidator(_batch)] | None = None
     mix: Annotated[dict[str, Weight], Field(min_length=1)] | None = None
     max_epochs: dict[str, Weight] | None = None
-    lr: Literal["stable", "constant", "decay"] | None = None
+    lr: Annotated[Any, BeforeValidator(_rate)] = None
     on_exhausted: Literal["error", "repeat"] | None = None
+    reset_optimizer: StrictBool | None = None
+    rope_theta: Annotated[float, Field(gt=1)] | None = None
+    rope_scaling: Annotated[dict[str, Any], BeforeValidator(_rope_scaling)] | None = None
 
 
 class Curriculum(Model):

@@ -148,7 +148,7 @@ def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warn
         scaling = entry.get("rope_scaling")
         phases.append(Phase(
             str(entry["name"]), start, samples, samples, sequence, batch, weights,
-            _rate(entry["lr"], samples * sequence, f"{key}.lr"),
+            own_rate(entry["lr"], samples * sequence, f"{key}.lr"),
             {k: float(v) for k, v in (entry["max_epochs"] or {}).items()}, str(entry["on_exhausted"]), extra,
             entry["reset_optimizer"], _float(entry.get("rope_theta")),
             dict(scaling) if isinstance(scaling, Mapping) else scaling, ramp))
@@ -195,7 +195,7 @@ def _float(value: Any) -> Any:
     return value
 
 
-def _rate(value: Any, tokens: int, key: str) -> Any:
+def own_rate(value: Any, tokens: int, key: str) -> Any:
     """`lr` of a phase of `tokens` tokens as `Phase` has it: defaults filled in, the warm-up in tokens."""
     if not isinstance(value, Mapping):
         return value

@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.plan.lint import lint
+from pipeline.plan.mixture import mixture
 from pipeline.recipe import RecipeError, load_recipe, ready_recipes
 from pipeline.recipe.code import import_code
 from pipeline.recipe.marks import dump_yaml, parse_yaml
 from pipeline.recipe.quantities import parse_bytes, parse_count, parse_share, parse_weight, percent
 from stages.catalog import READERS
+from stages.mix.resolve import resolve
 
 #: contracts §8, word for word
 CONTRACT = """\
@@ -255,7 +257,17 @@ def test_each_mistake_is_named(load, old, new, expected):
      "until: 90%, lr: decay}\n    - {name: end, until: 100%, lr: stable}",
      "15 curriculum.phases[2].lr: the learning rate has fallen to 0 before this phase"),
     ("optimizer: {kind: adamw}", "schedule: {kind: linear}", "14 curriculum.phases[1].lr: train.schedule.kind linear"),
-    ("lr: decay", "lr: {to: 0}", "14 curriculum.phases[1].lr: {'to': 0} is not one of stable, constant, decay"),
+    ("lr: decay", "lr: {to: 0}", "14 curriculum.phases[1].lr: to: unknown key; there are peak, warmup, shape, floor"),
+    ("lr: decay", "lr: {peak: 0}", "14 curriculum.phases[1].lr: peak: the highest rate of the phase, a number above 0"),
+    ("lr: decay", "lr: decay, extra: 1B", "14 curriculum.phases[1]: `until` says where in the total a phase ends"),
+    ("until: 100%, mix", "extra: 1B, mix", "13 curriculum.phases[0].until: the last phase ends at 14,000,000,000"),
+    ("until: 70%,", "extra: 1B,", "14 curriculum.phases[1].until: a phase before it lies beyond the total: let"),
+    ("lr: decay}", "lr: {peak: 2e-5}}\n    - {name: end, extra: 1B}", "15 curriculum.phases[2]: missing key 'lr'"),
+    ("lr: decay", "rope_theta: 0", "14 curriculum.phases[1].rope_theta: must be greater than 1, got 0"),
+    ("lr: decay", "rope_scaling: {kind: yarm, factor: 2}", "14 curriculum.phases[1].rope_scaling: give kind (linear,"),
+    ("lr: decay", "rope_scaling: {kind: yarn, factor: 2, beta: 1}",
+     "14 curriculum.phases[1].rope_scaling: unknown key 'beta': did you mean 'beta_"),
+    ("lr: decay", "reset_optimizer: 3", "14 curriculum.phases[1].reset_optimizer: must be a valid boolean, got 3"),
     ("optimizer: {kind", "optimzer: {kind", "15 train.optimzer: unknown key 'optimzer': did you mean 'optimizer'?"),
     ("preset: 135m", "preset: 135M", "15 train.model.preset: unknown preset '135M': did you mean '135m'?"),
     ("{preset: 135m}", "demo", "15 train.model: must be a mapping, e.g. model: {preset: 135m}; got 'demo'"),
@@ -608,3 +620,21 @@ def test_lint_names_files_that_own_code_imports(load, tmp_path):
     assert "recipe.yaml:2:" in said[0]
     both = text.replace("[own_stage_x.py]", "[word_lists.py, own_stage_x.py]")
     assert not any("imports" in s for s in lint(load(both, allow_custom=True)))
+
+
+def test_phases_of_their_own_reach_the_curriculum(load):
+    """What a phase says of rate, positions and optimiser, and tokens beyond the total, as `stages.mix` resolves it."""
+    long = "    - {name: long, extra: 1B, sequence: 16384, rope_theta: 2e6, rope_scaling: {kind: yarn, factor: 4, " \
+           "original: 4096}, reset_optimizer: true, lr: {peak: 2e-5, warmup: 50M, shape: linear}}\n"
+    recipe = load(CONTRACT.replace("\ntrain: {", "\n" + long + "train: {"))
+    info = {"tokenizer": "t", "dtype": "uint16", "val": None}
+    sets = {name: {**info, "train": {"path": name, "sha256": "", "tokens": 60 * 10**9}} for name in ("web", "wiki")}
+    made, _ = resolve(recipe.plain(), sets, {"sha256": "t", "vocab_size": 32000, "eos": 0, "path": ""})
+    last = made.phases[-1]
+    assert last.lr == {"peak": 2e-5, "warmup": 50_000_000, "shape": "linear", "floor": 0.0}
+    assert (last.extra, last.rope_theta, last.reset_optimizer, last.sequence) == (True, 2e6, True, 16384)
+    assert last.rope_scaling == {"kind": "yarn", "factor": 4, "original": 4096}
+    assert abs(last.tokens - 10**9) <= 2**19
+    plenty = {"low": 1e12, "value": 1e12, "high": 1e12}
+    rows, _ = mixture(recipe, {"web": plenty, "wiki": plenty})
+    assert sum(row["needed"] for row in rows) == pytest.approx(21 * 10**9)

@@ -7,18 +7,20 @@ import math
 import typing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args, get_type_hints
 
 import pytest
 import yaml
 
 from pipeline.recipe.check import MODEL_PRESETS, TRAIN_KEYS
-from pipeline.recipe.model import Phase
+from pipeline.recipe.model import ROPE_SCALING_KEYS, ROPE_SCALINGS, Phase
 from pipeline.recipe.quantities import parse_count
 from stages.mix import curriculum, resolve
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import main
 from trainer.config import ConfigError, build, count, override, read_train
 from trainer.model import ModelConfig
+from trainer.rope import RopeScaling
 from trainer.run import TrainConfig, open_run
 from trainer.schedule import Schedule, ScheduleConfig
 
@@ -142,6 +144,8 @@ def test_recipe_curriculum_and_trainer_read_the_same_numbers(text):
 def test_the_recipe_check_knows_the_keys_presets_and_rates_of_the_trainer():
     assert set(TRAIN_KEYS) == {f.name for f in dataclasses.fields(TrainConfig)}
     assert set(MODEL_PRESETS) == set(ModelConfig.PRESETS)
+    assert set(ROPE_SCALING_KEYS) == {f.name for f in dataclasses.fields(RopeScaling)}
+    assert set(ROPE_SCALINGS) == set(get_args(get_type_hints(RopeScaling)["kind"]))
     assert set(curriculum.RATES) == set(typing.get_args(typing.get_args(Phase.model_fields["lr"].annotation)[0]))
     for lr in curriculum.RATES:
         Schedule(ScheduleConfig(), [SimpleNamespace(name="p", lr=lr, tokens=100, extra=False)], 1e-3)
