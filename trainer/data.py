@@ -141,16 +141,17 @@ class Data:
         """Windows of the held-out split of a stream for `collate`: all of them with the short last one, or, when there
         are more than `most`, `most` evenly spaced ones. A fixed function of the data."""
         shards = self.heldout[stream]
+        return [(shards.read(start, stop), shards.ends(start + 1, stop) - start, stream,
+                 shards.counts(start + 1, stop)) for start, stop in self.heldout_windows(stream, length, most)]
+
+    def heldout_windows(self, stream: int, length: int, most: int) -> list[tuple[int, int]]:
+        """[start, stop) in the held-out tokens of each of `heldout_rows`."""
+        shards = self.heldout[stream]
         if shards is None:
             return []
         windows = -(-(shards.tokens - 1) // length)
         chosen = range(windows) if windows <= most else [i * windows // most for i in range(most)]
-        rows = []
-        for w in chosen:
-            start, stop = w * length, min(w * length + length + 1, shards.tokens)
-            rows.append((shards.read(start, stop), shards.ends(start + 1, stop) - start, stream,
-                         shards.counts(start + 1, stop)))
-        return rows
+        return [(w * length, min(w * length + length + 1, shards.tokens)) for w in chosen]
 
 
 def without_repeats(batch: Batch, windows: Sequence[np.ndarray], config: RepeatsConfig) -> Batch:

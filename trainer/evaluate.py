@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tokenizer.shards.reader import ShardSet
 from trainer.attention import document_mask
 from trainer.data import Batch, Data, collate
 from trainer.loss import IGNORE
@@ -70,11 +71,20 @@ def unigram_entropy(targets: Sequence[np.ndarray]) -> float:
     return float(-(share * np.log(share)).sum())
 
 
+def text_bytes(shards: ShardSet, start: int, stop: int) -> float:
+    """UTF-8 bytes behind the targets of the window [start, stop) of tokens. A document's bytes are shared out among its
+    tokens evenly: those the window cuts off, and its first, which is no target, take theirs with them."""
+    begin, end, size = shards.spans(start, stop)
+    counted = np.minimum(end, stop) - np.maximum(begin, start) - 1   # the first of document or window is no target
+    return float((size * counted / (end - begin)).sum())
+
+
 class Heldout:
     """The held-out windows of a run: chosen once, the same at every evaluation, for any number of ranks."""
 
     def __init__(self, data: Data, length: int, windows: int) -> None:
-        self.data, self.length = data, length
+        self.data, self.length, self.windows = data, length, windows
+        self.longer: dict[int, Heldout] = {}
         rows = [row for s in range(len(data.streams)) for row in data.heldout_rows(s, length, windows)]
         self.batch = collate(rows, length) if rows else None
         if self.batch is not None and not self.batch.valid():           # prompts alone
@@ -87,25 +97,32 @@ class Heldout:
                 own = [t for t, stream in zip(counted, self.batch.stream.tolist()) if stream == s]
                 if any(map(len, own)):
                     self.entropy[name] = unigram_entropy(own)
+        #: UTF-8 bytes behind the counted targets of each stream; None where only spans count, of which no size is kept
+        self.bytes = [None if shards is None or shards.counts(0, 0) is not None else
+                      sum(text_bytes(shards, *window) for window in data.heldout_windows(s, length, windows))
+                      for s, shards in enumerate(data.heldout)]
+
+    def at(self, length: int) -> Heldout:
+        """About as many held-out tokens in windows of another length: for phases that have it."""
+        if length not in self.longer:
+            self.longer[length] = Heldout(self.data, length, max(1, self.windows * self.length // length))
+        return self.longer[length]
 
     def evaluate(self, model: nn.Module, micro_rows: int, dtype: torch.dtype, chunk: int,
                  world: World) -> dict[str, Any]:
         """{"loss", "unigram_entropy", "targets", "streams": {name: the same and "bits_per_byte"}}.
 
         Losses in nats per token; the total is over all held-out tokens. Bits per byte (comparable between tokenizers)
-        takes the split's mean of tokens per UTF-8 byte; None for a split of which only spans count: it has no such mean
-        of them.
+        divides by the UTF-8 bytes of the documents that were evaluated; None for a split of which only spans count.
         """
         if self.batch is None:
             return {}
         totals = losses(model, self.batch, len(self.data.streams), micro_rows, dtype, chunk, world)
         streams = {}
-        for name, shards, total in zip(self.data.streams, self.data.heldout, totals):
-            if shards is not None and total.targets:
-                m, masked = shards.manifest, shards.counts(0, 0) is not None
+        for name, size, total in zip(self.data.streams, self.bytes, totals):
+            if total.targets:
                 streams[name] = {"loss": total.loss, "targets": total.targets, "unigram_entropy": self.entropy[name],
-                                 "bits_per_byte": None if masked else
-                                 total.loss / math.log(2) * m.tokens / max(1, m.text_bytes)}
+                                 "bits_per_byte": total.nll / math.log(2) / size if size else None}
         targets = sum(t.targets for t in totals)
         return {"loss": sum(t.nll for t in totals) / targets, "targets": targets,
                 "unigram_entropy": self.entropy["all"], "streams": streams}

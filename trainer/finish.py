@@ -48,7 +48,7 @@ def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict
         "parameters_without_embeddings": run.config.model.parameters(run.vocab) - run.vocab * run.config.model.width
         * (1 if run.config.model.tie else 2),
         "steps": run.curriculum.steps, "tokens": run.curriculum.tokens, "seconds": round(seconds, 1),
-        "tokens_per_s": round(speed) if speed else None, "goodput": goodput.summary(),
+        "tokens_per_s": round(speed) if speed else None, "wall_time": goodput.summary(),
         "train_loss_first": steps[0]["loss"] if steps else None,
         "train_loss_last": sum(s["loss"] for s in steps[-10:]) / len(steps[-10:]) if steps else None,
         "heldout_loss_before": before.get("loss"), "heldout_loss": after.get("loss"),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trainer import hardware, mfu, norms
 from trainer import metrics as log
 from trainer.alerts import RULES, Alert, Alerts
-from trainer.goodput import Goodput
+from trainer.goodput import CAUSES, Goodput
 from trainer.noise import MicroNorms, NoiseScale
 from trainer.parallel import World
 from trainer.run import Run, Step
@@ -133,7 +133,8 @@ class Meters:
         """After the metrics line of a printed step: trainer.prom, the rules of an interval. Returns what the printed
         line has besides the loss."""
         wait = line["data_wait_ms"]
-        self.metrics.export(step=number, **line, data_wait_s={"0.5": wait["p50"] / 1e3, "0.99": wait["p99"] / 1e3})
+        self.metrics.export(step=number, **line, wall={cause: line["goodput"][cause] for cause in CAUSES},
+                            data_wait_s={"0.5": wait["p50"] / 1e3, "0.99": wait["p99"] / 1e3})
         if "share" in wait:
             self.alarm(number, self.alerts.interval(line["phase"], line["tokens_per_s"], wait["share"],
                                                     time.perf_counter() - self.saved_at))

@@ -47,7 +47,7 @@ METRICS = (
     Metric("mfu_ratio", "gauge", "Step MFU: without evaluation, checkpoints and compilation.", "mfu"),
     Metric("wall_mfu_ratio", "gauge", "Wall MFU: over all the wall time, restarts included.", "wall_mfu"),
     Metric("goodput_ratio", "gauge", "Share of the wall time spent on steps that count.", "goodput_share"),
-    Metric("wall_seconds_total", "counter", "Wall time by cause.", "goodput", "cause"),
+    Metric("wall_seconds_total", "counter", "Wall time by cause.", "wall", "cause"),
     Metric("data_wait_seconds", "gauge", "Time a step waited for its batch since the last line, over ranks.",
            "data_wait_s", "quantile"),
     Metric("critical_batch_tokens", "gauge", "Gradient noise scale (B_simple).", "noise.critical_batch_tokens"),

@@ -106,6 +106,10 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     def evaluate(step: int, tokens: int) -> dict[str, Any]:
         with goodput.of("evaluation"):
             values = heldout.evaluate(model, run.micro_rows(heldout.length), dtype, config.loss.chunk, world)
+            length = curriculum.phases[curriculum.phase_at(max(0, samples - 1))].sequence
+            if values and length != heldout.length:
+                there = heldout.at(length).evaluate(model, run.micro_rows(length), dtype, config.loss.chunk, world)
+                values |= {"lengths": {str(length): there}} if there else {}
         if values:
             meters.evaluated(step, tokens, values)
         return values
@@ -186,6 +190,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
                         write_plot(run.out)
                     if stopping:
                         metrics.flush()
+                        say(goodput.told())
                         say(f"stopped by {signal.Signals(stopping).name} after step {number}; the same command goes on")
                         raise SystemExit(128 + stopping)
                     window.restart()        # evaluation and checkpoints are not part of the speed
@@ -220,6 +225,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             summary = summarise(run, before, after, gap, text, why, seconds, window.speed(), goodput)
             metrics.write("end", number, **summary)
     metrics.close()
+    say(goodput.told())
     if world.first and summary:
         write_plot(run.out)
         replace(done, json.dumps(summary, indent=1, ensure_ascii=False))
@@ -227,7 +233,6 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             say(f"held-out loss {summary['heldout_loss']:.3f} nats/token = {summary['ratio']:.2f} of the unigram "
                 f"entropy {summary['unigram_entropy']:.3f}"
                 + (f"; gap to the training data {gap['gap']:.3f}" if gap else ""))
-        say(goodput.told())
         say(f"{number} steps, {tokens:,} tokens, {seconds:.0f} s; {run.out}")
     return summary
 

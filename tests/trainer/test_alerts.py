@@ -83,4 +83,5 @@ def test_null_turns_a_rule_off_and_nonsense_is_refused():
     for bad in ({"throughput": 1.5}, {"evaluation": 0.0}, {"spikes": -1.0}, {"checkpoint": 0}):
         with pytest.raises(ConfigError, match=f"train.alerts: {next(iter(bad))} must be above 0"):
             build(AlertsConfig, bad, "train.alerts")
-    assert build(AlertsConfig, {"evaluation": 2.5, "checkpoint": 600}, "x") == AlertsConfig(evaluation=2.5, checkpoint=600)
+    large = {"evaluation": 2.5, "checkpoint": 600.0}
+    assert build(AlertsConfig, large, "x") == AlertsConfig(**large)

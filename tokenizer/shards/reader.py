@@ -151,6 +151,20 @@ class ShardSet:
                 begin = row["end"]
         return spans
 
+    def spans(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(first token, exclusive end, UTF-8 bytes), int64, of the documents that hold tokens [start, stop): what
+        `documents` gives without ids, at the price of one column."""
+        found = []
+        for shard, a, b, _ in self._pieces(max(0, start), min(stop, self.tokens)):
+            ends = self._shard_ends(shard)
+            first, last = (int(np.searchsorted(ends, np.uint64(t), side="right")) for t in (a, b - 1))
+            begins = np.concatenate((ends[first - 1:first] if first else [0], ends[first:last]))
+            sizes = [row["n_bytes"] for row in self._table_rows(shard, first, last + 1, ["n_bytes"])]
+            found.append(np.stack([begins.astype(np.int64) + self.offsets[shard],
+                                   ends[first:last + 1].astype(np.int64) + self.offsets[shard],
+                                   np.array(sizes, np.int64)]))
+        return tuple(np.concatenate(found, 1)) if found else (np.empty(0, np.int64),) * 3
+
     # -- files ---------------------------------------------------------------------------------------------------
     def body(self, shard: int) -> np.ndarray:
         """The tokens of a shard as a read-only memory map."""
@@ -184,11 +198,11 @@ class ShardSet:
                 yield shard, at - self.offsets[shard], end - self.offsets[shard], at - start
             at, shard = end, shard + 1
 
-    def _table_rows(self, shard: int, first: int, stop: int) -> list[dict]:
+    def _table_rows(self, shard: int, first: int, stop: int, columns: list[str] | None = None) -> list[dict]:
         rows: list[dict] = []
         with pq.ParquetFile(self.folder / self.manifest.shards[shard].table) as table:
             for group in range(first // TABLE_ROWS, (stop - 1) // TABLE_ROWS + 1):
                 start = group * TABLE_ROWS
-                got = table.read_row_group(group)
+                got = table.read_row_group(group, columns)
                 rows += got.slice(max(0, first - start), stop - max(first, start)).to_pylist()
         return rows

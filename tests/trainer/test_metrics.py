@@ -1,0 +1,312 @@
+"""metrics.jsonl is the truth; the views say the same; none of them can end a training."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from tests.trainer.synthetic import make_run
+from tokenizer.shards.reader import ShardSet
+from trainer.config import ConfigError
+from trainer.data import Data
+from trainer.evaluate import Heldout, text_bytes
+from trainer.goodput import CAUSES
+from trainer.loss import IGNORE
+from trainer.metrics import Metrics, MetricsConfig, WandbConfig, read, scan, standing
+from trainer.prometheus import METRICS, PREFIX, render
+from trainer.run import open_run
+from trainer.train import train
+
+STEPS, EVERY = 24, 4
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A training of two phases of different length, stopped in the middle: (run, what was printed)."""
+    from trainer.parallel import world
+
+    folder = make_run(tmp_path_factory.mktemp("store"), documents=300, total=STEPS * 256, phases=[
+        {"name": "short", "until": "50%", "sequence": 32, "batch": 256, "mix": {"web": 70, "code": 30}},
+        {"name": "long", "until": "100%", "sequence": 64, "batch": 256}],
+        train={"log_every": EVERY, "evaluate": {"every": 8}, "checkpoint": {"every": 7}, "micro_batch": 128})
+    said: list[str] = []
+    with world("cpu") as here:
+        train(open_run(str(folder), None, None, []), here, 10, said.append)
+        train(open_run(str(folder), None, None, []), here, None, said.append)
+    return open_run(str(folder), None, None, []), said
+
+
+def steps(run) -> list[dict]:
+    return [line for line in read(run.out / "metrics.jsonl") if line["event"] == "step"]
+
+
+def test_printed_steps_have_what_is_measured_at_intervals(done):
+    run, _ = done
+    lines = steps(run)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    for line in lines:
+        assert line.keys() >= {"loss", "z", "lr", "grad_norm", "tokens", "targets", "streams", "tokens_per_s", "mfu"}
+        assert ("goodput" in line) == ("updates" in line) == ("noise" in line) == (line["step"] % EVERY == 0)
+    for line in (line for line in lines if line["step"] % EVERY == 0):
+        assert line["host_memory_bytes"] > 10_000_000
+        assert 0 <= line["data_wait_ms"]["p50"] <= line["data_wait_ms"]["p99"]
+        assert 0 <= line["data_wait_ms"]["share"] <= 1
+        assert line["flops_per_s"] > 0 and line["mfu"] is None and line["skips"] == 0
+        groups = line["updates"]
+        assert line["parameter_norm"] ** 2 == pytest.approx(sum(g["parameter_norm"] ** 2 for g in groups.values()))
+        for group in groups.values():
+            assert group["update_norm"] == pytest.approx(group["ratio"] * group["parameter_norm"])
+            assert 1e-6 < group["ratio"] < 1
+        assert line["noise"].keys() == {"trace", "signal", "critical_batch_tokens"}
+
+
+def test_the_ledger_of_the_wall_time_survives_a_restart(done):
+    run, said = done
+    lines = read(run.out / "metrics.jsonl")
+    start = next(line for line in lines if line["event"] == "start")
+    last = [line for line in lines if "goodput" in line][-1]
+    spent, before = (sum(line["goodput"][cause] for cause in CAUSES) for line in (last, start))
+    # a record is made before its line is written
+    assert before < spent <= last["time"] - start["time"] + before + 5
+    assert last["goodput"]["restart"] > 0
+    assert last["goodput"]["warmup"] > 0 and last["goodput"]["evaluation"] > 0 and last["goodput"]["checkpoint"] > 0
+    summary = json.loads((run.out / "summary.json").read_text())["wall_time"]
+    assert sum(summary["seconds"].values()) == pytest.approx(summary["wall_s"], abs=0.01)
+    assert summary["share"] == pytest.approx(summary["seconds"]["training"] / summary["wall_s"], abs=0.01)
+    assert summary["wall_mfu"] is None
+    assert sum("of wall time: " in text for text in said) == 2                  # at the stop, and at the end
+    assert any(text.startswith("mfu unknown: no peak is known") for text in said)
+
+
+def test_phases_of_another_length_are_evaluated_at_theirs_too(done):
+    run, said = done
+    evals = {line["step"]: line for line in read(run.out / "metrics.jsonl") if line["event"] == "eval"}
+    assert sorted(evals) == [0, 8, 10, 16, 24]
+    for step, line in evals.items():
+        assert ("lengths" in line) == (step > 12)
+    there = evals[24]["lengths"]["64"]
+    # all of the held-out data in both: one target a window fewer or more
+    assert there["targets"] == evals[24]["targets"]
+    assert there["loss"] != evals[24]["loss"]
+    assert there["loss"] == pytest.approx(evals[24]["loss"], abs=0.3)
+    assert any(text.strip().startswith("windows of 64: ") for text in said)
+
+
+def test_bits_per_byte_are_of_the_documents_evaluated(done):
+    run, _ = done
+    data = Data(run.curriculum, run.store)
+    whole, few = Heldout(data, 32, 10_000), Heldout(data, 32, 3)
+    for s, shards in enumerate(data.heldout):
+        begin, end, size = shards.spans(0, shards.tokens)
+        spans = shards.documents(0, shards.tokens)
+        assert [(d.start, d.stop, d.n_bytes) for d in spans] == list(zip(begin.tolist(), end.tolist(), size.tolist()))
+        some = shards.documents(40, 95)
+        assert [(d.start, d.stop, d.n_bytes) for d in some] == [tuple(map(int, d)) for d in zip(*shards.spans(40, 95))]
+        # 3 bytes a token (tests.trainer.synthetic), so as many times 3 as targets count
+        for heldout in (whole, few):
+            own = heldout.batch.targets[heldout.batch.stream == s]
+            assert heldout.bytes[s] == pytest.approx(3 * int((own != IGNORE).sum()))
+    web = data.streams.index("web")
+    line = [line for line in read(run.out / "metrics.jsonl") if line["event"] == "eval"][-1]["streams"]["web"]
+    assert line["bits_per_byte"] == pytest.approx(line["loss"] * line["targets"] / math.log(2) / whole.bytes[web])
+
+
+def test_bytes_of_a_cut_document_are_shared_out(tmp_path):
+    class Shards(ShardSet):
+        def __init__(self):
+            pass
+
+        def spans(self, start, stop):
+            return np.array([0, 10]), np.array([10, 30]), np.array([100, 60])
+
+    assert text_bytes(Shards(), 0, 30) == pytest.approx(9 / 10 * 100 + 19 / 20 * 60)
+    assert text_bytes(Shards(), 4, 15) == pytest.approx(5 / 10 * 100 + 4 / 20 * 60)
+
+
+# -- trainer.prom ------------------------------------------------------------------------------------------------------
+SAMPLE = re.compile(r'^([a-z_][a-z0-9_]*)\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} (\S+)$')
+
+
+def parsed(text: str) -> dict[str, tuple[str, list[tuple[dict, float]]]]:
+    """Family → (type, samples), by a strict reading of the text format: HELP, TYPE, samples, each family once."""
+    found: dict[str, tuple[str, list]] = {}
+    lines = iter(text.splitlines())
+    assert text.endswith("\n")
+    name = ""
+    for line in lines:
+        if line.startswith("# HELP "):
+            name = line.split(" ")[2]
+            assert name not in found and len(line.split(" ")) > 3
+            kind = next(lines)
+            assert re.fullmatch(rf"# TYPE {name} (gauge|counter)", kind)
+            found[name] = (kind.rsplit(" ", 1)[1], [])
+        else:
+            match = SAMPLE.match(line)
+            assert match and match[1] == name, line
+            labels = dict(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', match[2]))
+            found[name][1].append((labels, float(match[3])))
+    assert all(samples for _, samples in found.values())
+    return found
+
+
+def test_the_text_file_holds_the_last_numbers(done):
+    run, _ = done
+    found = parsed((run.out / "trainer.prom").read_text())
+    last = steps(run)[-1]
+    for name, value in (("step", STEPS), ("loss_nats", last["loss"]), ("tokens_total", last["tokens"]),
+                        ("gradient_norm", last["grad_norm"]), ("learning_rate", last["lr"]),
+                        ("checkpoint_step", STEPS), ("skipped_steps_total", 0)):
+        assert found[PREFIX + name][1] == [({"run": "toy"}, pytest.approx(value))], name
+    streams = {labels["stream"]: v for labels, v in found[PREFIX + "stream_loss_nats"][1]}
+    assert streams == pytest.approx(last["streams"])
+    seconds = {labels["cause"]: v for labels, v in found[PREFIX + "wall_seconds_total"][1]}
+    assert set(seconds) == set(CAUSES)
+    assert {labels["rule"] for labels, _ in found[PREFIX + "alert"][1]} == {"throughput", "evaluation", "spikes",
+                                                                           "data_wait", "checkpoint"}
+    assert PREFIX + "mfu_ratio" not in found                                    # unknown is not 0
+    assert not list(run.out.glob(".trainer.prom*"))
+
+
+def test_prometheus_itself_reads_it(done):
+    parser = pytest.importorskip("prometheus_client.parser")
+    run, _ = done
+    text = (run.out / "trainer.prom").read_text()
+    families = list(parser.text_string_to_metric_families(text))
+    mine = parsed(text)
+    assert {s.name for f in families for s in f.samples} == set(mine)
+    assert {f.type for f in families} == {"gauge", "counter"}
+
+
+def test_names_carry_units_and_labels_are_escaped():
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    for metric in METRICS:
+        assert metric.help.endswith(".") and "\n" not in metric.help
+        assert (metric.kind == "counter") == metric.name.endswith("_total"), metric.name
+    odd = 'a"b\\c\nd'
+    found = parsed(render(odd, {"streams": {odd: 1.5, "none": None, "nan": math.nan}, "loss": math.inf, "step": 3}))
+    escaped = 'a\\"b\\\\c\\nd'
+    assert found == {PREFIX + "step": ("gauge", [({"run": escaped}, 3.0)]),
+                     PREFIX + "stream_loss_nats": ("gauge", [({"run": escaped, "stream": escaped}, 1.5)])}
+
+
+def test_a_number_not_measured_keeps_its_last_value(tmp_path):
+    metrics = Metrics(tmp_path, True, name="r")
+    metrics.export(loss=2.0, step=1)
+    metrics.export(loss=None, step=2)
+    metrics.close()
+    found = parsed((tmp_path / "trainer.prom").read_text())
+    assert found[PREFIX + "loss_nats"][1][0][1] == 2.0 and found[PREFIX + "step"][1][0][1] == 2
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+def test_what_a_rewind_made_void_does_not_count(tmp_path):
+    metrics = Metrics(tmp_path, True)
+    metrics.write("start", 0)
+    for step in range(1, 6):
+        metrics.write("step", step, loss=1.0)
+    metrics.write("rewind", 2)
+    metrics.write("step", 3, loss=2.0)
+    metrics.close()
+    path = tmp_path / "metrics.jsonl"
+    assert [(line["event"], line["step"]) for line in read(path)] == [
+        ("start", 0), ("step", 1), ("step", 2), ("rewind", 2), ("step", 3)]
+    assert [line["event"] for line in scan(path, ('"rewind"',))] == ["rewind", "step"]      # and the last line
+    assert standing([]) == [] == scan(tmp_path / "none")
+
+
+# -- W&B ---------------------------------------------------------------------------------------------------------------
+class FakeRun:
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.logged, self.finished, self.fails_at = [], False, fails_at
+
+    def define_metric(self, *_args, **_more):
+        pass
+
+    def log(self, values):
+        if len(self.logged) == self.fails_at:
+            raise ConnectionError("https://user:secret@host")
+        self.logged.append(values)
+
+    def finish(self):
+        self.finished = True
+
+
+def fake_wandb(monkeypatch, run: FakeRun, key: str | None) -> list[dict]:
+    calls: list[dict] = []
+
+    def init(**options):
+        calls.append(options)
+        return run
+
+    module = types.SimpleNamespace(init=init, Settings=lambda **options: options,
+                                   api=types.SimpleNamespace(api_key=key))
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    return calls
+
+
+def wandb_metrics(folder, said, **more) -> Metrics:
+    config = MetricsConfig(WandbConfig("mills", **more))
+    return Metrics(folder, True, config, "run-1", {"seed": 0}, said.append)
+
+
+def test_wandb_is_a_view_with_one_run_over_restarts(tmp_path, monkeypatch):
+    said: list[str] = []
+    run = FakeRun()
+    calls = fake_wandb(monkeypatch, run, "local-0123456789abcdef")
+    for step in (1, 2):
+        metrics = wandb_metrics(tmp_path, said, entity="us")
+        metrics.write("step", step, loss=2.0, streams={"web": 1.0}, phase="a", mfu=None)
+        metrics.write("eval", step, loss=3.0)
+        metrics.write("checkpoint", step, seconds=1.0)
+        metrics.close()
+    assert run.logged[:2] == [{"train/loss": 2.0, "train/streams/web": 1.0, "step": 1},
+                              {"heldout/loss": 3.0, "step": 1}]
+    assert len(run.logged) == 4 and run.finished
+    assert calls[0]["mode"] == "online" and calls[0]["project"] == "mills" and calls[0]["entity"] == "us"
+    assert calls[0]["name"] == "run-1" and calls[0]["config"] == {"seed": 0}
+    assert calls[0]["id"] == calls[1]["id"] and calls[0]["resume"] == "allow"
+    everything = "".join(said) + (tmp_path / "metrics.jsonl").read_text() + str(calls)
+    assert "0123456789abcdef" not in everything
+
+
+def test_wandb_without_a_key_is_offline_and_never_asks(tmp_path, monkeypatch):
+    said: list[str] = []
+    calls = fake_wandb(monkeypatch, FakeRun(), None)
+    wandb_metrics(tmp_path, said).close()
+    assert calls[0]["mode"] == "offline" and any("wandb sync" in text for text in said)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    wandb_metrics(tmp_path, said).close()
+    assert calls[1]["mode"] == "disabled"
+
+
+def test_wandb_that_fails_or_is_not_there_ends_nothing(tmp_path, monkeypatch):
+    said: list[str] = []
+    run = FakeRun(fails_at=1)
+    fake_wandb(monkeypatch, run, None)
+    metrics = wandb_metrics(tmp_path, said)
+    for step in (1, 2, 3):
+        metrics.write("step", step, loss=1.0)
+    metrics.close()
+    assert len(run.logged) == 1 and len(read(tmp_path / "metrics.jsonl")) == 3
+    assert sum("W&B failed (ConnectionError)" in text for text in said) == 1
+    assert "secret" not in "".join(said)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    said.clear()
+    wandb_metrics(tmp_path, said).close()
+    assert any("pip install wandb" in text for text in said)
+
+
+def test_unknown_keys_are_errors(tmp_path):
+    folder = make_run(tmp_path, documents=60, total=1920)
+    with pytest.raises(ConfigError, match=r"train\.metrics\.wandb: project must be given"):
+        open_run(str(folder), None, None, ["metrics.wandb={}"])
+    with pytest.raises(ConfigError, match="did you mean 'wandb'"):
+        open_run(str(folder), None, None, ["metrics.wandbb={project: x}"])
+    assert open_run(str(folder), None, None, ["metrics.wandb={project: x}"]).config.metrics.wandb.project == "x"
