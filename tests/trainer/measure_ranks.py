@@ -1,0 +1,100 @@
+"""What two ranks do for test_noise.py: `python -m tests.trainer.measure_ranks RUN OUT`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trainer.attention import document_mask
+from trainer.data import Data
+from trainer.init import initialise
+from trainer.loss import IGNORE
+from trainer.model import Transformer
+from trainer.noise import MicroNorms
+from trainer.parallel import World, gather_gradients, shard, world
+from trainer.run import Run, open_run
+from trainer.train import train
+
+ROOT = Path(__file__).resolve().parents[2]
+#: rows of the step; each is a micro-batch
+ROWS, STEPS = 8, 3
+
+
+def built(run: Run, here: World) -> Transformer:
+    with torch.device("meta"):
+        model = Transformer(run.config.model, run.vocab)
+    shard(model, here, torch.float32, False)
+    initialise(model, run.config.model, 7)
+    return model
+
+
+def loss(model: nn.Module, part, scale: torch.Tensor) -> torch.Tensor:
+    return model(part.tokens, document_mask(part.positions, torch.float32), part.targets, scale, 1e-4, 2048)[0]
+
+
+def sharded_norms(run: Run, here: World) -> dict[str, list[float]]:
+    """|G_i|² of each micro-batch of this rank, as the hooks see it; and what they see when nothing is measured."""
+    model, data = built(run, here), Data(run.curriculum, run.store)
+    micro, found, last = MicroNorms(model, here.device), [], 0.0
+    scale = torch.tensor(1 / 200)
+    parts = list(data.step(0, ROWS, here.rank, here.size).micro(1, here.device))
+    micro.start()
+    for i, part in enumerate(parts):
+        gather_gradients(model, here, i == len(parts) - 1)
+        loss(model, part, scale).backward()
+        micro.add((part.targets != IGNORE).sum(), scale)
+        found.append(micro.sums[0].item() - last)
+        last = micro.sums[0].item()
+    micro.take()
+    micro.sums = torch.zeros_like(micro.sums)
+    loss(model, parts[0], scale).backward()
+    micro.add((parts[0].targets != IGNORE).sum(), scale)
+    return {"micro": found, "off": micro.sums.tolist()}
+
+
+def plain_norms(run: Run, rank: int, size: int) -> list[float]:
+    """The same by autograd on a model that is not sharded."""
+    with world("cpu") as here:
+        state = {name: p.detach().full_tensor() for name, p in built(run, here).named_parameters()}
+    model = Transformer(run.config.model, run.vocab)
+    model.load_state_dict(state, strict=False)
+    found = []
+    for part in Data(run.curriculum, run.store).step(0, ROWS, rank, size).micro(1, torch.device("cpu")):
+        scale = torch.tensor(1 / int((part.targets != IGNORE).sum()))
+        grads = torch.autograd.grad(loss(model, part, scale), list(model.parameters()))
+        found.append(sum(g.square().sum().item() for g in grads))
+    return found
+
+
+def launch(run: Path, out: Path, ranks: int) -> None:
+    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port),
+                   "WORLD_SIZE": str(ranks), "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
+    started = [subprocess.Popen([sys.executable, "-m", "tests.trainer.measure_ranks", str(run), str(out)], cwd=ROOT,
+                                env={**environment, "RANK": str(r)}, stderr=subprocess.PIPE, text=True)
+               for r in range(ranks)]
+    try:
+        errors = [process.communicate(timeout=150)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * ranks, errors
+
+
+def main(run: str, out: str) -> None:
+    torch.set_num_threads(1)
+    with world("cpu") as here:
+        opened = open_run(run, None, f"{out}/two", [])
+        (Path(out) / f"norms.{here.rank}.json").write_text(json.dumps(sharded_norms(opened, here)))
+        train(opened, here, STEPS, lambda _text: None)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
