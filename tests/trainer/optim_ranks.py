@@ -26,7 +26,8 @@ from trainer.run import TrainConfig, open_run
 
 MODEL = ModelConfig(layers=2, width=36, heads=3, kv_heads=1, ffn=51, qk_norm=True)
 #: every kind, with rates that move something in a few steps
-KINDS = {"adamw": {"lr": 0.01}, "lion": {"lr": 0.002}, "muon": {"lr": 0.01}, "adafactor": {"lr": 0.05}}
+KINDS = {"adamw": {"lr": 0.01}, "lion": {"lr": 0.002}, "muon": {"lr": 0.01}, "adafactor": {"lr": 0.05},
+         "adamw8bit": {"lr": 0.01}}
 #: (rows, cols), how many: tall, wide, rows that no number of ranks divides, fewer rows than ranks
 SHAPES = {"tall": (96, 32, 5), "wide": (32, 96, 3), "uneven": (13, 26, 7), "short": (3, 8, 2)}
 MUON = {"kind": "muon", "lr": 0.1, "adamw_lr": 0.1, "weight_decay": 0.1, "scaling": "kellerjordan"}

@@ -13,16 +13,17 @@ import torch
 from torch import nn
 
 from trainer.config import ConfigError
-from trainer.optim import adafactor, adamw, lion, muon
+from trainer.optim import adafactor, adamw, adamw8bit, lion, muon
 from trainer.optim.adafactor import AdafactorConfig
 from trainer.optim.adamw import AdamWConfig
+from trainer.optim.adamw8bit import AdamW8bitConfig
 from trainer.optim.groups import grouped
 from trainer.optim.lion import LionConfig
 from trainer.optim.muon import MuonConfig
 from trainer.parallel import World
 
 #: one of them, chosen by `kind` (trainer.config); the first is the default
-OptimizerConfig = AdamWConfig | LionConfig | MuonConfig | AdafactorConfig
+OptimizerConfig = AdamWConfig | LionConfig | MuonConfig | AdafactorConfig | AdamW8bitConfig
 
 
 def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]], world: World,
@@ -48,6 +49,8 @@ def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]
             return muon.build(config, groups, world.device)
         case AdafactorConfig():
             return adafactor.build(config, groups)
+        case AdamW8bitConfig():
+            return adamw8bit.build(config, groups)
 
 
 def describe(optimizer: torch.optim.Optimizer) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from trainer.optim.groups import Rates, local, performed
+from trainer.optim.groups import Rates, like, local, performed
 
 #: floor of the second moment (its square), and of the size a parameter is taken to have
 EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3
@@ -68,7 +68,7 @@ class Adafactor(torch.optim.Optimizer):
             go = torch.ones((), device=device)
         else:                            # finite, so that what is multiplied with 0 below is 0
             clean = torch.where(go > 0, local(gradient), 0.0)
-            gradient = wrap(clean, p) if isinstance(p, DTensor) else clean
+            gradient = like(p, clean)
         squares = gradient.square()
         new = {"row": summed(squares, -1) / p.shape[-1], "column": summed(squares, -2) / p.shape[-2]} if matrix else \
             {"variance": squares}
@@ -86,17 +86,11 @@ class Adafactor(torch.optim.Optimizer):
         else:
             variance = local(state["variance"])
         update = variance.clamp_min(EPS1 * EPS1).rsqrt_().mul_(local(gradient))
-        rms = (local(summed(wrap(update, p).square())) / p.numel()).sqrt()
+        rms = (local(summed(like(p, update).square())) / p.numel()).sqrt()
         size = (local(summed(p.square())) / p.numel()).sqrt().clamp_min(EPS2)
         rate = size * torch.clamp_max(step.rsqrt(), lr) / (rms / self.config.update_clip).clamp_min(1.0)
         values = local(p)
         values.mul_(1 - lr * decay * go).sub_(update * (rate * go))
-
-
-def wrap(x: Tensor, like: Tensor) -> Tensor:
-    """This rank's part `x` as the sharded tensor it is of, if `like` is one."""
-    return DTensor.from_local(x, like.device_mesh, like.placements, run_check=False, shape=like.shape,
-                              stride=like.stride()) if isinstance(like, DTensor) else x
 
 
 def build(config: AdafactorConfig, groups: list[dict[str, Any]]) -> Adafactor:

@@ -94,6 +94,16 @@ def local(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
+def like(p: Tensor, x: Tensor, *shape: int) -> Tensor:
+    """This rank's part `x` of something laid out like `p`, of p's shape unless another is given, as the sharded tensor
+    it is of, if `p` is one."""
+    if not isinstance(p, DTensor):
+        return x
+    size = torch.Size(shape) if shape else p.shape
+    return DTensor.from_local(x, p.device_mesh, p.placements, run_check=False, shape=size,
+                              stride=torch.empty(size, device="meta").stride())
+
+
 def performed(optimizer: torch.optim.Optimizer) -> Tensor | None:
     """0-d float32 on the device: 0 when `optimizer.found_inf` says that this step is not to be, else 1; None when
     nothing was said. It multiplies what would change, so the host need not know."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from trainer.optim.adamw import AdamW
-from trainer.optim.groups import Rates, Role, local, performed
+from trainer.optim.groups import Rates, Role, like, local, performed
 
 #: of the quintic iteration (K. Jordan): steepest at 0, singular values end between 0.7 and 1.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -143,8 +143,7 @@ class Muon(AdamW):
         if len(split) == 1 and type(p.placements[split[0]]) is Shard and p.placements[split[0]].dim == 0:
             return self._through_owners(parts, p.shape[0], p.device_mesh.get_group(split[0]), first)
         # split in two ways (tensor parallelism) or along columns: every rank puts them together and does all the work
-        whole = torch.stack([DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=p.shape,
-                                                stride=p.stride()).full_tensor() for part in parts])
+        whole = torch.stack([like(p, part).full_tensor() for part in parts])
         return [distribute_tensor(u, p.device_mesh, p.placements, src_data_rank=None).to_local()
                 for u in self._iterate(whole)]
 

@@ -1,0 +1,131 @@
+"""AdamW with its two moments in 8 bits (Dettmers et al., arXiv 2110.02861): 2 bytes a parameter instead of 8.
+
+A number is kept as one of 256 levels (dense near 0, the levels of bitsandbytes and torchao) times the largest of its
+block: up to 256 neighbours within a row. Blocks never span rows, so levels and scales are sharded like the parameter,
+plain tensors, and a checkpoint may be read by another number of ranks. torchao's own optimiser keeps blocks of a rank's
+shard inside tensor subclasses, which our checkpoints (tensors, no pickles) cannot hold, and knows no `found_inf`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainer.config import ConfigError
+from trainer.optim.groups import Rates, like, local, performed
+
+BLOCK = 256
+#: what has fewer entries, and every vector, keeps its moments in float32
+SMALLEST = 4096
+
+
+@dataclass(frozen=True)
+class AdamW8bitConfig(Rates):
+    """The keys of adamw."""
+
+    kind: Literal["adamw8bit"] = "adamw8bit"
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+
+    def check(self) -> None:
+        super().check()
+        if self.eps <= 0 or not all(0 <= b < 1 for b in self.betas):
+            raise ValueError("eps must be > 0, betas in [0, 1)")
+
+
+def levels(signed: bool) -> Tensor:
+    """The 256 levels in [-1, 1] or [0, 1], ascending: seven decades, each finer by a factor of two than the one below
+    it (the dynamic tree of the paper)."""
+    found = [0.0, 1.0]
+    for decade in range(7):
+        edges = torch.linspace(0.1, 1, 2 ** (decade if signed else decade + 1) + 1, dtype=torch.float64)
+        means = (edges[:-1] + edges[1:]) / 2 * 10.0 ** (decade - 6)
+        found += [*means.tolist(), *((-means).tolist() if signed else ())]
+    return torch.tensor(sorted(found), dtype=torch.float32)
+
+
+def blocks(x: Tensor) -> Tensor:
+    """[rows, cols] → [rows, blocks of a row, BLOCK], filled up with zeros."""
+    return F.pad(x, (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+
+
+def pack(x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """x [rows, cols] float32 → (nearest levels uint8 [rows, cols], scales float32 [rows, blocks])."""
+    split = blocks(x)
+    scale = split.abs().amax(-1)
+    between = (table[1:] + table[:-1]) / 2
+    codes = torch.bucketize(split / scale.clamp_min(1e-30)[..., None], between, out_int32=True)
+    return codes.flatten(1)[:, :x.shape[1]].to(torch.uint8), scale
+
+
+def unpack(codes: Tensor, scale: Tensor, table: Tensor) -> Tensor:
+    return (blocks(table[codes.int()]) * scale[..., None]).flatten(1)[:, :codes.shape[1]]
+
+
+class AdamW8bit(torch.optim.Optimizer):
+    """state[p] = {"step", "first", "second"} and, of matrices, {"first_scale", "second_scale"}."""
+
+    def __init__(self, groups: list[dict[str, Any]], config: AdamW8bitConfig) -> None:
+        super().__init__(groups, {"lr": config.lr, "betas": config.betas, "eps": config.eps, "weight_decay": 0.0})
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if isinstance(p, DTensor) and packed(p) and any(
+                    not place.is_replicate() and place.dim and p.device_mesh.size(i) > 1
+                    for i, place in enumerate(p.placements)):
+                raise ConfigError("train.optimizer.kind: adamw8bit keeps blocks within whole rows, which tensor "
+                                  "parallelism splits; use kind: adamw, or parallel.tensor: 1")
+        self.tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        go = performed(self)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._move(p, group, go)
+
+    def _begin(self, p: Tensor) -> dict[str, Tensor]:
+        state, mine = self.state[p], local(p)
+        state["step"] = torch.zeros((), device=mine.device)
+        for key in ("first", "second"):
+            state[key] = like(p, torch.zeros_like(mine, dtype=torch.uint8 if packed(p) else torch.float32))
+            if packed(p):
+                many = -(-p.shape[1] // BLOCK)
+                state[f"{key}_scale"] = like(p, torch.zeros(mine.shape[0], many, device=mine.device), p.shape[0], many)
+        return state
+
+    def _move(self, p: Tensor, group: dict[str, Any], go: Tensor | None) -> None:
+        state = self.state[p] or self._begin(p)
+        values, gradient = local(p), local(p.grad).float()
+        if values.device not in self.tables:
+            self.tables[values.device] = levels(True).to(values.device), levels(False).to(values.device)
+        tables = self.tables[values.device]
+        old = [local(state[key]) for key in ("first", "second")]
+        scales = [local(state[f"{key}_scale"]) for key in ("first", "second")] if packed(p) else []
+        first, second = [unpack(*x) for x in zip(old, scales, tables)] if scales else old
+        go = torch.ones((), device=values.device) if go is None else go
+        gradient = torch.where(go > 0, gradient, 0.0)
+        state["step"] += go
+        step, (b1, b2) = state["step"].clamp_min(1.0), group["betas"]
+        first = first.lerp(gradient, 1 - b1)
+        second = second.lerp(gradient.square(), 1 - b2)
+        size = (second / (1 - b2 ** step)).sqrt_().add_(group["eps"])
+        values.mul_(1 - group["lr"] * group["weight_decay"] * go)
+        values.sub_(first / (1 - b1 ** step) / size * (group["lr"] * go))
+        for i, moment in enumerate((first, second)):
+            new = pack(moment, tables[i]) if scales else (moment,)
+            for x, y in zip((old[i], *scales[i:i + 1]), new):
+                x.copy_(torch.where(go > 0, y, x))
+
+
+def packed(p: Tensor) -> bool:
+    return p.ndim == 2 and p.numel() >= SMALLEST
+
+
+def build(config: AdamW8bitConfig, groups: list[dict[str, Any]]) -> AdamW8bit:
+    return AdamW8bit(groups, config)
