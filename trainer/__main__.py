@@ -18,6 +18,8 @@ COMMANDS = {
     "slurm": ("trainer.launch.slurm", "write a job script for Slurm"),
     "verify": ("trainer.tools.verify", "check a checkpoint; say which data the model has seen"),
     "edit": ("trainer.tools.edit", "give a training other phases from a step on"),
+    "explain": ("trainer.tools.explain", "show the documents a step consisted of, and its loss among its neighbours'"),
+    "soak": ("trainer.tools.soak", "run the loader alone over the last steps: does it keep up?"),
     "plan": ("trainer.tools.plan", "show phases, sizes, memory and FLOPs of a training"),
     "export": ("trainer.tools.export", "write a checkpoint's model in Hugging Face's layout"),
     "import": ("trainer.tools.adopt", "check a model in Hugging Face's layout and print how to go on training it"),

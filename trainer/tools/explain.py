@@ -1,0 +1,235 @@
+"""`tokenmill train explain`: which documents a step consisted of, and how its loss stands among its neighbours'.
+
+Nothing was logged for it: samples follow from the curriculum, windows from the order, documents from the shards' table,
+and URLs, signals and texts from the published datasets of the store, by the part and the row the table names. Only the
+loss of single rows has to have been written, and is for the worst of each interval (worst_rows.jsonl).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.arguments import of_a_run, positive
+
+if TYPE_CHECKING:
+    from trainer.run import Run, Step
+
+#: steps shown before and after the one that is asked for
+AROUND = 5
+#: characters of a document's text that are shown
+EXCERPT = 400
+LIGHT = ("id", "url", "source", "language")
+#: what a terminal would obey instead of showing it
+CONTROL = dict.fromkeys((*range(32), *range(127, 160), *range(0x200B, 0x2010), *range(0x2028, 0x202F),
+                         *range(0x2066, 0x206A)), " ")
+
+
+def add_parser(commands: Any) -> None:
+    explain = commands.add_parser(
+        "explain", parents=[of_a_run()], description="Show the documents a step consisted of, those of its worst rows "
+        "first, and its loss beside its neighbours'. Texts and URLs are shown as the store holds them.",
+        epilog="example: tokenmill train explain store/runs/first 371 --worst 3")
+    explain.add_argument("step", metavar="STEP", type=positive, help="number of the step, as printed (from 1)")
+    which = explain.add_mutually_exclusive_group()
+    which.add_argument("--row", type=positive, metavar="N", help="only row N of the step (from 1), with signals and "
+                                                                 "the beginning of its texts")
+    which.add_argument("--worst", type=positive, metavar="N", help="only the N rows with the highest loss, likewise")
+    explain.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    from trainer.run import open_run
+
+    opened = open_run(options.run, options.store, options.out, options.overrides)
+    found = explain(opened, options.step, options.row, options.worst)
+    print(json.dumps(found, ensure_ascii=False) if options.json else told(found))
+    return 0
+
+
+def explain(run: Run, number: int, row: int | None = None, worst: int | None = None) -> dict[str, Any]:
+    """Everything about step `number` (from 1), or about one of its rows, or its `worst`. Raises ConfigError for a step
+    or row that is not."""
+    from stages.mix.order import Order
+    from tokenizer.shards.reader import ShardSet
+    from trainer.config import ConfigError
+    from trainer.ledger import Ledger
+    from trainer.worst import read_worst
+
+    curriculum = run.curriculum
+    step = next(islice(run.steps(), number - 1, number), None)
+    if step is None:
+        raise ConfigError(f"explain: there is no step {number}; the curriculum has {curriculum.steps}")
+    if row is not None and row > step.batch:
+        raise ConfigError(f"--row {row}: step {number} has {step.batch} rows")
+    losses = {line["sample"]: math.inf if line["loss"] is None else line["loss"]
+              for line in read_worst(run.out) if line["step"] == number}
+    at = Order(curriculum).locate(step.first, step.stop)
+    rows = [{"row": i + 1, "sample": step.first + i, "stream": curriculum.streams[stream].name, "epoch": epoch,
+             "window": window, "tokens": length, "loss": losses.get(step.first + i)}
+            for i, (stream, epoch, window, length) in enumerate(zip(*(x.tolist() for x in (
+                at.stream, at.epoch, at.window, at.sequence))))]
+    rows.sort(key=lambda r: (-math.inf if r["loss"] is None else r["loss"], -r["row"]), reverse=True)
+    if row is not None:
+        rows = [r for r in rows if r["row"] == row]
+    elif worst is not None:
+        rows = [r for r in rows if r["loss"] is not None][:worst] or rows[:worst]
+    sets = {s.name: ShardSet(run.store / s.train, s.sha256) for s in curriculum.streams
+            if any(r["stream"] == s.name for r in rows)}
+    for r in rows:
+        r["documents"] = documents(sets[r["stream"]], r["window"], r["tokens"])
+    absent = look_up(run.store, [d for r in rows for d in r["documents"]], row is not None or worst is not None)
+    for r in rows:
+        for d in r["documents"]:
+            del d["key"], d["at"]
+        r["loss"] = finite(r["loss"])
+    return {"step": number, "steps": curriculum.steps, "phase": curriculum.phases[step.phase].name,
+            "samples": [step.first, step.stop], "passed_over": Ledger.read(run.out).why(number),
+            **beside(run, step), "rows": rows, "not_at_hand": absent}
+
+
+def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
+    """The documents of a window, those with most tokens in it first. `tokens`: their places [first, stop) in it, of
+    L + 1; the last of them is a target only, so a document that begins there has no part in it."""
+    start = window * length
+    found = []
+    for span in shards.documents(start, start + length + 1):
+        first, stop = max(span.start - start, 0), min(span.stop - start, length + 1)
+        if first < length:
+            found.append({"id": span.id, "tokens": [first, stop], "begins": max(start - span.start, 0),
+                          "of": span.stop - span.start, "bytes": span.n_bytes,
+                          "key": shards.manifest.parts[span.part] if shards.manifest.parts else None, "at": span.row})
+    return sorted(found, key=lambda d: d["tokens"][0] - d["tokens"][1])
+
+
+def look_up(store: Path, wanted: list[dict[str, Any]], whole: bool) -> str | None:
+    """Add to each document what its published dataset says of it: url, source and language, and, if `whole`, signals,
+    meta and the text's beginning. Returns what to say when some are not there."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for d in wanted:
+        by_key[d["key"]].append(d)
+    missing = {key for key in by_key if key}
+    for path in sorted(store.glob("datasets/*/_manifest.parquet")):
+        if not missing:
+            break
+        table = pq.read_table(path, columns=["part", "key"])
+        table = table.filter(pc.is_in(table["key"], pa.array(sorted(missing), pa.string())))
+        for part, key in zip(table["part"].to_pylist(), table["key"].to_pylist()):
+            if (path.parent / part).is_file():
+                read_rows(path.parent / part, path.parent.name, by_key[key], whole)
+                missing.discard(key)
+    gone = [d for d in wanted if "dataset" not in d]
+    if not gone:
+        return None
+    return (f"{len(gone)} of {len(wanted)} documents are not in {store / 'datasets'} (any more): of them only what the "
+            f"shards know is shown; look into the store the shards were made in")
+
+
+def read_rows(path: Path, dataset: str, wanted: list[dict[str, Any]], whole: bool) -> None:
+    """Add what the rows `at` of a part say. A row of another id is not the document: the dataset has changed."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        columns = [c for c in (*LIGHT, *(("signals", "meta", "text") if whole else ())) if c in file.schema_arrow.names]
+        start = 0
+        for group in range(file.num_row_groups):
+            stop = start + file.metadata.row_group(group).num_rows
+            here = [d for d in wanted if start <= d["at"] < stop]
+            table = file.read_row_group(group, columns=columns) if here else None
+            for d in here:
+                [said] = table.slice(d["at"] - start, 1).to_pylist()
+                if said.pop("id") != d["id"]:
+                    continue
+                if "text" in said:
+                    said["text"] = (said["text"] or "")[:EXCERPT]
+                if "signals" in said:
+                    said["signals"] = {k: v for k, v in (said["signals"] or {}).items() if v is not None}
+                d.update(said, dataset=dataset, verdict="kept")
+            start = stop
+
+
+def beside(run: Run, step: Step) -> dict[str, Any]:
+    """`around`: metrics of the steps around it; `loss` and `norm`: the step's own, with mean, standard deviation and
+    distance in them of the accepted steps before it."""
+    from trainer.metrics import read
+
+    path = run.out / "metrics.jsonl"
+    lines = [line for line in read(path) if line["event"] == "step"] if path.exists() else []
+    number = step.number + 1
+    own = next((line for line in lines if line["step"] == number), None)
+    before = [line for line in lines if line["step"] < number and not line.get("skipped")]
+    found: dict[str, Any] = {"skipped": own.get("why") if own and own.get("skipped") else None, "around": [
+        {key: line.get(key) for key in ("step", "loss", "grad_norm", "why")} for line in lines
+        if abs(line["step"] - number) <= AROUND]}
+    for name, key in (("loss", "loss"), ("norm", "grad_norm")):
+        values = [line[key] for line in before if line[key] is not None][-run.config.stability.window:]
+        value = own and own[key]
+        if value is not None and len(values) > 1:
+            mean = sum(values) / len(values)
+            sigma = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+            found[name] = {"value": value, "mean": mean, "sigma": sigma,
+                           "distance": (value - mean) / sigma if sigma else None, "steps": len(values)}
+        else:
+            found[name] = {"value": value, "mean": None, "sigma": None, "distance": None, "steps": len(values)}
+    return found
+
+
+def finite(x: float | None) -> float | None:
+    return x if x is not None and math.isfinite(x) else None
+
+
+# -- for people ------------------------------------------------------------------------------------------------------
+def told(found: dict[str, Any]) -> str:
+    first, stop = found["samples"]
+    lines = [f"step {found['step']:,} of {found['steps']:,}, phase {found['phase']}: samples {first:,} to {stop - 1:,}"]
+    if found["passed_over"]:
+        lines.append(f"  was passed over ({found['passed_over']}): this is what it would have read")
+    elif found["skipped"]:
+        lines.append(f"  changed nothing: {found['skipped']}")
+    for name in ("loss", "norm"):
+        x = found[name]
+        if x["mean"] is not None:
+            lines.append(f"  {name} {x['value']:.4g}, before it {x['mean']:.4g} ± {x['sigma']:.2g} ({x['steps']} steps)"
+                         + (f": {x['distance']:+.1f} σ" if x["distance"] is not None else ""))
+    if found["around"]:
+        lines.append(f"\n    {'step':>8}{'loss':>10}{'norm':>10}")
+    for line in found["around"]:
+        mark = "→" if line["step"] == found["step"] else " "
+        lines.append(f"  {mark} {line['step']:>8,}{cell(line['loss'])}{cell(line['grad_norm'])}  "
+                     f"{line['why'] or ''}".rstrip())
+    for row in found["rows"]:
+        loss = "" if row["loss"] is None else f"  loss {row['loss']:.4f}"
+        lines.append(f"\nrow {row['row']} (sample {row['sample']:,}){loss}  {row['stream']}, epoch {row['epoch']}, "
+                     f"window {row['window']:,} ({row['tokens']:,} tokens)")
+        for d in row["documents"]:
+            lines += document(d)
+    if found["not_at_hand"]:
+        lines.append(f"\n{found['not_at_hand']}")
+    return "\n".join(lines)
+
+
+def document(d: dict[str, Any]) -> list[str]:
+    first, stop = d["tokens"]
+    whole = "" if stop - first >= d["of"] else f" of {d['of']:,}"
+    named = [d.get("source"), d.get("language"), d.get("url")] if "dataset" in d else []
+    out = [f"  {stop - first:>6,}{whole} tokens from {first:,}  {d['id']}  {'  '.join(str(x) for x in named if x)}"]
+    if d.get("signals"):
+        out.append(f"         kept in {d['dataset']}: " + "  ".join(f"{k}={v:.4g}" for k, v in d["signals"].items()))
+    if d.get("meta") not in (None, "", "{}"):
+        out.append(f"         {d['meta']}")
+    if d.get("text"):
+        out.append(f"         {d['text']}" + (" …" if len(d["text"]) == EXCERPT else ""))
+    return [line.translate(CONTROL).rstrip() for line in out]
+
+
+def cell(x: float | None) -> str:
+    return f"{'–':>10}" if x is None else f"{x:>10.4f}"
