@@ -280,8 +280,13 @@ def unequal(old: Mapping[str, Any], new: Mapping[str, Any], missing: Mapping[str
     counts as `missing` says."""
     then, now = flat(dict(old)), flat(dict(new))
     then = {**{k: missing[k] for k in now.keys() - then.keys() if k in missing}, **then}
-    return [f"{prefix}{k}: checkpoint {then.get(k)!r}, now {now.get(k)!r}" for k in sorted(then.keys() | now.keys())
-            if then.get(k) != now.get(k)]
+    return [f"{prefix}{written(k)}: checkpoint {then.get(k)!r}, now {now.get(k)!r}"
+            for k in sorted(then.keys() | now.keys()) if then.get(k) != now.get(k)]
+
+
+def written(key: str) -> str:
+    """checkpoint.async_ → checkpoint.async, as a recipe has it."""
+    return ".".join(part.removesuffix("_") for part in key.split("."))
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -291,5 +296,10 @@ def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             out.update(flat(value, f"{prefix}{key}."))
         else:
-            out[prefix + key] = list(value) if isinstance(value, tuple) else value
+            out[prefix + key] = lists(value)
     return out
+
+
+def lists(value: Any) -> Any:
+    """Tuples as lists, at any depth."""
+    return [lists(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,255 @@
+"""`verify`: the chain is computed anew and agrees, also over skips and old checkpoints; what was tampered with is
+named; what the model has seen is what it was fed, document by document."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from stages.mix.order import Order
+from tests.trainer import synthetic
+from tests.trainer.synthetic import make_run
+from tests.trainer.test_checkpoint import quiet
+from tokenizer.shards.reader import ShardSet
+from trainer import checkpoint as ckpt
+from trainer.__main__ import main
+from trainer.ledger import Ledger
+from trainer.provenance import GENESIS, chain, code
+from trainer.run import Run, Step, changes, open_run
+from trainer.tools import verify
+from trainer.train import train
+
+SKIP = (9, 13)
+SET = ["evaluate.every=1000", "log_every=1000", "checkpoint.every=6", "checkpoint.keep=99",
+       f"skip=[[{SKIP[0]},{SKIP[1]}]]"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run with a tokenizer in its store, trained for 30 of its 44 steps, four of them passed over."""
+    from trainer.parallel import world
+
+    store = tmp_path_factory.mktemp("store")
+    file = store / "tokenizers" / "none" / "tokenizer.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(synthetic.TOKENIZER, "sha256", hashlib.sha256(b"{}").hexdigest())
+        made = make_run(store, documents=200)
+    with world("cpu") as here:
+        train(open_run(str(made), None, None, SET), here, 30, quiet)
+    return made
+
+
+@pytest.fixture(scope="module")
+def run(folder) -> Run:
+    return open_run(str(folder), None, None, [])
+
+
+def said(capsys, *arguments: str) -> tuple[int, str]:
+    status = main(["verify", *arguments])
+    both = capsys.readouterr()
+    return status, both.out + both.err
+
+
+def fed(run: Run, steps: int) -> list[tuple[int, int, int, int]]:
+    """(step, stream, first token, length) of every window of the performed steps, read plainly from the order."""
+    order, out = Order(run.curriculum), []
+    for step in run.steps():
+        number = step.number + 1
+        if number <= steps and not SKIP[0] <= number < SKIP[1]:
+            at = order.locate(step.first, step.stop)
+            out += [(number, int(s), int(w * length), int(length))
+                    for s, w, length in zip(at.stream, at.window, at.sequence)]
+    return out
+
+
+def test_everything_holds(folder, run, capsys):
+    status, text = said(capsys, str(folder), "--shards")
+    assert status == 0, text
+    assert "DIFFERS" not in text and "step 30, 138 samples" in text and "every byte" in text
+    assert "of 26 steps" in text and "not seen: steps 9 to 12 were passed over (train.skip)" in text
+    windows = fed(run, 30)
+    for s, stream in enumerate(run.curriculum.streams):
+        tokens = sum(length for _, t, _, length in windows if t == s)
+        assert f"  {stream.name:<20}{tokens:>18,} tokens{tokens / stream.tokens:>9.3f} epochs" in text
+    status, text = said(capsys, str(folder), "--step", "12")
+    assert status == 0 and "of 8 steps" in text
+    status, text = said(capsys, str(folder), "--step", "13")
+    assert status == 2 and "there are 6, 12, 18, 24, 30" in text
+
+
+def test_the_chain_is_what_its_definition_says(folder, run):
+    """Against the plainest reading of the definition, one step after another."""
+    order, h = Order(run.curriculum), bytes(16)
+    for step in run.steps():
+        number = step.number + 1
+        if number <= 30 and not SKIP[0] <= number < SKIP[1]:
+            at = order.locate(step.first, step.stop)
+            rows = b"".join(struct.pack("<3Q", *map(int, row)) for row in zip(at.stream, at.epoch, at.window))
+            h = hashlib.blake2b(h + struct.pack("<3Q", number, step.first, step.batch)
+                                + hashlib.blake2b(rows, digest_size=16).digest(), digest_size=16).digest()
+        found = {c.step: c.meta["chain"] for c in ckpt.complete(folder / "train" / "checkpoints")}
+        assert found.get(number, h.hex()) == h.hex()
+    steps = list(run.steps())[:20]
+    at_once, one_by_one = chain(order, steps), GENESIS
+    for step in steps:
+        one_by_one = chain(order, [step], one_by_one)
+    assert at_once == one_by_one != chain(order, steps, passed=lambda n: "why" if n == 7 else None)
+    assert chain(order, [Step(0, 0, 0, 5, 0)]) != chain(order, [Step(0, 0, 0, 4, 0)])
+
+
+def test_other_data_is_noticed(folder, run, capsys, tmp_path):
+    """Another seed, another mixture of the past, a skip that was not, one that was: the chain is another."""
+    meta = ckpt.latest(run.out / "checkpoints").meta
+    ledger = Ledger.read(run.out)
+    assert verify.data(run, meta, ledger)[0] == []
+    first, *rest = run.curriculum.phases
+    for other in (replace(run.curriculum, seed=2),
+                  replace(run.curriculum, phases=(replace(first, weights={"web": 1, "code": 1}), *rest))):
+        assert "hash chain" in verify.data(replace(run, curriculum=other), meta, ledger)[0][0]
+        assert verify.curriculum(replace(run, curriculum=other), meta)[0]
+    forged = Ledger(run.out, ledger.lines)
+    for steps in ([], [[9, 14]]):
+        forged.lines = [{**ledger.lines[0], "steps": steps}]
+        forged._find()
+        assert "the model has seen other data" in verify.data(run, meta, forged)[0][0]
+    ahead = Ledger(run.out, [{**ledger.lines[0], "steps": [*ledger.lines[0]["steps"], [31, 40]]}])
+    assert verify.data(run, meta, ahead)[0] == []                   # what lies ahead has not been seen
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    """The run's last checkpoint, in a folder of its own."""
+    import shutil
+
+    out = tmp_path / "out"
+    shutil.copytree(folder / "train" / "checkpoints" / "step_00000030", out / "checkpoints" / "step_00000030")
+    shutil.copy(folder / "train" / "ledger.jsonl", out)
+    return out
+
+
+def test_what_was_tampered_with_is_named(folder, run, copy, capsys):
+    found = ckpt.latest(copy / "checkpoints")
+    body = next(found.folder.glob("*.distcp"))
+    data = bytearray(body.read_bytes())
+    data[len(data) // 2] ^= 1
+    body.write_bytes(data)
+    (found.folder / "more.bin").write_bytes(b"x")
+    status, text = said(capsys, str(folder), "--out", str(copy))
+    assert status == 1
+    assert f"files      DIFFERS  {body.name}: sha256 is not what COMPLETE says" in text
+    assert "more.bin: COMPLETE does not name it" in text and "data       ok" in text
+    (copy / "ledger.jsonl").unlink()
+    status, text = said(capsys, str(folder), "--out", str(copy))
+    assert status == 1 and "the checkpoint of step 30 knows of" in text
+
+
+def test_a_checkpoint_from_before_there_was_a_chain_can_be_looked_at_and_gone_on_from(folder, run, copy, capsys, alone):
+    found = ckpt.latest(copy / "checkpoints")
+    old = {k: v for k, v in found.meta.items() if k not in (
+        "chain", "code", "train", "phase", "heldout", "python", "device")}
+    (found.folder / "meta.json").write_text(json.dumps(old))
+    marker = found.folder.parent / "COMPLETE"
+    commit = json.loads(marker.read_text())
+    commit["files"]["meta.json"] = (found.folder / "meta.json").stat().st_size
+    del commit["sha256"]
+    marker.write_text(json.dumps(commit))
+    status, text = said(capsys, str(folder), "--out", str(copy))
+    assert status == 0 and "before it held sums" in text and f"it would be {found.meta['chain']}" in text
+    train(open_run(str(folder), None, str(copy), SET), alone, 34, quiet)
+    status, text = said(capsys, str(folder), "--out", str(copy))
+    assert status == 0 and "of 30 steps" in text                    # the chain was taken up where it was
+
+
+def test_shards_are_read_where_asked(folder, run, capsys):
+    shards = ShardSet(run.store / run.curriculum.streams[1].train)
+    body = shards.folder / shards.manifest.shards[0].body
+    data = body.read_bytes()
+    try:
+        body.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+        assert said(capsys, str(folder))[0] == 0
+        status, text = said(capsys, str(folder), "--shards")
+        assert status == 1 and f"shards     DIFFERS  {run.curriculum.streams[1].name}: {body.name}: sha256" in text
+    finally:
+        body.write_bytes(data)
+    file = run.store / run.curriculum.tokenizer.path
+    try:
+        file.write_text("[]")
+        status, text = said(capsys, str(folder))
+        assert status == 1 and "tokenizer  DIFFERS" in text
+    finally:
+        file.write_text("{}")
+
+
+def test_against_a_list_says_which_documents_the_model_has_seen(folder, run, capsys, tmp_path):
+    """For every document of every stream: seen in exactly the steps in which a window with one of its tokens was."""
+    windows = fed(run, 30)
+    expected: dict[tuple[str, str], tuple[int, ...]] = {}
+    for s, stream in enumerate(run.curriculum.streams):
+        begin = 0
+        shards = ShardSet(run.store / stream.train)
+        for info, offset in zip(shards.manifest.shards, shards.offsets):
+            table = pq.read_table(shards.folder / info.table, columns=["id", "end"]).to_pylist()
+            for row in table:
+                end = row["end"] + offset
+                expected[stream.name, row["id"], begin] = tuple(sorted({
+                    n for n, t, first, length in windows if t == s and first < end and first + length > begin}))
+                begin = end
+    ids = sorted({name for _, name, _ in expected})
+    hits = verify.against(run, 138, Ledger.read(run.out), ids)
+    assert len(hits) == len(expected)
+    got = sorted((h.stream, h.id, h.steps) for h in hits)
+    assert got == sorted((stream, name, steps) for (stream, name, _), steps in expected.items())
+    seen = {name for (_, name, _), steps in expected.items() if steps}
+    clean = sorted(set(ids) - seen)
+    assert 0 < len(clean) < len(ids)
+
+    listed = tmp_path / "ids.txt"
+    listed.write_text("# evaluation set\n" + "\n".join([*clean, "f" * 32]) + "\n")
+    status, text = said(capsys, str(folder), "--against", str(listed))
+    assert status == 0 and f"{len(clean) + 1:,} ids" in text and ", 0 seen" in text
+    name = sorted(seen)[0]
+    listed.write_text(f"{name} some-benchmark\n")
+    status, text = said(capsys, str(folder), "--against", str(listed))
+    first = next(steps for (_, n, _), steps in expected.items() if n == name and steps)[0]
+    assert status == 1 and re.search(rf"SEEN {name} \(stream \w+\) in steps? (\d+, )*{first}\b", text)
+    assert said(capsys, str(folder), "--against", str(tmp_path / "none"))[0] == 2
+
+
+def test_provenance_of_a_checkpoint(folder, run):
+    meta = ckpt.latest(run.out / "checkpoints").meta
+    assert meta["phase"] == "mid" and meta["world"] == 1 and meta["device"] == "cpu" and meta["python"].count(".") == 2
+    assert meta["code"] == code() and len(meta["code"]["sha256"]) == 64
+    pinned = {s.name: s.sha256 for s in run.curriculum.streams}
+    assert {s["name"]: s["sha256"] for s in meta["curriculum"]["streams"]} == pinned
+    assert meta["curriculum"]["tokenizer"]["sha256"] == run.curriculum.tokenizer.sha256
+    assert np.isfinite(meta["probe"]["loss"])
+
+
+def test_a_resume_says_what_is_another(folder, run):
+    meta = ckpt.latest(run.out / "checkpoints").meta
+    here = {k: meta[k] for k in ("torch", "python", "device")}
+    same = open_run(str(folder), None, None, SET)
+    assert changes(meta, same, 1, here) == []
+    other = open_run(str(folder), None, None, [*SET, "micro_batch=64", "checkpoint.async=true", "parallel.shard=grad"])
+    assert changes({**meta, "code": {**meta["code"], "sha256": "0" * 64, "commit": "abc"}}, other, 4,
+                   {**here, "torch": "9.9"}) == [
+        f"torch: checkpoint {meta['torch']!r}, now '9.9'", "world: checkpoint 1, now 4",
+        "train.checkpoint.async: checkpoint False, now True", "train.micro_batch: checkpoint 16384, now 64",
+        "train.parallel.shard: checkpoint 'full', now 'grad'",
+        f"code: checkpoint abc (00000000), now {(code()['commit'] or code()['package'])[:12]} ({code()['sha256'][:8]})"]
+
+
+def test_listed_ids_are_read_as_people_write_them(tmp_path):
+    file = tmp_path / "ids"
+    file.write_text("# why\n\nbbb from GSM8K\naaa\nbbb\n")
+    assert verify.read_ids(Path(file)) == ["aaa", "bbb"]
