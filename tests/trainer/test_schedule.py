@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
 from stages.mix.curriculum import Phase as CurriculumPhase
+from tests.trainer.synthetic import make_run
 from trainer.config import ConfigError, build
+from trainer.metrics import read
+from trainer.plan import plan
+from trainer.run import open_run
 from trainer.schedule import Schedule, ScheduleConfig, span
+from trainer.train import train
 
 
 def Phase(name: str, tokens: int, lr: object, **keys) -> CurriculumPhase:
@@ -136,3 +142,27 @@ def test_errors_name_phase_and_remedy():
 def test_errors_of_the_configuration(keys, message):
     with pytest.raises(ConfigError, match=message):
         build(ScheduleConfig, keys, "train.schedule")
+
+
+def test_a_training_with_a_growing_batch_and_a_rate_of_its_own(tmp_path, alone):
+    """Steps, tokens and rates as written; an interruption while the batch grows changes nothing; the plan shows it."""
+    folder = str(make_run(tmp_path, total=3840, documents=200, train={
+        "optimizer": {"lr": 0.01}, "schedule": {"kind": "constant", "warmup": "0%", "batch_rate": "sqrt"}}, phases=[
+        {"name": "grow", "until": "50%", "sequence": 32, "batch": {0: 32, 320: 64, 960: 128},
+         "mix": {"web": 70, "code": 30}},
+        {"name": "again", "until": "100%", "mix": {"code": 100},
+         "lr": {"peak": 0.004, "warmup": 640, "shape": "linear", "floor": 0.5}}]))
+    whole, parts = (open_run(folder, None, str(tmp_path / name), []) for name in ("whole", "parts"))
+    train(whole, alone, None, lambda text: None)
+    for stop in (7, 12, None):
+        train(parts, alone, stop, lambda text: None)
+    found = [[x for x in read(run.out / "metrics.jsonl") if x["event"] == "step"] for run in (whole, parts)]
+    assert [[x["loss"] for x in lines] for lines in found][1] == pytest.approx([x["loss"] for x in found[0]], abs=1e-5)
+    tokens = [0, *(x["tokens"] for x in found[0])]
+    assert [b - a for a, b in pairwise(tokens)] == [32] * 10 + [64] * 11 + [128] * 7 + [128] * 15
+    rates = [x["lr"] for x in found[0]]
+    assert rates[:28] == pytest.approx([0.005] * 10 + [0.01 * 0.5 ** 0.5] * 11 + [0.01] * 7)
+    assert rates[28:33] == pytest.approx([0.004] * 5)                 # from above it does not rise
+    assert rates[33:] == pytest.approx([0.004 - 0.002 * (128 * i + 64) / 1280 for i in range(10)])
+    shown = plan(whole, 1)
+    assert "32→128" in shown and "43 steps" in shown

@@ -127,8 +127,9 @@ def run(options: argparse.Namespace) -> int:
     size = options.nodes * options.gpus_per_node
     say(f"{path}: {options.nodes} node{'s' * (options.nodes > 1)} of {options.gpus_per_node} GPUs = {size} ranks")
     for phase in training.curriculum.phases:
-        if phase.batch < size:
-            say(f"phase {phase.name}: a batch of {phase.batch} sequences leaves {size - phase.batch} ranks idle")
+        batch = phase.batch_at(0)                # its smallest
+        if batch < size:
+            say(f"phase {phase.name}: a batch of {batch} sequences leaves {size - batch} ranks idle")
     say(f"sbatch {shlex.quote(str(path))}")
     return 0
 

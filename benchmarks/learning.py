@@ -1,0 +1,157 @@
+"""Does the trainer learn what the literature says it should? Small models on real text, three seeds, paired by seed.
+
+    python benchmarks/learning.py OUT [--tokens 300k] [--seeds 3] [--prepare]
+
+The text (`learning.yaml`: unfiltered web pages, Wikipedia, Django's documentation, out of `make demo`'s input) is made
+into shards under OUT once. Every arm then is a run of its own with a curriculum and a `train:` section, trained by
+`trainer.train` on one thread and judged on the same held-out windows; arms that are there already are not trained
+again. The same seed gives two arms the same initial values, and the same samples where the mixture is the same.
+
+(c) AdamW and Muon (Moonlight's scaling), three learning rates each, WSD with the last 30 % decaying to 0.
+(a) At AdamW's best rate: constant instead of decaying; and constant at a third of it.
+(b) The same again, with equal tokens of every source, but half of Wikipedia's in the last third, which has 60 % of it
+    instead of 30 %: is high-quality data better last than spread evenly?
+
+Prints a table and writes OUT/learning.json. Intervals are Student's, 95 %, over the paired differences of the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+import yaml
+
+from stages.mix.curriculum import Curriculum
+from stages.mix.order import Order
+from stages.mix.quantities import parse_count
+from stages.mix.resolve import place
+from trainer.metrics import read
+from trainer.parallel import world
+from trainer.run import open_run
+from trainer.train import train
+
+#: 0.39 M parameters beside the embedding
+MODEL = {"layers": 2, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384, "qk_norm": True}
+SEQUENCE, BATCH = 256, 2048
+EVENLY = {"web": 50, "docs": 20, "wiki": 30}
+#: two thirds of the first and one of the second are EVENLY
+FIRST, LAST = {"web": 60, "docs": 25, "wiki": 15}, {"web": 30, "docs": 10, "wiki": 60}
+RATES = {"adamw": (0.001, 0.003, 0.009), "muon": (0.001, 0.003, 0.009)}
+#: 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--tokens", type=parse_count, default=300_000, help="of an arm")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--prepare", action="store_true", help="make the shards and stop")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    base = prepare(options.out)
+    if options.prepare:
+        return
+    seeds = range(1, options.seeds + 1)
+
+    def arm(name: str, optimizer: dict[str, Any], schedule: str = "wsd", last: bool = False) -> list[dict[str, float]]:
+        phases = [{"name": "first", "until": "66.6667%", "sequence": SEQUENCE, "batch": BATCH,
+                   "mix": FIRST if last else EVENLY},
+                  {"name": "last", "until": "100%", "mix": LAST if last else EVENLY}]
+        rate = {"kind": schedule, "warmup": "5%", **({"decay": "30%"} if schedule == "wsd" else {})}
+        section = {"model": MODEL, "optimizer": optimizer, "schedule": rate, "log_every": 10**6,
+                   "evaluate": {"every": 10**6, "windows": 40}, "checkpoint": {"every": 10**6}, "sample": {"tokens": 0}}
+        return [trained(options.out, base, f"{name}-{seed}", phases, options.tokens, section, seed) for seed in seeds]
+
+    arms: dict[str, list[dict[str, float]]] = {}
+    for kind, rates in RATES.items():
+        for lr in rates:
+            arms[f"{kind} {lr:g}"] = arm(f"{kind}-{lr:g}", {"kind": kind, "lr": lr, "embedding_lr": 0.02})
+    best = {kind: min((f"{kind} {lr:g}" for lr in rates), key=lambda n: statistics.mean(x["all"] for x in arms[n]))
+            for kind, rates in RATES.items()}
+    lr = float(best["adamw"].split()[1])
+    for name, rate, schedule, last in (("constant", lr, "constant", False), ("last", lr, "wsd", True),
+                                       ("constant third", lr / 3, "constant", False)):
+        arms[name] = arm(f"{name.replace(' ', '-')}-{lr:g}", {"lr": rate, "embedding_lr": 0.02}, schedule, last)
+    comparisons = {"a: decay − constant": (best["adamw"], "constant"),
+                   "a: decay − constant at a third": (best["adamw"], "constant third"),
+                   "b: high quality last − spread": ("last", best["adamw"]),
+                   "c: best Muon − best AdamW": (best["muon"], best["adamw"])}
+    result = {"tokens": options.tokens, "model": MODEL, "torch": torch.__version__, "arms": arms, "differences": {
+        name: {key: difference(arms[x], arms[y], key) for key in arms[x][0] if key != "seconds"}
+        for name, (x, y) in comparisons.items()}}
+    (options.out / "learning.json").write_text(json.dumps(result, indent=1, ensure_ascii=False))
+    report(result, comparisons)
+
+
+def prepare(out: Path) -> Curriculum:
+    """The curriculum whose streams all arms read; runs the recipe where its store is not there yet."""
+    done = out / "runs" / "base" / "curriculum.json"
+    if not done.is_file():
+        from pipeline.recipe import load_recipe
+        from pipeline.run import make_backend, run_recipe
+
+        recipe = load_recipe(Path(__file__).with_suffix(".yaml"), [])
+        made = run_recipe(recipe, str(out), make_backend=make_backend("process", 1, None), run="base")
+        print(f"tokens: {made.shards}", flush=True)
+    return Curriculum.load(done)
+
+
+def trained(out: Path, base: Curriculum, name: str, phases: list[dict[str, Any]], tokens: int, section: dict[str, Any],
+            seed: int) -> dict[str, float]:
+    """Held-out losses in nats a token after an arm: {"all", each stream, "seconds"}."""
+    folder = out / "runs" / f"{name}-{tokens}"
+    if not (folder / "train" / "summary.json").is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        placed = place(phases, tokens, [s.name for s in base.streams], [])
+        made = replace(base, seed=seed, phases=tuple(placed), order="")
+        made.validate()
+        replace(made, order=Order(made).hash()).save(folder / "curriculum.json")
+        (folder / "recipe.yaml").write_text(yaml.safe_dump({"train": {**section, "seed": seed}}))
+        with world("cpu") as here:
+            train(open_run(str(folder), str(out), None, []), here, say=lambda text: None)
+    last = [line for line in read(folder / "train" / "metrics.jsonl") if line["event"] == "eval"][-1]
+    seconds = json.loads((folder / "train" / "summary.json").read_text())["seconds"]
+    found = {"all": last["loss"], **{stream: v["loss"] for stream, v in last["streams"].items()}, "seconds": seconds}
+    print(f"{name:<28}" + "".join(f"{key} {value:<10.4f}" for key, value in found.items()), flush=True)
+    return found
+
+
+def difference(a: list[dict[str, float]], b: list[dict[str, float]], key: str) -> dict[str, float]:
+    """Mean of a − b over the seeds, its standard deviation, and the half width of its interval."""
+    each = [x[key] - y[key] for x, y in zip(a, b)]
+    if len(each) < 2:
+        return {"mean": each[0], "sd": math.nan, "half": math.nan}
+    sd = statistics.stdev(each)
+    return {"mean": statistics.mean(each), "sd": sd, "half": STUDENT[len(each) - 2] * sd / math.sqrt(len(each))}
+
+
+def report(result: dict[str, Any], comparisons: dict[str, tuple[str, str]]) -> None:
+    keys = [k for k in next(iter(result["arms"].values()))[0] if k != "seconds"]
+    rule = "|---|" + "---|" * len(keys)
+    print("\n| held-out loss, nats a token: mean ± σ of the seeds | " + " | ".join(keys) + f" |\n{rule}")
+    for name, runs in result["arms"].items():
+        columns = [[run[key] for run in runs] for key in keys]
+        print(f"| {name} | " + " | ".join(f"{statistics.mean(c):.4f} ± {statistics.stdev(c) if c[1:] else math.nan:.4f}"
+                                        for c in columns) + " |")
+    print("\n| difference, paired by seed, 95 % interval | " + " | ".join(keys) + f" |\n{rule}")
+    for name, found in result["differences"].items():
+        x, y = comparisons[name]
+        print(f"| {name} ({x} − {y}) | " + " | ".join(f"{found[k]['mean']:+.4f} ± {found[k]['half']:.4f}" for k in keys)
+              + " |")
+
+
+if __name__ == "__main__":
+    main()
