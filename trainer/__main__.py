@@ -21,6 +21,9 @@ COMMANDS = {
     "explain": ("trainer.tools.explain", "show the documents a step consisted of, and its loss among its neighbours'"),
     "soak": ("trainer.tools.soak", "run the loader alone over the last steps: does it keep up?"),
     "plan": ("trainer.tools.plan", "show phases, sizes, memory and FLOPs of a training"),
+    "anneal": ("trainer.tools.anneal", "from a checkpoint, decay on several mixtures: which data helps?"),
+    "ablate": ("trainer.tools.ablate", "train variations of the settings, with several seeds"),
+    "compare": ("trainer.tools.compare", "show trainings side by side at equal tokens"),
     "export": ("trainer.tools.export", "write a checkpoint's model in Hugging Face's layout"),
     "import": ("trainer.tools.adopt", "check a model in Hugging Face's layout and print how to go on training it"),
 }

@@ -162,28 +162,31 @@ def room(bundle: dict[str, int], size: int, least: int) -> tuple[Any, int]:
     Fewer (not below `least`) will do at once when the living nodes could not hold all of them, and after a minute when
     they could but others use them. Says every half minute what is missing. Raises ConfigError after ten minutes.
     """
+    def ask(ranks: int) -> Any:
+        return placement_group([bundle] * ranks, strategy="PACK")
+
     since = said = time.monotonic()
-    while True:
-        group = placement_group([bundle] * size, strategy="PACK")
+    group = ask(size)
+    while not group.wait(2):
+        now, free = time.monotonic(), ray.available_resources()
         lacking = any(ray.cluster_resources().get(kind, 0) < n * size for kind, n in bundle.items())
-        if group.wait(2 if lacking and least < size else 30):
-            return group, size
-        free = ray.available_resources()
         fits = min(int(free.get(kind, 0) / n) for kind, n in bundle.items())
-        if least <= fits < size and (lacking or time.monotonic() - since > PATIENCE_S):
-            fewer = placement_group([bundle] * fits, strategy="PACK")
-            if fewer.wait(10):
-                remove_placement_group(group)
-                return fewer, fits
-            remove_placement_group(fewer)
-        remove_placement_group(group)
+        if least <= fits < size and (lacking or now - since > PATIENCE_S):
+            remove_placement_group(group)
+            group = ask(fits)
+            if group.wait(10):
+                return group, fits
+            remove_placement_group(group)
+            group = ask(size)
         have = " and ".join(f"{free.get(kind, 0):g} {kind}s" for kind in bundle)
-        if time.monotonic() - since > PLACEMENT_S:
-            raise ConfigError(f"no room for {least if least < size else size} ranks after {PLACEMENT_S} s: {have} are "
-                              f"free; ask for fewer with {'--gpus' if 'GPU' in bundle else '--ranks'}, or add nodes")
-        if time.monotonic() - said >= 29:
-            said = time.monotonic()
+        if now - since > PLACEMENT_S:
+            remove_placement_group(group)
+            raise ConfigError(f"no room for {least} ranks after {PLACEMENT_S} s: {have} are free; ask for fewer with "
+                              f"{'--gpus' if 'GPU' in bundle else '--ranks'}, or add nodes")
+        if now - said > 30:
+            said = now
             print(f"waiting for room for {size} ranks ({have} are free)", file=sys.stderr)
+    return group, size
 
 
 def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any]) -> int:

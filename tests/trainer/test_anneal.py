@@ -1,0 +1,184 @@
+"""Arms: candidate mixtures annealed from one checkpoint, settings ablated, and the intervals of both."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stages.mix.curriculum import Curriculum
+from stages.mix.order import Order
+from tests.trainer.synthetic import language, make_run, write_shards
+from trainer import checkpoint as ckpt
+from trainer.__main__ import main
+from trainer.metrics import read
+from trainer.tools.arms import STUDENT, contrasts, lines, table
+
+SEQUENCE = {"sequence": 32, "batch": 160}
+PHASES = [{"name": "stable", "until": "100%", **SEQUENCE, "mix": {"web": 50, "code": 50}}]
+
+
+# -- the interval ------------------------------------------------------------------------------------------------------
+def test_with_two_arms_it_is_the_paired_t_test():
+    a, b = [3.0, 3.4, 2.9, 3.3], [2.8, 3.1, 2.8, 3.0]
+    d = np.array(b) - np.array(a)
+    (_, nothing), (delta, half) = contrasts([a, b])
+    assert nothing == 0 and delta == pytest.approx(d.mean())
+    assert half == pytest.approx(STUDENT[2] * d.std(ddof=1) / 2)
+
+
+def test_what_seeds_do_to_all_arms_is_not_noise_and_one_seed_tells_nothing():
+    assert contrasts([[1.0, 5.0, 9.0], [2.0, 6.0, 10.0]])[1] == (pytest.approx(1.0), pytest.approx(0.0, abs=1e-9))
+    assert contrasts([[1.0], [2.0]]) == [(0.0, None), (1.0, None)]
+
+
+@pytest.mark.parametrize(("arms", "seeds"), [(2, 2), (3, 2), (4, 3), (2, 30)])
+def test_the_interval_holds_the_truth_in_95_of_100_cases(arms, seeds):
+    rng = np.random.default_rng(arms * 100 + seeds)
+    values = rng.normal(0, 0.3, (4000, arms, seeds)) + rng.normal(0, 5, (4000, 1, seeds)) \
+        + np.arange(arms)[None, :, None]
+    hits = [abs(delta - 1) <= half for delta, half in (contrasts(v.tolist())[1] for v in values)]
+    assert 0.935 < np.mean(hits) < 0.965
+
+
+def test_the_table_names_what_exceeds_the_noise():
+    results = {"a": [{"all": 3.0, "web": 1.0}, {"all": 3.1, "web": 1.1}],
+               "b": [{"all": 2.0, "web": 1.05, "math": 4.0}, {"all": 2.11, "web": 1.04, "math": 4.0}]}
+    found = table(results)
+    assert list(found["sources"]) == ["all", "web"]                     # what all arms have
+    assert found["sources"]["all"]["arms"]["b"]["beyond_noise"] and found["sources"]["all"]["arms"]["b"]["delta"] < 0
+    assert not found["sources"]["web"]["arms"]["b"]["beyond_noise"]
+    said = "\n".join(lines(found))
+    assert "-0.9950*" in said and "-0.0050 " in said
+    assert "one seed" in "\n".join(lines(table({n: r[:1] for n, r in results.items()})))
+
+
+# -- anneal ------------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def annealed(tmp_path_factory):
+    """A training of 40 steps, checkpoints of steps 20 and 40, and two mixtures of three annealed from step 20."""
+    top = tmp_path_factory.mktemp("anneal")
+    run = make_run(top, phases=PHASES, total=6400, documents=300,
+                   train={"checkpoint": {"every": 20, "keep": 3}, "schedule": {"warmup": "5%"}})
+    for split, n in (("train", 100), ("val", 12)):
+        write_shards(top / "shards" / "math" / f"split={split}", "math", split, language(77 + n, n, chain=5), 1)
+    assert main(["run", str(run), "--quiet", "--device", "cpu"]) == 0
+    (top / "web.yaml").write_text("{web: 100}")
+    (top / "more-math.yaml").write_text("mix: {web: 50, math: 50}\nmax_epochs: {math: 4}\non_exhausted: error")
+    command = ["anneal", str(run), "--from", "20", "--mixes", str(top / "web.yaml"), str(top / "more-math.yaml"),
+               "--tokens", "3200", "--seeds", "2", "--device", "cpu"]
+    assert main(command) == 0
+    return run, command
+
+
+def arms_of(run: Path, kind: str) -> dict[str, Path]:
+    return {p.parent.name: p.parent for p in run.glob(f"train/{kind}/**/summary.json")}
+
+
+def test_arms_go_on_from_the_checkpoint_to_a_rate_of_nothing(annealed):
+    run, _ = annealed
+    arms = arms_of(run, "anneal")
+    assert sorted(arms) == ["more-math-seed0", "more-math-seed1", "web-seed0", "web-seed1"]
+    for out in arms.values():
+        history = read(out / "metrics.jsonl")
+        assert history[0]["event"] == "resume" and history[0]["step"] == 20
+        steps = [line for line in history if line["event"] == "step"]
+        assert [line["step"] for line in steps] == list(range(21, 41))
+        assert steps[-1]["tokens"] == 6400                             # equal tokens, whatever the seed
+        assert steps[0]["lr"] == pytest.approx(0.01, rel=0.05) and steps[-1]["lr"] == pytest.approx(0.01 / 38, rel=0.1)
+        rates = [line["lr"] for line in steps]
+        assert rates == sorted(rates, reverse=True)
+
+
+def test_the_table_tells_which_data_helped_what(annealed, capsys):
+    run, command = annealed
+    before = {name: (out / "metrics.jsonl").read_bytes() for name, out in arms_of(run, "anneal").items()}
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["arms"] == ["web", "more-math"] and found["seeds"] == 2
+    math_ = found["sources"]["math"]["arms"]["more-math"]              # measured in both arms, trained in one
+    assert math_["delta"] < -0.5 and math_["beyond_noise"]
+    assert found["sources"]["web"]["arms"]["more-math"]["delta"] > 0
+    assert {"all", "web", "code", "math"} == set(found["sources"])
+    assert before == {name: (out / "metrics.jsonl").read_bytes() for name, out in arms_of(run, "anneal").items()}
+
+
+def test_seeds_read_the_same_stretch_in_another_order(annealed):
+    run, _ = annealed
+    seen = {}
+    for name, out in arms_of(run, "anneal").items():
+        curriculum = Curriculum.from_json(ckpt.latest(out / "checkpoints").meta["curriculum"])
+        start = sum(p.samples for p in curriculum.phases if p.name == "stable")
+        assert start == 100 and curriculum.samples == 200
+        at = Order(curriculum).locate(start, curriculum.samples)
+        seen[name] = [(s, w) for s, w in zip(at.stream.tolist(), at.window.tolist())]
+    for mix in ("web", "more-math"):
+        first, second = seen[f"{mix}-seed0"], seen[f"{mix}-seed1"]
+        assert first != second
+        assert len(set(first) & set(second)) > 0.8 * len(first)
+
+
+def test_the_training_it_came_from_is_as_it_was(annealed):
+    run, _ = annealed
+    assert [c.step for c in ckpt.complete(run / "train" / "checkpoints")] == [20, 40]
+    assert main(["run", str(run), "--quiet", "--device", "cpu"]) == 0        # nothing to do
+    linked = list(run.glob("train/checkpoints/step_00000020/*/*.distcp"))
+    assert linked and all(os.stat(f).st_nlink >= 1 for f in linked)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"--from": "30"}, "checkpoints of steps 20, 40"), ({"--tokens": "200"}, "a step has 160 tokens"),
+    ({"--tokens": "many"}, "--tokens"), ({"--mixes": "nowhere.yaml"}, "nowhere.yaml")])
+def test_what_cannot_be_annealed_is_said(annealed, capsys, change, said):
+    _, command = annealed
+    command = list(command)
+    for flag, value in change.items():
+        command[command.index(flag) + 1] = value
+    assert main(command) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_mixture_may_differ_in_its_data_alone(annealed, tmp_path, capsys):
+    _, command = annealed
+    (tmp_path / "x.yaml").write_text("{mix: {web: 1}, lr: decay}")
+    command = list(command)
+    command[command.index("--mixes") + 1] = str(tmp_path / "x.yaml")
+    assert main(command) == 2 and "differ in their data alone" in capsys.readouterr().err
+
+
+# -- ablate ------------------------------------------------------------------------------------------------------------
+def test_a_setting_that_learns_nothing_is_found_out_at_equal_tokens(tmp_path, capsys):
+    run = make_run(tmp_path, phases=PHASES, total=9600, documents=400)
+    command = ["ablate", str(run), "--arm", "frozen", "optimizer.lr=1e-6", "--arm", "clip", "clip=0.5", "--tokens",
+               "3250", "--seeds", "2", "--device", "cpu", "--json"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    of = found["sources"]["all"]["arms"]
+    assert found["arms"] == ["base", "frozen", "clip"]
+    assert of["frozen"]["delta"] > 0.1 and of["frozen"]["beyond_noise"]
+    assert abs(of["clip"]["delta"]) < of["frozen"]["delta"]
+    outs = arms_of(run, "ablate")
+    assert sorted(outs) == sorted(f"{a}-seed{s}" for a in ("base", "frozen", "clip") for s in (0, 1))
+    losses = {}
+    for name, out in outs.items():
+        steps = [line for line in read(out / "metrics.jsonl") if line["event"] == "step"]
+        assert steps[-1]["tokens"] == 3200                             # whole steps within 3250
+        losses[name] = steps[0]["loss"]
+    assert losses["base-seed0"] == losses["frozen-seed0"] != losses["base-seed1"]      # paired: one start, one order
+    before = {name: (out / "metrics.jsonl").read_bytes() for name, out in outs.items()}
+    assert main(command) == 0 and json.loads(capsys.readouterr().out) == found         # nothing is done again
+    assert before == {name: (out / "metrics.jsonl").read_bytes() for name, out in outs.items()}
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--arm", "a/b", "clip=1"], "letters, digits"), (["--arm", "x"], "in what does it differ"),
+    (["--arm", "base", "clip=1"], "each its own"), (["--arm", "x", "clipp=1"], "did you mean 'clip'"),
+    (["--arm", "x", "clip=2", "--tokens", "10"], "--tokens 10")])
+def test_what_cannot_be_ablated_is_said(tmp_path, capsys, arguments, said):
+    run = make_run(tmp_path, phases=PHASES, total=3200, documents=100)
+    assert main(["ablate", str(run), *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert not (run / "train").exists()

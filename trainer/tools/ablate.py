@@ -1,0 +1,79 @@
+"""`tokenmill train ablate RUN --arm NAME KEY=VALUE … --arm … --seeds 3 [--tokens 50M]`: which setting is better?
+
+Each arm is the run's training with some keys of `train:` changed; `base`, the run as it is, comes first and is what
+the others are compared with. All see equal numbers of tokens. Seed s changes the initial values and the order of the
+data, in all arms alike, so that differences within a seed are free of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trainer.arguments import of_a_run
+from trainer.tools import arms
+
+if TYPE_CHECKING:
+    from stages.mix.curriculum import Curriculum
+
+BASE = "base"
+
+
+def add_parser(commands: Any) -> None:
+    ablate = commands.add_parser("ablate", parents=[of_a_run()],
+                                 description="Train variations of a run at equal tokens, with several seeds, and "
+                                             "compare what they reach on the held-out data.")
+    ablate.add_argument("--arm", required=True, nargs="+", action="append", metavar=("NAME", "KEY=VALUE"),
+                        dest="arms", help="an arm: its name, and the keys of train: in which it differs")
+    ablate.add_argument("--tokens", metavar="N", help="end after N tokens instead of the run's (e.g. 50M)")
+    arms.add_arguments(ablate)
+
+
+def run(options: argparse.Namespace) -> int:
+    from trainer.config import ConfigError
+    from trainer.run import open_run
+
+    named = {BASE: []}
+    for name, *changes in options.arms:
+        if not re.fullmatch(r"[\w.-]+", name) or name in named:
+            raise ConfigError(f"--arm {name}: arms have names of letters, digits, '-', '_' and '.', each its own")
+        if not changes:
+            raise ConfigError(f"--arm {name}: in what does it differ? --arm {name} optimizer.lr=0.002")
+        named[name] = changes
+    base = open_run(options.run, options.store, options.out, options.overrides)
+    made = []
+    for name, changes in named.items():
+        for seed in range(options.seeds):
+            out = base.out / "ablate" / f"{name}-seed{seed}"
+            one = open_run(options.run, options.store, str(out), [*options.overrides, *changes])
+            one = replace(one, config=replace(one.config, seed=one.config.seed + seed),
+                          curriculum=shortened(one.curriculum, options.tokens, seed))
+            one.schedule()
+            made.append(arms.Arm(name, seed, one))
+    return arms.perform(options, made)
+
+
+def shortened(old: Curriculum, tokens: str | None, seed: int) -> Curriculum:
+    """The curriculum with another order of the data (`seed` > 0), ended at the last step within `tokens` tokens."""
+    from stages.mix.curriculum import CurriculumError, cut
+    from stages.mix.order import Order
+    from stages.mix.resolve import parse_count
+    from trainer.config import ConfigError
+
+    try:
+        most = parse_count(tokens, "--tokens") if tokens else old.tokens
+        samples = before = 0
+        for phase in old.phases:
+            for first, stop, batch in phase.stretches:
+                steps = min((stop - first) // batch, max(0, most - before) // (batch * phase.sequence))
+                samples += steps * batch
+                before += steps * batch * phase.sequence
+                if steps < (stop - first) // batch:
+                    most = 0
+        made = replace(old, seed=old.seed + seed, phases=tuple(cut(old, samples)), order="")
+        made.validate()
+    except CurriculumError as error:
+        raise ConfigError(f"--tokens {tokens}: {error}") from None
+    return replace(made, order=Order(made).hash())

@@ -1,0 +1,155 @@
+"""`tokenmill train anneal RUN --from STEP --mixes a.yaml b.yaml --tokens 1B --seeds 2`: which data helps?
+
+From one checkpoint of the stable phase a short decay to 0 is trained for each candidate mixture, and the held-out loss
+of every source is compared (micro-anneals: OLMo 2, arXiv 2501.00656; Llama 3, arXiv 2407.21783 §3.1.3). A mixture is a
+YAML file: streams and weights, or the keys of a phase (`mix`, `max_epochs`, `on_exhausted`). Streams the run does not
+have yet are taken from the store's shards/NAME. The first file is what the others are compared with.
+
+All arms go on from the same place in the data. Seed s reads the same stretch of it in another order: its first s steps
+are phases of their own, and the windows of a phase are shuffled by its number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.arguments import of_a_run, positive
+from trainer.tools import arms
+
+if TYPE_CHECKING:
+    from stages.mix.curriculum import Curriculum
+    from trainer.checkpoint import Checkpoint
+    from trainer.run import Run
+
+
+def add_parser(commands: Any) -> None:
+    anneal = commands.add_parser("anneal", parents=[of_a_run()],
+                                 description="From a checkpoint, decay the learning rate to 0 on each of several "
+                                             "mixtures, and compare what that does to the held-out data.")
+    anneal.add_argument("--from", required=True, type=positive, dest="step", metavar="STEP", help="of a checkpoint")
+    anneal.add_argument("--mixes", required=True, nargs="+", metavar="FILE", help="candidate mixtures, as YAML")
+    anneal.add_argument("--tokens", required=True, metavar="N", help="tokens of a decay, e.g. 1B")
+    arms.add_arguments(anneal)
+
+
+def run(options: argparse.Namespace) -> int:
+    from trainer import checkpoint as ckpt
+    from trainer.config import ConfigError
+    from trainer.run import differences, open_run
+
+    base = open_run(options.run, options.store, options.out, options.overrides)
+    there = {c.step: c for c in ckpt.complete(base.out / "checkpoints")}
+    if options.step not in there:
+        raise ConfigError(f"--from {options.step}: {base.out / 'checkpoints'} has "
+                          + (f"checkpoints of steps {', '.join(map(str, there))}" if there else "no checkpoints")
+                          + "; checkpoint.keep_every keeps more of them")
+    found = there[options.step]
+    if wrong := differences(found.meta, base):
+        raise ConfigError(f"{found.folder.parent} belongs to another training than this one:\n  " + "\n  ".join(wrong))
+    mixes = {Path(file).stem: read_mix(Path(file)) for file in options.mixes}
+    if len(mixes) < len(options.mixes):
+        raise ConfigError("--mixes: files are told apart by their names, and two have the same")
+    made = [arms.Arm(name, seed, arm(base, found, mixes, name, options.tokens, seed))
+            for name in mixes for seed in range(options.seeds)]
+    return arms.perform(options, made, lambda one: plant(found, base, one.run))
+
+
+def read_mix(path: Path) -> dict[str, Any]:
+    """The keys of a phase that a file of `--mixes` gives."""
+    import yaml
+
+    from trainer.config import ConfigError
+
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"--mixes {path}: {error}") from None
+    if not isinstance(given, dict) or not given:
+        raise ConfigError(f"--mixes {path}: expected streams and weights, e.g. {{web: 60, code: 40}}")
+    if "mix" not in given:
+        return {"mix": given}
+    if wrong := sorted(set(given) - {"mix", "max_epochs", "on_exhausted"}):
+        raise ConfigError(f"--mixes {path}: {wrong[0]}: candidates differ in their data alone; there are mix, "
+                          f"max_epochs and on_exhausted")
+    return given
+
+
+def arm(base: Run, found: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: str, seed: int) -> Run:
+    """The training that goes on from `found` with the mixture `name`, for `tokens` tokens, decaying to 0."""
+    from stages.mix.curriculum import CurriculumError
+    from trainer.config import ConfigError
+    from trainer.schedule import ScheduleConfig
+
+    rate = base.schedule().factor(found.meta["tokens"]) * base.config.optimizer.lr
+    if rate <= 0:
+        raise ConfigError(f"--from {found.step}: the learning rate has fallen to 0 there; begin before its decay")
+    try:
+        curriculum = future(base, found.meta["samples"], mixes, name, tokens, seed, rate)
+    except CurriculumError as error:
+        raise ConfigError(str(error)) from None
+    # the rate is the phase's own; shares of a total that has changed (a warm-up of 2%) have no say any more
+    config = replace(base.config, schedule=ScheduleConfig(kind="constant", warmup="0"), skip=())
+    made = replace(base, curriculum=curriculum, config=config,
+                   out=base.out / "anneal" / f"from{found.step}" / f"{name}-seed{seed}")
+    made.schedule()
+    return made
+
+
+def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: str, seed: int,
+           rate: float) -> Curriculum:
+    """The curriculum of `base`, and from `sample` on the mixture `name`. All candidates' streams are in it, so that the
+    held-out data of all of them is measured in every arm."""
+    from stages.mix.curriculum import CurriculumError, cut, edit
+    from stages.mix.resolve import parse_count, place
+    from trainer.tools.edit import new_streams
+
+    kept = cut(base.curriculum, sample)
+    step = kept[-1].batch * kept[-1].sequence
+    total = parse_count(tokens, "--tokens")
+    if total // step < 2 + seed:
+        raise CurriculumError(f"--tokens {tokens}: a step has {step:,} tokens; {2 + seed} of them are the least here")
+    streams = new_streams([{"mix": m["mix"]} for m in mixes.values()], base.curriculum, base.store)
+    decay = {"peak": rate, "warmup": 0, "shape": "linear", "floor": 0.0}
+    given = [{**mixes[name], "name": f"order {i + 1}", "extra": step, "lr": {**decay, "shape": "constant"}}
+             for i in range(seed)]
+    given.append({**mixes[name], "name": "anneal", "extra": total - seed * step, "lr": decay})
+    names = [s.name for s in (*base.curriculum.streams, *streams)]
+    phases = place(given, total, names, [], kept, f"mixture {name}")
+    return edit(base.curriculum, sample, phases, streams)
+
+
+def plant(found: Checkpoint, base: Run, run: Run) -> None:
+    """Make `found` the checkpoint that `run`, an arm, begins with: the same files (linked), what is said about them
+    changed to the arm's configuration and curriculum. Nothing when the arm has begun already."""
+    from trainer import checkpoint as ckpt
+    from trainer.ledger import NAME
+
+    folder = run.out / "checkpoints"
+    if ckpt.latest(folder):
+        return
+    attempt = folder / found.folder.parent.name / found.folder.name
+    attempt.mkdir(parents=True, exist_ok=True)
+    if (base.out / NAME).exists():
+        shutil.copyfile(base.out / NAME, run.out / NAME)
+    for file in found.folder.iterdir():
+        target = attempt / file.name
+        if file.name == "meta.json" or target.exists():
+            continue
+        try:
+            os.link(file, target)
+        except OSError:                          # another disk
+            shutil.copyfile(file, target)
+    meta = {**found.meta, "config": run.config.identity(), "train": asdict(run.config), "pinned": False,
+            "curriculum": run.curriculum.to_json()}
+    (attempt / "meta.json").write_text(json.dumps(meta, indent=1, sort_keys=True), encoding="utf-8")
+    files = {p.name: p.stat().st_size for p in sorted(attempt.iterdir())}
+    sums = {**found.sha256, "meta.json": ckpt.sha256(attempt / "meta.json")} if found.sha256 else {}
+    commit = {"attempt": attempt.name, "files": files, "sha256": sums}
+    ckpt.put_absent(attempt.parent / "COMPLETE", json.dumps(commit, indent=1).encode())

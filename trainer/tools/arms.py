@@ -1,0 +1,141 @@
+"""What `anneal` and `ablate` have in common: several short trainings (arms) with several seeds each, one after the
+other on this machine, and a table of what they make of the held-out data, with intervals.
+
+An arm with a seed is a training of its own below OUT: the same command goes on where it was stopped, and what has ended
+is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainer.arguments import positive, say
+
+if TYPE_CHECKING:
+    from trainer.parallel import World
+    from trainer.run import Run
+
+#: Student's t, 97.5 % quantile, for 1 to 30 degrees of freedom
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+           2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
+#: held-out data of all sources together
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Arm:
+    name: str
+    seed: int                     # from 0
+    run: Run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seeds", type=positive, default=2, metavar="S",
+                        help="repeat every arm with S seeds: without that nobody knows what is noise (default: 2)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--ranks", type=positive, metavar="N", help="N processes on this machine")
+    parser.add_argument("--json", action="store_true", help="the table as JSON")
+
+
+def perform(options: argparse.Namespace, arms: Sequence[Arm],
+            prepare: Callable[[Arm], None] = lambda _arm: None) -> int:
+    """Train all arms, on the ranks --ranks asks for, and print the table. `prepare` is called once for each, before."""
+    from trainer.parallel import world
+    from trainer.remote import fetch_shards
+
+    if options.ranks and options.ranks > 1 and "RANK" not in os.environ:
+        from trainer.launch.local import launch
+
+        return launch(options.arguments, options.ranks)
+    tell = (lambda _text: None) if options.json else say
+    if arms[0].run.source:
+        fetch_shards(arms[0].run.source, arms[0].run.curriculum, tell)
+    with world(options.device) as here:
+        results = train_all(arms, here, prepare, tell)
+        if here.first:
+            print(json.dumps(table(results), ensure_ascii=False) if options.json else "\n".join(lines(table(results))))
+    return 0
+
+
+def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
+              tell: Callable[[str], None]) -> dict[str, list[dict[str, float]]]:
+    """arm → for each of its seeds the held-out loss by source, ALL among them; nats a token."""
+    from trainer.config import ConfigError
+    from trainer.train import train
+
+    results: dict[str, list[dict[str, float]]] = {}
+    for arm in arms:
+        if here.first:
+            prepare(arm)
+        here.broadcast(b"\0")                    # nobody looks for what is not there yet
+        if here.first:
+            tell(f"== {arm.name}, seed {arm.seed}")
+        train(arm.run, here, None, say=tell)
+        if here.first:
+            done = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))
+            if done["heldout_loss"] is None:
+                raise ConfigError(f"{arm.run.folder}: its streams have no held-out data, by which arms are compared; "
+                                  f"give shards.*.val")
+            results.setdefault(arm.name, []).append(
+                {ALL: done["heldout_loss"], **{name: v["loss"] for name, v in done["streams"].items()}})
+    return results
+
+
+def contrasts(values: Sequence[Sequence[float]]) -> list[tuple[float, float | None]]:
+    """values[arm][seed] → for each arm the mean difference to the first one, and the half width of its 95 % interval.
+
+    Arms with one seed share what the seed decides (initial values, order of the data), so differences are taken within
+    a seed: a randomised block design, its residual variance pooled over all arms (two arms: the paired t-test). None:
+    with one seed nothing is known.
+    """
+    arms, seeds = len(values), len(values[0])
+    means = [math.fsum(row) / seeds for row in values]
+    half = None
+    if arms > 1 and seeds > 1:
+        grand = math.fsum(means) / arms
+        columns = [math.fsum(row[s] for row in values) / arms for s in range(seeds)]
+        free = (arms - 1) * (seeds - 1)
+        variance = math.fsum((row[s] - mean - columns[s] + grand) ** 2
+                             for row, mean in zip(values, means) for s in range(seeds)) / free
+        half = (STUDENT[free - 1] if free <= len(STUDENT) else 1.96) * math.sqrt(2 * variance / seeds)
+    return [(mean - means[0], half if i else 0.0 if half is not None else None) for i, mean in enumerate(means)]
+
+
+def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+    """{"arms": [names], "seeds": S, "sources": {source: {"noise": half width or None, "arms": {name: {"loss", "delta",
+    "beyond_noise"}}}}}; differences to the first arm, negative is better. Sources that all arms have."""
+    names = list(results)
+    seeds = min(len(r) for r in results.values())
+    shared = [s for s in results[names[0]][0] if all(s in one for r in results.values() for one in r)]
+    sources = {}
+    for source in shared:
+        values = [[one[source] for one in results[name][:seeds]] for name in names]
+        found = contrasts(values)
+        half = found[-1][1] if len(names) > 1 else None
+        sources[source] = {"noise": half, "arms": {
+            name: {"loss": math.fsum(row) / seeds, "delta": delta,
+                   "beyond_noise": None if half is None or not i else abs(delta) > half}
+            for i, (name, row, (delta, _)) in enumerate(zip(names, values, found))}}
+    return {"arms": names, "seeds": seeds, "sources": sources}
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """The table for people: losses of the first arm, differences of the others, a star where they exceed the noise."""
+    width = max(12, *(len(n) + 2 for n in found["arms"]))
+    first, *others = found["arms"]
+    out = [f"held-out loss in nats/token, means of {found['seeds']} seed{'s' * (found['seeds'] > 1)}; differences to "
+           f"{first}, negative is better", "",
+           f"{'source':<20}{first:>{width}}" + "".join(f"{n:>{width}}" for n in others) + f"{'noise':>12}"]
+    for source, of in found["sources"].items():
+        noise = "unknown" if of["noise"] is None else f"±{of['noise']:.4f}"
+        cells = [f"{of['arms'][n]['delta']:+.4f}" + ("*" if of["arms"][n]["beyond_noise"] else " ") for n in others]
+        out.append(f"{source:<20}{of['arms'][first]['loss']:>{width}.4f}" + "".join(f"{c:>{width}}" for c in cells)
+                   + f"{noise:>12}")
+    return [*out, "", "* beyond the 95 % interval of differences within a seed" if found["seeds"] > 1 else
+            "one seed: what is noise is not known; repeat with --seeds 3"]

@@ -1,0 +1,128 @@
+"""`tokenmill train compare A B …`: trainings side by side, at the number of tokens that all of them have reached.
+
+Each is the folder of a run (STORE/runs/RUN) or what `--out` was. Everything comes from their metrics.jsonl. Training
+losses are means over the last twentieth of the tokens; held-out ones those of the last evaluation up to there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+#: training losses are means over this share of the tokens, up to where trainings are compared
+TAIL = 0.05
+
+
+def add_parser(commands: Any) -> None:
+    compare = commands.add_parser("compare", description="Show trainings side by side at equal tokens: losses per "
+                                                         "source, speed, and in what their settings and data differ.")
+    compare.add_argument("trainings", nargs="+", metavar="A", help="folders of runs, or what --out was")
+    compare.add_argument("--json", action="store_true", help="JSON instead of a table")
+
+
+def run(options: argparse.Namespace) -> int:
+    found = compare([Path(t) for t in options.trainings])
+    print(json.dumps(found, ensure_ascii=False) if options.json else "\n".join(lines(found)))
+    return 0
+
+
+def compare(folders: Sequence[Path]) -> dict[str, Any]:
+    """{"tokens", "trainings": [{"name", "steps", "loss", "streams", "heldout", "heldout_streams", "heldout_tokens",
+    "tokens_per_s", "mfu", "world", "device"}], "differences": {key: [a value for each training]}}."""
+    from trainer.config import ConfigError
+    from trainer.metrics import read
+
+    histories = []
+    for folder in folders:
+        path = next((p for p in (folder / "metrics.jsonl", folder / "train" / "metrics.jsonl") if p.is_file()), None)
+        if path is None:
+            raise ConfigError(f"{folder}: no metrics.jsonl there nor in train/; give the folder of a run that has been "
+                              f"trained, or the --out of a training")
+        history = read(path)
+        if not any(line["event"] == "step" for line in history):
+            raise ConfigError(f"{path}: no step has been performed yet")
+        histories.append(history)
+    tokens = min(max(line["tokens"] for line in h if line["event"] == "step") for h in histories)
+    first = [[line for line in h if line["event"] in ("start", "resume")][-1] for h in histories]
+    facts = [{**flat(line.get("config", {}), "train."), "streams": line.get("streams"),
+              **{f"phase {p['name']}.{k}": v for p in line.get("phases", ()) for k, v in p.items() if k != "name"}}
+             for line in first]
+    keys = list(dict.fromkeys(key for of in facts for key in of))
+    return {"tokens": tokens,
+            "trainings": [{"name": name, **at(h, tokens), "world": f.get("world"), "device": f.get("device")}
+                          for name, h, f in zip(short_names(folders), histories, first)],
+            "differences": {k: [of.get(k) for of in facts] for k in keys
+                            if any(of.get(k) != facts[0].get(k) for of in facts)}}
+
+
+def at(history: Sequence[Mapping[str, Any]], tokens: int) -> dict[str, Any]:
+    """What a training had reached after `tokens` tokens."""
+    steps = [line for line in history if line["event"] == "step" and line["tokens"] <= tokens]
+    tail = [line for line in steps if line["tokens"] > (1 - TAIL) * tokens] or steps[-1:]
+    losses = [line["loss"] for line in tail if line.get("loss") is not None]
+    names = dict.fromkeys(name for line in tail for name in line.get("streams") or ())
+    of = {name: [line["streams"][name] for line in tail if (line.get("streams") or {}).get(name) is not None]
+          for name in names}
+    evals = [line for line in history if line["event"] == "eval" and line["tokens"] <= tokens]
+    judged = evals[-1] if evals else {}
+    speeds = [line["tokens_per_s"] for line in steps if line.get("tokens_per_s")]
+    mfus = [line["mfu"] for line in steps if line.get("mfu") is not None]
+    return {"steps": steps[-1]["step"] if steps else 0, "loss": statistics.fmean(losses) if losses else None,
+            "streams": {name: statistics.fmean(v) for name, v in of.items() if v},
+            "heldout": judged.get("loss"), "heldout_tokens": judged.get("tokens"),
+            "heldout_streams": {name: v["loss"] for name, v in judged.get("streams", {}).items()},
+            "tokens_per_s": statistics.median(speeds) if speeds else None,
+            "mfu": statistics.median(mfus) if mfus else None}
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """For people: a column a training, differences to the first in brackets."""
+    of = found["trainings"]
+    width = max(20, *(len(t["name"]) + 2 for t in of))
+
+    def row(label: str, values: Sequence[Any], form: str = "", delta: bool = False) -> str:
+        cells = []
+        for i, value in enumerate(values):
+            cell = "–" if value is None else format(value, form)
+            if delta and i and value is not None and values[0] is not None:
+                cell += f" ({value - values[0]:+.4f})"
+            cells.append(f"{cell:>{width}}")
+        return f"{label:<24}" + "".join(cells)
+
+    out = [f"at {found['tokens']:,} tokens", "", row("", [t["name"] for t in of]),
+           row("steps", [t["steps"] for t in of], ","),
+           row("training loss", [t["loss"] for t in of], ".4f", True)]
+    for kind, label in (("streams", ""), ("heldout_streams", "held-out ")):
+        if kind == "heldout_streams":
+            out.append(row("held-out loss", [t["heldout"] for t in of], ".4f", True))
+        out += [row(f"  {label}{name}", [t[kind].get(name) for t in of], ".4f", True)
+                for name in dict.fromkeys(n for t in of for n in t[kind])]
+    if len({t["heldout_tokens"] for t in of}) > 1:
+        out.append(row("  evaluated at", [t["heldout_tokens"] for t in of], ","))
+    out += [row("tokens/s", [t["tokens_per_s"] for t in of], ",.0f"), row("MFU", [t["mfu"] for t in of], ".1%"),
+            row("ranks", [t["world"] for t in of]), row("device", [t["device"] for t in of])]
+    if found["differences"]:
+        out += ["", "differs:", *(row(f"  {key}", [json.dumps(v, ensure_ascii=False) for v in values])
+                                  for key, values in found["differences"].items())]
+    return out
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """The last part of each path, or as many as tell them apart."""
+    parts = [f.absolute().parts for f in folders]
+    for n in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(p[-n:]) for p in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def flat(mapping: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in mapping.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return out
