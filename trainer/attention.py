@@ -51,16 +51,16 @@ class DocMask:
 
 
 def document_mask(positions: Tensor, dtype: torch.dtype, masking: Masking = "document",
-                  backend: BackEnd | None = None) -> DocMask:
+                  backend: BackEnd | None = None, starts: Tensor | None = None) -> DocMask:
     """The mask for `positions` [B, T] int64 and activations of `dtype`, on the device of `positions`. `backend`: this
-    one instead of the device's best."""
+    one instead of the device's best; `starts`: the positions' cumulative lengths, where they are known already."""
     rows, length = positions.shape
     backend = backend or best(positions.device, dtype)
     if masking == "none":
         whole = torch.arange(length, device=positions.device).expand(rows, length)
         return DocMask(whole, None, None, length)
     if backend == "varlen":
-        return DocMask(positions, None, cumulative_lengths(positions), length)
+        return DocMask(positions, None, cumulative_lengths(positions) if starts is None else starts, length)
     document = (positions == 0).cumsum(1)
     if backend == "flex":
         def visible(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 from stages.mix.curriculum import Curriculum
 from stages.mix.order import Order
 from tokenizer.shards.reader import ShardSet
+from trainer.attention import DocMask, Masking, cumulative_lengths, document_mask
 from trainer.config import ConfigError
 from trainer.loss import IGNORE
 from trainer.repeats import RepeatsConfig, repeated
@@ -36,6 +37,7 @@ class Batch:
     stream: Tensor            # [R] int64, index into the curriculum's streams
     attended: int             # Σ over document pieces of length², for MFU
     repeated: int = 0         # targets that do not count because they are repetition (trainer/repeats.py)
+    starts: Tensor | None = None   # of a micro-batch on CUDA: `attention.cumulative_lengths` of the positions
 
     @property
     def rows(self) -> int:
@@ -60,9 +62,17 @@ class Batch:
         """Consecutive micro-batches of `rows` rows on `device`; the last is padded with rows that do not count."""
         for start in range(0, self.rows, rows):
             part = Batch(*(x[start:start + rows] for x in self.tensors()), attended=0).padded(rows).tensors()
-            if device.type == "cuda":
-                part = tuple(x.pin_memory().to(device, non_blocking=True) for x in part)
-            yield Batch(*part, attended=0)
+            if device.type != "cuda":
+                yield Batch(*part, attended=0)
+                continue
+            # documents are counted here: counting them on the device would make the host wait for it
+            *part, starts = (x.pin_memory().to(device, non_blocking=True)
+                             for x in (*part, cumulative_lengths(part[2])))
+            yield Batch(*part, attended=0, starts=starts)
+
+    def mask(self, dtype: torch.dtype, masking: Masking) -> DocMask:
+        """What the tokens of this (micro-)batch may attend to, for activations of `dtype`."""
+        return document_mask(self.positions, dtype, masking, starts=self.starts)
 
 
 def padding(rows: int, length: int) -> Batch:

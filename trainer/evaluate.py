@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from tokenizer.shards.reader import ShardSet
-from trainer.attention import document_mask
 from trainer.data import Batch, Data, collate
 from trainer.loss import IGNORE
 from trainer.parallel import World
@@ -55,8 +54,7 @@ def losses(model: nn.Module, batch: Batch, streams: int, micro_rows: int, dtype:
     mine = Batch(*(x[rows] for x in batch.tensors()), attended=0).padded(share)
     sums = torch.zeros(2, streams, dtype=torch.float64, device=world.device)
     for part in mine.micro(min(micro_rows, share), world.device):
-        mask = document_mask(part.positions, dtype, model.config.masking)
-        _, nll, _ = model(part.tokens, mask, part.targets, chunk=chunk)
+        _, nll, _ = model(part.tokens, part.mask(dtype, model.config.masking), part.targets, chunk=chunk)
         sums[0].index_add_(0, part.stream, nll.double().sum(1))
         sums[1].index_add_(0, part.stream, (part.targets != IGNORE).double().sum(1))
     model.reshard()

@@ -18,7 +18,6 @@ from torch import nn
 from trainer import checkpoint as ckpt
 from trainer import hf, mfu, optim
 from trainer import metrics as log
-from trainer.attention import document_mask
 from trainer.data import Batch, Data, Prefetch
 from trainer.evaluate import Heldout, losses
 from trainer.finish import replace, sample, summarise
@@ -252,8 +251,8 @@ def forward_backward(model: nn.Module, step: Step, batch: Batch, run: Run, data:
     starts = list(range(0, batch.rows, rows))
     for start, part in zip(starts, batch.micro(rows, world.device)):
         gather_gradients(model, world, start == starts[-1])
-        objective, nll, z_sum = model(part.tokens, document_mask(part.positions, dtype, config.model.masking),
-                                      part.targets, scale, config.loss.z, config.loss.chunk)
+        objective, nll, z_sum = model(part.tokens, part.mask(dtype, config.model.masking), part.targets, scale,
+                                      config.loss.z, config.loss.chunk)
         objective.backward()
         sums[0] += z_sum
         nll, targets = nll.detach().double().sum(1), (part.targets != IGNORE).double().sum(1)

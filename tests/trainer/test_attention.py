@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trainer.attention import BackEnd, attend, best, document_mask
+from trainer.attention import BackEnd, attend, best, cumulative_lengths, document_mask
+from trainer.data import Batch
 from trainer.init import initialise
 from trainer.model import ModelConfig, Transformer
 
@@ -122,3 +123,17 @@ def test_rows_of_one_length_are_the_same_in_any_arrangement():
         at = slice(row, row + 1)
         alone = attend(q[at], k[at], v[at], document_mask(positions_of()[at], torch.float32))
         assert torch.allclose(both[at], alone, atol=1e-6)
+
+
+def test_a_micro_batch_brings_its_mask():
+    """On CUDA with the lengths of its documents, counted by the host; of a device that is not there, only the calls."""
+    rows = positions_of()
+    zeros = torch.zeros_like(rows)
+    batch = Batch(zeros, zeros, rows, torch.zeros(len(rows), dtype=torch.int64), 0)
+    parts = list(batch.micro(3, torch.device("cpu")))
+    assert [p.starts for p in parts] == [None, None]
+    mask = parts[0].mask(torch.float32, "document")
+    assert torch.equal(mask.dense, document_mask(rows[:3], torch.float32).dense)
+    counted = cumulative_lengths(rows)
+    assert document_mask(rows, torch.bfloat16, backend="varlen", starts=counted).starts is counted
+    assert torch.equal(document_mask(rows, torch.bfloat16, backend="varlen").starts, counted)
