@@ -50,7 +50,8 @@ def test_the_ratio_of_means_finds_the_critical_batch():
     seen = []
     for _ in range(400):
         small, inverse, big, total = quadratic([8] * 8, 2.0, rng)
-        assert scale.measure([8 * small, 8 * inverse, 8], math.sqrt(big), total)["critical_batch_tokens"] == scale.tokens
+        line = scale.measure([8 * small, 8 * inverse, 8], math.sqrt(big), total)
+        assert line["critical_batch_tokens"] == scale.tokens
         seen.append(scale.tokens)
     # B_simple = tr Σ / |G|² = 40·9/4 = 90
     assert np.median(seen[50:]) == pytest.approx(90, rel=0.15)
@@ -152,8 +153,8 @@ def test_large_models_are_sampled(alone):
     optimizer.step()
     found = norms.told(optimizer.param_groups, updates.sums().tolist())["updates"]["all"]
     assert found["ratio"] == pytest.approx(1e-3, rel=0.05)
-    assert found["parameter_norm"] == pytest.approx(math.sqrt(sum(p.detach().square().sum().item() for p in parameters)),
-                                                    rel=1e-5)
+    square = sum(p.detach().square().sum().item() for p in parameters)
+    assert found["parameter_norm"] == pytest.approx(math.sqrt(square), rel=1e-5)
 
 
 def test_hooks_leave_gradients_alone(alone):

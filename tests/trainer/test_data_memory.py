@@ -1,0 +1,48 @@
+"""The same curriculum a thousand times as long costs the loader the same memory: SmolLM3's second mystery.
+
+(tests/trainer/test_data.py does it for data that is as large as the run; here the data is repeated.)
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from itertools import islice
+
+from stages.mix.curriculum import Curriculum
+from tests.trainer.synthetic import make_run
+from trainer.data import Data, Prefetch
+from trainer.run import Run, open_run
+
+TIMES = 1000
+
+
+def longer(run: Run, times: int) -> Run:
+    phases, start = [], 0
+    for phase in run.curriculum.phases:
+        phases.append(replace(phase, start=start, samples=times * phase.samples, reserved=times * phase.samples,
+                              on_exhausted="repeat"))
+        start = phases[-1].stop
+    made = replace(run.curriculum, phases=tuple(phases))
+    return replace(run, curriculum=Curriculum.from_json(made.to_json()))
+
+
+def peak(run: Run) -> int:
+    """Bytes at most while the loader is set up and reads the first, the middle and the last steps."""
+    tracemalloc.start()
+    data = Data(run.curriculum, run.store)
+    for first in (0, run.curriculum.steps // 2, run.curriculum.steps - 20):
+        for _ in islice(Prefetch(data, run.steps(run.sample_at(first)), 0, 2), 20):
+            pass
+    found = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return found
+
+
+def test_memory_is_constant_in_repeated_tokens(tmp_path):
+    run = open_run(str(make_run(tmp_path, documents=300)), None, None, [])
+    long = longer(run, TIMES)
+    assert long.curriculum.tokens == TIMES * run.curriculum.tokens == TIMES * 7680
+    peak(run)                                                        # what is imported and cached at first use
+    short, grown = peak(run), peak(long)
+    assert grown < short + 300_000, (short, grown)

@@ -1,0 +1,91 @@
+"""The loader alone, over the last steps: what is read, what is reported, when it is found wanting."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.trainer.synthetic import make_run
+from trainer.__main__ import main
+from trainer.data import Data
+from trainer.run import TrainingError, open_run
+from trainer.tools import soak
+
+FINE = {"first_step": 1, "steps": 10, "tokens": 1000, "seconds": 2.0, "wait_p50_ms": 0.1, "wait_p99_ms": 1.0,
+        "wait_max_ms": 2.0, "wait_share": 0.002, "bytes": 2_000_000, "disk_bytes": 0, "memory_before": 100 << 20,
+        "memory_after": 101 << 20}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("store"), documents=300)
+
+
+def test_it_reads_the_last_steps_and_no_others(folder, monkeypatch):
+    run = open_run(str(folder), None, None, [])
+    seen = []
+    step = Data.step
+
+    def noted(self, first, batch, rank, world):
+        seen.append((first, batch, rank, world))
+        return step(self, first, batch, rank, world)
+
+    monkeypatch.setattr(Data, "step", noted)
+    found = soak.load(run, 15, 0, 1, 2)
+    everything = list(run.steps())
+    assert seen == [(s.first, s.batch, 1, 2) for s in everything[-15:]]
+    assert found["first_step"] == len(everything) - 14 and found["steps"] == 15
+    assert found["tokens"] == sum(s.batch * run.curriculum.phases[s.phase].sequence for s in everything[-15:])
+    assert found["bytes"] == 2 * sum(-(-s.batch // 2) * (run.curriculum.phases[s.phase].sequence + 1)
+                                     for s in everything[-15:])
+    seen.clear()
+    assert soak.load(run, 10_000, 0, 0, 1)["first_step"] == 1                     # more than there are: all of them
+    assert len(seen) == len(everything)
+
+
+def test_verdicts():
+    assert soak.together([FINE], 500.0)["sound"]
+    slow = soak.together([FINE, {**FINE, "wait_share": 0.03}], 500.0)
+    assert not slow["sound"] and "3.0% of the time" in slow["problems"][0]
+    assert "verdict    at 500 tokens/s" in soak.told(slow)
+    # as fast as it goes it waits all the time, which says nothing
+    assert soak.together([{**FINE, "wait_share": 0.99}], 0)["sound"]
+    grown = soak.together([FINE, {**FINE, "memory_after": 400 << 20}], 0)
+    assert not grown["sound"] and "grown by 315 MB" in grown["problems"][0]
+    assert soak.together([{**FINE, "memory_after": 150 << 20}], 0)["sound"]       # 50 MB are noise
+    two = soak.together([FINE, {**FINE, "seconds": 4.0, "wait_p99_ms": 7.0}], 500.0)
+    assert (two["tokens_per_s"], two["mb_per_s"], two["wait_p99_ms"], two["ranks"]) == (250, 1.0, 7.0, 2)
+    assert "it keeps up" in soak.told(two)
+
+
+def test_a_loader_that_is_too_slow_is_found_out(folder, monkeypatch, capsys):
+    """However slow the machine is: a second of loading against a microsecond of computing."""
+    step = Data.step
+
+    def slow(self, *args):
+        time.sleep(0.02)
+        return step(self, *args)
+
+    monkeypatch.setattr(Data, "step", slow)
+    assert main(["soak", str(folder), "--steps", "5", "--rate", "100M"]) == 1
+    assert "spent waiting for data" in capsys.readouterr().out
+
+
+def test_the_command_over_two_ranks(folder, capfd):
+    assert main(["soak", str(folder), "--steps", "20", "--ranks", "2", "--json"]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["ranks"] == 2 and report["steps"] == 20 and report["sound"] and report["rate"] is None
+    assert report["memory_after"] > 1 << 20
+    assert main(["soak", str(folder), "--steps", "20"]) == 0
+    out = capfd.readouterr().out
+    assert "(the last 20)" in out and "memory does not grow" in out
+    assert main(["soak", str(folder), "--rate", "fast"]) == 2
+    assert "--rate" in capfd.readouterr().err
+
+
+def test_a_rank_that_fails_fails_the_command(capfd):
+    with pytest.raises(TrainingError, match="rank 0 failed"):
+        soak.several(["soak", "--no-such-option"], 2)
+    assert "--no-such-option" in capfd.readouterr().err

@@ -1,0 +1,178 @@
+"""`tokenmill train soak RUN`: does the loader keep up at the end of the run, where nobody has looked yet?
+
+Runs the loader, without a model, over the last steps of the plan: there an index that grows with the run, storage that
+has evicted shards, or memory that creeps shows (SmolLM3's first two mysteries, at a trillion tokens, on 384 GPUs). At
+full speed it says how much the loader can do; with `--rate` it reads as fast as a training of so many tokens a second
+would, and says how long that would wait. `--ranks N` is N loaders in N processes on this machine.
+Exit code 0: it keeps up; 1: it does not, or its memory grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any
+
+from trainer.arguments import of_a_run, positive
+
+if TYPE_CHECKING:
+    from trainer.run import Run
+
+#: share of the time a training may wait for data
+BEARABLE = 0.01
+#: memory of a rank may grow by so much from the first tenth to the end: a share, and bytes
+GROWTH, NOISE = 0.1, 64 << 20
+
+
+def add_parser(commands: Any) -> None:
+    soak = commands.add_parser("soak", parents=[of_a_run()],
+                               description="Run the loader alone over the last steps of the plan.",
+                               epilog="example: tokenmill train soak store/runs/first --rate 2.5M --ranks 8")
+    soak.add_argument("--steps", type=positive, default=1000, metavar="N", help="how many of the last (default: 1000)")
+    soak.add_argument("--rate", metavar="TOKENS", help="tokens a second of all ranks together, e.g. 2.5M (default: as "
+                                                       "fast as it goes)")
+    soak.add_argument("--ranks", type=positive, default=1, metavar="N", help="N loaders on this machine (default: 1)")
+    soak.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    soak.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    from trainer.config import ConfigError, count
+    from trainer.remote import fetch_shards
+    from trainer.run import open_run
+
+    opened = open_run(options.run, options.store, options.out, options.overrides)
+    try:
+        rate = count(options.rate) if options.rate else 0
+    except ValueError as error:
+        raise ConfigError(f"--rate: {error}") from None
+    if options.rank is not None:                                     # one of several: the parent wants the numbers
+        print(json.dumps(load(opened, options.steps, rate, options.rank, options.ranks)))
+        return 0
+    if opened.source:
+        fetch_shards(opened.source, opened.curriculum, lambda text: print(text, file=sys.stderr))
+    ranks = several(options.arguments, options.ranks) if options.ranks > 1 else \
+        [load(opened, options.steps, rate, 0, 1)]
+    report = together(ranks, rate)
+    print(json.dumps(report) if options.json else told(report))
+    return 0 if report["sound"] else 1
+
+
+def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
+    """What each of `ranks` processes measured. Raises TrainingError when one fails."""
+    from trainer.run import TrainingError
+
+    processes = [subprocess.Popen([sys.executable, "-m", "trainer", *arguments, "--rank", str(rank)],
+                                  stdout=subprocess.PIPE, text=True) for rank in range(ranks)]
+    try:
+        said = [process.communicate()[0] for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    failed = [rank for rank, process in enumerate(processes) if process.returncode]
+    if failed:
+        raise TrainingError(f"the loader of rank {failed[0]} failed; its error stands above")
+    return [json.loads(text) for text in said]
+
+
+def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, Any]:
+    """Read this rank's rows of the last `steps` steps. `rate`: tokens a second of all ranks, 0: without a pause."""
+    from trainer.data import Data, Prefetch
+
+    total = run.curriculum.steps
+    first = max(0, total - steps)
+    data = Data(run.curriculum, run.store, run.config.loss.repeats)
+    widths = [shards.dtype.itemsize for shards in data.train]
+    batches = Prefetch(data, run.steps(run.sample_at(first)), rank, ranks)
+    waits, tokens, read = [], 0, 0
+    before, disk = 0, disk_bytes()
+    began = time.perf_counter()
+    for step, batch in batches:
+        length = batch.tokens.shape[1]
+        waits.append(batches.waited)
+        tokens += step.batch * length
+        read += sum((length + 1) * widths[stream] for stream in batch.stream.tolist())
+        if step.number - first <= (total - first) // 10:
+            before = memory()
+        if rate:                                                     # so long a training computes
+            time.sleep(step.batch * length / rate)
+    seconds = time.perf_counter() - began
+    marks = quantiles(waits, n=100, method="inclusive") if len(waits) > 1 else waits * 99
+    return {"first_step": first + 1, "steps": total - first, "tokens": tokens, "seconds": seconds,
+            "wait_p50_ms": 1e3 * marks[49], "wait_p99_ms": 1e3 * marks[98], "wait_max_ms": 1e3 * max(waits),
+            # the first batch fills the pipe
+            "wait_share": sum(waits[1:]) / seconds, "bytes": read, "disk_bytes": disk_bytes() - disk,
+            "memory_before": before, "memory_after": memory()}
+
+
+def together(ranks: Sequence[Mapping[str, Any]], rate: float) -> dict[str, Any]:
+    """The report over all ranks: the worst of their waits, the sum of what they read, and what is wrong."""
+    seconds = max(r["seconds"] for r in ranks)
+    worst = max(ranks, key=lambda r: r["memory_after"] - r["memory_before"])
+    report = {"ranks": len(ranks), "first_step": ranks[0]["first_step"], "steps": ranks[0]["steps"],
+              "rate": rate or None, "seconds": round(seconds, 3), "tokens_per_s": ranks[0]["tokens"] / seconds,
+              **{key: max(r[key] for r in ranks) for key in ("wait_p50_ms", "wait_p99_ms", "wait_max_ms",
+                                                             "wait_share")},
+              "mb_per_s": sum(r["bytes"] for r in ranks) / seconds / 1e6,
+              "disk_mb_per_s": sum(r["disk_bytes"] for r in ranks) / seconds / 1e6,
+              "memory_before": worst["memory_before"], "memory_after": worst["memory_after"]}
+    problems = []
+    if rate and report["wait_share"] > BEARABLE:
+        problems.append(f"at {rate:,.0f} tokens/s {report['wait_share']:.1%} of the time is spent waiting for data "
+                        f"(bearable: {BEARABLE:.0%}): put the shards on local disks, or use fewer ranks per node")
+    grown = worst["memory_after"] - worst["memory_before"]
+    if grown > max(NOISE, GROWTH * worst["memory_before"]):
+        problems.append(f"memory of a rank has grown by {grown / 1e6:,.0f} MB in {report['steps']:,} steps")
+    return {**report, "problems": problems, "sound": not problems}
+
+
+def told(report: Mapping[str, Any]) -> str:
+    rate = f"at {report['rate']:,.0f} tokens/s" if report["rate"] else "as fast as it goes"
+    lines = [f"loader     steps {report['first_step']:,} to {report['first_step'] + report['steps'] - 1:,} (the last "
+             f"{report['steps']:,}) on {report['ranks']} rank{'s' if report['ranks'] > 1 else ''}, {rate}: "
+             f"{report['seconds']:.1f} s",
+             f"speed      {report['tokens_per_s']:,.0f} tokens/s, {report['mb_per_s']:.1f} MB/s, of which from disk "
+             f"{report['disk_mb_per_s']:.1f} MB/s (the rest was in the page cache)",
+             f"{'wait' if report['rate'] else 'a batch':<11}p50 {report['wait_p50_ms']:.2f} ms, p99 "
+             f"{report['wait_p99_ms']:.2f} ms, longest {report['wait_max_ms']:.1f} ms"
+             + (f"; {report['wait_share']:.1%} of the time" if report["rate"] else ""),
+             f"memory     {report['memory_before'] / 1e6:,.0f} MB after a tenth, "
+             f"{report['memory_after'] / 1e6:,.0f} MB at the end (of the rank that grew most)"]
+    if report["problems"]:
+        lines += [f"verdict    {problem}" for problem in report["problems"]]
+    else:
+        lines.append("verdict    it keeps up" if report["rate"] else
+                     "verdict    memory does not grow; a training that needs fewer tokens/s than this will not wait")
+    return "\n".join(lines)
+
+
+def memory() -> int:
+    """Bytes of this process that are not pages of files: memory maps of shards come and go as the system likes."""
+    from trainer.hardware import host_memory
+
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) << 10
+    except (OSError, UnicodeDecodeError):
+        pass
+    return host_memory()
+
+
+def disk_bytes() -> int:
+    """Bytes this process has made the disks read; 0 where the system does not tell."""
+    try:
+        for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
+            if line.startswith("read_bytes:"):
+                return int(line.split()[1])
+    except (OSError, UnicodeDecodeError):
+        pass
+    return 0
