@@ -1,0 +1,159 @@
+"""`explain` over a store made by hand: rows, documents and their places follow from the order and the shards alone,
+what the datasets say is added where the dataset is still the one the shards were made of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.trainer.synthetic import language, make_run
+from tokenizer.shards.layout import MANIFEST, Manifest
+from tokenizer.shards.reader import ShardSet
+from trainer.__main__ import main
+from trainer.data import Data
+from trainer.run import open_run
+
+STEP = 7
+DOCUMENTS = 120
+
+
+def dataset(store: Path, name: str, keys: tuple[str, ...]) -> None:
+    """Publish the documents of a stream in one part a key; its shards say that they came from there."""
+    folder = store / "datasets" / f"{name}-clean"
+    folder.mkdir(parents=True)
+    path = store / "shards" / name / "split=train" / MANIFEST
+    path.write_text(replace(Manifest.from_json(json.loads(path.read_text()), "x"), parts=keys).dumps())
+    rows = [{"id": f"{i:032x}", "text": f"text {i} \x1b[31mred " + "x" * 999, "url": f"https://{name}.example/{i}",
+             "source": name, "language": "en", "signals": {"quality": i / 7, "absent": None}, "meta": "{}"}
+            for i in range(DOCUMENTS)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "part-000000.parquet", row_group_size=50)
+    pq.write_table(pa.Table.from_pylist([{"part": "part-000000.parquet", "key": keys[0]}]),
+                   folder / "_manifest.parquet")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    store = tmp_path_factory.mktemp("store")
+    folder = make_run(store, documents=DOCUMENTS)
+    dataset(store, "web", ("ab" * 32,))
+    out = folder / "train"
+    out.mkdir()
+    before = [{"event": "step", "step": s, "loss": 3 + 0.1 * (s % 2), "grad_norm": 1.0 + s % 2}
+              for s in range(1, STEP)]
+    lines = [{"event": "start", "step": 0}, *before,
+             {"event": "step", "step": STEP, "loss": 9.05, "grad_norm": None, "skipped": True, "why": "norm nan"}]
+    (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first = 5 * (STEP - 1)
+    worst = [{"step": STEP, "sample": first, "stream": "x", "loss": 99.0}, {"event": "from", "step": STEP - 1},
+             {"step": STEP, "sample": first + 3, "stream": "web", "loss": 9.5},
+             {"step": STEP, "sample": first + 1, "stream": "web", "loss": None}]
+    (out / "worst_rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in worst))
+    (out / "ledger.jsonl").write_text(json.dumps(
+        {"v": 1, "event": "manual", "step": 0, "steps": [[STEP + 1, STEP + 2]], "why": "train.skip"}) + "\n")
+    return folder
+
+
+def said(capsys, run: Path, *arguments: object) -> dict:
+    assert main(["explain", str(run), *map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def shown(capsys, run: Path, *arguments: object) -> str:
+    assert main(["explain", str(run), *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_rows_are_those_of_the_loader_and_documents_are_whole(run, capsys):
+    """Each document's tokens, read from what `language` made, stand in the window where it says."""
+    opened = open_run(str(run), None, None, [])
+    data = Data(opened.curriculum, opened.store)
+    corpora = {name: language(10 * s, DOCUMENTS, chain=s) for s, name in enumerate(("web", "code"))}
+    found = said(capsys, run, STEP)
+    batch = data.step(5 * (STEP - 1), 5, 0, 1)
+    assert [row["row"] for row in found["rows"]] == [2, 4, 1, 3, 5]       # no number, then 9.5, then as they stand
+    for row in found["rows"]:
+        sets = ShardSet(opened.store / f"shards/{row['stream']}/split=train")
+        window = sets.window(row["window"], row["tokens"]).tolist()
+        assert window[:-1] == batch.tokens[row["row"] - 1].tolist()
+        covered = np.zeros(len(window), int)
+        for d in row["documents"]:
+            (first, stop), whole = d["tokens"], corpora[row["stream"]][int(d["id"], 16)]
+            assert window[first:stop] == whole[d["begins"]:d["begins"] + stop - first].tolist()
+            assert (d["of"], d["bytes"]) == (len(whole), 3 * len(whole))
+            covered[first:stop] += 1
+        assert (covered[:-1] == 1).all()
+        sizes = [d["tokens"][1] - d["tokens"][0] for d in row["documents"]]
+        assert sizes == sorted(sizes, reverse=True)
+
+
+def test_what_the_dataset_says_is_added(run, capsys):
+    found = said(capsys, run, STEP)
+    flat = [(row["stream"], d) for row in found["rows"] for d in row["documents"]]
+    assert {stream for stream, _ in flat} == {"web", "code"}
+    for stream, d in flat:
+        assert d.get("url") == (f"https://web.example/{int(d['id'], 16)}" if stream == "web" else None)
+        assert "text" not in d
+    missing = sum(stream == "code" for stream, _ in flat)
+    assert found["not_at_hand"].startswith(f"{missing} of {len(flat)} documents are not in ")
+    [row] = said(capsys, run, STEP, "--worst", 1)["rows"]
+    assert (row["row"], row["loss"]) == (2, None)
+    [row] = said(capsys, run, STEP, "--row", next(r["row"] for r in found["rows"] if r["stream"] == "web"))["rows"]
+    d = row["documents"][0]
+    assert d["signals"] == {"quality": int(d["id"], 16) / 7}
+    assert (d["dataset"], d["verdict"], len(d["text"])) == ("web-clean", "kept", 400)
+    assert said(capsys, run, STEP, "--row", 4)["rows"][0]["loss"] == 9.5
+
+
+def test_people_read_it_without_their_terminal_obeying(run, capsys):
+    text = shown(capsys, run, STEP, "--worst", 2)
+    one = shown(capsys, run, STEP, "--row", next(r["row"] for r in said(capsys, run, STEP)["rows"]
+                                                 if r["stream"] == "web"))
+    lines = text.splitlines()
+    assert lines[0] == "step 7 of 44, phase stable: samples 30 to 34"
+    assert lines[1] == "  changed nothing: norm nan"
+    assert lines[2] == "  loss 9.05, before it 3.05 ± 0.055 (6 steps): +109.5 σ"
+    assert "  →        7    9.0500         –  norm nan" in lines
+    assert "\x1b" not in one
+    assert text.index("row 2 (sample 31)") < text.index("row 4 (sample 33)  loss 9.5000")
+    assert "kept in web-clean: quality=" in one
+    assert "99.0" not in text                                             # void: written before a rewind
+
+
+def test_a_step_that_was_passed_over_says_so(run, capsys):
+    text = shown(capsys, run, STEP + 1)
+    assert "was passed over (train.skip): this is what it would have read" in text
+    assert said(capsys, run, STEP + 1)["passed_over"] == "train.skip"
+    assert said(capsys, run, STEP)["passed_over"] is None
+
+
+def test_another_dataset_under_the_same_name_is_not_taken_for_it(run, capsys):
+    """A part whose rows are other documents now, and one that has gone."""
+    part = run.parents[1] / "datasets" / "web-clean" / "part-000000.parquet"
+    table = pq.read_table(part)
+    pq.write_table(table.take(list(range(DOCUMENTS - 1, -1, -1))), part)
+    found = said(capsys, run, STEP)
+    assert not any("url" in d for row in found["rows"] for d in row["documents"])
+    part.unlink()
+    again = said(capsys, run, STEP)
+    assert again == found
+    count = sum(len(row["documents"]) for row in found["rows"])
+    assert found["not_at_hand"].startswith(f"{count} of {count} ")
+    pq.write_table(table, part)
+
+
+def test_nothing_trained_yet_and_wrong_numbers(run, capsys, tmp_path):
+    text = shown(capsys, run, 44, "--out", tmp_path)
+    assert text.splitlines()[:3] == ["step 44 of 44, phase anneal: samples 177 to 179", "",
+                                     text.splitlines()[2]]
+    assert text.splitlines()[2].startswith("row 1 (sample 177)  ")
+    for arguments, message in ((("45",), "there is no step 45; the curriculum has 44"),
+                               (("44", "--row", "4"), "--row 4: step 44 has 3 rows"), (("0",), "at least 1"),
+                               (("1", "--row", "1", "--worst", "1"), "not allowed with")):
+        assert main(["explain", str(run), *arguments]) == 2
+        assert message in capsys.readouterr().err
