@@ -170,6 +170,7 @@ def test_a_signal_waits_for_its_checkpoint(folder, tmp_path, alone, number):
     assert stopped.value.code == 128 + number
     done = [c.step for c in ckpt.complete(tmp_path / "checkpoints")]
     assert done[0] == 6 and len(done) == 2 and done[1] == max(losses(tmp_path)) < 12
+    assert [x["step"] for x in read(tmp_path / "metrics.jsonl") if x["event"] == "checkpoint"] == done
 
 
 def test_bf16_moments_are_smaller_and_close_but_not_the_same(folder, sync, tmp_path, alone):

@@ -1,0 +1,56 @@
+"""What several ranks do for test_reshard.py: `python -m tests.trainer.checkpoint_ranks WHAT STORE/runs/RUN OUT`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from trainer import checkpoint as ckpt
+from trainer.parallel import World, world
+from trainer.run import open_run
+from trainer.train import train
+
+SET = ["log_every=1000", "evaluate.every=1000", "checkpoint.every=5", "checkpoint.async=true"]
+#: divides by two ranks of a tensor group
+SPLIT = ["model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=64"]
+
+
+def quiet(_text: str) -> None:
+    pass
+
+
+def failing(run: str, out: str, here: World) -> None:
+    """The second rank cannot write its share of the second checkpoint. Every rank must hear of it, and end."""
+    real, calls = ckpt.FileSystemWriter, []
+
+    class Full(real):
+        def write_data(self, plan, planner):
+            raise OSError(28, "No space left on device")
+
+    def writer(path: Path):
+        calls.append(path)
+        return (Full if len(calls) == 2 and here.rank == 1 else real)(path)
+
+    try:
+        with mock.patch.object(ckpt, "FileSystemWriter", writer):
+            train(open_run(run, None, f"{out}/failing", SET), here, 20, quiet)
+    except ckpt.CheckpointError as error:
+        Path(f"{out}/failing.{here.rank}").write_text(str(error))
+
+
+def main(what: str, run: str, out: str) -> None:
+    torch.set_num_threads(1)
+    with world("cpu") as here:
+        if what == "two":
+            train(open_run(run, None, f"{out}/reshard", SET), here, 20, quiet)
+            train(open_run(run, None, f"{out}/tensor", [*SET, *SPLIT, "parallel.tensor=2"]), here, 8, quiet)
+            failing(run, out, here)
+        else:
+            train(open_run(run, None, f"{out}/reshard", SET), here, None, quiet)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
