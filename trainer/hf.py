@@ -182,6 +182,7 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
     out.mkdir(parents=True, exist_ok=True)
     sizes, width, where = shapes(config, vocab), DTYPES[dtype].itemsize, {}
     files = list(split(layout(config), sizes, shard // width))
+    write(out / "generation_config.json", {"eos_token_id": eos, "do_sample": True})
     for i, theirs in enumerate(files):
         name = "model.safetensors" if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
         ours = {n: torch.empty(sizes[n]) for names in theirs.values() for n in names}
@@ -190,11 +191,12 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
             dcp.load({f"model.{n}": x for n, x in ours.items()}, storage_reader=Reader(checkpoint.folder), no_dist=True)
         save_file({their: torch.cat([ours[n] * factor(n, factors) for n in names]).to(DTYPES[dtype])
                    for their, names in theirs.items()}, out / name, metadata={"format": "pt"})
+        # safetensors lets nobody else read its files; the umask is to decide, as for the others
+        (out / name).chmod((out / "generation_config.json").stat().st_mode)
         where |= dict.fromkeys(theirs, name)
     total = config.parameters(vocab)
     if len(files) > 1:
         write(out / INDEX, {"metadata": {"total_size": total * width}, "weight_map": where})
-    write(out / "generation_config.json", {"eos_token_id": eos, "do_sample": True, "temperature": 0.8, "top_k": 50})
     said = [f"{out}: {text['architectures'][0]}, {total:,} parameters in {dtype}, step {checkpoint.step}"]
     said.append(copy_tokenizer(tokenizer, out, eos))
     write(out / "config.json", text)
@@ -228,14 +230,18 @@ def copy_tokenizer(path: Path | None, out: Path, eos: int) -> str:
         write(out / "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer", "add_bos_token": False})
         return "tokenizer.model is beside it"
     shutil.copyfile(path, out / "tokenizer.json")
-    document = json.loads(path.read_text(encoding="utf-8"))
-    words = {t["id"]: t["content"] for t in document.get("added_tokens", [])}
-    vocabulary = document.get("model", {}).get("vocab", {})
-    if isinstance(vocabulary, dict) and eos not in words:
-        words |= {i: word for word, i in vocabulary.items() if i == eos}
+    word = words(path).get(eos)
     write(out / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast",
-                                          **({"eos_token": words[eos]} if eos in words else {})})
+                                          **({"eos_token": word} if word else {})})
     return "tokenizer.json is beside it"
+
+
+def words(path: Path) -> dict[int, str]:
+    """id → token of a tokenizer.json."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = document.get("model", {}).get("vocab", {})
+    pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((row[0], i) for i, row in enumerate(vocabulary))
+    return {i: word for word, i in pairs} | {t["id"]: t["content"] for t in document.get("added_tokens", [])}
 
 
 # -- in ----------------------------------------------------------------------------------------------------------------
@@ -365,13 +371,19 @@ def differing(config: ModelConfig, folder: Path) -> list[str]:
 
 
 @torch.no_grad()
-def load(model: nn.Module, config: ModelConfig, vocab: int, folder: Path) -> None:
+def load(model: nn.Module, config: ModelConfig, vocab: int, folder: Path, tokenizer: Path | None = None) -> None:
     """Fill all parameters of `model`, sharded or not, with the weights in `folder`. Each rank reads them, one by one.
-    Rows of the embedding beyond `vocab` are left out."""
+    Rows of the embedding beyond `vocab` are left out. Raises ConfigError for another model, and where both tokenizers
+    (the shards' is `tokenizer`) are there to be compared, for another vocabulary."""
     wrong = differing(config, folder)
     if wrong:
         raise ConfigError(f"train.init.from {folder}: is another model than train.model:\n  " + "\n  ".join(wrong)
                           + f"\n`tokenmill train import {folder}` prints the section that fits")
+    own = folder / "tokenizer.json"
+    if tokenizer and tokenizer.suffix == ".json" and tokenizer.is_file() and own.is_file() \
+            and words(own) != words(tokenizer):
+        raise ConfigError(f"train.init.from {folder}: its tokenizer.json has another vocabulary than the one of these "
+                          f"shards; encode them with it (recipe: tokenizer: {{load: {own}}})")
     files, parameters, sizes = check(folder, config, vocab), dict(model.named_parameters()), shapes(config, vocab)
     package = safetensors()
     for their, ours in layout(config).items():

@@ -245,7 +245,7 @@ def forward_backward(model: nn.Module, step: Step, batch: Batch, run: Run, data:
     sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)
     sums[1], sums[2] = batch.attended, batch.repeated
     # the loss is divided by the number of targets that count in the whole step, on all ranks and micro-batches
-    valid = world.sum(torch.tensor(float(batch.valid()), device=world.device))
+    valid = world.sum(torch.full((), float(batch.valid()), device=world.device))
     scale = 1 / valid.clamp(min=1)
     rows = min(run.micro_rows(batch.tokens.shape[1]), batch.rows)
     starts = list(range(0, batch.rows, rows))
@@ -287,7 +287,8 @@ def restore(found: ckpt.Checkpoint | None, run: Run, data: Data, model: nn.Modul
     if found is None:
         model.reshard()
         if run.config.init.from_:
-            hf.load(model, run.config.model, run.vocab, Path(run.config.init.from_))
+            hf.load(model, run.config.model, run.vocab, Path(run.config.init.from_),
+                    run.store / run.curriculum.tokenizer.path)
         else:
             initialise(model, run.config.model, run.config.seed)
         optimizer.state.clear()

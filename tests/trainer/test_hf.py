@@ -247,6 +247,32 @@ def test_without_safetensors_the_message_says_what_to_install(monkeypatch):
         hf.safetensors()
 
 
+def test_the_tokenizer_goes_along_and_must_be_the_shards(exported, tmp_path):
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+
+    def save(path: Path, *words: str) -> Path:
+        made = tokenizers.Tokenizer(tokenizers.models.BPE({w: i + 1 for i, w in enumerate(words)}, []))
+        made.add_special_tokens(["<end>"])
+        made.save(str(path))
+        return path
+
+    ours = save(tmp_path / "ours.json", "a", "b")
+    eos = 2
+    (tmp_path / "out").mkdir()
+    assert "beside" in hf.copy_tokenizer(ours, tmp_path / "out", eos)
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (loaded.eos_token_id, loaded("ab")["input_ids"]) == (eos, [1, 2])
+    assert hf.copy_tokenizer(tmp_path / "none.json", tmp_path / "out", eos).startswith("no tokenizer")
+    model, folder = exported["gqa"]
+    for path in folder.iterdir():
+        (tmp_path / "out" / path.name).write_bytes(path.read_bytes())
+    fresh = Transformer(model.config, VOCAB)
+    hf.load(fresh, model.config, VOCAB, tmp_path / "out", ours)
+    assert torch.equal(fresh.embed.weight, model.embed.weight)
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        hf.load(fresh, model.config, VOCAB, tmp_path / "out", save(tmp_path / "other.json", "b", "a"))
+
+
 def test_a_user_trains_exports_and_goes_on(tmp_path, capsys):
     """Train, export, import, and train on from the weights: the held-out loss goes on where it was."""
     run = make_run(tmp_path / "a", total=3840, documents=150)
