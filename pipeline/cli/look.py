@@ -187,7 +187,8 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
                         f"has changed since, run the recipe again")
     config = minhash_config(at, dataset)
     # what differs is shown without punctuation, where nothing tells personal data any more: it goes before
-    found = compare(scrub_text(removed["text"]), scrub_text(kept["text"]), config)
+    found = compare(scrub_text(removed["text"]), scrub_text(kept["text"]), config,
+                    languages=(removed["language"] or "", kept["language"] or ""))
     if json_lines:
         document = {"removed": removed["id"], "kept": kept["id"], "reason": removed["reason"],
                     "recorded_similarity": verdict.get("similarity"), "config": config or {}, **found.to_json()}

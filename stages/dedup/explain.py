@@ -14,7 +14,6 @@ from stages.dedup.exact import same_text
 from stages.dedup.hashing import band_keys, split_words
 from stages.dedup.minhash import MinHash, MinHashSignature
 from stages.text.normalize import simplify
-from stages.text.words import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,20 +47,22 @@ class Explanation:
         return {**asdict(self), "confirmed": self.confirmed}
 
 
-def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *, excerpts: int = 5,
-            words: int = 40) -> Explanation:
-    """Compare two texts as `minhash` with this recipe config does; at most `excerpts` stretches of `words` words each.
+def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *, languages: tuple[str, str] = ("", ""),
+            excerpts: int = 5, words: int = 40) -> Explanation:
+    """Compare two texts, in these languages, as `minhash` with this recipe config does; at most `excerpts` stretches of
+    `words` words each.
 
     Band keys were taken before personal data was scrubbed, so on stored texts `shared_bands` may be lower than it was.
     """
     barrier = MinHash(dict(config or {}))
     c = barrier.config
     stage = MinHashSignature(barrier.prepare()[1])
-    hashes = [stage.shingles(text)[0] for text in (removed, kept)]
+    both_texts = list(zip((removed, kept), languages))
+    hashes = [stage.shingles(*text)[0] for text in both_texts]
     a, b = (np.unique(h) for h in hashes)
     both = np.intersect1d(a, b, assume_unique=True)
     similarity = len(both) / union if (union := len(a) + len(b) - len(both)) else 0.0
-    signatures = [stage.signature(text) for text in (removed, kept)]
+    signatures = [stage.signature(*text) for text in both_texts]
     shared = 0
     if signatures[0] is not None and signatures[1] is not None:
         keys = [band_keys(s, c.bands, c.rows) for s in signatures]
@@ -70,15 +71,15 @@ def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *,
         similarity=similarity, threshold=c.verify or None, contained=len(both) / len(a) if len(a) else 0.0,
         removed_ngrams=len(a), kept_ngrams=len(b), common_ngrams=len(both), shared_bands=shared, bands=c.bands,
         detection=1 - (1 - similarity**c.rows) ** c.bands, equal_text=same_text(removed) == same_text(kept),
-        only_removed=_alone(stage, removed, hashes[0], both, excerpts, words),
-        only_kept=_alone(stage, kept, hashes[1], both, excerpts, words))
+        only_removed=_alone(stage, *both_texts[0], hashes[0], both, excerpts, words),
+        only_kept=_alone(stage, *both_texts[1], hashes[1], both, excerpts, words))
 
 
-def _alone(stage: MinHashSignature, text: str, hashes: NDArray[np.uint64], common: NDArray[np.uint64], excerpts: int,
-           most: int) -> tuple[str, ...]:
+def _alone(stage: MinHashSignature, text: str, language: str, hashes: NDArray[np.uint64], common: NDArray[np.uint64],
+           excerpts: int, most: int) -> tuple[str, ...]:
     """Stretches of words that are in no common n-gram, longest first (ties: text order)."""
     plain = simplify(text[:stage.config.max_chars])
-    words = split_words(plain) if stage.config.dialect == "tokenmill" else words_of(plain).strings()
+    words = split_words(plain) if stage.config.dialect == "tokenmill" else stage.words_of(plain, language).strings()
     covered = np.zeros(len(words) + 1, np.int64)
     at = np.flatnonzero(np.isin(hashes, common))
     np.add.at(covered, at, 1)

@@ -2,6 +2,7 @@
 
     - {minhash: {verify: 0.75}}                          # ours: LSH finds candidates, word 5-grams decide
     - {minhash: {dialect: datatrove, verify: null}}      # FineWeb's: all but one document of every LSH cluster go
+    - {minhash: {dialect: datatrove, hash: xxhash, words: language, verify: null}}            # FineWeb-2's
 
 Signatures ride in the pass before the barrier; then, as waves of tasks over groups of parts (see `fragment`):
 
@@ -20,10 +21,12 @@ Two documents of Jaccard similarity s meet in a band with probability 1 - (1 - s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from pydantic import model_validator
 
 from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave
 from stages.dedup.cluster import cluster_waves
@@ -38,12 +41,14 @@ from stages.dedup.fragment import (
     slices_of,
     write_slice,
 )
-from stages.dedup.hashing import Permutations, band_keys, word_shingles
+from stages.dedup.hashing import Permutations, band_keys, split_words, word_shingles
 from stages.dedup.lsh import BAND
 from stages.stage import Stage, StageConfig, decision, signal
+from stages.text.language_codes import tag
+from stages.text.languages import splitter
 from stages.text.ngrams import shingle_sha1, shingle_xxhash
 from stages.text.normalize import simplify
-from stages.text.words import words_of
+from stages.text.words import Words, words_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,6 +64,16 @@ class SignatureConfig(StageConfig):
     max_chars: int = signal(500_000, "characters of a text that are looked at: more saturate a signature", ge=1)
     dialect: Literal["tokenmill", "datatrove"] = signal("tokenmill", "whose words and hashes (stages.dedup.hashing)")
     hash: Literal["sha1", "xxhash"] = signal("sha1", "shingle hash of dialect datatrove (FineWeb-2: xxhash)")
+    words: Literal["english", "language"] = signal(
+        "english", "whose words dialect datatrove cuts texts into: English ones, or those of a document's language "
+                   "(FineWeb-2)")
+
+    @model_validator(mode="after")
+    def _words_of_a_dialect(self) -> SignatureConfig:
+        if self.words == "language" and self.dialect != "datatrove":
+            raise ValueError("words: language is for dialect: datatrove; the words of dialect tokenmill are the same "
+                             "in all languages: leave it out, or set dialect: datatrove")
+        return self
 
 
 class MinHashSignature(Stage):
@@ -66,7 +81,7 @@ class MinHashSignature(Stage):
 
     `bands` holds the keys as little-endian uint64, and nothing for a text of fewer than `ngram` words, which has no
     near-duplicates (`exact` finds its duplicates); `chars` counts the characters of the whole text, `words` the words
-    looked at.
+    looked at. With `words: language` a column `language` says whose words they are.
     """
 
     name = "minhash_signature"
@@ -79,29 +94,54 @@ class MinHashSignature(Stage):
         c = self.config
         # `simplify` goes by the Unicode version of regex (\p{Nd})
         self.libraries = ("regex", "spacy") if c.dialect == "datatrove" else ("regex",)
+        if c.words == "language":
+            self.libraries += ("datatrove",)                       # its table of languages
+            self.side = self.side.append(pa.field("language", pa.string()))
         self._permute = Permutations(c.bands * c.rows, c.seed, c.dialect)
 
-    def shingles(self, text: str) -> tuple[NDArray[np.uint64], int]:
+    def reads(self) -> dict[str, str]:
+        return {"language": "words"} if self.config.words == "language" else {}
+
+    def shingles(self, text: str, language: str = "") -> tuple[NDArray[np.uint64], int]:
         """(hash of every word n-gram in order, number of words) of the first `max_chars` characters of a text."""
         plain = simplify(text[:self.config.max_chars])
         if self.config.dialect == "tokenmill":
             return word_shingles(plain, self.config.ngram)
-        words = words_of(plain)
+        words = self.words_of(plain, language)
         hashed = shingle_sha1 if self.config.hash == "sha1" else shingle_xxhash
         return hashed(words, self.config.ngram), len(words)
 
-    def signature(self, text: str) -> NDArray[np.uint64] | None:
+    def words_of(self, plain: str, language: str) -> Words:
+        """The words of a simplified text, as dialect datatrove has them."""
+        if self.config.words == "english":
+            return words_of(plain)
+        rules = _rules(language)
+        return words_of(plain, rules) if rules is not None else Words.of(split_words(plain))
+
+    def signature(self, text: str, language: str = "") -> NDArray[np.uint64] | None:
         """uint64[bands * rows], None for a text without shingles."""
-        shingles, _ = self.shingles(text)
+        shingles, _ = self.shingles(text, language)
         return self._permute(shingles) if len(shingles) else None
 
     def process(self, doc: Document) -> str | None:
-        shingles, words = self.shingles(doc.text)
+        shingles, words = self.shingles(doc.text, doc.language)
         keys = b""
         if len(shingles):
             keys = band_keys(self._permute(shingles), self.config.bands, self.config.rows).astype("<u8").tobytes()
         doc.side[self.name] = {"bands": keys, "chars": len(doc.text), "words": words}
+        if self.config.words == "language":
+            doc.side[self.name]["language"] = doc.language
         return None
+
+
+@lru_cache(maxsize=4096)
+def _rules(language: str) -> str | None:
+    """spaCy's rules that split a language, by any of its names; None where it has none: of those that need a package
+    (Chinese, Japanese, Thai …) and unknown ones words are as in dialect tokenmill, whatever is installed."""
+    found, named = splitter(language), tag(language)
+    if found is None and named is not None:
+        found = splitter(f"{named.language}_{named.script}" if named.script else named.language)
+    return found.rules if found is not None else None
 
 
 class MinHash(Barrier):
@@ -111,6 +151,10 @@ class MinHash(Barrier):
     only when its word n-gram Jaccard similarity with a kept document that shares a band with it is at least `verify`
     (see `stages.dedup.verify`). `verify: 0` or null removes all others unseen, as datatrove does for FineWeb; there the
     survivor of a cluster is arbitrary, the number removed is the same.
+
+    Words are the same in all languages (runs without white space, and single characters where a script has none), or,
+    in dialect datatrove, English ones; with `words: language` those of the document's language, as FineWeb-2 has it,
+    as far as spaCy has rules for it, else those of dialect tokenmill.
 
     Counters for the report, by wave: bands {documents, signed}; links {collisions, max_bucket, bucket_sizes}; clusters
     {candidates, clusters, max_cluster, cluster_sizes}; verify {comparisons, removed, kept, capped}; slices {removed:
@@ -125,6 +169,9 @@ class MinHash(Barrier):
                                               "null: no check", ge=0, le=1)
         max_comparisons: int = decision(128, "kept documents a document is compared with at most; those that share "
                                              "most bands first", ge=1)
+
+    def reads(self) -> dict[str, str]:
+        return {"language": "words"} if self.config.words == "language" else {}
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
         return "stages.dedup.minhash:MinHashSignature", self._signature()

@@ -78,14 +78,16 @@ class Shingles:
             records = np.zeros(len(said), dtype)
             for field in ("root", "part", "row"):
                 records[field] = said[field]
-            side = read_side(inputs.fetch(refs["side"]), ["id", "bands", "chars"], said["row"])
+            columns = ["id", "bands", "chars", *(["language"] if stage.config.words == "language" else [])]
+            side = read_side(inputs.fetch(refs["side"]), columns, said["row"])
             records["id_hi"], records["id_lo"] = ids_to_ints(side["id"])
             records["chars"] = side["chars"].to_numpy()
             records["bands"] = fixed_bytes(side["bands"])[1].view("<u8")
             blocks.append(records)
             if sets is not None:
+                languages = side["language"].to_pylist() if "language" in columns else [""] * len(said)
                 for i, text in enumerate(texts_at(inputs.fetch(refs["text"]), said["row"])):
-                    sets.add(records[i:i + 1], np.unique(stage.shingles(text)[0]))
+                    sets.add(records[i:i + 1], np.unique(stage.shingles(text, languages[i])[0]))
         if sets is not None:
             sets.close()
         every = np.concatenate(blocks) if blocks else np.zeros(0, dtype)

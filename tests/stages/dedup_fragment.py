@@ -26,6 +26,7 @@ class Doc:
     dataset: str = "web"
     id: str = ""
     url: str = ""
+    language: str = ""
 
     @property
     def name(self) -> str:
@@ -55,7 +56,7 @@ def write_parts(barrier: Barrier, docs: list[Doc], store: Store, *, part_rows: i
             rows = mine[start:start + part_rows]
             sides = []
             for row, d in enumerate(rows):
-                document = Document(d.name, d.text, source=dataset, url=d.url)
+                document = Document(d.name, d.text, source=dataset, url=d.url, language=d.language)
                 assert stage.process(document) is None
                 sides.append({"row": row, "id": d.name, **document.side[stage.name]})
             text = pa.table({"id": [d.name for d in rows], "text": pa.array([d.text for d in rows], pa.large_string())})

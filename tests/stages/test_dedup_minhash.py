@@ -9,8 +9,9 @@ import pytest
 
 from pipeline.store.fs import Store
 from stages.dedup import cluster, fragment, verify
+from stages.dedup.explain import explain
 from stages.dedup.fragment import DuplicateId, groups
-from stages.dedup.minhash import MinHash
+from stages.dedup.minhash import MinHash, MinHashSignature
 from tests.stages.dedup_corpus import corpus, edited, expected, vocabulary
 from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
 
@@ -216,6 +217,33 @@ def test_nothing_alike_ends_early(tmp_path):
     assert got.slices == [None, None, None]
     assert not got.results["clusters"]
     assert list(MinHash().slices([], {name: [] for name in got.results})) == []
+
+
+LINES = {"zho_Hans": "天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋收冬藏闰余成岁律吕调阳云腾致雨露结为霜金生丽水玉出昆冈",
+         "ja": "いろはにほへとちりぬるをわかよたれそつねならむうゐのおくやまけふこえてあさきゆめみしゑひもせす",
+         "tha": "วันนี้อากาศดีมากเราไปเดินเล่นที่สวนสาธารณะกันเถอะแล้วค่อยกลับบ้านกินข้าวเย็นด้วยกันทุกคน",
+         "eng_Latn": "you cannot know what they dont say for im gonna be late and its not ill that were all there",
+         "deu_Latn": "im haus am see war es am abend still und niemand ging mehr vor die tuer denn es regnete wie nie"}
+
+
+@pytest.mark.parametrize("language", sorted(LINES))
+def test_near_duplicates_are_found_by_the_words_of_their_language(tmp_path, language):
+    """A page that says the same with another last line; English rules see one word a line where nothing parts them."""
+    rng = random.Random(language)
+    parted = " " if " " in LINES[language] else ""
+    pool = LINES[language].split() if parted else list(LINES[language])
+    lines = [parted.join(rng.choices(pool, k=40)) for _ in range(12)]
+    pages = ["。".join(lines), "。".join([*lines[:-1], lines[-1] + parted + pool[0], parted.join(pool[:9])]),
+             "。".join(parted.join(rng.choices(pool, k=40)) for _ in range(12))]
+    docs = [Doc(page, id=f"{i:032x}", language=language) for i, page in enumerate(pages)]
+    barrier = MinHash(dialect="datatrove", hash="xxhash", words="language", verify=0.75)
+    found = outcome(barrier, docs, tmp_path)
+    assert set(found.removed) == {docs[0].name} and found.removed[docs[0].name][1] == docs[1].name
+    stage = MinHashSignature(barrier.prepare()[1])
+    a, b = (set(stage.shingles(page, language)[0].tolist()) for page in pages[:2])
+    assert found.removed[docs[0].name][2] == len(a & b) / len(a | b)
+    said = explain(pages[0], pages[1], barrier.config.model_dump(), languages=(language, language))
+    assert said.confirmed and said.similarity == found.removed[docs[0].name][2]
 
 
 def test_same_id_twice_is_an_error(tmp_path):

@@ -35,7 +35,8 @@ def real_texts(n: int) -> list[str]:
         return [json.loads(line)["text"] for _, line in zip(range(n), f)]
 
 
-def same_as_datatrove(function: str, sample: list[str], bands: int = 14, rows: int = 8, seed: int = 1) -> int:
+def same_as_datatrove(function: str, sample: list[str], bands: int = 14, rows: int = 8, seed: int = 1,
+                      language: str = "") -> int:
     """Compare every signature with the installed datatrove's, bit by bit; the number of texts that have one."""
     from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
     from datatrove.utils.hashing import HashConfig, create_hash_func
@@ -47,12 +48,13 @@ def same_as_datatrove(function: str, sample: list[str], bands: int = 14, rows: i
     theirs.config, theirs.num_hashes, theirs._parameters = config, bands * rows, None
     function_of_bytes = create_hash_func(config.hash_config, bytes)     # xxhash 4 no longer takes the str it passes
     theirs._hash_func = lambda text: function_of_bytes(text.encode())
-    theirs.word_tokenizer = load_word_tokenizer("eng")
-    ours = MinHashSignature(dialect="datatrove", hash=function, bands=bands, rows=rows, seed=seed)
+    theirs.word_tokenizer = load_word_tokenizer(language or "eng")
+    ours = MinHashSignature(dialect="datatrove", hash=function, bands=bands, rows=rows, seed=seed,
+                            words="language" if language else "english")
     signed = 0
     for text in sample:
         shingles = theirs.get_shingles(text)
-        mine = ours.signature(text)
+        mine = ours.signature(text, language)
         if not shingles.size:
             assert mine is None, text
             continue
@@ -66,6 +68,32 @@ def same_as_datatrove(function: str, sample: list[str], bands: int = 14, rows: i
 def test_datatrove_dialect_is_bit_equal(function):
     assert same_as_datatrove(function, texts()) > 20
     assert same_as_datatrove(function, texts()[:12], bands=5, rows=3, seed=77) > 5
+
+
+@pytest.mark.parametrize("language", ["deu_Latn", "fra_Latn", "arb_Arab", "rus_Cyrl", "tur_Latn", "eng_Latn"])
+def test_words_of_a_language_are_bit_equal(language):
+    """FineWeb-2's signatures: xxhash over the words of the language."""
+    said = ("Im Haus sagte er, dass z.B. am 3. Mai nichts war; usw. und so fort, vgl. S. 12 im Buch. ",
+            "Aujourd'hui l'homme n'a qu'un mot, c.-à-d. presque rien, dit-il à Mme. Dupont. ",
+            "кто-то сказал и т.д., что в 2010 г. было так, а не иначе ", "الكتاب الجديد في البيت الكبير مع ذلك ",
+            "Dr. Ali'nin evi vb. şeyler için 5'te geldi. ", "dont cannot im ill its were id shell gonna wont ")
+    assert same_as_datatrove("xxhash", [*texts(), *(s * 3 for s in said)], language=language) > 20
+
+
+def test_languages_have_any_name_and_others_no_words_of_english():
+    stage = MinHashSignature(dialect="datatrove", words="language")
+    german = "im haus war am abend dont cannot und sonst nichts mehr zu sehen " * 3
+    for name in ("de", "deu", "deu_Latn", "DE"):
+        assert stage.shingles(german, name)[0].tolist() == stage.shingles(german, "deu_Latn")[0].tolist()
+    assert stage.shingles(german, "deu_Latn")[1] != stage.shingles(german, "eng_Latn")[1]
+    assert stage.shingles(german, "no")[1] == len(german.split())          # nob has rules of its own
+    plain = MinHashSignature(dialect="tokenmill")
+    for language, text in (("zh", "今天天气很好，我们去公园散步吧。"), ("jpn_Jpan", "今日は天気がいいので公園へ"),
+                           ("tha_Thai", "วันนี้อากาศดีมากเราไปเดินเล่นกันเถอะ"), ("", "one two three four five six"),
+                           ("xx-weird", "one two three four five six")):
+        assert stage.shingles(text * 3, language)[1] == plain.shingles(text * 3)[1] > 5
+    with pytest.raises(ValueError, match="dialect: datatrove"):
+        MinHashSignature(words="language")
 
 
 def test_datatrove_dialect_is_bit_equal_on_real_texts():
