@@ -20,6 +20,7 @@ COMMANDS = {
     "edit": ("trainer.tools.edit", "give a training other phases from a step on"),
     "explain": ("trainer.tools.explain", "show the documents a step consisted of, and its loss among its neighbours'"),
     "soak": ("trainer.tools.soak", "run the loader alone over the last steps: does it keep up?"),
+    "doctor": ("trainer.tools.doctor", "check that this machine trains alike on one rank and on several"),
     "plan": ("trainer.tools.plan", "show phases, sizes, memory and FLOPs of a training"),
     "anneal": ("trainer.tools.anneal", "from a checkpoint, decay on several mixtures: which data helps?"),
     "ablate": ("trainer.tools.ablate", "train variations of the settings, with several seeds"),

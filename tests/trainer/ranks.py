@@ -1,25 +1,60 @@
-"""What two ranks do for test_parity.py, in one process group: `python -m tests.trainer.ranks STORE/runs/RUN OUT`."""
+"""What several ranks do for test_parity.py and test_parallel.py, all in one process group a launch:
+`python -m tests.trainer.ranks JOB STORE/runs/RUN OUT` with JOB one of JOBS."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from trainer import train as loop
 from trainer.init import initialise
 from trainer.model import ModelConfig, Transformer
-from trainer.parallel import World, shard, world
+from trainer.parallel import ParallelConfig, World, arranged, clip, shard, world
 from trainer.run import open_run
+from trainer.tools.doctor import copies_and_twins
+
+ROOT = Path(__file__).resolve().parents[2]
+#: divides over two tensor ranks, and what is left divides over nothing
+MODEL = {"layers": 2, "width": 40, "heads": 4, "kv_heads": 2, "ffn": 54, "qk_norm": True}
+#: trainings of test_parallel.py: name → what is set; each is of 22 steps
+TWO = {"tensor": ["parallel.tensor=2"], "grad": ["parallel.shard=grad", "micro_batch=64"]}
+FOUR = {"full": [], "grad": ["parallel.shard=grad", "micro_batch=32"],
+        "none": ["parallel.shard=none", "micro_batch=32"],
+        "hybrid": ["parallel.shard=hybrid", "parallel.shard_size=2"],
+        "tensor-full": ["parallel.tensor=2", "micro_batch=32"],
+        "tensor-none": ["parallel.tensor=2", "parallel.shard=none", "parallel.checkpointing=selective"],
+        "tensor-offload": ["parallel.tensor=2", "parallel.offload=true", "parallel.checkpointing={every: 2}"],
+        "tensor-compile": ["parallel.tensor=2", "parallel.checkpointing=full", "compile=true"]}
 
 
 def quiet(_text: str) -> None:
     pass
+
+
+def launch(job: str, run: str, out: Path, ranks: int, seconds: int = 150) -> None:
+    """Do `job` in `ranks` processes. Raises AssertionError, with what they wrote to stderr, unless all end well."""
+    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port), "OMP_NUM_THREADS": "1",
+                   "WORLD_SIZE": str(ranks), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    processes = [subprocess.Popen([sys.executable, "-m", "tests.trainer.ranks", job, run, str(out)], cwd=ROOT,
+                                  env={**environment, "RANK": str(r)}, stderr=subprocess.PIPE, text=True)
+                 for r in range(ranks)]
+    try:
+        errors = [p.communicate(timeout=seconds)[1] for p in processes]
+    finally:
+        for p in processes:
+            p.kill()
+    assert [p.returncode for p in processes] == [0] * ranks, "\n".join(errors)
 
 
 @torch.no_grad()
@@ -27,32 +62,85 @@ def one_global_seed(model: nn.Module, config: ModelConfig, seed: int) -> None:
     """The mutant: what most trainers do. One seed for all, and torch's own init on whatever shard a rank holds."""
     torch.manual_seed(seed)
     for parameter in model.parameters():
+        local = parameter.to_local()                 # what the same seed draws on all ranks of a tensor group
         if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=config.init_std)
+            nn.init.normal_(local, std=config.init_std)
         else:
-            nn.init.ones_(parameter)
+            nn.init.ones_(local)
 
 
-def initial_hashes(run: str, here: World) -> dict[str, list]:
-    """{name: [hash of the whole tensor, rows on this rank]} of the initial parameters, gathered from the shards."""
-    opened = open_run(run, None, None, [])
+def built(run: str, here: World, overrides: list[str], init: Any = initialise) -> nn.Module:
+    opened = open_run(run, None, None, overrides)
     with torch.device("meta"):
         model = Transformer(opened.config.model, opened.vocab)
     shard(model, here, torch.float32, False)
-    initialise(model, opened.config.model, 7)
-    return {name: [hashlib.sha256(p.detach().full_tensor().numpy().tobytes()).hexdigest(), p.to_local().shape[0]]
-            for name, p in model.named_parameters()}
+    init(model, opened.config.model, 7)
+    return model
 
 
-def main(run: str, out: str) -> None:
+def initial_hashes(run: str, here: World, overrides: list[str] = []) -> dict[str, list]:  # noqa: B006
+    """{name: [hash of the whole tensor, numbers on this rank]} of the initial parameters, gathered from the shards."""
+    return {name: [hashlib.sha256(p.detach().full_tensor().numpy().tobytes()).hexdigest(), p.to_local().numel()]
+            for name, p in built(run, here, overrides).named_parameters()}
+
+
+def poisoned(model: nn.Module, most: float, here: World) -> torch.Tensor:
+    """`clip`, but at the fifth step the last rank has a NaN in one of its gradients."""
+    poisoned.steps += 1
+    if poisoned.steps == 5 and here.rank == here.size - 1:
+        next(p for p in model.parameters() if p.to_local().numel()).grad.to_local().view(-1)[0] = torch.nan
+    norm = clip(model, most, here)
+    poisoned.norms.append(norm.item())
+    return norm
+
+
+def with_poison(run: str, out: str, here: World, overrides: list[str]) -> None:
+    """A training in which one rank is poisoned once; each rank writes the norms it saw."""
+    poisoned.steps, poisoned.norms = 0, []
+    with mock.patch.object(loop, "clip", poisoned):
+        loop.train(open_run(run, None, f"{out}/poison", overrides), here, 8, quiet)
+    (Path(out) / f"poison.{here.rank}.json").write_text(json.dumps(poisoned.norms))
+
+
+def shards(run: str, out: str, here: World, overrides: list[str]) -> None:
+    """Each rank writes hashes of its whole initial parameters, and who holds what another holds: rightly, wrongly."""
+    arrangement = arranged(here, open_run(run, None, None, overrides).config.parallel)
+    found = {"init": initial_hashes(run, arrangement, overrides),
+             "sound": copies_and_twins(built(run, arrangement, overrides), arrangement),
+             "mutant": copies_and_twins(built(run, arrangement, overrides, one_global_seed), arrangement)}
+    (Path(out) / f"shards.{here.rank}.json").write_text(json.dumps(found))
+
+
+def parity(run: str, out: str, here: World) -> None:
+    """For test_parity.py, two ranks."""
+    (Path(out) / f"init.{here.rank}.json").write_text(json.dumps(initial_hashes(run, here)))
+    for name, stop in (("two", None), ("two-then-one", 17), ("one-then-two", None)):
+        loop.train(open_run(run, None, f"{out}/{name}", []), here, stop, quiet)
+    for name, overrides in TWO.items():
+        loop.train(open_run(run, None, f"{out}/{name}", overrides), here, 22, quiet)
+    with mock.patch.object(loop, "initialise", one_global_seed):
+        loop.train(open_run(run, None, f"{out}/mutant-two", []), here, 22, quiet)
+        loop.train(open_run(run, None, f"{out}/mutant-tensor", ["parallel.tensor=2"]), here, 22, quiet)
+    shards(run, out, here, ["parallel.tensor=2"])
+    with_poison(run, out, here, ["parallel.tensor=2"])
+
+
+def parallel(run: str, out: str, here: World) -> None:
+    """For test_parallel.py, four ranks."""
+    for name, overrides in FOUR.items():
+        loop.train(open_run(run, None, f"{out}/{name}", overrides), here, 22, quiet)
+    shards(run, out, here, ["parallel.tensor=2", "parallel.shard=hybrid", "parallel.shard_size=1"])
+    with_poison(run, out, here, ["parallel.tensor=2"])
+    arranged(here, ParallelConfig())
+
+
+JOBS = {"parity": parity, "parallel": parallel}
+
+
+def main(job: str, run: str, out: str) -> None:
     torch.set_num_threads(1)
     with world("cpu") as here:
-        hashes = initial_hashes(run, here)
-        (Path(out) / f"init.{here.rank}.json").write_text(json.dumps(hashes))
-        for name, stop in (("two", None), ("two-then-one", 17), ("one-then-two", None)):
-            loop.train(open_run(run, None, f"{out}/{name}", []), here, stop, quiet)
-        with mock.patch.object(loop, "initialise", one_global_seed):
-            loop.train(open_run(run, None, f"{out}/mutant-two", []), here, 22, quiet)
+        JOBS[job](run, out, here)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.trainer.ranks import initial_hashes, one_global_seed, quiet
+from tests.trainer.ranks import MODEL, TWO, initial_hashes, launch, one_global_seed, quiet
 from tests.trainer.synthetic import make_run
 from trainer import checkpoint as ckpt
 from trainer import train as loop
@@ -21,25 +17,24 @@ from trainer.metrics import read
 from trainer.parallel import world
 from trainer.run import open_run
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def losses(out: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in read(out / "metrics.jsonl") if line["event"] == "step"}
 
 
 def parity(a: dict[int, float], b: dict[int, float]) -> float:
-    """Largest difference in loss of any step; both must have the same, at least 20, steps."""
-    assert a.keys() == b.keys()
-    assert len(a) >= 20
-    return max(abs(a[step] - b[step]) for step in a)
+    """Largest difference in loss of any step that both have, at least 20 of them from the first on."""
+    both = sorted(a.keys() & b.keys())
+    assert both == list(range(1, len(both) + 1))
+    assert len(both) >= 20
+    return max(abs(a[step] - b[step]) for step in both)
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     """Runs everything once: one rank here, two ranks in processes, each resuming what the other began."""
     store = tmp_path_factory.mktemp("store")
-    run, out = str(make_run(store)), store / "out"
+    run, out = str(make_run(store, model=MODEL)), store / "out"
     out.mkdir()
     with world("cpu") as here:
         (out / "init.alone.json").write_text(json.dumps(initial_hashes(run, here)))
@@ -47,30 +42,52 @@ def out(tmp_path_factory):
         loop.train(open_run(run, None, str(out / "one-then-two"), []), here, 30, quiet)
         with mock.patch.object(loop, "initialise", one_global_seed):
             loop.train(open_run(run, None, str(out / "mutant-one"), []), here, 22, quiet)
-    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port), "WORLD_SIZE": "2",
-                   "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen([sys.executable, "-m", "tests.trainer.ranks", run, str(out)], cwd=ROOT,
-                              env={**environment, "RANK": str(r)}, stderr=subprocess.PIPE, text=True) for r in range(2)]
-    try:
-        errors = [rank.communicate(timeout=150)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    launch("parity", run, out, 2)
     with world("cpu") as here:
         loop.train(open_run(run, None, str(out / "two-then-one"), []), here, None, quiet)
     return out
 
 
-def test_two_ranks_give_the_losses_of_one(out):
-    assert parity(losses(out / "one"), losses(out / "two")) < 1e-4
+def norms(out: Path) -> list[float]:
+    return [line["grad_norm"] for line in read(out / "metrics.jsonl") if line["event"] == "step"]
 
 
-def test_the_parity_check_fails_when_one_global_seed_initialises_shards(out):
-    assert parity(losses(out / "mutant-one"), losses(out / "mutant-two")) > 1e-4
-    first = losses(out / "mutant-two")
+@pytest.mark.parametrize("name", ["two", *TWO])
+def test_two_ranks_give_the_losses_of_one(out, name):
+    one, two = losses(out / "one"), losses(out / name)
+    assert len(two) == (len(one) if name == "two" else 22)
+    assert parity(one, two) < 1e-4
+    assert norms(out / name) == pytest.approx(norms(out / "one")[:len(two)], rel=1e-3)
+
+
+@pytest.mark.parametrize("mutant", ["mutant-two", "mutant-tensor"])
+def test_the_parity_check_fails_when_one_global_seed_initialises_shards(out, mutant):
+    assert parity(losses(out / "mutant-one"), losses(out / mutant)) > 1e-4
+    first = losses(out / mutant)
     assert min(first.values()) < first[1]            # it trains all the same: nothing but parity tells
+
+
+def test_no_two_tensor_ranks_hold_the_same_shard(out):
+    alone = json.loads((out / "init.alone.json").read_text())
+    for rank in range(2):
+        found = json.loads((out / f"shards.{rank}.json").read_text())
+        assert {name: digest for name, (digest, _) in found["init"].items()} == \
+            {name: digest for name, (digest, _) in alone.items()}
+        assert found["sound"] == {"twins": [], "unequal": []}
+        # one seed on every rank: every matrix that is divided is the same on both
+        assert found["mutant"]["twins"] == [name for name in alone if "norm" not in name]
+
+
+def test_a_poisoned_rank_makes_all_ranks_leave_the_step_out(out):
+    """One rank of a tensor group has a NaN in a gradient: the norm is NaN on both, and nothing changes on either."""
+    a, b = (json.loads((out / f"poison.{rank}.json").read_text()) for rank in range(2))
+    assert [str(x) for x in a] == [str(x) for x in b]
+    assert [i for i, x in enumerate(a) if x != x] == [4]
+    sound, found = losses(out / "tensor"), losses(out / "poison")
+    assert [found[step] for step in range(1, 6)] == [sound[step] for step in range(1, 6)]      # of unchanged parameters
+    assert all(found[step] == found[step] and found[step] != sound[step] for step in range(6, 9))
+    lines = [line for line in read(out / "poison" / "metrics.jsonl") if line["event"] == "step"]
+    assert [line["step"] for line in lines if line.get("skipped")] == [5]
 
 
 @pytest.mark.parametrize("resumed", ["two-then-one", "one-then-two"])
@@ -95,9 +112,6 @@ def test_other_results_are_equal_too(out):
     one, two = (json.loads((out / name / "summary.json").read_text()) for name in ("one", "two"))
     for key in ("heldout_loss", "heldout_loss_before", "unigram_entropy", "gap", "train_loss_last"):
         assert one[key] == pytest.approx(two[key], abs=1e-4), key
-    norms = [[line["grad_norm"] for line in read(out / name / "metrics.jsonl") if line["event"] == "step"]
-             for name in ("one", "two")]
-    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
     a, b = (ckpt.latest(out / name / "checkpoints") for name in ("one", "two"))
     assert (a.step, a.meta["samples"]) == (b.step, b.meta["samples"]) == (44, 180)
     assert a.meta["probe"]["loss"] == pytest.approx(b.meta["probe"]["loss"], abs=1e-4)

@@ -1,0 +1,311 @@
+"""`tokenmill train doctor`: is this machine, with this run, fit to train on several ranks? A line per check, ok or
+failed with a remedy.
+
+One rank and N ranks, each in processes of their own, build the run's model (its first layers), read its first batches
+and train a few steps: initial values and batches must be identical, losses and gradient norms equal to rounding, no two
+shards identical (SmolLM3 lost 1T tokens to tensor-parallel ranks with one seed), and one rank must be able to go on
+from the checkpoint of N.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.arguments import of_a_run, positive, say
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainer.parallel import World
+    from trainer.run import Run
+
+#: layers of the model that is built: enough for every kind of parameter twice
+LAYERS = 2
+#: steps of N ranks; one rank does one more, and then takes that step again from the checkpoint of N
+STEPS = 3
+#: largest relative difference in loss and in gradient norm, by the dtype of matrix products
+TOLERANCE = {"fp32": (1e-4, 1e-3), "bf16": (1e-2, 5e-2)}
+#: bytes of shards that are read for their speed
+READ = 64 << 20
+
+
+def add_parser(commands: Any) -> None:
+    doctor = commands.add_parser("doctor", parents=[of_a_run()], description="Check that this machine trains alike on "
+                                                                             "one rank and on several.")
+    doctor.add_argument("--ranks", type=positive, default=2, metavar="N", help="ranks to compare with one (default 2)")
+    doctor.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    doctor.add_argument("--probe", help=argparse.SUPPRESS)       # in a rank: where to write what it sees
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0 when everything is as it should be, 1 otherwise."""
+    from trainer.config import ConfigError
+    from trainer.parallel import world
+    from trainer.run import open_run
+
+    training = open_run(options.run, options.store, options.out, options.overrides)
+    if training.source:
+        raise ConfigError(f"{options.run}: the doctor measures this machine's own disk; give a folder")
+    if options.probe:
+        with world(options.device) as here:
+            examine(training, here, Path(options.probe))
+        return 0
+    checks = Checks()
+    device, precision = environment(checks, options.ranks, options.device, training)
+    disk(checks, training)
+    folder = output(checks, training)
+    memory(checks, training, options.ranks, device)
+    if folder is not None:
+        try:
+            compare(checks, options, folder, device, precision)
+        finally:
+            shutil.rmtree(folder)
+    say(f"{checks.failed} of {checks.done} failed" if checks.failed else f"all {checks.done} checks passed")
+    return 1 if checks.failed else 0
+
+
+class Checks:
+    """Prints a line per check and counts those that failed."""
+
+    def __init__(self) -> None:
+        self.done = self.failed = 0
+
+    def tell(self, name: str, good: bool, seen: str, remedy: str = "") -> bool:
+        self.done, self.failed = self.done + 1, self.failed + (not good)
+        say(f"{'ok' if good else 'failed':<8}{name:<22}{seen}" + ("" if good or not remedy else f"; {remedy}"))
+        return good
+
+
+def environment(checks: Checks, ranks: int, device: str, run: Run) -> tuple[str, str]:
+    """Versions and devices. Returns the device to compare on, and the dtype of matrix products there."""
+    import torch
+
+    tested = torch.__version__.split("+")[0]
+    checks.tell("torch", tuple(map(int, tested.split(".")[:2])) >= (2, 11), f"{torch.__version__}, Python "
+                f"{platform.python_version()}", "install torch 2.11 or later")
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        device = "cuda" if there else "cpu"
+    if device == "cuda":
+        names = sorted({torch.cuda.get_device_name(i) for i in range(there)})
+        version = ".".join(map(str, torch.cuda.nccl.version())) if there else "none"
+        seen = f"{there} × {', '.join(names)}, CUDA {torch.version.cuda}, NCCL {version}" if there else "no CUDA device"
+        if not checks.tell("devices", there >= ranks, seen, f"{ranks} ranks need as many: --ranks {max(1, there)}, or "
+                           f"--device cpu; compared on the CPU now"):
+            device = "cpu"
+    else:
+        checks.tell("devices", True, f"{os.cpu_count()} CPU cores (gloo)")
+    bf16 = run.config.precision == "bf16" or (run.config.precision == "auto" and device == "cuda")
+    return device, "bf16" if bf16 else "fp32"
+
+
+def disk(checks: Checks, run: Run) -> None:
+    """How fast windows come from the shards, where the page cache does not have them."""
+    from trainer.data import Data
+
+    data = Data(run.curriculum, run.store)
+    samples, length = run.curriculum.samples, max(p.sequence for p in run.curriculum.phases)
+    count = max(1, min(samples, 2000, READ // (4 * length)))
+    for shards in data.train:
+        for path in shards.folder.iterdir():
+            if path.is_file():
+                with open(path, "rb") as f:
+                    os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    began, tokens = time.perf_counter(), 0
+    for i in range(count):
+        tokens += data.samples([i * samples // count]).tokens.numel()
+    rate = tokens / (time.perf_counter() - began)
+    checks.tell("shards", True, f"{count} windows from all over the curriculum, {rate / 1e6:.2f}M tokens/s by one "
+                                f"reader from a cold cache")
+
+
+def output(checks: Checks, run: Run) -> Path | None:
+    """A scratch folder where checkpoints will go, or None when that cannot be written."""
+    from trainer.checkpoint import put_absent
+
+    try:
+        run.out.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".doctor-", dir=run.out))
+    except OSError as error:
+        checks.tell("checkpoint folder", False, f"{run.out}: {error.strerror}", "name one you may write to with --out")
+        return None
+    try:
+        once = put_absent(folder / "COMPLETE", b"one"), put_absent(folder / "COMPLETE", b"two")
+        seen = f"put-if-absent gave {once}"
+    except OSError as error:
+        once, seen = (False, False), f"{error.strerror} when a hard link was made"
+    atomic = once == (True, False)
+    checks.tell("checkpoint folder", atomic, f"{run.out}: writable, " + ("put-if-absent works" if atomic else seen),
+                "checkpoints are committed by hard links; take a file system that has them")
+    return folder
+
+
+def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
+    """What the plan wants of a rank beside what is free, and of the disk."""
+    import torch
+
+    from trainer.tools.memory import checkpoint_bytes, estimate, micro_batch, number_bytes
+
+    rows, length, accumulate = micro_batch(run, ranks)
+    need = sum(estimate(run.config, run.vocab, ranks, rows * length, number_bytes(run, device), accumulate).values())
+    if device == "cuda":
+        free = min(torch.cuda.mem_get_info(i)[0] for i in range(ranks))
+    else:
+        pages = Path("/proc/meminfo").read_text(encoding="ascii") if Path("/proc/meminfo").exists() else ""
+        lines = dict(line.split(":", 1) for line in pages.splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024 // ranks if lines else 0
+    checks.tell("memory", need <= free, f"{need / 1e9:.2f} GB wanted of a rank, {free / 1e9:.2f} GB free",
+                "see `tokenmill train plan`: more ranks, smaller train.micro_batch, or train.parallel.checkpointing")
+    size, left = checkpoint_bytes(run.config, run.vocab), shutil.disk_usage(run.out).free
+    kept = run.config.checkpoint.keep + 1
+    checks.tell("disk space", kept * size <= left, f"{kept} checkpoints of {size / 1e9:.2f} GB, {left / 1e9:.1f} GB "
+                f"free", "lower train.checkpoint.keep, or name another place with --out")
+
+
+def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: str, precision: str) -> None:
+    """One rank against N: initial values, batches, shards, losses, and the checkpoint of N read by one."""
+    from trainer.launch.local import launch
+
+    n = options.ranks
+    for ranks in sorted({n, 1}, reverse=True):
+        arguments = [a for a in options.arguments if a not in ("--device", options.device)]
+        code = launch([*arguments, "--device", device, "--probe", str(folder)], ranks)
+        if code:
+            checks.tell(f"{ranks} rank{'s' * (ranks > 1)}", False, f"ended with code {code}, see above",
+                        "this is how training would end, too")
+            return
+    one, *others = [json.loads((folder / f"{name}.json").read_text())
+                    for name in ("rank.1.0", *(f"rank.{n}.{r}" for r in range(n)))]
+    wrong = sorted({k for other in others for k in one["init"] if other["init"].get(k) != one["init"][k]})
+    checks.tell("initial values", not wrong, f"{len(one['init'])} parameters, identical on 1 and {n} ranks" if not wrong
+                else f"differ on {n} ranks: {', '.join(wrong[:5])}", "another torch on some rank, or a defect")
+    twins = sorted({k for other in others for k in other["twins"]})
+    checks.tell("shards differ", not twins, "no two ranks hold the same part twice" if not twins else
+                f"identical on ranks that hold different parts: {', '.join(twins[:5])}",
+                "do not train: ranks draw the same numbers")
+    unequal = sorted({k for other in others for k in other["unequal"]})
+    checks.tell("copies agree", not unequal, "replicas hold the same values" if not unequal else
+                f"replicas differ in {', '.join(unequal[:5])}", "do not train: a rank computes wrongly")
+    read: dict[str, set[str]] = {}
+    for other in others:
+        for sample, digest in other["batches"].items():
+            read.setdefault(sample, set()).add(digest)
+    wrong = sorted(s for s in one["batches"].keys() | read.keys() if read.get(s) != {one["batches"].get(s)})
+    checks.tell("batches", not wrong, f"{len(read)} samples, identical on 1 and {n} ranks" if not wrong else
+                f"differ on {n} ranks in {len(wrong)} of {len(read)} samples, first {wrong[0]}",
+                "the ranks do not see the same shards")
+    for key, most in zip(("loss", "grad_norm"), TOLERANCE[precision]):
+        a, b = one["steps"][key][:STEPS], others[0]["steps"][key][:STEPS]
+        away = max(abs(x - y) / max(abs(x), 1e-6) for x, y in zip(a, b))
+        checks.tell({"loss": "losses", "grad_norm": "gradient norms"}[key], len(a) == len(b) == STEPS and away <= most,
+                    f"{len(b)} steps of {LAYERS} layers, {away:.1e} apart on 1 and {n} ranks in {precision} (at most "
+                    f"{most:.0e}): {' '.join(f'{x:.4f}' for x in b)}", "gradients are not reduced as they should be")
+    away = abs(one["steps"]["loss"][STEPS] - one["resumed"]) / abs(one["resumed"])
+    checks.tell("checkpoint", away <= TOLERANCE[precision][0], f"of {n} ranks, read by 1: the next step's loss is "
+                f"{one['resumed']:.4f}, {away:.1e} away", "checkpoints could not be read by another number of ranks")
+
+
+def examine(run: Run, world: World, folder: Path) -> None:
+    """In a rank: write what it sees to `folder`/rank.SIZE.RANK.json. One rank, which comes last, goes on from the
+    checkpoint of the others."""
+    import torch
+
+    from trainer.data import Data
+    from trainer.init import initialise
+    from trainer.metrics import read
+    from trainer.model import Transformer
+    from trainer.parallel import ParallelConfig, arranged, shard
+    from trainer.train import train
+
+    alone = world.size == 1
+    # a single rank is the yardstick: nothing divided
+    world = arranged(world, ParallelConfig(fp8=run.config.parallel.fp8) if alone else run.config.parallel)
+    small = reduced(run, folder / str(world.size), world)
+    with torch.device("meta"):
+        model = Transformer(small.config.model, small.vocab)
+    shard(model, world, torch.float32, False)
+    initialise(model, small.config.model, small.config.seed)
+    seen: dict[str, Any] = {"init": {name: digest(p.detach().full_tensor()) for name, p in model.named_parameters()},
+                            **copies_and_twins(model, world), "batches": {}}
+    del model
+    data = Data(run.curriculum, run.store, run.config.loss.repeats)
+    for phase in run.curriculum.phases:
+        step = next(run.steps(phase.start))
+        batch = data.step(step.first, step.batch, world.data_rank, world.data_size)
+        for i, row in zip(range(world.data_rank, step.batch, world.data_size), zip(*batch.tensors())):
+            seen["batches"][step.first + i] = digest(*row)
+
+    def steps(out: Path, stop: int) -> list[dict[str, Any]]:
+        train(replace(small, out=out), world, stop, lambda _text: None)
+        return [line for line in read(out / "metrics.jsonl") if line["event"] == "step"] if world.first else []
+
+    lines = steps(small.out, STEPS + alone)
+    seen["steps"] = {key: [line[key] for line in lines] for key in ("loss", "grad_norm")}
+    others = [path for path in folder.iterdir() if path.is_dir() and path.name != "1"]
+    if alone:
+        seen["resumed"] = steps(others[0], STEPS + 1)[-1]["loss"] if others else lines[-1]["loss"]
+    (folder / f"rank.{world.size}.{world.rank}.json").write_text(json.dumps(seen))
+
+
+def reduced(run: Run, out: Path, world: World) -> Run:
+    """The run with its first layers, a few rows a step of its first phase, and the full rate from the first step."""
+    from trainer.evaluate import EvaluateConfig
+    from trainer.run import TrainConfig
+    from trainer.schedule import ScheduleConfig
+
+    config, phase = run.config, run.curriculum.phases[0]
+    steps = STEPS + 3                                    # the end of a curriculum would be more than steps
+    rows = max(1, min(7, phase.samples // steps))        # of a prime number no rank has the same share
+    small = TrainConfig(model=replace(config.model, layers=min(LAYERS, config.model.layers)), seed=config.seed,
+                        optimizer=config.optimizer, schedule=ScheduleConfig(kind="constant", warmup="0"),
+                        loss=config.loss, evaluate=EvaluateConfig(every=1000, windows=1), parallel=world.parallel,
+                        clip=config.clip, micro_batch=config.micro_batch, precision=config.precision,
+                        compile=config.compile)
+    first = replace(phase, batch=rows, samples=rows * steps, lr="stable", extra=False, reset_optimizer=False,
+                    ramp=None)
+    return replace(run, config=small, out=out, curriculum=replace(run.curriculum, phases=(first,)))
+
+
+def copies_and_twins(model: nn.Module, world: World) -> dict[str, list[str]]:
+    """{"twins": matrices of which two ranks hold different parts with equal numbers, "unequal": parameters of which two
+    ranks hold the same part with different numbers}. Every rank calls it."""
+    import torch
+    import torch.distributed as dist
+
+    names, mine = [], []
+    for name, parameter in model.named_parameters():
+        mesh, local = parameter.device_mesh, parameter.detach().to_local()
+        part = 0
+        for size, at, placement in zip(mesh.shape, mesh.get_coordinate() or (), parameter.placements):
+            part = part if placement.is_replicate() else part * size + at
+        names.append((name, parameter.ndim > 1))
+        mine.append((part, int(digest(local), 16) if local.numel() else -1))
+    here = torch.tensor(mine, dtype=torch.int64, device=world.device)
+    all_ranks = [torch.empty_like(here) for _ in range(world.size)]
+    dist.all_gather(all_ranks, here)
+    found: dict[str, list[str]] = {"twins": [], "unequal": []}
+    for (name, matrix), ranks in zip(names, zip(*(rank.tolist() for rank in all_ranks))):
+        held = {(part, value) for part, value in ranks if value >= 0}
+        if len({part for part, _ in held}) < len(held):
+            found["unequal"].append(name)
+        elif matrix and len({value for _, value in held}) < len(held):
+            found["twins"].append(name)
+    return found
+
+
+def digest(*tensors: Any) -> str:
+    """63 bits of blake2b over the bytes of tensors, in hex."""
+    total = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        total.update(tensor.contiguous().cpu().numpy().tobytes())
+    return f"{int.from_bytes(total.digest(), 'little') >> 1:x}"
