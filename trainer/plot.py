@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from trainer.metrics import read
+from trainer.metrics import parse
 
 WIDTH, LEFT, RIGHT = 860, 64, 20
-LOSS_TOP, LOSS_HEIGHT = 52, 250
-RATE_TOP, RATE_HEIGHT = 338, 84
+LOSS_TOP, LOSS_HEIGHT = 68, 250
+RATE_TOP, RATE_HEIGHT = 354, 84
 HEIGHT = RATE_TOP + RATE_HEIGHT + 44
 #: at most so many points of a curve; beyond that, means of equal stretches
 POINTS = 600
+#: streams whose held-out loss has a curve of its own
+STREAMS = 6
 
 STYLE = """
 .bg{fill:#fff}.grid{stroke:#e3e6ea;stroke-width:1}.axis{fill:#5b6470;font-size:11px}.phase{fill:#eef2f7}.band{fill:#f8fafc}
@@ -27,10 +31,15 @@ STYLE = """
 .raw{fill:none;stroke:#9db7dd;stroke-width:1}.loss{fill:none;stroke:#1f5fbf;stroke-width:2}
 .held{fill:none;stroke:#c2410c;stroke-width:2}.dot{fill:#c2410c}.rate{fill:none;stroke:#0f766e;stroke-width:2}
 .entropy{stroke:#7c8794;stroke-width:1.2;stroke-dasharray:5 4}
+.stream{fill:none;stroke-width:1.2}.s0{stroke:#7c3aed}.s1{stroke:#0891b2}.s2{stroke:#65a30d}.s3{stroke:#be185d}
+.s4{stroke:#a16207}.s5{stroke:#4b5563}
+.skip{stroke:#dc2626;stroke-width:1.5}.rewind{stroke:#dc2626;stroke-width:1.2;stroke-dasharray:2 3}
+.passed{fill:#dc2626;opacity:.12}.passed-key{stroke:#dc2626;stroke-width:8;opacity:.25}
 text{font-family:ui-sans-serif,system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
 @media (prefers-color-scheme:dark){.bg{fill:#14181d}.grid{stroke:#2a313a}.axis{fill:#98a3b0}.phase{fill:#1b222b}
 .band{fill:#171c22}.name{fill:#c9d2dc}.title{fill:#e6ebf1}.raw{stroke:#2f4d78}.loss{stroke:#6ea8fe}.held{stroke:#fb923c}
-.dot{fill:#fb923c}.rate{stroke:#2dd4bf}.entropy{stroke:#8693a1}}
+.dot{fill:#fb923c}.rate{stroke:#2dd4bf}.entropy{stroke:#8693a1}.s0{stroke:#a78bfa}.s1{stroke:#22d3ee}.s2{stroke:#a3e635}
+.s3{stroke:#f472b6}.s4{stroke:#facc15}.s5{stroke:#9ca3af}.skip,.rewind,.passed-key{stroke:#f87171}.passed{fill:#f87171}}
 """.strip()
 
 
@@ -38,20 +47,89 @@ def write_plot(out: Path) -> None:
     """(Re)write `out`/loss.svg from `out`/metrics.jsonl."""
     path = out / "loss.svg"
     part = out / f".{path.name}.{os.getpid()}"
-    part.write_text(svg(read(out / "metrics.jsonl")), encoding="utf-8")
+    story = told(out / "metrics.jsonl")
+    story.read()
+    part.write_text(draw(story), encoding="utf-8")
     os.replace(part, path)
 
 
-def svg(lines: Sequence[dict[str, Any]]) -> str:
-    """The plot of the lines of a metrics.jsonl (as `metrics.read` gives them)."""
-    steps = [line for line in lines if line["event"] == "step" and line["loss"] is not None]
-    evals = [line for line in lines if line["event"] == "eval"]
-    phases = next((line["phases"] for line in reversed(lines) if line["event"] in ("start", "resume")), [])
-    total = max(1, sum(p["tokens"] for p in phases) or max((s["tokens"] for s in steps), default=1))
-    losses = [s["loss"] for s in steps] + [e["loss"] for e in evals]
+class Story:
+    """What the plot needs of a metrics.jsonl: a few numbers a step. The file is read on from where it was read last, so
+    that a plot of a million steps does not take longer with every evaluation."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path, self.offset = path, 0
+        self.begin()
+
+    def begin(self) -> None:
+        #: of every step: number, tokens after it, loss (NaN: none), learning rate (NaN: passed over)
+        self.number, self.tokens, self.loss, self.rate = (array("d") for _ in range(4))
+        self.skips: list[tuple[float, float]] = []                   # (number, tokens) of steps that changed nothing
+        self.passed: list[tuple[float, float]] = []                  # of steps that were not performed
+        self.rewinds: list[float] = []                               # tokens it went back to
+        self.evals: list[dict[str, Any]] = []
+        self.phases: list[dict[str, Any]] = []
+
+    def read(self) -> None:
+        if self.path.stat().st_size < self.offset:                   # another file
+            self.offset = 0
+            self.begin()
+        with open(self.path, "rb") as f:
+            f.seek(self.offset)
+            for text in f:
+                if text.endswith(b"\n"):
+                    self.offset += len(text)
+                    if (line := parse(text.decode("utf-8", "replace"))) is not None:
+                        self.add(line)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        event, number = line["event"], line["step"]
+        if event == "start":
+            self.begin()
+        if event in ("resume", "rewind"):
+            while self.number and self.number[-1] > number:
+                for column in (self.number, self.tokens, self.loss, self.rate):
+                    column.pop()
+            self.evals = [e for e in self.evals if e["step"] <= number]
+            self.skips, self.passed = ([at for at in marks if at[0] <= number] for marks in (self.skips, self.passed))
+        if event == "rewind":
+            self.rewinds.append(self.tokens[-1] if self.tokens else 0.0)
+        if event in ("start", "resume"):
+            self.phases = line.get("phases", [])
+        if event == "eval":
+            self.evals.append(dict(line))
+        if event == "step":
+            if line.get("skipped"):
+                (self.skips if "lr" in line else self.passed).append((number, line["tokens"]))
+            loss = None if line.get("skipped") else line["loss"]
+            for column, value in ((self.number, number), (self.tokens, line["tokens"]), (self.loss, loss),
+                                  (self.rate, line.get("lr"))):
+                column.append(math.nan if value is None else value)
+
+
+@cache
+def told(path: Path) -> Story:
+    return Story(path)
+
+
+def svg(lines: Iterable[Mapping[str, Any]]) -> str:
+    """The plot of the lines of a metrics.jsonl."""
+    story = Story()
+    for line in lines:
+        story.add(line)
+    return draw(story)
+
+
+def draw(story: Story) -> str:
+    evals, phases = story.evals, story.phases
+    total = max(1, sum(p["tokens"] for p in phases) or max(story.tokens, default=1))
+    steps = [(t, v) for t, v in zip(story.tokens, story.loss) if not math.isnan(v)]
+    held = curves(evals)
     entropy = evals[-1]["unigram_entropy"] if evals else None
-    low, high = span(losses + ([entropy] if entropy else []))
-    top_rate = max((s["lr"] for s in steps), default=1.0) or 1.0
+    low, high = span([v for _, v in steps] + [v for curve in held.values() for _, v in curve]
+                     + ([entropy] if entropy else []))
+    rates = [(t, v) for t, v in zip(story.tokens, story.rate) if not math.isnan(v)]
+    top_rate = max((v for _, v in rates), default=1.0) or 1.0
 
     def x(tokens: float) -> float:
         return LEFT + tokens / total * (WIDTH - LEFT - RIGHT)
@@ -74,6 +152,10 @@ def svg(lines: Sequence[dict[str, Any]]) -> str:
         if b - a > 7 * len(label):
             parts.append(f'<text class="name" x="{a + 6:.1f}" y="{LOSS_TOP - 9}">{escape(label)}</text>')
         at += phase["tokens"]
+    for first, last in stretches(story.passed):
+        a = x(max((t for n, t in zip(story.number, story.tokens) if n < first[0]), default=0.0))
+        parts.append(f'<rect class="passed" x="{a:.1f}" y="{LOSS_TOP}" width="{max(1.0, x(last[1]) - a):.1f}" '
+                     f'height="{LOSS_HEIGHT}"><title>steps {first[0]:.0f} to {last[0]:.0f} passed over</title></rect>')
     parts += [gridline(y(v), f"{v:g}") for v in ticks(low, high, 6)]
     parts += [gridline(r(v), f"{v:.2g}") for v in (0.0, top_rate)]
     for v in ticks(0, total, 8):
@@ -81,19 +163,52 @@ def svg(lines: Sequence[dict[str, Any]]) -> str:
     parts.append(f'<text class="axis" x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">tokens</text>')
     parts.append(f'<text class="title" x="{LEFT}" y="17">Loss (nats/token)</text>'
                  f'<text class="title" x="{LEFT}" y="{RATE_TOP - 8}">Learning rate</text>')
-    points = thin([(s["tokens"], s["loss"]) for s in steps])
+    points = thin(steps)
     parts.append(line("raw", points, x, y))
     parts.append(line("loss", smooth(points), x, y))
-    held = [(e["tokens"], e["loss"]) for e in evals]
-    parts.append(line("held", held, x, y))
-    parts += [f'<circle class="dot" cx="{x(t):.1f}" cy="{y(v):.1f}" r="3"/>' for t, v in held]
+    streams = [name for name in held if name]
+    for i, name in enumerate(streams):
+        parts.append(line(f"stream s{i}", held[name], x, y))
+    parts.append(line("held", held[""], x, y))
+    parts += [f'<circle class="dot" cx="{x(t):.1f}" cy="{y(v):.1f}" r="3"/>' for t, v in held[""]]
     if entropy is not None:
         at = y(entropy)
         parts.append(f'<line class="entropy" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+    for number, tokens in pick(story.skips):
+        parts.append(f'<line class="skip" x1="{x(tokens):.1f}" x2="{x(tokens):.1f}" y1="{LOSS_TOP + LOSS_HEIGHT - 9}" '
+                     f'y2="{LOSS_TOP + LOSS_HEIGHT}"><title>step {number:.0f} left out</title></line>')
+    for tokens in story.rewinds:
+        parts.append(f'<line class="rewind" x1="{x(tokens):.1f}" x2="{x(tokens):.1f}" y1="{LOSS_TOP}" '
+                     f'y2="{LOSS_TOP + LOSS_HEIGHT}"><title>went back to here</title></line>')
     # the schedule has corners: thinned by picking, not by averaging
-    parts.append(line("rate", [(s["tokens"], s["lr"]) for s in pick(steps)], x, r))
-    parts.append(legend([("loss", "training"), ("held", "held-out"), ("entropy", "unigram entropy of held-out")]))
+    parts.append(line("rate", pick(rates), x, r))
+    marks = [("skip", "left out", story.skips), ("passed-key", "passed over", story.passed),
+             ("rewind", "went back", story.rewinds)]
+    parts.append(legend([("loss", "training"), ("held", "held-out"), ("entropy", "unigram entropy of held-out")], 17))
+    parts.append(legend([*((kind, label) for kind, label, there in marks if there),
+                         *((f"stream s{i}", escape(name[:16])) for i, name in enumerate(streams))], 33))
     return "\n".join(parts) + "\n</svg>\n"
+
+
+def curves(evals: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Held-out loss over tokens: all together under "", and where there are several streams, of at most STREAMS (those
+    with the most targets) each under its name."""
+    found = {"": [(e["tokens"], e["loss"]) for e in evals]}
+    sizes = {name: v["targets"] for e in evals[-1:] for name, v in e.get("streams", {}).items()}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name))[:STREAMS] if len(sizes) > 1 else ():
+        found[name] = [(e["tokens"], e["streams"][name]["loss"]) for e in evals if name in e["streams"]]
+    return found
+
+
+def stretches(marks: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    """(first, last) of runs of consecutive step numbers."""
+    found: list[list[tuple[float, float]]] = []
+    for mark in marks:
+        if found and mark[0] == found[-1][1][0] + 1:
+            found[-1][1] = mark
+        else:
+            found.append([mark, mark])
+    return [(first, last) for first, last in found]
 
 
 def span(values: Sequence[float]) -> tuple[float, float]:
@@ -154,12 +269,13 @@ def gridline(y: float, label: str) -> str:
             f'<text class="axis" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
 
 
-def legend(items: Sequence[tuple[str, str]]) -> str:
+def legend(items: Sequence[tuple[str, str]], y: int) -> str:
+    """(class, label) from the right, on one line at `y`."""
     parts, x = [], WIDTH - RIGHT
     for kind, label in reversed(items):
         x -= 6.2 * len(label) + 4
-        parts.append(f'<text class="axis" x="{x:.0f}" y="17">{label}</text>')
-        parts.append(f'<line class="{kind}" x1="{x - 26:.0f}" x2="{x - 6:.0f}" y1="13" y2="13"/>')
+        parts.append(f'<text class="axis" x="{x:.0f}" y="{y}">{label}</text>')
+        parts.append(f'<line class="{kind}" x1="{x - 26:.0f}" x2="{x - 6:.0f}" y1="{y - 4}" y2="{y - 4}"/>')
         x -= 40
     return "".join(parts)
 

@@ -87,5 +87,5 @@ def test_the_command_over_two_ranks(folder, capfd):
 
 def test_a_rank_that_fails_fails_the_command(capfd):
     with pytest.raises(TrainingError, match="rank 0 failed"):
-        soak.several(["soak", "--no-such-option"], 2)
+        soak.several(["soak", "RUN", "--no-such-option"], 2)
     assert "--no-such-option" in capfd.readouterr().err
