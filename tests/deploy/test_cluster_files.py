@@ -258,6 +258,74 @@ def test_the_job_runs_our_command_and_has_time_to_stop():
     assert spec["backoffLimit"] >= 1 and spec["shutdownAfterJobFinishes"] is True
 
 
+def test_the_training_job_asks_for_gpus_it_has_and_shares_its_run_with_all_pods(monkeypatch):
+    pytest.importorskip("torch")
+    from trainer.__main__ import parser
+
+    [job] = documents(DEPLOY / "kuberay" / "train.yaml")
+    command = shlex.split(job["spec"]["entrypoint"])
+    assert command[:2] == ["tokenmill", "train"]
+    options = parser("run").parse_args(command[2:])
+    assert options.address == "auto" and not options.insecure_local
+    cluster = job["spec"]["rayClusterSpec"]
+    [workers] = cluster["workerGroupSpecs"]
+    [container] = workers["template"]["spec"]["containers"]
+    each = int(container["resources"]["limits"]["nvidia.com/gpu"])
+    assert workers["maxReplicas"] * each == options.gpus
+    assert each <= options.least < options.gpus                     # the loss of a pod can be borne
+    assert int(container["resources"]["requests"]["cpu"]) >= each   # a rank takes a CPU
+    for group in groups_of(job):
+        pod = group["template"]["spec"]
+        assert {"name": "store", "persistentVolumeClaim": {"claimName": "store"}} in pod["volumes"]
+        [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "store"]
+        assert options.run.startswith(mount["mountPath"] + "/") and not mount.get("readOnly")
+        assert pod["containers"][0]["image"].endswith("-cuda")      # the driver, too, needs torch
+    patience = int(yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"])
+    assert patience >= 300 and workers["template"]["spec"]["terminationGracePeriodSeconds"] >= 300
+
+
+# -- recipes for GPU nodes -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("name", "ranks", "gigabytes", "parameters", "hours"), [
+    ("350m-1xh200", 1, 141, 0.36e9, (10, 14)), ("1b-8xh100", 8, 80, 1.07e9, (11, 15)),
+    ("3b-4x8xh100", 32, 80, 3.0e9, (20, 30))])
+def test_a_recipe_for_gpu_nodes_is_what_its_head_says(tmp_path, name, ranks, gigabytes, parameters, hours):
+    """It loads, its curriculum resolves for shards of the size it names, the trainer takes it, and the sizes hold."""
+    pytest.importorskip("torch")
+    from pipeline.recipe import load_recipe
+    from stages.mix.resolve import resolve
+    from trainer.config import build
+    from trainer.mfu import step_flops
+    from trainer.run import TrainConfig
+
+    path = DEPLOY / "train" / f"{name}.yaml"
+    recipe = load_recipe(path, [], inputs=[str(tmp_path / "*.parquet")])
+    config = build(TrainConfig, recipe.train, name)
+    plain = yaml.safe_load(path.read_text())
+    vocab = plain["tokenizer"]["train"]["vocab"]
+    info = {"path": "x", "sha256": "a" * 64, "tokens": 0, "documents": 1, "bytes": 1}
+    wanted = float(re.search(r"About (\d+) B tokens are wanted", path.read_text())[1]) * 1e9
+    shards = {"name": "corpus", "tokenizer": "t", "dtype": "uint16", "train": {**info, "tokens": int(wanted)},
+              "val": {**info, "tokens": 10 ** 7}}
+    curriculum, warnings = resolve(plain, {"corpus": shards},           # an error if the data did not suffice
+                                   {"sha256": "t", "vocab_size": vocab, "eos": 0, "path": "x"})
+    assert not warnings
+    assert config.model.parameters(vocab) == pytest.approx(parameters, rel=0.05)
+    assert config.compile and config.parallel.shape(ranks)
+    speed = 989e12 * {1: 0.45, 8: 0.5, 32: 0.45}[ranks] * ranks
+    assert hours[0] < sum(step_flops(config.model, vocab, p.tokens, p.tokens * p.sequence)
+                          for p in curriculum.phases) / speed / 3600 < hours[1]
+    for phase in curriculum.phases:
+        assert phase.batch % ranks == 0 and phase.batch * phase.sequence % (ranks * config.micro_batch) == 0
+    from trainer.plan import plan
+    from trainer.run import Run
+
+    said = plan(Run(tmp_path, tmp_path, tmp_path, curriculum, config), ranks)
+    assert "anneal" in said
+    state = 16 * config.model.parameters(vocab) / min(ranks, 8)
+    activations = 34 * config.model.layers * config.model.width * config.micro_batch
+    assert state + activations < 0.85 * gigabytes * 1e9
+
+
 def test_the_network_policy_is_about_these_pods_and_their_ports():
     [policy] = documents(DEPLOY / "kuberay" / "network-policy.yaml")
     wanted = policy["spec"]["podSelector"]["matchLabels"].items()

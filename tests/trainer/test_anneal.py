@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +109,8 @@ def test_seeds_read_the_same_stretch_in_another_order(annealed):
     run, _ = annealed
     seen = {}
     for name, out in arms_of(run, "anneal").items():
-        curriculum = Curriculum.from_json(ckpt.latest(out / "checkpoints").meta["curriculum"])
+        [last] = ckpt.complete(out / "checkpoints")                    # of phases that ended before none is left
+        curriculum = Curriculum.from_json(last.meta["curriculum"])
         start = sum(p.samples for p in curriculum.phases if p.name == "stable")
         assert start == 100 and curriculum.samples == 200
         at = Order(curriculum).locate(start, curriculum.samples)
@@ -125,8 +125,6 @@ def test_the_training_it_came_from_is_as_it_was(annealed):
     run, _ = annealed
     assert [c.step for c in ckpt.complete(run / "train" / "checkpoints")] == [20, 40]
     assert main(["run", str(run), "--quiet", "--device", "cpu"]) == 0        # nothing to do
-    linked = list(run.glob("train/checkpoints/step_00000020/*/*.distcp"))
-    assert linked and all(os.stat(f).st_nlink >= 1 for f in linked)
 
 
 @pytest.mark.parametrize(("change", "said"), [

@@ -14,6 +14,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -86,11 +87,14 @@ class MoreRoom(Exception):
 
 
 def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool, least: int, restarts: int,
-           progress: Callable[[], int]) -> int:
-    """Run `python -m trainer ARGUMENTS` as `size` actors (`least` will do), each with a GPU of its own or (`gpu` False)
-    a CPU, of the cluster at `address` ('host:port', as `pipeline.engine.auth.check_cluster` gives it); returns the
-    first exit code that is not 0, or 0. RUN must be on storage that every node sees. What is lost is started again,
-    `restarts` times in a row at most without `progress()` (the step of the latest checkpoint) getting any further.
+           possible: Callable[[int], bool], progress: Callable[[], int]) -> int:
+    """Run `python -m trainer ARGUMENTS` as `size` actors, each with a GPU of its own or (`gpu` False) a CPU, of the
+    cluster at `address` ('host:port', as `pipeline.engine.auth.check_cluster` gives it); returns the first exit code
+    that is not 0, or 0. RUN must be on storage that every node sees.
+
+    What is lost is started again, `restarts` times in a row at most without `progress()` (the step of the latest
+    checkpoint) getting any further; `least` ranks will do, of which there are as many as `possible` says there may be
+    (whole nodes, say, for a model that is divided within one). Ctrl-C and SIGTERM stop it with a checkpoint.
 
     Raises ConfigError when the cluster cannot be reached or never has the resources.
     """
@@ -101,11 +105,13 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
     except ConnectionError as error:
         raise ConfigError(f"--address {address}: no Ray cluster answers there ({error}); start one, or leave out "
                           f"--address to train on this machine") from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)      # over Ray's own: a job that is stopped gets it
     failed, reached = 0, progress()
     try:
         while True:
             try:
-                return attempt(list(arguments), size, least, gpu)
+                return attempt(list(arguments), size, least, gpu, possible)
             except MoreRoom:
                 continue
             except Lost as error:
@@ -116,14 +122,17 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
                           f"with any number of ranks", file=sys.stderr)
                     return 1
                 print(f"{error}; going on from the latest checkpoint (step {now})", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from the latest checkpoint", file=sys.stderr)
+        return 128 + signal.SIGINT
     finally:
         ray.shutdown()
 
 
-def attempt(arguments: list[str], size: int, least: int, gpu: bool) -> int:
+def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Callable[[int], bool]) -> int:
     """Ranks from their start to their end: an exit code. Raises Lost, MoreRoom, ConfigError."""
     bundle = {"CPU": 1, **({"GPU": 1} if gpu else {})}
-    group, found = room(bundle, size, least)
+    group, found = room(bundle, size, least, possible)
     groups = [group]
     try:
         if found < size:
@@ -156,7 +165,7 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool) -> int:
             remove_placement_group(made)         # ends the actors, too
 
 
-def room(bundle: dict[str, int], size: int, least: int) -> tuple[Any, int]:
+def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int], bool]) -> tuple[Any, int]:
     """A placement group for `size` ranks, or for as many as there is room for, and how many those are.
 
     Fewer (not below `least`) will do at once when the living nodes could not hold all of them, and after a minute when
@@ -171,7 +180,8 @@ def room(bundle: dict[str, int], size: int, least: int) -> tuple[Any, int]:
         now, free = time.monotonic(), ray.available_resources()
         lacking = any(ray.cluster_resources().get(kind, 0) < n * size for kind, n in bundle.items())
         fits = min(int(free.get(kind, 0) / n) for kind, n in bundle.items())
-        if least <= fits < size and (lacking or now - since > PATIENCE_S):
+        fits = next((n for n in range(min(fits, size - 1), least - 1, -1) if possible(n)), 0)
+        if fits and (lacking or now - since > PATIENCE_S):
             remove_placement_group(group)
             group = ask(fits)
             if group.wait(10):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.arguments import of_a_run, positive, say
+
+if TYPE_CHECKING:
+    from trainer.run import Run
 
 
 def add_parser(commands: Any) -> None:
@@ -50,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     if options.least and options.least > (options.gpus or options.ranks):
         raise ConfigError(f"--least {options.least} is more than the {options.gpus or options.ranks} ranks asked for")
     if options.address:
-        return on_cluster(options, training.out / "checkpoints")
+        return on_cluster(options, training)
     if options.ranks and options.ranks > 1 and "RANK" not in os.environ:
         from trainer.launch.local import launch as launch_local
 
@@ -67,9 +69,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def on_cluster(options: argparse.Namespace, checkpoints: Path) -> int:
+def on_cluster(options: argparse.Namespace, training: Run) -> int:
     """Train on the Ray cluster at --address, which has to want a token and to take ours."""
     from trainer.checkpoint import latest
+    from trainer.config import ConfigError
 
     try:
         from pipeline.engine.auth import ClusterError, check_cluster
@@ -84,12 +87,20 @@ def on_cluster(options: argparse.Namespace, checkpoints: Path) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     def progress() -> int:
-        found = latest(checkpoints)
+        found = latest(training.out / "checkpoints")
         return found.step if found else 0
 
+    def possible(ranks: int) -> bool:
+        try:
+            return bool(training.config.parallel.shape(ranks))
+        except ConfigError:
+            return False
+
     size = options.gpus or options.ranks
+    training.config.parallel.shape(size)          # its error now, not on the nodes
     return launch(forwarded(options), address, size, gpu=bool(options.gpus), ship_code=options.ship_code,
-                  least=options.least or size, restarts=options.restarts, progress=progress)
+                  least=options.least or size, restarts=options.restarts, possible=possible,
+                  progress=progress)
 
 
 def forwarded(options: argparse.Namespace) -> list[str]:

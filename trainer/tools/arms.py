@@ -2,7 +2,7 @@
 other on this machine, and a table of what they make of the held-out data, with intervals.
 
 An arm with a seed is a training of its own below OUT: the same command goes on where it was stopped, and what has ended
-is not done again.
+is not done again. Of its checkpoints the last one stays.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,7 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm],
 def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
               tell: Callable[[str], None]) -> dict[str, list[dict[str, float]]]:
     """arm → for each of its seeds the held-out loss by source, ALL among them; nats a token."""
+    from trainer import checkpoint as ckpt
     from trainer.config import ConfigError
     from trainer.train import train
 
@@ -78,6 +80,9 @@ def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
             tell(f"== {arm.name}, seed {arm.seed}")
         train(arm.run, here, None, say=tell)
         if here.first:
+            for old in ckpt.complete(arm.run.out / "checkpoints")[:-1]:
+                (old.folder.parent / "COMPLETE").unlink()
+                shutil.rmtree(old.folder.parent)
             done = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))
             if done["heldout_loss"] is None:
                 raise ConfigError(f"{arm.run.folder}: its streams have no held-out data, by which arms are compared; "
