@@ -1,13 +1,14 @@
 """Does the trainer learn what the literature says it should? Small models on real text, three seeds, paired by seed.
 
-    python benchmarks/learning.py OUT [--tokens 300k] [--seeds 3] [--prepare]
+    python benchmarks/learning.py OUT [--tokens 200k] [--seeds 3] [--prepare]
 
 The text (`learning.yaml`: unfiltered web pages, Wikipedia, Django's documentation, out of `make demo`'s input) is made
 into shards under OUT once. Every arm then is a run of its own with a curriculum and a `train:` section, trained by
 `trainer.train` on one thread and judged on the same held-out windows; arms that are there already are not trained
 again. The same seed gives two arms the same initial values, and the same samples where the mixture is the same.
 
-(c) AdamW and Muon (Moonlight's scaling), three learning rates each, WSD with the last 30 % decaying to 0.
+(c) AdamW and Muon (Moonlight's scaling), three learning rates each on the first seed and the best of them on all, WSD
+    with the last 30 % decaying to 0.
 (a) At AdamW's best rate: constant instead of decaying; and constant at a third of it.
 (b) The same again, with equal tokens of every source, but half of Wikipedia's in the last third, which has 60 % of it
     instead of 30 %: is high-quality data better last than spread evenly?
@@ -23,6 +24,7 @@ import math
 import os
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ from trainer.train import train
 
 #: 0.39 M parameters beside the embedding
 MODEL = {"layers": 2, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384, "qk_norm": True}
-SEQUENCE, BATCH = 256, 2048
+SEQUENCE, BATCH = 256, 1024
 EVENLY = {"web": 50, "docs": 20, "wiki": 30}
 #: two thirds of the first and one of the second are EVENLY
 FIRST, LAST = {"web": 60, "docs": 25, "wiki": 15}, {"web": 30, "docs": 10, "wiki": 60}
@@ -56,7 +58,7 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--tokens", type=parse_count, default=300_000, help="of an arm")
+    parser.add_argument("--tokens", type=parse_count, default=200_000, help="of an arm")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--prepare", action="store_true", help="make the shards and stop")
     options = parser.parse_args()
@@ -66,7 +68,8 @@ def main() -> None:
         return
     seeds = range(1, options.seeds + 1)
 
-    def arm(name: str, optimizer: dict[str, Any], schedule: str = "wsd", last: bool = False) -> list[dict[str, float]]:
+    def arm(name: str, optimizer: dict[str, Any], schedule: str = "wsd", last: bool = False,
+            seeds: Sequence[int] = seeds) -> list[dict[str, float]]:
         phases = [{"name": "first", "until": "66.6667%", "sequence": SEQUENCE, "batch": BATCH,
                    "mix": FIRST if last else EVENLY},
                   {"name": "last", "until": "100%", "mix": LAST if last else EVENLY}]
@@ -75,12 +78,15 @@ def main() -> None:
                    "evaluate": {"every": 10**6, "windows": 40}, "checkpoint": {"every": 10**6}, "sample": {"tokens": 0}}
         return [trained(options.out, base, f"{name}-{seed}", phases, options.tokens, section, seed) for seed in seeds]
 
+    def learner(kind: str, lr: float, seeds: Sequence[int] = seeds) -> list[dict[str, float]]:
+        return arm(f"{kind}-{lr:g}", {"kind": kind, "lr": lr, "embedding_lr": 0.02}, seeds=seeds)
+
     arms: dict[str, list[dict[str, float]]] = {}
+    best: dict[str, str] = {}
     for kind, rates in RATES.items():
-        for lr in rates:
-            arms[f"{kind} {lr:g}"] = arm(f"{kind}-{lr:g}", {"kind": kind, "lr": lr, "embedding_lr": 0.02})
-    best = {kind: min((f"{kind} {lr:g}" for lr in rates), key=lambda n: statistics.mean(x["all"] for x in arms[n]))
-            for kind, rates in RATES.items()}
+        first = {f"{kind} {lr:g}": learner(kind, lr, seeds[:1]) for lr in rates}
+        best[kind] = min(first, key=lambda name: first[name][0]["all"])
+        arms |= first | {best[kind]: learner(kind, float(best[kind].split()[1]))}
     lr = float(best["adamw"].split()[1])
     for name, rate, schedule, last in (("constant", lr, "constant", False), ("last", lr, "wsd", True),
                                        ("constant third", lr / 3, "constant", False)):
