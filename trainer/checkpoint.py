@@ -40,7 +40,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from trainer.config import Count
-from trainer.parallel import World
+from trainer.parallel import World, reshard
 
 VERSION = 1
 NEVER = Count(0)
@@ -140,7 +140,7 @@ def latest(folder: Path) -> Checkpoint | None:
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer, moments: str = "fp32") -> dict[str, torch.Tensor]:
     """Everything that is saved: parameters and optimiser state by parameter name. Only tensors, hence no pickles;
     hyperparameters are not state, they follow from the configuration."""
-    model.reshard()               # after a forward without backward the root still holds whole parameters
+    reshard(model)
     state = {}
     for name, parameter in model.named_parameters():
         state[f"model.{name}"] = parameter.detach()

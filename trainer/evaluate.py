@@ -15,7 +15,7 @@ from torch import nn
 from tokenizer.shards.reader import ShardSet
 from trainer.data import Batch, Data, collate
 from trainer.loss import IGNORE
-from trainer.parallel import World
+from trainer.parallel import World, reshard
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def losses(model: nn.Module, batch: Batch, streams: int, micro_rows: int, dtype:
         _, nll, _ = model(part.tokens, part.mask(dtype, model.config.masking), part.targets, chunk=chunk)
         sums[0].index_add_(0, part.stream, nll.double().sum(1))
         sums[1].index_add_(0, part.stream, (part.targets != IGNORE).double().sum(1))
-    model.reshard()
+    reshard(model)
     nll, targets = world.sum(sums).tolist()
     return [Total(a, int(b)) for a, b in zip(nll, targets)]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainer.attention import document_mask
-from trainer.parallel import World
+from trainer.parallel import World, reshard
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def generate(model: nn.Module, prompt: list[int], config: SampleConfig, eos: int
         if token == eos:
             break
         tokens = torch.cat((tokens, torch.tensor([[token]], device=world.device)), 1)
-    model.reshard()
+    reshard(model)
     return tokens[0, len(prompt):].tolist()
 
 

@@ -214,6 +214,7 @@ def shard(model: nn.Module, world: World, dtype: torch.dtype, compile: bool) -> 
         if compile:
             block.compile(dynamic=False)
         fully_shard(block, **options)
+    model.compiled = compile
     fully_shard(model, **options)
     model.to_empty(device="cpu" if parallel.offload else world.device)
     for module in model.modules():
@@ -260,6 +261,14 @@ def float8(model: nn.Module, device: torch.device) -> None:
         raise ConfigError("train.parallel.fp8: needs a GPU of compute capability 8.9 or later (L40S, H100, H200, B200)")
     convert_to_float8_training(model, module_filter_fn=lambda layer, name: name.startswith("blocks.") and not (
         layer.in_features % 16 or layer.out_features % 16))
+
+
+def reshard(model: nn.Module) -> None:
+    """Give back what a forward without backward has left gathered: the root's parameters, and with `shard: grad` or
+    `none` those of all layers. Until then `named_parameters` are not the sharded ones."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def gather_gradients(model: nn.Module, world: World, last: bool) -> None:

@@ -28,7 +28,7 @@ from trainer.loss import IGNORE
 from trainer.meters import Meters
 from trainer.model import Transformer
 from trainer.noise import MicroNorms
-from trainer.parallel import World, arranged, clip, compute_dtype, gather_gradients, shard
+from trainer.parallel import World, arranged, clip, compute_dtype, gather_gradients, reshard, shard
 from trainer.plot import write_plot
 from trainer.policy import Guard, Policy, go_back
 from trainer.provenance import GENESIS, chain, code, machine
@@ -285,7 +285,7 @@ def restore(found: ckpt.Checkpoint | None, run: Run, data: Data, model: nn.Modul
     guard.load(found.meta.get("guard") if found else None)       # a checkpoint from before there was a guard has none
     policy.load(found.meta.get("policy") if found else None)
     if found is None:
-        model.reshard()
+        reshard(model)
         if run.config.init.from_:
             hf.load(model, run.config.model, run.vocab, Path(run.config.init.from_),
                     run.store / run.curriculum.tokenizer.path)

@@ -48,6 +48,12 @@ def out(tmp_path_factory):
     return out
 
 
+def saved(out: Path) -> dict[str, tuple]:
+    """{name: (shape, dtype)} of the tensors in the latest checkpoint."""
+    metadata = ckpt.Reader(ckpt.latest(out / "checkpoints").folder).read_metadata().state_dict_metadata
+    return {name: (tuple(x.size), x.properties.dtype) for name, x in metadata.items()}
+
+
 def norms(out: Path) -> list[float]:
     return [line["grad_norm"] for line in read(out / "metrics.jsonl") if line["event"] == "step"]
 
@@ -58,6 +64,8 @@ def test_two_ranks_give_the_losses_of_one(out, name):
     assert len(two) == (len(one) if name == "two" else 22)
     assert parity(one, two) < 1e-4
     assert norms(out / name) == pytest.approx(norms(out / "one")[:len(two)], rel=1e-3)
+    # also where parameters stay gathered after the forward passes before it
+    assert saved(out / name) == saved(out / "one")
 
 
 @pytest.mark.parametrize("mutant", ["mutant-two", "mutant-tensor"])
