@@ -204,7 +204,8 @@ class Policy:
             first, why = recent[0], f"{len(recent)} steps left out within {trigger.within}"
         elif trigger.loss_above is not None and self.above >= trigger.for_:
             first = seen.step - self.above + 1
-            why = f"loss more than {trigger.loss_above:g} above the mean {seen.mean:.3f} for {self.above} steps"
+            why = (f"loss more than {trigger.loss_above:g} above the mean {seen.mean:.3f} for {self.above} "
+                   f"step{'s' * (self.above > 1)}")
         if not first:
             return None
         start = max(1, first - half)

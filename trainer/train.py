@@ -198,10 +198,10 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             saver.wait()
             found = go_back(suspicion, config.stability.rewind, ledger, checkpoints, world)
             number, samples, tokens = position(found)
+            worst.begin(number)
             meters.rewound(number)
             restore(found, run, data, model, optimizer, guard, policy, world, dtype)
             read = history(found, run, data, ledger) if world.first else GENESIS
-            worst.begin(number)
             start, stop = ledger.lines[-1]["steps"]
             metrics.write("rewind", number, samples=samples, seen=suspicion.step, steps=[start, stop],
                           why=suspicion.why)

@@ -26,14 +26,14 @@ class WorstRows:
 
     def __init__(self, out: Path, most: int, streams: list[str], world: World) -> None:
         self.path, self.most, self.streams, self.world = out / NAME, most, streams, world
-        self.begin()
-
-    def begin(self, step: int | None = None) -> None:
-        """Training goes on after `step`: what was written of later ones is void."""
         self.rows: Tensor | None = None              # [4, at most `most`] float64: loss, step, sample, stream
         self.read: list[tuple[float, ...]] = []
-        if step is not None:
-            self._append([{"event": "from", "step": step}])
+
+    def begin(self, step: int) -> None:
+        """Training goes on after `step`: what is written of later ones is void."""
+        self.write()
+        self.rows = None
+        self._append([{"event": "from", "step": step}])
 
     def add(self, step: Step, start: int, nll: Tensor, targets: Tensor, stream: Tensor) -> None:
         """Rows `start` … of this rank's in a step: summed loss, counted targets and stream, each [R]. Never waits for
@@ -83,9 +83,10 @@ def order(row: tuple[float, ...]) -> tuple[float, ...]:
     return (-row[0], *row[1:])
 
 
-def read_worst(out: Path) -> list[dict[str, Any]]:
-    """The lines of a run's worst_rows.jsonl that count."""
+def read_worst(out: Path, step: int) -> list[dict[str, Any]]:
+    """The lines of a step in a run's worst_rows.jsonl; of one that was gone back before, what it was like then."""
     found: list[dict[str, Any]] = []
+    void = False
     if not (out / NAME).exists():
         return found
     for text in (out / NAME).read_text(encoding="utf-8").splitlines():
@@ -94,7 +95,8 @@ def read_worst(out: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:                 # a kill in the middle of a line
             continue
         if line.get("event") == "from":
-            found = [old for old in found if old["step"] <= line["step"]]
-        else:
-            found.append(line)
+            void = void or line["step"] < step
+        elif line["step"] == step:
+            found = [line] if void else [*found, line]
+            void = False
     return found

@@ -127,7 +127,7 @@ def test_people_read_it_without_their_terminal_obeying(run, capsys):
 
 def test_a_step_that_was_passed_over_says_so(run, capsys):
     text = shown(capsys, run, STEP + 1)
-    assert "was passed over (train.skip): this is what it would have read" in text
+    assert "  was passed over (train.skip)" in text.splitlines()
     assert said(capsys, run, STEP + 1)["passed_over"] == "train.skip"
     assert said(capsys, run, STEP)["passed_over"] is None
 

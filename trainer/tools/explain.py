@@ -68,7 +68,7 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
     if row is not None and row > step.batch:
         raise ConfigError(f"--row {row}: step {number} has {step.batch} rows")
     losses = {line["sample"]: math.inf if line["loss"] is None else line["loss"]
-              for line in read_worst(run.out) if line["step"] == number}
+              for line in read_worst(run.out, number)}
     at = Order(curriculum).locate(step.first, step.stop)
     rows = [{"row": i + 1, "sample": step.first + i, "stream": curriculum.streams[stream].name, "epoch": epoch,
              "window": window, "tokens": length, "loss": losses.get(step.first + i)}
@@ -159,12 +159,14 @@ def read_rows(path: Path, dataset: str, wanted: list[dict[str, Any]], whole: boo
 
 def beside(run: Run, step: Step) -> dict[str, Any]:
     """`around`: metrics of the steps around it; `loss` and `norm`: the step's own, with mean, standard deviation and
-    distance in them of the accepted steps before it."""
-    from trainer.metrics import read
+    distance in them of the accepted steps before it. Of a step that was gone back before: as it was then."""
+    from trainer.metrics import scan, standing
 
-    path = run.out / "metrics.jsonl"
-    lines = [line for line in read(path) if line["event"] == "step"] if path.exists() else []
-    number = step.number + 1
+    path, number = run.out / "metrics.jsonl", step.number + 1
+    lines = list(scan(path)) if path.exists() else []
+    back = max((i for i, line in enumerate(lines)
+                if line["event"] == "rewind" and line["steps"][0] <= number < line["steps"][1]), default=len(lines))
+    lines = [line for line in standing(lines[:back]) if line["event"] == "step"]
     own = next((line for line in lines if line["step"] == number), None)
     before = [line for line in lines if line["step"] < number and not line.get("skipped")]
     found: dict[str, Any] = {"skipped": own.get("why") if own and own.get("skipped") else None, "around": [
@@ -192,7 +194,8 @@ def told(found: dict[str, Any]) -> str:
     first, stop = found["samples"]
     lines = [f"step {found['step']:,} of {found['steps']:,}, phase {found['phase']}: samples {first:,} to {stop - 1:,}"]
     if found["passed_over"]:
-        lines.append(f"  was passed over ({found['passed_over']}): this is what it would have read")
+        before = "; before that it was like this" if found["loss"]["value"] is not None else ""
+        lines.append(f"  was passed over ({found['passed_over']}){before}")
     elif found["skipped"]:
         lines.append(f"  changed nothing: {found['skipped']}")
     for name in ("loss", "norm"):
