@@ -6,6 +6,7 @@ z-loss (PaLM, arXiv 2204.02311 §5; OLMo 2) adds z · log²Z per token. The loss
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,18 +39,19 @@ def soft_cap(logits: Tensor, cap: float) -> Tensor:
 
 
 class ChunkedCE(torch.autograd.Function):
-    """ChunkedCE.apply(hidden [N, d], weight [V, d], target [N] int64, scale, z, chunk, cap) → (objective, nll [N],
-    z_sum).
+    """ChunkedCE.apply(hidden [N, d], weight [V, d], target [N] int64, scale, z, chunk, cap, compiled) → (objective,
+    nll [N], z_sum).
 
     objective = scale · Σ over counted tokens of (nll + z · log²Z), a scalar in float32, the only differentiable output;
     `nll` [N] float32 is 0 where the target is IGNORE; `z_sum` = Σ log²Z. `scale` (0-d float32 tensor, one over the
     number of counted tokens in the whole batch) enters here so that half-precision gradients are rounded after it.
-    Logits are soft-capped at `cap` before all of it (0: not).
+    Logits are soft-capped at `cap` before all of it (0: not). `compiled` (for CUDA): what lies between the matrix
+    products is fused, which saves most of the passes over a chunk's logits.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, scale: Tensor, z: float, chunk: int,
-                cap: float = 0.0) -> Any:
+                cap: float = 0.0, compiled: bool = False) -> Any:
         n = hidden.shape[0]
         learning = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         if learning:
@@ -60,7 +62,8 @@ class ChunkedCE(torch.autograd.Function):
         for start in range(0, n, chunk):
             at = slice(start, start + chunk)
             h = hidden[at]
-            nll[at], z_term, grad = terms((h @ weight.t()), target[at], scale, z, cap, learning)
+            body = compiled_terms() if compiled and learning else terms
+            nll[at], z_term, grad = body(h @ weight.t(), target[at], scale, z, cap, learning)
             z_sum += z_term
             if grad is not None:
                 d_hidden[at] = grad @ weight
@@ -77,7 +80,7 @@ class ChunkedCE(torch.autograd.Function):
     def backward(ctx: Any, d_objective: Tensor, _nll: Any, _z: Any) -> Any:
         d_hidden, d_weight = ctx.saved_tensors
         return (d_hidden * d_objective.to(d_hidden.dtype), d_weight * d_objective.to(d_weight.dtype),
-                None, None, None, None, None)
+                None, None, None, None, None, None)
 
 
 def terms(logits: Tensor, target: Tensor, scale: Tensor, z: float, cap: float,
@@ -104,7 +107,16 @@ def terms(logits: Tensor, target: Tensor, scale: Tensor, z: float, cap: float,
         return nll, z_sum, None
     factor = counted * scale
     grad = p.mul_((factor * (1 + 2 * z * log_z) / total)[:, None])
-    grad.scatter_add_(1, label[:, None], -factor[:, None])
+    if torch.compiler.is_compiling():            # a scatter would end the fusion and write the chunk once more
+        grad = grad - torch.where(torch.arange(grad.shape[1], device=grad.device) == label[:, None], factor[:, None], 0)
+    else:
+        grad.scatter_add_(1, label[:, None], -factor[:, None])
     if slope is not None:
         grad.mul_(slope)
     return nll, z_sum, grad.to(dtype)
+
+
+@functools.cache
+def compiled_terms() -> Any:
+    """`terms`, fused. Not on the CPU: there it took 35 ms instead of 10 (1,024 tokens, vocabulary 8,192, one core)."""
+    return torch.compile(terms, dynamic=False)

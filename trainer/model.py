@@ -243,12 +243,12 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """The decoder. `forward` is the only entry: FSDP gathers the root's parameters there; so the loss is inside.
 
-    `rope` is set at the beginning of a phase that has positions of its own.
+    `rope` is set at the beginning of a phase that has positions of its own; `compiled` says that the blocks are.
     """
 
     def __init__(self, config: ModelConfig, vocab: int) -> None:
         super().__init__()
-        self.config, self.vocab, self.rope = config, vocab, config.rope
+        self.config, self.vocab, self.rope, self.compiled = config, vocab, config.rope, False
         self.embed = Embedding(vocab, config.width)
         self.blocks = nn.ModuleList(Block(config, i) for i in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
@@ -271,6 +271,7 @@ class Transformer(nn.Module):
         if scale is None:
             scale = torch.ones((), device=x.device)
         objective, nll, z_sum = ChunkedCE.apply(share(x.flatten(0, 1), output), whole(output),
-                                                share(target.flatten(), output), scale, z, chunk, self.config.softcap)
+                                                share(target.flatten(), output), scale, z, chunk, self.config.softcap,
+                                                self.compiled and x.is_cuda)
         nll, z_sum = (together(values, target.numel(), output) for values in (nll, z_sum))
         return objective, nll.view_as(target), z_sum

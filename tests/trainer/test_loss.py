@@ -99,3 +99,30 @@ def test_the_soft_cap_bounds_the_loss():
         _, nll, _ = ChunkedCE.apply(20 * hidden, weight, target, torch.tensor(1e-3), 0.0, 256, cap)
         assert nll.max() <= math.log(3001) + 2 * cap
     assert ChunkedCE.apply(20 * hidden, weight, target, torch.tensor(1e-3), 0.0, 256)[1].max() > math.log(3001) + 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "cap"), [(torch.float32, 0.0), (torch.bfloat16, 3.0)])
+def test_the_fused_body_computes_the_same(dtype, cap):
+    hidden, weight, target = case(dtype)
+    scale = torch.tensor(1 / 857.0)
+    plain, fused = ((*made, *torch.autograd.grad(made[0], (hidden, weight)))
+                    for made in (ChunkedCE.apply(hidden, weight, target, scale, 1e-3, 500, cap, compiled)
+                                 for compiled in (False, True)))
+    assert fused[3].dtype == dtype
+    for a, b in zip(plain, fused):
+        assert off(b, a.float()) < (1e-6 if dtype == torch.float32 else 3e-3)
+
+
+@pytest.mark.gpu
+def test_the_fused_body_on_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    hidden, weight, target = (x.detach().cuda() for x in case(torch.bfloat16))
+    hidden.requires_grad_(), weight.requires_grad_()
+    scale = torch.tensor(1 / 857.0, device="cuda")
+    objective, nll, _ = ChunkedCE.apply(hidden, weight, target, scale, 1e-3, 384, 0.0, True)
+    want = reference(hidden, weight, target, scale, 1e-3)
+    assert off(nll, want[1]) < 1e-3
+    for got, expected in zip(torch.autograd.grad(objective, (hidden, weight)), want[3:]):
+        assert off(got, expected) < 6e-3
