@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import netrc
 import os
 import secrets
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from trainer.config import ConfigError
 from trainer.prometheus import Textfile
@@ -148,8 +150,7 @@ class Wandb:
         identity = self.folder / "wandb.id"
         if not identity.exists():
             identity.write_text(secrets.token_hex(8))
-        key = getattr(getattr(wandb, "api", None), "api_key", None)
-        mode = os.environ.get("WANDB_MODE") or ("online" if key else "offline")
+        mode = os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
         try:
             self.run = wandb.init(
                 project=self.config.project, entity=self.config.entity, name=self.config.name or self.name or None,
@@ -184,6 +185,16 @@ class Wandb:
                 self.run.finish()
             except Exception as error:
                 self.give_up(error)
+
+
+def logged_in() -> bool:
+    """Whether W&B would find an API key (`wandb login` writes it to .netrc); without one it would ask for it."""
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    try:
+        return bool(os.environ.get("WANDB_API_KEY")) or \
+            netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
 
 
 def last_byte(path: Path) -> bytes:

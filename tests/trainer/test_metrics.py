@@ -237,17 +237,17 @@ class FakeRun:
         self.finished = True
 
 
-def fake_wandb(monkeypatch, run: FakeRun, key: str | None) -> list[dict]:
+def fake_wandb(monkeypatch, run: FakeRun, netrc) -> list[dict]:
     calls: list[dict] = []
 
     def init(**options):
         calls.append(options)
         return run
 
-    module = types.SimpleNamespace(init=init, Settings=lambda **options: options,
-                                   api=types.SimpleNamespace(api_key=key))
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, Settings=lambda **options: options))
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(netrc))
     return calls
 
 
@@ -259,7 +259,8 @@ def wandb_metrics(folder, said, **more) -> Metrics:
 def test_wandb_is_a_view_with_one_run_over_restarts(tmp_path, monkeypatch):
     said: list[str] = []
     run = FakeRun()
-    calls = fake_wandb(monkeypatch, run, "local-0123456789abcdef")
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password 0123456789abcdef\n")
+    calls = fake_wandb(monkeypatch, run, tmp_path / "netrc")
     for step in (1, 2):
         metrics = wandb_metrics(tmp_path, said, entity="us")
         metrics.write("step", step, loss=2.0, streams={"web": 1.0}, phase="a", mfu=None)
@@ -278,9 +279,12 @@ def test_wandb_is_a_view_with_one_run_over_restarts(tmp_path, monkeypatch):
 
 def test_wandb_without_a_key_is_offline_and_never_asks(tmp_path, monkeypatch):
     said: list[str] = []
-    calls = fake_wandb(monkeypatch, FakeRun(), None)
+    calls = fake_wandb(monkeypatch, FakeRun(), tmp_path / "none")
     wandb_metrics(tmp_path, said).close()
     assert calls[0]["mode"] == "offline" and any("wandb sync" in text for text in said)
+    monkeypatch.setenv("WANDB_API_KEY", "0")
+    wandb_metrics(tmp_path, said).close()
+    assert calls.pop()["mode"] == "online"
     monkeypatch.setenv("WANDB_MODE", "disabled")
     wandb_metrics(tmp_path, said).close()
     assert calls[1]["mode"] == "disabled"
@@ -289,7 +293,7 @@ def test_wandb_without_a_key_is_offline_and_never_asks(tmp_path, monkeypatch):
 def test_wandb_that_fails_or_is_not_there_ends_nothing(tmp_path, monkeypatch):
     said: list[str] = []
     run = FakeRun(fails_at=1)
-    fake_wandb(monkeypatch, run, None)
+    fake_wandb(monkeypatch, run, tmp_path / "none")
     metrics = wandb_metrics(tmp_path, said)
     for step in (1, 2, 3):
         metrics.write("step", step, loss=1.0)
