@@ -55,15 +55,14 @@ class Adafactor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
-        go = performed(self)
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    self._move(p, group["lr"], group["weight_decay"], go)
+                    self._move(p, group["lr"], group["weight_decay"])
 
-    def _move(self, p: Tensor, lr: float, decay: float, go: Tensor | None) -> None:
+    def _move(self, p: Tensor, lr: float, decay: float) -> None:
         state, device, matrix = self.state[p], local(p).device, p.ndim > 1
-        gradient = p.grad
+        gradient, go = p.grad, performed(self, device)
         if go is None:
             go = torch.ones((), device=device)
         else:                            # finite, so that what is multiplied with 0 below is 0

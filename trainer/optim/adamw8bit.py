@@ -83,11 +83,10 @@ class AdamW8bit(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
-        go = performed(self)
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    self._move(p, group, go)
+                    self._move(p, group)
 
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
         state, mine = self.state[p], local(p)
@@ -99,7 +98,7 @@ class AdamW8bit(torch.optim.Optimizer):
                 state[f"{key}_scale"] = like(p, torch.zeros(mine.shape[0], many, device=mine.device), p.shape[0], many)
         return state
 
-    def _move(self, p: Tensor, group: dict[str, Any], go: Tensor | None) -> None:
+    def _move(self, p: Tensor, group: dict[str, Any]) -> None:
         state = self.state[p] or self._begin(p)
         values, gradient = local(p), local(p.grad).float()
         if values.device not in self.tables:
@@ -108,6 +107,7 @@ class AdamW8bit(torch.optim.Optimizer):
         old = [local(state[key]) for key in ("first", "second")]
         scales = [local(state[f"{key}_scale"]) for key in ("first", "second")] if packed(p) else []
         first, second = [unpack(*x) for x in zip(old, scales, tables)] if scales else old
+        go = performed(self, values.device)
         go = torch.ones((), device=values.device) if go is None else go
         gradient = torch.where(go > 0, gradient, 0.0)
         state["step"] += go

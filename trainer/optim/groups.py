@@ -104,8 +104,8 @@ def like(p: Tensor, x: Tensor, *shape: int) -> Tensor:
                               stride=torch.empty(size, device="meta").stride())
 
 
-def performed(optimizer: torch.optim.Optimizer) -> Tensor | None:
-    """0-d float32 on the device: 0 when `optimizer.found_inf` says that this step is not to be, else 1; None when
-    nothing was said. It multiplies what would change, so the host need not know."""
+def performed(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor | None:
+    """0-d float32 on `device`: 0 when `optimizer.found_inf` says that this step is not to be, else 1; None when nothing
+    was said. It multiplies what would change, so the host need not know."""
     found = getattr(optimizer, "found_inf", None)
-    return None if found is None else (found == 0).float().reshape(())
+    return None if found is None else (found == 0).float().reshape(()).to(device)

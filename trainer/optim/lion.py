@@ -35,7 +35,6 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
-        go = performed(self)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
@@ -46,6 +45,7 @@ class Lion(torch.optim.Optimizer):
             values = [local(p) for p in params]
             gradients = [local(p.grad) for p in params]
             momenta = [local(self.state[p]["momentum"]) for p in params]
+            go = performed(self, values[0].device)
             if go is not None:           # a momentum that is drawn towards itself stays what it was, exactly
                 gradients = [torch.where(go > 0, g, m) for g, m in zip(gradients, momenta)]
             first, second = group["betas"]

@@ -86,12 +86,14 @@ def newton_schulz(x: Tensor, steps: int) -> Tensor:
 class Muon(AdamW):
     """AdamW for the groups whose role is not "matrix"; theirs is state[p] = {"momentum"}, sharded like p.
 
-    `dtype` of the iteration and of what is sent: bfloat16 is enough (the iteration is self-correcting).
+    Matrices are sent and iterated on `device`, also when parameters are offloaded: in bfloat16, which is enough (the
+    iteration corrects itself), on CPUs, where half precision is slow, in float32.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], config: MuonConfig, dtype: torch.dtype) -> None:
+    def __init__(self, groups: list[dict[str, Any]], config: MuonConfig, device: torch.device) -> None:
         super().__init__(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-        self.config, self.dtype = config, dtype
+        self.config, self.device = config, device
+        self.dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -117,19 +119,19 @@ class Muon(AdamW):
         for p in params:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
-        go = performed(self)
+        values = [local(p) for p in params]
+        go = performed(self, values[0].device)
         gradients = [local(p.grad) for p in params]
         momenta = [local(self.state[p]["momentum"]) for p in params]
         if go is not None:               # a momentum that is drawn towards itself stays what it was, exactly
             gradients = [torch.where(go > 0, g, m) for g, m in zip(gradients, momenta)]
         torch._foreach_lerp_(momenta, gradients, 1 - self.config.momentum)
         directions = torch._foreach_lerp(gradients, momenta, self.config.momentum) if self.config.nesterov else momenta
-        updates = self._orthogonal(params, [d.to(self.dtype) for d in directions], first)
+        updates = self._orthogonal(params, [d.to(self.device, self.dtype) for d in directions], first)
         rows, cols = params[0].shape
         scale = lr * SCALINGS[self.config.scaling](rows, cols)
-        values = [local(p) for p in params]
         torch._foreach_mul_(values, 1 - lr * decay if go is None else 1 - lr * decay * go)
-        updates = torch._foreach_mul([u.to(v.dtype) for u, v in zip(updates, values)],
+        updates = torch._foreach_mul([u.to(v.device, v.dtype) for u, v in zip(updates, values)],
                                      -scale if go is None else -scale * go)
         torch._foreach_add_(values, updates)
 
@@ -176,5 +178,4 @@ class Muon(AdamW):
 
 
 def build(config: MuonConfig, groups: list[dict[str, Any]], device: torch.device) -> Muon:
-    """bfloat16 on accelerators, float32 on CPUs, where half precision is slow."""
-    return Muon(groups, config, torch.float32 if device.type == "cpu" else torch.bfloat16)
+    return Muon(groups, config, device)
