@@ -122,9 +122,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: DocMask, scale: float | None =
         q, k, v = (x.reshape(rows * length, -1, dim) for x in (q, k, v))
         if groups != heads and not _VARLEN_GQA:
             k, v = (x.repeat_interleave(heads // groups, 1) for x in (k, v))
-        options = {"enable_gqa": True} if groups != heads and _VARLEN_GQA else {}
-        out = varlen_attn(q, k, v, mask.starts, mask.starts, mask.longest, mask.longest, scale=scale,
-                          window_size=(-1, 0), **options)
+        options: dict[str, Any] = {"enable_gqa": True} if groups != heads and _VARLEN_GQA else {}
+        if scale is not None and scale != dim ** -0.5:
+            options["scale"] = scale
+        out = varlen_attn(q, k, v, mask.starts, mask.starts, mask.longest, mask.longest, window_size=(-1, 0), **options)
         return out.view(rows, length, heads, dim)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if mask.block is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 
-from trainer.attention import BackEnd, attend, best, cumulative_lengths, document_mask
+from trainer import attention
+from trainer.attention import BackEnd, attend, best, cumulative_lengths, document_mask, flash
 from trainer.data import Batch
 from trainer.init import initialise
 from trainer.model import ModelConfig, Transformer
@@ -80,8 +82,44 @@ def test_a_token_of_document_a_changes_no_logit_of_document_b(config):
     assert differs(replace(config, masking="none")) == [False] * 5 + [True] * 35        # the control
 
 
-def test_the_back_end_of_a_device():
+def test_the_back_end_of_a_device(monkeypatch):
     assert best(torch.device("cpu"), torch.bfloat16) == "dense"
+    asked = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: ((7, 5), (8, 9), (9, 0))[index])
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", asked.append, raising=False)
+    flash.cache_clear()
+    found = {(i, dtype): best(torch.device("cuda", i), dtype) for i in range(3)
+             for dtype in (torch.bfloat16, torch.float32)}
+    flash.cache_clear()
+    there = "flex" if attention.varlen_attn is None else "varlen"
+    assert [found[i, torch.bfloat16] for i in range(3)] == ["flex", there, there]
+    assert {found[i, torch.float32] for i in range(3)} == {"flex"}
+    assert asked == ["FA3"]                              # of the Hopper alone, and once
+
+
+def test_varlen_is_called_with_what_it_needs(monkeypatch):
+    """The call on CUDA, computed here document by document."""
+    def stand_in(q, k, v, starts_q, starts_k, most_q, most_k, *, window_size, scale=None, enable_gqa=False):
+        assert window_size == (-1, 0)
+        assert (most_q, most_k) == (32, 32)
+        assert enable_gqa == (q.shape[1] != k.shape[1])
+        assert starts_q.dtype == torch.int32
+        assert torch.equal(starts_q, starts_k)
+        out = torch.zeros_like(q)
+        for a, b in pairwise(starts_q.tolist()):
+            if b > a:
+                x, y, z = (t[None, a:b] for t in (q, k, v))
+                mask = document_mask(torch.arange(b - a)[None], torch.float32)
+                out[a:b] = attend(x, y, z, mask, scale)[0]
+        return out
+
+    q, k, v = (x.detach() for x in tensors(16))
+    mask = document_mask(positions_of(), torch.float32, backend="varlen")
+    monkeypatch.setattr(attention, "varlen_attn", stand_in)
+    for gqa in (True, False):
+        monkeypatch.setattr(attention, "_VARLEN_GQA", gqa)
+        for scale in (None, 0.5):
+            assert torch.allclose(attend(q, k, v, mask, scale), apart(q, k, v, scale or 0.25), atol=1e-6)
 
 
 @pytest.mark.gpu

@@ -20,6 +20,7 @@ from trainer.__main__ import main
 from trainer.attention import document_mask
 from trainer.config import ConfigError
 from trainer.init import initialise
+from trainer.metrics import read
 from trainer.model import ModelConfig, Transformer
 from trainer.parallel import world
 from trainer.rope import RopeScaling
@@ -301,3 +302,38 @@ def test_a_user_trains_exports_and_goes_on(tmp_path, capsys):
     third = make_run(tmp_path / "d", total=960, documents=60, model=other["model"], train={"init": section["init"]})
     with world("cpu") as here, pytest.raises(ConfigError, match="layers: 1, there 2"):
         loop.train(open_run(str(third), None, None, []), here, say=lambda _text: None)
+
+
+def test_positions_of_a_phase_hold_in_training_resume_and_export(tmp_path):
+    """The long phase has its own θ and YaRN; a run without them differs there and only there."""
+    yarn = {"kind": "yarn", "factor": 2, "original": 32}
+
+    def phases(**own):
+        return [{"name": "stable", "until": "60%", "sequence": 32, "batch": 160, "mix": {"web": 70, "code": 30}},
+                {"name": "long", "until": "100%", "sequence": 64, "batch": 192, **own}]
+
+    def losses(out: Path) -> list[float]:
+        return [line["loss"] for line in read(out / "metrics.jsonl") if line["event"] == "step"]
+
+    own = make_run(tmp_path / "own", total=3840, documents=150, phases=phases(rope_theta=300.0, rope_scaling=yarn))
+    plain = make_run(tmp_path / "plain", total=3840, documents=150, phases=phases())
+    with world("cpu") as here:
+        for run, out, stops in ((own, "a", (None,)), (own, "b", (18, None)), (plain, "a", (None,))):
+            for stop in stops:
+                loop.train(open_run(str(run), None, str(run / out), []), here, stop, lambda _text: None)
+    whole, resumed, without = losses(own / "a"), losses(own / "b"), losses(plain / "a")
+    begin = round(0.6 * 3840 / 160)
+    assert len(whole) > 18 > begin
+    assert resumed == pytest.approx(whole, abs=1e-5)
+    assert whole[:begin] == pytest.approx(without[:begin], abs=1e-6)
+    assert max(abs(a - b) for a, b in zip(whole[begin:], without[begin:])) > 1e-3
+    found = {c.step: c for c in ckpt.complete(own / "a" / "checkpoints")}
+    hf.export(found[begin], tmp_path / "early", "fp32", None)
+    hf.export(found[max(found)], tmp_path / "late", "fp32", None)
+    early, late = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("early", "late"))
+    assert (early["rope_theta"], early["rope_scaling"], early["max_position_embeddings"]) == (10_000.0, None, 32)
+    assert (late["rope_theta"], late["max_position_embeddings"]) == (300.0, 64)
+    assert late["rope_scaling"]["rope_type"] == "yarn"
+    bad = make_run(tmp_path / "bad", total=3840, documents=150, phases=phases(rope_scaling={"kind": "ntk"}))
+    with pytest.raises(ConfigError, match="phase 'long': rope_scaling"):
+        open_run(str(bad), None, None, [])
