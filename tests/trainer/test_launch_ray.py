@@ -75,7 +75,7 @@ def ranks(cluster: Cluster) -> list[int]:
 
 def test_a_rank_and_a_node_are_lost_and_the_losses_are_those_of_an_undisturbed_run(cluster, tmp_path, alone):
     """Two ranks; one is killed: two again. A node is killed: one. A node joins: two, up to the end."""
-    folder = make_run(tmp_path, documents=1500, total=30_000, train={"checkpoint": {"every": 10}})
+    folder = make_run(tmp_path, documents=1000, total=20_000, train={"checkpoint": {"every": 10}})
     train(open_run(str(folder), None, str(tmp_path / "here"), []), alone, None, lambda _text: None)
     out = folder / "train"
     said = tmp_path / "said"
@@ -114,5 +114,5 @@ def test_a_rank_and_a_node_are_lost_and_the_losses_are_those_of_an_undisturbed_r
     assert "a rank died" in said.read_text() and "training on 1 of 2 ranks" in said.read_text()
     assert cluster.env["RAY_AUTH_TOKEN"] not in said.read_text()
     here, there = ({line["step"]: line["loss"] for line in lines(o, "step")} for o in (tmp_path / "here", out))
-    assert len(here) > 150
+    assert len(here) > 100
     assert there == pytest.approx(here, abs=1e-4)
