@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import tempfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -299,8 +301,11 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
         for _ in scored():
             pass
     else:
-        with writing(out):
-            _write_scores(out, scored())
+        with writing(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=".scores.") as scratch:
+            made = Path(scratch) / out.name
+            _write_scores(made, scored())
+            if found:                                    # all scores, or none: what was there before stays
+                os.replace(made, out)
     if not found:
         raise BadUsage(f"no document in {', '.join(map(str, data))}")
     values = np.array(found)

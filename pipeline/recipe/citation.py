@@ -48,7 +48,7 @@ def _changed(recipe: Recipe) -> list[str] | None:
 def _named(doc: dict[str, Any]) -> dict[str, Any]:
     """A recipe with its steps as `{name: settings}`, without what does not make documents."""
     made = {k: v for k, v in doc.items() if k not in _NOT_MADE_BY}
-    made["signals"] = doc["run"]["signals"]
+    made["run"] = {"signals": doc["run"]["signals"]}
     for dataset in made["datasets"].values():
         dataset["steps"] = [{step["name"]: step["config"]} for step in dataset["steps"]]
     made["readers"] = {name: [source["read"], source["config"]] for name, source in doc["sources"].items()}

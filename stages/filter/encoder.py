@@ -199,6 +199,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{folder} is no folder of a transformer: it has no config.json")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise TypeError("it holds no object")
+        longest = config.get("max_position_embeddings")
+        if not isinstance(longest, int | None):
+            raise TypeError(f"max_position_embeddings is no number: {str(longest)[:40]!r}")
         code = "auto_map" in config or "auto_map" in _json(folder / "tokenizer_config.json")
         heads = config.get("architectures") or []
     except (ValueError, RecursionError, AttributeError, TypeError) as e:
@@ -219,9 +224,13 @@ def _json(path: Path) -> Any:
 
 
 def _labels(config: dict[str, Any]) -> list[str]:
-    """Labels of the outputs in their order."""
-    names = config.get("id2label")
+    """Labels of the outputs in their order. Raises _Unfit for names that have no numbers."""
+    names, count = config.get("id2label"), config.get("num_labels", 2)
     if isinstance(names, dict) and names:
+        if not all(key.isdecimal() for key in names):
+            raise _Unfit("model", f"config.json: id2label numbers its labels 0, 1, …; it has {', '.join(names)[:100]}")
         return [str(names[key]) for key in sorted(names, key=int)]
+    if not isinstance(count, int):
+        raise _Unfit("model", f"config.json: num_labels is no number: {str(count)[:40]!r}")
     # transformers writes no names for its default of two outputs
-    return [f"LABEL_{i}" for i in range(int(config.get("num_labels", 2)))]
+    return [f"LABEL_{i}" for i in range(count)]

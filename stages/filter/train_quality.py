@@ -100,12 +100,15 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
             if scores.score is not None and texts:
                 card["threshold"] = counts | _threshold(texts, scores.score, keep)
             card["profiles"]["reference"] = drift.profile(texts, scores)
+        # the model comes last: who is stopped before it leaves no model without its table, and a table of another model
+        # is refused
+        if found.table is not None:
+            _write(beside(out, "calibration.json"), json.dumps(found.table, separators=(",", ":")) + "\n")
+        _write(beside(out, "card.md"), model_card.markdown(card))
+        _write(beside(out, "card.json"), json.dumps(card, indent=1, ensure_ascii=False) + "\n")
         os.replace(made, out)
-    beside(out, "calibration.json").unlink(missing_ok=True)
-    if found.table is not None:
-        _write(beside(out, "calibration.json"), json.dumps(found.table, separators=(",", ":")) + "\n")
-    _write(beside(out, "card.md"), model_card.markdown(card))
-    _write(beside(out, "card.json"), json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+    if found.table is None:
+        beside(out, "calibration.json").unlink(missing_ok=True)
     return card
 
 

@@ -438,10 +438,10 @@ def test_run_by_one_and_by_two(given, tmp_path, name):
 # -- citing --------------------------------------------------------------------------------------------------------
 def test_what_was_changed_is_cited(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    changed = load_recipe("fineweb", ["datasets.clean.steps.language.min=0.8", "run.partition=1MB",
+    changed = load_recipe("fineweb", ["datasets.clean.steps.language.min=0.8", "run.partition=1MB", "run.signals=all",
                                       "datasets.clean.steps.url.soft_words=3"], inputs=["x"])
     assert citation(changed)["changed"] == ["datasets.clean.steps[0].url.soft_words",
-                                            "datasets.clean.steps[1].language.min"]
+                                            "datasets.clean.steps[1].language.min", "run.signals"]
     kept = changed.canonical_yaml()                      # what `resume` reads
     (tmp_path / "kept.yaml").write_text(kept)
     assert citation(load_recipe("kept.yaml")) == citation(changed)

@@ -163,6 +163,11 @@ def test_scores_are_those_of_the_step(folder, tmp_path, tokenmill):
     raw = tokenmill("classifier", "score", model, folder / "rest", "--raw", "--json").json()[0]
     assert raw["mean"] != found["mean"]
     assert tokenmill("classifier", "score", model, folder / "rest", "--out", tmp_path / "s.csv").code == 2
+    was, nothing = (tmp_path / "s.parquet").read_bytes(), tmp_path / "nothing.jsonl"
+    nothing.write_text("")
+    assert tokenmill("classifier", "score", model, nothing, "--out", tmp_path / "s.parquet").code == 2
+    assert (tmp_path / "s.parquet").read_bytes() == was, "all scores, or those of before"
+    assert not [p.name for p in tmp_path.iterdir() if p.name.startswith(".scores")]
     said = tokenmill("classifier", "score", model, folder / "rest", "--label", "good")
     assert said.code == 2 and "it has hq, lq" in said.err
 

@@ -147,6 +147,10 @@ def test_a_model_that_is_not_fit_is_named(regression, classes, tmp_path):
     (pickled / "pytorch_model.bin").write_bytes(b"\x80\x04")
     garbled = changed("garbled")
     (garbled / "config.json").write_text("{")
+    odd, many, far, listed = (changed("odd", id2label={"a": "low", "b": "high"}),
+                              changed("many", id2label=None, num_labels="two"),
+                              changed("far", max_position_embeddings="512"), changed("listed"))
+    (listed / "config.json").write_text("[1]")
     other = changed("other")
     tokenizer = json.loads((other / "tokenizer_config.json").read_text())
     (other / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"auto_map": {"AutoTokenizer": ["x.Y", None]}}))
@@ -154,6 +158,8 @@ def test_a_model_that_is_not_fit_is_named(regression, classes, tmp_path):
             ("model", {"model": code}, "code of its own"), ("model", {"model": other}, "code of its own"),
             ("model", {"model": headless}, "no head for sequences"),
             ("model", {"model": pickled}, "no model.safetensors"), ("model", {"model": garbled}, "cannot be read"),
+            ("model", {"model": odd}, "id2label numbers its labels"), ("model", {"model": many}, "num_labels is no"),
+            ("model", {"model": far}, "max_position_embeddings is no"), ("model", {"model": listed}, "holds no object"),
             ("label", {"model": classes}, "low, middle, high"),
             ("label", {"model": classes, "label": "best"}, "has no label 'best'; it has low, middle, high"),
             ("label", {"model": regression, "label": "high"}, "leave out `label`"),

@@ -123,6 +123,19 @@ def test_training_again_without_calibration_leaves_none_of_before(tmp_path):
     assert not beside(tmp_path / "q.bin", "calibration.json").exists()
 
 
+def test_who_is_stopped_leaves_no_model_without_its_table(tmp_path, monkeypatch):
+    out = tmp_path / "q.bin"
+    out.write_bytes(b"the model before")
+
+    def stopped(path, text):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stages.filter.train_quality._write", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        train(LABELLED, out, settings=SMALL, held_out=0.6)
+    assert [p.name for p in tmp_path.iterdir()] == ["q.bin"] and out.read_bytes() == b"the model before"
+
+
 def test_the_card_tells_what_was_done(trained):
     out, card = trained
     assert card == model_card.read(beside(out, "card.json"))
