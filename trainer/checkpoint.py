@@ -271,9 +271,16 @@ class Saver:
         """Files, then their sums, then COMPLETE. Leaves what went wrong in `job.failed`."""
         try:
             dcp.save(state, storage_writer=FileSystemWriter(job.attempt), process_group=self.group)
-            own = {p.name: sha256(p) for p in sorted(job.attempt.glob(f"__{dist.get_rank()}_*"))}
+            own: dict[str, str] | Exception
+            try:
+                own = {p.name: sha256(p) for p in sorted(job.attempt.glob(f"__{dist.get_rank()}_*"))}
+            except OSError as error:             # the others must not wait for these
+                own = error
             sums: list[Any] = [None] * self.world.size
             dist.all_gather_object(sums, own, group=self.group)
+            for part in sums:
+                if isinstance(part, Exception):
+                    raise part
             if self.world.first:
                 self._commit(job, {name: digest for part in sums for name, digest in part.items()})
         except CheckpointException as error:     # not an Exception, hence easily missed: a full disk, a lost mount

@@ -249,16 +249,16 @@ def edits(meta: dict[str, Any], run: Run) -> list[str]:
     """What the curriculum says ahead of a checkpoint that it did not when that was written, one line each."""
     was, now = meta["curriculum"], run.curriculum.to_json()
     found = [f"stream {s['name']}: new" for s in now["streams"][len(was["streams"]):]]
-    for i in range(max(len(was["phases"]), len(now["phases"]))):
-        old, new = (side["phases"][i] if i < len(side["phases"]) else None for side in (was, now))
-        if new is None:
-            found.append(f"phase {old['name']}: taken out")
-        elif old is None:
-            found.append(f"phase {new['name']}: new, {Phase(**new).tokens:,} tokens from sample {new['start']:,} on")
-        elif old != new:
-            found += [f"phase {old['name']}.{k}: checkpoint {old.get(k)!r}, now {new.get(k)!r}"
-                      for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
-    return found
+    old, new = ({phase["name"]: phase for phase in side["phases"]} for side in (was, now))
+    for name, phase in old.items():
+        if name not in new:
+            found.append(f"phase {name}: taken out")
+            continue
+        keys = sorted({*phase, *new[name]} - {"start"})              # where it begins follows from those before it
+        found += [f"phase {name}.{k}: was {phase.get(k)!r}, now {new[name].get(k)!r}" for k in keys
+                  if phase.get(k) != new[name].get(k)]
+    return found + [f"phase {name}: new, {Phase(**phase).tokens:,} tokens from sample {phase['start']:,} on"
+                    for name, phase in new.items() if name not in old]
 
 
 def version(sums: Mapping[str, str | None]) -> str:

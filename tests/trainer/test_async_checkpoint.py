@@ -141,7 +141,8 @@ def test_a_write_that_fails_ends_the_training_and_the_one_before_is_sound(folder
     assert losses(tmp_path) == pytest.approx(losses(sync), abs=1e-6)
 
 
-@pytest.mark.parametrize(("where", "left"), [("data", 6), ("commit", 6), ("committed", 12)])
+@pytest.mark.parametrize(("where", "left"), [("data", 6), pytest.param("commit", 6, marks=pytest.mark.slow),
+                                             pytest.param("committed", 12, marks=pytest.mark.slow)])
 def test_a_kill_in_the_background_leaves_a_loadable_latest(folder, sync, tmp_path, alone, where, left):
     arguments = ["run", str(folder), "--out", str(tmp_path), *(x for key in ASYNC for x in ("--set", key))]
     killed = subprocess.run([sys.executable, "-c", KILL, where, *arguments], cwd=ROOT, capture_output=True, text=True,

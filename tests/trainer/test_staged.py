@@ -159,6 +159,8 @@ def test_a_live_edit_takes_over_at_its_step_and_may_bring_a_stream(store, alone,
     made = open_run(str(store), None, None, SET)
     assert [(p.name, p.steps) for p in made.curriculum.phases] == [("stable", 5), ("more", 5)]
     assert [s.name for s in made.curriculum.streams] == ["code", "web", "fresh"]
+    said = capsys.readouterr().out
+    assert "phase stable.samples: was 30, now 25\nphase anneal: taken out\nphase more: new, 800 tokens from" in said
     train(made, alone, None, quiet)
     lines = steps(store / "train")
     assert {s["step"]: s["loss"] for s in lines[:4]} == before
@@ -183,6 +185,7 @@ def test_edits_that_cannot_be_are_refused_and_change_nothing(store, alone, capsy
             ("5", "- {name: more, until: 20%, mix: {web: 1}}", "is not after the phase before it"),
             ("5", "- {name: more, extra: 1M, mix: {web: 1}}", "exhausts stream 'web'"),
             ("5", "more", "expected a list of phases"),
+            ("5", "- {name: stable, until: 100%}", "two phases would be called 'stable'"),
             ("5", "- {name: a, until: 70%, lr: decay}\n- {name: b, until: 100%, lr: stable}", "would learn nothing"),
             ("5", "- {name: long, until: 100%, sequence: 64, batch: 192, rope_scaling: {kind: lin, factor: 2}}",
              "rope_scaling.kind")):
@@ -215,4 +218,4 @@ def test_an_edit_may_bring_another_train_section(store, alone, capsys):
     assert open_run(str(store), None, None, []).config.log_every == 7
     told: list[str] = []
     train(open_run(str(store), None, None, SET), alone, 6, told.append)
-    assert any("phase stable.samples: checkpoint 30, now 25" in text for text in told)
+    assert any("phase stable.samples: was 30, now 25" in text for text in told)

@@ -64,6 +64,10 @@ def run(options: argparse.Namespace) -> int:
         streams = new_streams(given["phases"], old.curriculum, old.store)
         names = [s.name for s in (*old.curriculum.streams, *streams)]
         phases = place(given["phases"], total, names, warnings, kept, f"{options.phases}: phases")
+        called = [p.name for p in (*kept, *phases)]
+        if twice := next((n for i, n in enumerate(called) if n in called[:i]), None):
+            raise CurriculumError(f"{options.phases}: two phases would be called '{twice}'; give them names of their "
+                                  f"own")
         made = edit(old.curriculum, old.sample_at(step), phases, streams)
     except CurriculumError as error:
         raise ConfigError(str(error)) from None
