@@ -243,11 +243,14 @@ def forward_backward(model: nn.Module, step: Step, batch: Batch, run: Run, data:
     config = run.config
     streams = len(data.streams)
     sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)
-    sums[1], sums[2] = batch.attended, batch.repeated
+    length = batch.tokens.shape[1]
+    # Σ length² of the documents, or of the windows where documents are not kept apart; this rank's part
+    sums[1] = batch.attended if config.model.masking == "document" else step.batch * length ** 2 / world.data_size
+    sums[2] = batch.repeated
     # the loss is divided by the number of targets that count in the whole step, on all ranks and micro-batches
     valid = world.sum(torch.full((), float(batch.valid()), device=world.device))
     scale = 1 / valid.clamp(min=1)
-    rows = min(run.micro_rows(batch.tokens.shape[1]), batch.rows)
+    rows = min(run.micro_rows(length), batch.rows)
     starts = list(range(0, batch.rows, rows))
     for start, part in zip(starts, batch.micro(rows, world.device)):
         gather_gradients(model, world, start == starts[-1])
