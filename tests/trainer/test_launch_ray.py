@@ -74,15 +74,20 @@ def ranks(cluster: Cluster) -> list[int]:
 
 
 def test_a_rank_and_a_node_are_lost_and_the_losses_are_those_of_an_undisturbed_run(cluster, tmp_path, alone):
-    """Two ranks; one is killed: two again. A node is killed: one. A node joins: two, up to the end."""
+    """Two ranks; one is killed: two again. A node is killed: one. A node joins: two. The job is stopped, in good order,
+    and begun again, on one."""
     folder = make_run(tmp_path, documents=1000, total=20_000, train={"checkpoint": {"every": 10}})
     train(open_run(str(folder), None, str(tmp_path / "here"), []), alone, None, lambda _text: None)
     out = folder / "train"
     said = tmp_path / "said"
-    with said.open("w") as log:
-        job = subprocess.Popen([sys.executable, "-m", "trainer", "run", str(folder), "--address", cluster.address,
-                                "--ranks", "2", "--least", "1", "--device", "cpu"], cwd=ROOT, env=cluster.env,
-                               stdout=log, stderr=log, start_new_session=True)
+
+    def start(*more: str) -> subprocess.Popen[bytes]:
+        with said.open("a") as log:
+            return subprocess.Popen([sys.executable, "-m", "trainer", "run", str(folder), "--address", cluster.address,
+                                     *more, "--device", "cpu"], cwd=ROOT, env=cluster.env, stdout=log, stderr=log,
+                                    start_new_session=True)
+
+    job = start("--ranks", "2", "--least", "1")
 
     def wait_for(found, what: str) -> Any:
         def there() -> Any:
@@ -106,11 +111,23 @@ def test_a_rank_and_a_node_are_lost_and_the_losses_are_those_of_an_undisturbed_r
         cluster.add()
         wait_for(lambda: "there is room for all ranks again" in said.read_text(), "room")
         os.kill(left, signal.SIGCONT)
+        wait_for(lambda: len(lines(out, "resume")) > 2, "a restart with all")
+        both = ranks(cluster)
+        for rank in both:
+            os.kill(rank, signal.SIGSTOP)
+        job.send_signal(signal.SIGTERM)                              # what Ray's job server sends
+        wait_for(lambda: "stopping after this step, with a checkpoint (Ctrl-C" in said.read_text(), "the request")
+        for rank in both:
+            os.kill(rank, signal.SIGCONT)
+        assert job.wait(120) == 130, said.read_text()[-4000:]
+        stopped = lines(out, "step")[-1]["step"]
+        assert lines(out, "checkpoint")[-1]["step"] == stopped < 100
+        job = start("--ranks", "1")
         assert job.wait(200) == 0, said.read_text()[-4000:]
     finally:
         job.kill()
         job.wait()
-    assert [line["world"] for line in lines(out, "start", "resume")] == [2, 2, 1, 2], said.read_text()
+    assert [line["world"] for line in lines(out, "start", "resume")] == [2, 2, 1, 2, 1], said.read_text()
     assert "a rank died" in said.read_text() and "training on 1 of 2 ranks" in said.read_text()
     assert cluster.env["RAY_AUTH_TOKEN"] not in said.read_text()
     here, there = ({line["step"]: line["loss"] for line in lines(o, "step")} for o in (tmp_path / "here", out))

@@ -1,0 +1,99 @@
+"""When the launcher on Ray starts again, with how many ranks, when it gives up. No Ray runs: its answers are told."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from trainer.config import ConfigError
+
+launcher = pytest.importorskip("trainer.launch.ray", reason="needs ray")
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """`launch` on a cluster that is not there: outcomes of attempts and steps of the latest checkpoint, one by one."""
+    monkeypatch.setattr(launcher.ray, "init", lambda **_: None)
+    monkeypatch.setattr(launcher.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
+
+    def launch(outcomes, steps=(), restarts=3):
+        tried, outcomes, steps = [], iter(outcomes), itertools.chain(steps, itertools.repeat(0))
+
+        def attempt(_arguments, size, least, *_):
+            tried.append((size, least))
+            outcome = next(outcomes)
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+
+        monkeypatch.setattr(launcher, "attempt", attempt)
+        code = launcher.launch(["run"], "h:1", 4, gpu=True, ship_code=False, least=2, restarts=restarts,
+                               possible=lambda _n: True, progress=lambda: next(steps))
+        return code, len(tried)
+
+    return launch
+
+
+def test_what_dies_again_and_again_without_a_new_checkpoint_is_given_up(started, capsys):
+    lost = launcher.Lost("a rank died: X")
+    assert started([lost] * 9) == (1, 4)
+    assert "error: a rank died: X. Run the same command" in capsys.readouterr().err
+    assert started([lost] * 9, restarts=0) == (1, 1)
+    # progress() is asked at the start, and after each loss: 5 losses, each with a checkpoint more
+    assert started([*[lost] * 5, 0], steps=[0, 10, 20, 30, 40, 50]) == (0, 6)
+    assert started([*[lost] * 9], steps=[0, 10, 10, 10, 10, 10, 10]) == (1, 4)
+
+
+def test_exit_codes_are_final_and_more_room_is_no_loss(started):
+    assert started([2]) == (2, 1) and started([1]) == (1, 1)
+    assert started([launcher.MoreRoom()] * 7 + [0], restarts=0) == (0, 8)
+    assert started([launcher.Lost(), launcher.MoreRoom()] * 3 + [0], restarts=3) == (0, 7)
+    assert started([KeyboardInterrupt()]) == (130, 1)
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """`room` on a cluster with so many GPUs in all and so many free; time passes with every wait."""
+    clock = SimpleNamespace(now=0.0)
+
+    class Group:
+        def __init__(self, bundles):
+            self.size = len(bundles)
+
+        def wait(self, seconds):
+            clock.now += seconds
+            return self.size <= clock.free(clock.now)
+
+    monkeypatch.setattr(launcher.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(launcher, "placement_group", lambda bundles, strategy: Group(bundles))
+    monkeypatch.setattr(launcher, "remove_placement_group", lambda _group: None)
+    monkeypatch.setattr(launcher.ray, "cluster_resources", lambda: {"CPU": 999, "GPU": clock.total(clock.now)})
+    monkeypatch.setattr(launcher.ray, "available_resources", lambda: {"CPU": 999, "GPU": clock.free(clock.now)})
+
+    def room(size, least, total, free, possible=lambda _n: True):
+        clock.now, clock.total, clock.free = 0.0, total, free
+        group, found = launcher.room({"CPU": 1, "GPU": 1}, size, least, possible)
+        assert group.size == found
+        return found, clock.now
+
+    return room
+
+
+def test_fewer_ranks_at_once_when_nodes_are_gone_and_after_a_minute_when_others_use_them(cluster):
+    assert cluster(16, 8, lambda _t: 16, lambda _t: 16) == (16, 2)
+    found, after = cluster(16, 8, lambda _t: 12, lambda _t: 12)
+    assert found == 12 and after < 20
+    found, after = cluster(16, 8, lambda _t: 16, lambda _t: 12)
+    assert found == 12 and launcher.PATIENCE_S < after < launcher.PATIENCE_S + 20
+    assert cluster(16, 8, lambda _t: 16, lambda t: 12 if t < 30 else 16)[0] == 16         # they came in time
+
+
+def test_a_number_of_ranks_the_model_cannot_be_divided_over_is_not_taken(cluster):
+    assert cluster(32, 8, lambda _t: 31, lambda _t: 31, lambda n: n % 8 == 0)[0] == 24
+    with pytest.raises(ConfigError, match="no room for 8 ranks after 600 s"):
+        cluster(32, 8, lambda _t: 7, lambda _t: 7)
+    with pytest.raises(ConfigError, match="no room for 4 ranks"):                          # all or none
+        cluster(4, 4, lambda _t: 3, lambda _t: 3)
