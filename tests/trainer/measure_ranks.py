@@ -1,4 +1,5 @@
-"""What two ranks do for test_noise.py: `python -m tests.trainer.measure_ranks RUN OUT`."""
+"""What ranks do for test_noise.py: `python -m tests.trainer.measure_ranks RUN OUT [NAME KEY=VALUE …]`: without a name
+measure what the hooks see and train; with one, train with these overrides into OUT/NAME."""
 
 from __future__ import annotations
 
@@ -73,12 +74,13 @@ def plain_norms(run: Run, rank: int, size: int) -> list[float]:
     return found
 
 
-def launch(run: Path, out: Path, ranks: int) -> None:
+def launch(run: Path, out: Path, ranks: int, *more: str) -> None:
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port),
                    "WORLD_SIZE": str(ranks), "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
-    started = [subprocess.Popen([sys.executable, "-m", "tests.trainer.measure_ranks", str(run), str(out)], cwd=ROOT,
-                                env={**environment, "RANK": str(r)}, stderr=subprocess.PIPE, text=True)
+    started = [subprocess.Popen([sys.executable, "-m", "tests.trainer.measure_ranks", str(run), str(out),
+                                 *more], cwd=ROOT, env={**environment, "RANK": str(r)},
+                                stderr=subprocess.PIPE, text=True)
                for r in range(ranks)]
     try:
         errors = [process.communicate(timeout=150)[1] for process in started]
@@ -88,11 +90,12 @@ def launch(run: Path, out: Path, ranks: int) -> None:
     assert [process.returncode for process in started] == [0] * ranks, errors
 
 
-def main(run: str, out: str) -> None:
+def main(run: str, out: str, name: str = "two", *overrides: str) -> None:
     torch.set_num_threads(1)
     with world("cpu") as here:
-        opened = open_run(run, None, f"{out}/two", [])
-        (Path(out) / f"norms.{here.rank}.json").write_text(json.dumps(sharded_norms(opened, here)))
+        opened = open_run(run, None, f"{out}/{name}", overrides)
+        if name == "two":
+            (Path(out) / f"norms.{here.rank}.json").write_text(json.dumps(sharded_norms(opened, here)))
         train(opened, here, STEPS, lambda _text: None)
 
 

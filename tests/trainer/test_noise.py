@@ -100,17 +100,13 @@ def test_norms_of_micro_batches_are_those_of_plain_autograd(out):
     assert found["off"] == [0.0, 0.0, 0.0]                                        # not asked for, not measured
 
 
-def test_one_rank_and_two_estimate_the_same(out):
-    """The same training: two ranks with a micro-batch of a row, and one; each line's estimates agree."""
-    run, folder = out
-    with world("cpu") as here:
-        train(open_run(str(run), None, str(folder / "one"), []), here, STEPS, lambda _text: None)
+def measured(out: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == "step"]
 
-    def measured(name: str) -> list[dict]:
-        lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-        return [line for line in lines if line["event"] == "step"]
 
-    one, two = measured("one"), measured("two")
+def agree(one: list[dict], two: list[dict]) -> None:
+    """Noise scale and norms of two trainings that are the same."""
     assert len(one) == len(two) == STEPS
     for a, b in zip(one, two):
         assert a["noise"]["trace"] == pytest.approx(b["noise"]["trace"], rel=1e-3)
@@ -118,6 +114,30 @@ def test_one_rank_and_two_estimate_the_same(out):
         assert a["parameter_norm"] == pytest.approx(b["parameter_norm"], rel=1e-5)
         for name, group in a["updates"].items():
             assert group["ratio"] == pytest.approx(b["updates"][name]["ratio"], rel=1e-3), name
+
+
+def alone_into(run: Path, out: Path) -> list[dict]:
+    with world("cpu") as here:
+        train(open_run(str(run), None, str(out), []), here, STEPS, lambda _text: None)
+    return measured(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["{tensor: 2}", "{shard: hybrid, shard_size: 2}"])
+def test_four_ranks_in_a_mesh_estimate_the_same(tmp_path, parallel):
+    """Layers divided between two ranks, or two copies of everything: nothing counts twice, nothing is left out."""
+    run = make_run(tmp_path / "store", documents=300, total=3840, train={"log_every": 1, "micro_batch": 32},
+                   model={"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "qk_norm": True},
+                   phases=[{"name": "a", "until": "100%", "sequence": 32, "batch": 32 * ROWS, "mix": {"web": 1}}])
+    launch(run, tmp_path, 4, "four", f"parallel={parallel}")
+    agree(alone_into(run, tmp_path / "one"), measured(tmp_path / "four"))
+
+
+def test_one_rank_and_two_estimate_the_same(out):
+    """The same training: two ranks with a micro-batch of a row, and one; each line's estimates agree."""
+    run, folder = out
+    one, two = alone_into(run, folder / "one"), measured(folder / "two")
+    agree(one, two)
     assert two[-1]["straggler"]["ratio"] >= 1 and two[-1]["straggler"]["rank"] in (0, 1)
     assert "straggler" not in one[-1]
     assert Path(folder / "two" / "trainer.prom").exists()
