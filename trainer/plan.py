@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from stages.mix.curriculum import Phase
 from stages.mix.realised import plan as mixture
-from trainer.mfu import FORMULA, step_flops
+from trainer.mfu import FORMULA, PEAKS, step_flops
 from trainer.plot import short
 from trainer.run import Run
-
-#: float32 parameter, gradient and the two moments of AdamW
-STATE_BYTES = 16
-#: saved activations of a layer in bytes per token and width at 2 bytes a number, attention not materialised
-#: (Korthikanti et al., arXiv 2205.05198, eq. 2 without the quadratic term)
-ACTIVATION_BYTES = 34
+from trainer.tensor import PLAN
+from trainer.tools.memory import MEMORY, estimate, measure, micro_batch, number_bytes, table
 
 
-def plan(run: Run, ranks: int) -> str:
+@dataclass(frozen=True)
+class Machine:
+    """What a rank runs on: `memory` in bytes, `peak` dense bf16 FLOP/s, the share of it that is reached, $ an hour."""
+
+    name: str = "NVIDIA H200"
+    memory: float | None = MEMORY["NVIDIA H200"]
+    peak: float | None = PEAKS["NVIDIA H200"]
+    mfu: float = 0.4
+    price: float | None = None
+
+
+def plan(run: Run, ranks: int, machine: Machine = Machine(), measured: bool = False) -> str:
     curriculum, model, vocab = run.curriculum, run.config.model, run.vocab
     schedule = run.schedule()
     lines = [f"model      {model.parameters(vocab):,} parameters ({model.layers} layers × {model.width}, "
@@ -34,16 +43,50 @@ def plan(run: Run, ranks: int) -> str:
     lines += ["", f"{'phase':<12}{'stream':<24}{'share':>7}{'tokens':>10}{'epochs so far':>15}"]
     lines += [f"{row['phase']:<12}{row['stream']:<24}{row['share']:>7.1%}{short(row['tokens']):>10}"
               f"{row['epochs']:>15.2f}" for row in mixture(curriculum)]
-    micro = min(run.config.micro_batch, max(p.sequence * p.batch for p in curriculum.phases))
-    state = STATE_BYTES * model.parameters(vocab) / ranks
-    activations = ACTIVATION_BYTES * model.layers * model.width * micro
-    chunk = 2 * 4 * vocab * min(run.config.loss.chunk, micro)
-    flops = sum(step_flops(model, vocab, p.tokens, p.tokens * p.sequence) for p in curriculum.phases)
-    lines += ["", f"memory     per rank of {ranks}, estimated: state {gb(state)} + activations of "
-              f"{short(micro)} tokens {gb(activations)} + logits {gb(chunk)}",
-              f"compute    {flops:.3g} FLOPs ({FORMULA}, at most: documents as long as the sequence)",
-              f"           = {flops / (0.4 * 989e12) / 3600:.3g} hours of one H100 or H200 at 40 % MFU"]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *memory(run, ranks, machine, measured), "", *cost(run, ranks, machine)])
+
+
+def memory(run: Run, ranks: int, machine: Machine, measured: bool) -> list[str]:
+    """What a rank needs, by the formula and (`measured`) by the model on fake tensors; and what else would fit."""
+    config, parallel, vocab = run.config, run.config.parallel, run.vocab
+    size = number_bytes(run, "cuda")
+    rows, length, accumulate = micro_batch(run, ranks)
+    parts = estimate(config, vocab, ranks, rows * length, size, accumulate)
+    how = parallel.checkpointing if isinstance(parallel.checkpointing, str) else f"every {parallel.checkpointing.every}"
+    shape = " × ".join(f"{name} {n}" for name, n in parallel.shape(ranks).items())
+    lines = [f"memory     of a rank of {ranks} ({shape}): {rows} × {length:,} tokens at once in "
+             f"{'bf16' if size == 2 else 'fp32'}, checkpointing {how}",
+             "           " + " + ".join(f"{name} {gb(part)}" for name, part in parts.items() if part)
+             + f" = {gb(sum(parts.values()))}"]
+    if measured:
+        try:
+            found = measure(config, vocab, ranks, rows, length, size)
+            here = replace(config, parallel=replace(parallel, offload=False))
+            alike = sum(estimate(here, vocab, ranks, rows * length, size, fused=False).values())
+            lines.append(f"           measured on fake tensors of {ranks} ranks: {gb(found)} with the CPU's kernels, "
+                         f"which keep more; the formula for them: {gb(alike)}")
+        except RuntimeError as error:
+            lines.append(f"           not measured: {error}")
+    if parallel.tensor > 1:
+        lines += ["", "over a tensor group:"]
+        lines += [f"           {text:<58}{' '.join(names).replace('.weight', '')}" for names, _, text in PLAN]
+    most = max(-(-phase.batch // max(1, ranks // parallel.tensor)) for phase in run.curriculum.phases
+               if phase.sequence == length)
+    cells, best = table(config, vocab, ranks, length, size, machine.memory, most)
+    lines += ["", "GB of a rank by what is divided (train.parallel.shard):", *cells, best]
+    return lines
+
+
+def cost(run: Run, ranks: int, machine: Machine) -> list[str]:
+    """FLOPs of the whole training, and what they take."""
+    flops = sum(step_flops(run.config.model, run.vocab, p.tokens, p.tokens * p.sequence) for p in run.curriculum.phases)
+    lines = [f"compute    {flops:.3g} FLOPs ({FORMULA}, at most: documents as long as the sequence)"]
+    if machine.peak is None:
+        return [*lines, f"           no peak is known for {machine.name}: no hours"]
+    hours = flops / (machine.mfu * machine.peak) / 3600
+    paid = f" = ${hours * machine.price:,.2f} at ${machine.price:g} a GPU-hour" if machine.price else ""
+    return [*lines, f"           = {hours:.3g} GPU-hours of {machine.name} at {machine.mfu:.0%} MFU{paid}; "
+                    f"{hours / ranks:.3g} hours on {ranks}"]
 
 
 def batches(phase: Phase) -> str:

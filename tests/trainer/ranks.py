@@ -28,8 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = {"layers": 2, "width": 40, "heads": 4, "kv_heads": 2, "ffn": 54, "qk_norm": True}
 #: trainings of test_parallel.py: name → what is set; each is of 22 steps
 TWO = {"tensor": ["parallel.tensor=2"], "grad": ["parallel.shard=grad", "micro_batch=64"]}
-FOUR = {"full": [], "grad": ["parallel.shard=grad", "micro_batch=32"],
-        "none": ["parallel.shard=none", "micro_batch=32"],
+FOUR = {"full": [], "none": ["parallel.shard=none", "micro_batch=32"],
         "hybrid": ["parallel.shard=hybrid", "parallel.shard_size=2"],
         "tensor-full": ["parallel.tensor=2", "micro_batch=32"],
         "tensor-none": ["parallel.tensor=2", "parallel.shard=none", "parallel.checkpointing=selective"],

@@ -1,6 +1,7 @@
 """Memory of a rank, before there is one: a closed formula, and the same step measured without memory and without ranks.
 
-The formula counts what the program keeps at its peak, the end of the last forward pass. The measurement runs the very
+The formula adds up what a step keeps at one time or another, and is a little too much: gradients come while activations
+go. The measurement runs the very
 model, sharded over a fake process group of N ranks, on tensors that have shapes and no storage (FakeTensorMode), and
 lets torch's FSDPMemTracker count. It runs where there is no GPU, hence with the CPU's kernels, which keep more than
 CUDA's: norms are not fused there, and keys and values are repeated for all heads. It says at most, the formula about.
@@ -23,6 +24,8 @@ FILL = 0.92
 MEMORY = {"NVIDIA A100-SXM4-40GB": 40e9, "NVIDIA A100-SXM4-80GB": 80e9, "NVIDIA H100 80GB HBM3": 80e9,
           "NVIDIA H100 NVL": 94e9, "NVIDIA H200": 141e9, "NVIDIA H200 NVL": 141e9, "NVIDIA B200": 180e9,
           "NVIDIA L40S": 48e9, "NVIDIA GeForce RTX 4090": 24e9}
+#: what is meant where a short name fits several
+MEANT = {"h100": "NVIDIA H100 80GB HBM3", "a100": "NVIDIA A100-SXM4-80GB"}
 #: layers of the models that are measured; what a layer adds is the difference
 MEASURED = (3, 5)
 
@@ -53,8 +56,7 @@ def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: in
     """
     width, query, key = model.width, model.heads * model.dim / tensor, model.kv_heads * model.dim / tensor
     hidden = model.ffn / tensor
-    wide = 4 * (1 if fused else 2)                                    # float32 of a norm, per number
-    upcast = wide if size < 4 else wide - 4                           # of what is float32 already, no copy
+    upcast = _upcast(size, fused)
     norms = 2 * upcast * width + (upcast * (query + key) if model.qk_norm else 0)
     given = query if not fused else key                               # keys or values as attention gets them
     attention = size * (width + query + 2 * given + 2 * query) + 4 * query / model.dim
@@ -73,6 +75,12 @@ def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: in
     return again * block + (1 - again) * everything
 
 
+def _upcast(size: int, fused: bool) -> int:
+    """Bytes a norm keeps for a number: its float32 input (which is there already, if size is 4), not fused also the
+    normalised value."""
+    return (4 if size < 4 else 0) + (0 if fused else 4)
+
+
 def optimizer_bytes(config: TrainConfig, vocab: int) -> float:
     """Bytes of optimiser state of the whole model."""
     all_parameters = config.model.parameters(vocab)
@@ -80,6 +88,8 @@ def optimizer_bytes(config: TrainConfig, vocab: int) -> float:
     kind = config.optimizer.kind
     if kind == "adafactor":                                           # a row and a column of each matrix
         return 8.0 * all_parameters / config.model.width
+    if kind == "adamw8bit":                                           # and a scale for 256 of each moment
+        return (2 + 8 / 256) * all_parameters
     return {"lion": 4.0 * all_parameters, "muon": 8.0 * all_parameters - 4.0 * matrices}.get(kind, 8.0 * all_parameters)
 
 
@@ -98,7 +108,7 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
     ends = vocab * model.width * (1 if model.tie else 2)
     layer = (parameters - ends) / model.layers
     unsharded = parameters if gathered(parallel) else ends + 2 * layer      # the next layer is gathered ahead
-    chunk, mine = config.loss.chunk, tokens / parallel.tensor
+    mine = tokens / parallel.tensor                                         # of the loss
     host = parallel.offload
     found = {
         "parameters": 0.0 if host else 4.0 * parameters / shards,
@@ -109,12 +119,18 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
         "accumulated": 4.0 * parameters / parallel.tensor if accumulate else 0.0,
         "activations": tokens * model.layers * activation_bytes(model, parallel.checkpointing, size, parallel.tensor,
                                                                 fused),
-        # logits and their gradient of a chunk, in both dtypes; the gradients of the output matrix and of its input
-        "loss": min(chunk, mine) * vocab * (4 + 2 * size) + vocab * model.width * (4 + size + (
-            size if parallel.tensor > 1 else 0)) + mine * model.width * size,
     }
-    if parallel.checkpointing != "none":                                    # the layer that is being computed again
-        found["activations"] += tokens * activation_bytes(model, "none", size, parallel.tensor, fused)
+    output = vocab * model.width / parallel.tensor
+    # the end of forward: a chunk's logits, their softmax and its gradient; the gradients of the whole output matrix
+    # (of which a tensor group also gathers a copy) and of its input
+    loss = min(config.loss.chunk, mine) * vocab * (4 + 2 * size) + mine * model.width * size + vocab * model.width * (
+        4 + (size if parallel.tensor > 1 else 0))
+    # backward: a layer's gradients before and while they are reduced, the output's, which wait for the embedding's,
+    # and of a layer that is computed again what it keeps
+    backward = size * output + (size + 4) * layer / parallel.tensor
+    if parallel.checkpointing != "none":
+        backward += tokens * activation_bytes(model, "none", size, parallel.tensor, fused)
+    found["working"] = tokens * model.width * (_upcast(size, fused) + 2 * size) + max(loss, backward)
     return found
 
 
@@ -138,7 +154,7 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
 
     from trainer.attention import DocMask
     from trainer.model import Transformer
-    from trainer.parallel import arrange, clip, gather_gradients, shard
+    from trainer.parallel import arrange, gather_gradients, shard
 
     try:
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -150,19 +166,19 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         world = arrange(0, ranks, torch.device("cpu"), replace(config.parallel, fp8=False, offload=False))
-        with FakeTensorMode():
-            with torch.device("meta"):
-                model = Transformer(config.model, vocab)
-            shard(model, world, torch.bfloat16 if size == 2 else torch.float32, False)
+        with torch.device("meta"):
+            model = Transformer(config.model, vocab)
+        # on the meta device, where it stays until it is given fake storage: meshes are not made of fake tensors
+        shard(model, replace(world, device=torch.device("meta")), torch.bfloat16 if size == 2 else torch.float32, False)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model.to_empty(device="cpu")
             tokens = torch.zeros(rows, length, dtype=torch.int64)
             mask = DocMask(torch.arange(length).repeat(rows, 1), None, None, length)
             tracker = FSDPMemTracker(model)
             tracker.track_inputs((tokens, tokens))
             with tracker:
-                for _ in range(2):               # the first fills caches; gradients are there from the second on
-                    gather_gradients(model, world, True)
-                    model(tokens, mask, tokens, torch.ones(()), config.loss.z, config.loss.chunk)[0].backward()
-                    clip(model, 1.0, world)
+                gather_gradients(model, world, True)
+                model(tokens, mask, tokens, torch.ones(()), config.loss.z, config.loss.chunk)[0].backward()
             peak = float(sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values()))
             # the optimiser's step would be counted with the shapes of the whole model: DTensor's own bookkeeping
             shards = config.parallel.shape(ranks)["shard"] * config.parallel.tensor
@@ -225,6 +241,7 @@ def parse_bytes(text: str) -> float:
 def device_named(text: str, known: dict[str, Any]) -> str:
     """The full name of a device from a short one ('H200' → 'NVIDIA H200'). Raises ConfigError when none or several
     unlike ones are meant."""
+    text = MEANT.get(text.lower(), text)
     exact = [name for name in known if text.lower() in (name.lower(), name.lower().removeprefix("nvidia "))]
     close = exact or [name for name in known if text.lower() in name.lower().split()]
     if len(close) == 1 or (close and len({known[name] for name in close}) == 1):

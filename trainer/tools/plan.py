@@ -11,12 +11,35 @@ from trainer.arguments import of_a_run, positive
 def add_parser(commands: Any) -> None:
     plan = commands.add_parser("plan", parents=[of_a_run()],
                                description="Show what training would do, without doing it.")
-    plan.add_argument("--ranks", type=positive, default=1, metavar="N", help="ranks the state is sharded over")
+    plan.add_argument("--ranks", type=positive, default=1, metavar="N", help="ranks (GPUs) to train on")
+    plan.add_argument("--gpu", metavar="NAME", help="the device, e.g. H100 (default: this machine's, or H200)")
+    plan.add_argument("--memory", metavar="SIZE", help="memory of a device, e.g. 141GB, where it is another")
+    plan.add_argument("--mfu", type=float, default=0.4, metavar="SHARE",
+                      help="what is reached of the peak (default 0.4)")
+    plan.add_argument("--price", type=float, metavar="DOLLARS", help="of a GPU for an hour")
 
 
 def run(options: argparse.Namespace) -> int:
-    from trainer.plan import plan
-    from trainer.run import open_run
+    import torch
 
-    print(plan(open_run(options.run, options.store, options.out, options.overrides), options.ranks))
+    from trainer.config import ConfigError
+    from trainer.mfu import PEAKS
+    from trainer.plan import Machine, plan
+    from trainer.run import open_run
+    from trainer.tools.memory import MEMORY, device_named, parse_bytes
+
+    if not 0 < options.mfu <= 1:
+        raise ConfigError(f"--mfu {options.mfu:g}: a share of the peak, between 0 and 1")
+    if options.gpu:
+        name = device_named(options.gpu, PEAKS)
+        memory = MEMORY.get(name)
+    elif torch.cuda.is_available():
+        name = torch.cuda.get_device_name()
+        memory = float(torch.cuda.get_device_properties(0).total_memory)
+    else:
+        name, memory = Machine.name, Machine.memory
+    machine = Machine(name, parse_bytes(options.memory) if options.memory else memory, PEAKS.get(name), options.mfu,
+                      options.price)
+    training = open_run(options.run, options.store, options.out, options.overrides)
+    print(plan(training, options.ranks, machine, measured=True))
     return 0

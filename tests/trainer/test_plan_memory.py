@@ -1,0 +1,116 @@
+"""What the plan says about memory, against the same model on fake tensors of many ranks, and against itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.trainer.synthetic import make_run
+from trainer.__main__ import main
+from trainer.config import ConfigError, build
+from trainer.model import ModelConfig, Transformer
+from trainer.run import TrainConfig, open_run
+from trainer.tools.memory import (
+    FILL,
+    MEMORY,
+    checkpoint_bytes,
+    device_named,
+    estimate,
+    measure,
+    micro_batch,
+    parse_bytes,
+    table,
+)
+
+VOCAB, LENGTH = 8192, 512
+MODEL = {"layers": 4, "width": 256, "heads": 8, "kv_heads": 4, "ffn": 704, "qk_norm": True}
+
+
+def config(**keys) -> TrainConfig:
+    return build(TrainConfig, {"model": MODEL, **keys}, "train")
+
+
+@pytest.mark.parametrize("parallel", [
+    {}, {"tensor": 4, "checkpointing": "selective"},
+    *(pytest.param(p, marks=pytest.mark.slow) for p in (
+        {"tensor": 4}, {"checkpointing": "selective"}, {"checkpointing": "full"}, {"shard": "grad"},
+        {"shard": "hybrid", "shard_size": 8, "checkpointing": {"every": 2}}))])
+def test_the_formula_is_what_64_fake_ranks_take(parallel):
+    made = config(parallel=parallel)
+    measured = measure(made, VOCAB, 64, 16, LENGTH, 2)
+    formula = estimate(made, VOCAB, 64, 16 * LENGTH, 2, fused=False)
+    # gradients come while activations go: the formula, which adds them, is the larger by them
+    assert sum(formula.values()) - formula["gradients"] == pytest.approx(measured, rel=0.12)
+    assert not torch.distributed.is_initialized()
+
+
+def test_layers_that_are_not_measured_are_like_those_that_are():
+    made, deep = config(), config(model={**MODEL, "layers": 8})
+    measured = measure(deep, VOCAB, 64, 4, LENGTH, 2)                 # from 3 and 5 layers
+    per_layer = 4 * LENGTH * (estimate(deep, VOCAB, 64, 1, 2, fused=False)["activations"] / 8)
+    assert measured - measure(made, VOCAB, 64, 4, LENGTH, 2) == pytest.approx(4 * per_layer, rel=0.15)
+
+
+def test_state_is_divided_as_the_mesh_says():
+    parameters = build(ModelConfig, MODEL, "model").parameters(VOCAB)
+    with torch.device("meta"):
+        assert sum(p.numel() for p in Transformer(build(ModelConfig, MODEL, "m"), VOCAB).parameters()) == parameters
+    for parallel, shards in (({}, 64), ({"tensor": 2}, 64), ({"shard": "none"}, 1), ({"shard": "none", "tensor": 4}, 4),
+                             ({"shard": "hybrid", "shard_size": 8}, 8)):
+        found = estimate(config(parallel=parallel), VOCAB, 64, 1024, 2)
+        assert found["parameters"] == found["gradients"] == 4 * parameters / shards
+        assert found["optimizer"] == 8 * parameters / shards
+    offloaded = estimate(config(parallel={"offload": True}), VOCAB, 1, 1024, 2)
+    assert offloaded["parameters"] == offloaded["gradients"] == offloaded["optimizer"] == 0
+    # several micro-batches: each rank adds up whole gradients until the last
+    assert estimate(config(), VOCAB, 64, 1024, 2, accumulate=True)["accumulated"] == 4 * parameters
+    assert checkpoint_bytes(config(), VOCAB) == 12 * parameters
+    matrices = parameters - VOCAB * MODEL["width"] - 256 * 9 - 4 * 2 * 32
+    assert checkpoint_bytes(config(optimizer={"kind": "muon"}), VOCAB) == 12 * parameters - 4 * matrices
+    assert checkpoint_bytes(config(optimizer={"kind": "lion"}), VOCAB) == 8 * parameters
+
+
+def test_the_table_takes_the_largest_that_fits():
+    made = config()
+    total = sum(estimate(made, VOCAB, 16, 8 * LENGTH, 2, True).values())
+    lines, best = table(made, VOCAB, 16, LENGTH, 2, total / FILL + 1, 16)
+    assert lines[0].split() == ["micro_batch", "checkpointing", "full", "hybrid", "8", "grad", "none"]
+    assert f"checkpointing none, train.micro_batch {8 * LENGTH}" in best
+    row = next(line for line in lines if line.split()[:2] == [f"{8 * LENGTH:,}", "none"])
+    assert row.split()[2].endswith("*")
+    assert not row.split()[-1].endswith("*")
+    least = sum(estimate(made, VOCAB, 16, LENGTH, 2, True).values())
+    _, tight = table(made, VOCAB, 16, LENGTH, 2, least, 16)            # not one row without computing again
+    assert "checkpointing none" not in tight
+    assert "train.micro_batch" in tight
+    assert "nothing fits" in table(made, VOCAB, 16, LENGTH, 2, 1e6, 16)[1]
+    assert "no device" in table(made, VOCAB, 16, LENGTH, 2, None, 16)[1]
+
+
+def test_amounts_and_devices():
+    assert parse_bytes("141GB") == 141e9
+    assert parse_bytes("80 GiB") == 80 * 2**30
+    for wrong in ("141", "many GB", "-3GB"):
+        with pytest.raises(ConfigError, match="no amount of memory"):
+            parse_bytes(wrong)
+    assert device_named("h100", MEMORY) == "NVIDIA H100 80GB HBM3"
+    assert device_named("H200", MEMORY) == "NVIDIA H200"
+    assert device_named("NVIDIA L40S", MEMORY) == "NVIDIA L40S"
+    with pytest.raises(ConfigError, match="V100: not known"):
+        device_named("V100", MEMORY)
+
+
+def test_plan_of_a_run(tmp_path, capsys):
+    run = make_run(tmp_path, documents=200, total=3840, model=MODEL)
+    at = open_run(str(run), None, None, ["micro_batch=64"])
+    assert micro_batch(at, 1) == (2, 32, True)                        # as many tokens as 1 × 64
+    assert main(["plan", str(run), "--ranks", "4", "--gpu", "H100", "--price", "2", "--memory", "10GB", "--set",
+                 "parallel={tensor: 2, checkpointing: selective}"]) == 0
+    said = capsys.readouterr().out
+    for text in ("of a rank of 4 (shard 2 × tensor 2)", "checkpointing selective", "whole heads",
+                 "measured on fake tensors of 4 ranks", "fits into 92% of 10 GB",
+                 "GPU-hours of NVIDIA H100 80GB HBM3 at 40% MFU = $", "hours on 4"):
+        assert text in said
+    assert main(["plan", str(run), "--gpu", "V100"]) == 2
+    assert main(["plan", str(run), "--ranks", "3", "--set", "parallel.tensor=2"]) == 2
+    assert "train.parallel.tensor: 2 does not divide 3 ranks" in capsys.readouterr().err
