@@ -13,6 +13,7 @@ import pytest
 
 from tests.trainer.synthetic import make_run
 from tokenizer.shards.reader import ShardSet
+from trainer.__main__ import main
 from trainer.config import ConfigError
 from trainer.data import Data
 from trainer.evaluate import Heldout, text_bytes
@@ -82,6 +83,14 @@ def test_the_ledger_of_the_wall_time_survives_a_restart(done):
     assert summary["wall_mfu"] is None
     assert sum("of wall time: " in text for text in said) == 2                  # at the stop, and at the end
     assert any(text.startswith("mfu unknown: no peak is known") for text in said)
+
+
+def test_scripts_get_the_summary_as_json(done, capsys):
+    run, _ = done                                                    # it is at its end: nothing is trained
+    assert main(["run", str(run.folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((run.out / "summary.json").read_text())
+    assert main(["run", str(run.folder), "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_phases_of_another_length_are_evaluated_at_theirs_too(done):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ def add_parser(commands: Any) -> None:
     run.add_argument("--insecure-local", action="store_true", help="with --address: accept a cluster without token "
                                                                    "authentication on this machine's loopback")
     run.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    run.add_argument("--json", action="store_true", help="print the summary as one JSON object, and nothing else "
+                                                         "(without --address)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,11 +64,13 @@ def run(options: argparse.Namespace) -> int:
     from trainer.parallel import world
     from trainer.train import train
 
-    tell = (lambda _text: None) if options.quiet else say
+    tell = (lambda _text: None) if options.quiet or options.json else say
     if training.source:                   # before the ranks meet: nobody waits for a download in a collective
         fetch_shards(training.source, training.curriculum, tell)
     with world(options.device) as here:
-        train(training, here, options.stop_at, say=tell)
+        summary = train(training, here, options.stop_at, say=tell)
+    if options.json and here.first:
+        say(json.dumps(summary, ensure_ascii=False))
     return 0
 
 
