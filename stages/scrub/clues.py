@@ -4,8 +4,8 @@ All values but addresses of the network hold one of the two, and most texts hold
 finders, which then look at these stretches alone: what they find is what they would find in the whole text, for their
 values lie in one stretch as a whole, and their conditions look at the text around it.
 
-The text is looked at as one byte a character: those outside ASCII count as `?`, which parts no two digits that a
-character may stand between (U+00A0).
+The text is looked at as one byte a character. Those outside ASCII count as `?`, which may stand between the digits of a
+number, since one of them may (U+00A0).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Rules as in gitleaks (config/gitleaks.toml, MIT) and in the services' own documentation of the prefixes they made to be
 found. What is published as an example stays: values that contain EXAMPLE (AWS' AKIAIOSFODNN7EXAMPLE), and values of
 fewer than eight different characters (`xxxxxxxx`), which gitleaks' entropy leaves out, too.
-Every rule has a literal, and is tried on runs without white space that hold it alone.
+Every rule has a literal, and is tried in texts whose codes (`Clues.codes`) hold it: all its values are runs of those
+characters, and none is shorter than SHORTEST_CODE.
 """
 
 from __future__ import annotations
