@@ -34,7 +34,10 @@ def quiet(_text: str) -> None:
 
 
 def steps(out: Path) -> dict[int, dict]:
-    return {line["step"]: line for line in read(out / "metrics.jsonl") if line["event"] == "step"}
+    """Metrics by step; what was gone back before is not among them."""
+    lines = [line for line in read(out / "metrics.jsonl") if line["event"] == "step"]
+    assert len({line["step"] for line in lines}) == len(lines)
+    return {line["step"]: line for line in lines}
 
 
 def losses(out: Path) -> dict[int, float]:
