@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from tests.trainer.checkpoint_ranks import SET, SPLIT, quiet
@@ -26,8 +28,10 @@ def out(tmp_path_factory):
     run, out = str(make_run(store, documents=200, total=5120)), store / "out"
     out.mkdir()
     launch(MODULE, 2, "two", run, str(out))
+    shutil.copytree(out / "reshard", out / "alone")
     launch(MODULE, 3, "three", run, str(out))
     with world("cpu") as here:
+        train(open_run(run, None, str(out / "alone"), SET), here, 24, quiet)
         train(open_run(run, None, str(out / "whole"), SET), here, None, quiet)
         train(open_run(run, None, str(out / "split"), [*SET, *SPLIT]), here, 14, quiet)
         train(open_run(run, None, str(out / "tensor"), [*SET, *SPLIT]), here, 14, quiet)
@@ -40,8 +44,9 @@ def test_saved_by_two_loaded_by_three(out):
     assert next(line for line in lines if line["event"] == "resume")["changed"] == ["world: checkpoint 2, now 3"]
     got, want = losses(out / "reshard"), losses(out / "whole")
     assert got.keys() == want.keys() and len(got) >= 28
-    assert max(abs(got[s] - want[s]) for s in (21, 22, 23)) <= 1e-5      # later ones drift by the order of sums
-    assert max(abs(got[s] - want[s]) for s in got) <= 1e-4
+    assert max(abs(got[s] - want[s]) for s in got) <= 1e-4      # two ranks add in another order from the first step on
+    alone = losses(out / "alone")                                # the same checkpoint, read by one rank
+    assert max(abs(got[s] - alone[s]) for s in range(21, 25)) <= 1e-5
     meta = [ckpt.latest(out / name / "checkpoints").meta for name in ("reshard", "whole")]
     assert meta[0]["chain"] == meta[1]["chain"] and meta[0]["world"] == 3
     names = [p.name for p in ckpt.latest(out / "reshard" / "checkpoints").folder.iterdir()]
