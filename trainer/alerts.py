@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -55,9 +55,10 @@ class Alert:
 
 
 class Alerts:
-    """Holds what the rules remember. Each method takes in what has happened and returns what changed by it."""
+    """Holds what the rules remember. Each method takes in what has happened and returns what changed by it. `lines` of
+    former processes say what the best evaluations were."""
 
-    def __init__(self, config: AlertsConfig) -> None:
+    def __init__(self, config: AlertsConfig, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.config = config
         self.standing: dict[str, str] = {}
         self.speeds: deque[float] = deque(maxlen=INTERVALS)
@@ -65,6 +66,9 @@ class Alerts:
         self.best: dict[str, float] = {}
         self.outliers: deque[bool] = deque(maxlen=SCORED)
         self.regressed: dict[str, str] = {}
+        for line in lines:
+            if line["event"] == "eval":
+                self.evaluation(line["streams"])
 
     def step(self, outlier: bool) -> list[Alert]:
         """Every step: whether its loss or gradient norm was out of all proportion (`policy.Guard`)."""

@@ -24,7 +24,7 @@ from trainer.parallel import World
 from trainer.run import Run, Step
 
 #: words of the lines of metrics.jsonl a restart or a rewind has to see
-MARKS = ('"goodput"', '"start"', '"resume"', '"rewind"')
+MARKS = ('"goodput"', '"start"', '"resume"', '"rewind"', '"eval"')
 
 
 class Meters:
@@ -43,9 +43,9 @@ class Meters:
         lines = self.lines() if step else []
         goodput.resume(lines, step)
         self.micro = MicroNorms(model, world.device, world.size // world.data_size)
-        self.noise = NoiseScale([line for line in log.standing(lines) if line["step"] <= step])
+        before = [line for line in log.standing(lines) if line["step"] <= step]
+        self.noise, self.alerts = NoiseScale(before), Alerts(run.config.alerts, before)
         self.hardware = hardware.Hardware(world, say)
-        self.alerts = Alerts(run.config.alerts)
         self.updates: norms.Updates | None = None
         self.moved: Tensor | None = None
         #: shapes (sequence, batch) that have been computed
@@ -57,7 +57,7 @@ class Meters:
         self.saved_at = time.perf_counter()
         self.records: dict[int, dict[str, Any]] = {}
         self.measured: dict[str, Any] = {}
-        metrics.export(planned=run.curriculum.tokens, world=world.size, alerts=dict.fromkeys(RULES, 0))
+        metrics.export(planned=run.curriculum.tokens, world=world.size, alerts=self.standing())
 
     def lines(self) -> list[dict[str, Any]]:
         self.metrics.flush()
@@ -186,7 +186,10 @@ class Meters:
             self.metrics.write("alert", number, rule=alert.rule, on=alert.on, text=alert.text)
             self.say(f"step {number:>6}  {'ALERT' if alert.on else 'alert over,'} {alert.rule}: {alert.text}")
         if alerts:
-            self.metrics.export(alerts={rule: int(rule in self.alerts.standing) for rule in RULES})
+            self.metrics.export(alerts=self.standing())
+
+    def standing(self) -> dict[str, int]:
+        return {rule: int(rule in self.alerts.standing) for rule in RULES}
 
 
 def each(streams: Mapping[str, Mapping[str, Any]]) -> str:

@@ -53,6 +53,14 @@ def test_evaluation_of_one_stream_against_its_own_best():
     assert see(3.4, 3.05) == [("evaluation", False)]
 
 
+def test_a_restart_remembers_the_best_and_what_stands():
+    lines = [{"event": "eval", "streams": {"web": {"loss": loss}}} for loss in (3.0, 2.0, 2.5)]
+    alerts = Alerts(AlertsConfig(), [{"event": "step"}, *lines])
+    assert alerts.best == {"web": 2.0} and "evaluation" in alerts.standing
+    assert changes(alerts.evaluation({"web": {"loss": 2.3}})) == []
+    assert changes(alerts.evaluation({"web": {"loss": 2.05}})) == [("evaluation", False)]
+
+
 def test_spike_score():
     alerts = Alerts(AlertsConfig(spikes=0.01))
     seen = [changes(alerts.step(i % 50 == 0)) for i in range(1, SCORED + 1)]
