@@ -42,6 +42,8 @@ def generate(model: nn.Module, prompt: list[int], config: SampleConfig, eos: int
             best = logits.topk(min(config.top_k, logits.numel()))
             share = (best.values / config.temperature).softmax(0)
             token = int(best.indices[torch.multinomial(share, 1, generator=generator)])
+        # the first rank's: where logits differ in a last bit, ranks must not part ways
+        token = int.from_bytes(world.broadcast(token.to_bytes(8, "little")), "little")
         if token == eos:
             break
         tokens = torch.cat((tokens, torch.tensor([[token]], device=world.device)), 1)

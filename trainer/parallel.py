@@ -112,6 +112,12 @@ class World:
         """True in the process that writes files and prints."""
         return self.rank == 0
 
+    def describe(self) -> str:
+        """'16 ranks on cuda (replicate 2 × shard 4 × tensor 2)'."""
+        shape = " × ".join(f"{name} {n}" for name, n in self.parallel.shape(self.size).items())
+        return (f"{self.size} rank{'s' if self.size > 1 else ''} on {self.device.type}"
+                + (f" ({shape})" if self.size > 1 else ""))
+
     @property
     def data_rank(self) -> int:
         """Position among those that read different samples."""

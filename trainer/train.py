@@ -78,8 +78,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
         model = Transformer(config.model, run.vocab)
     shard(model, world, dtype, config.compile)
     optimizer = optim.build(config.optimizer, model.named_parameters(), world, config.model.rate)
-    say(f"model: {config.model.parameters(run.vocab):,} parameters, vocabulary {run.vocab:,}; {world.size} "
-        f"rank{'s' if world.size > 1 else ''} on {world.device.type}, {str(dtype).removeprefix('torch.')}")
+    say(f"model: {config.model.parameters(run.vocab):,} parameters, vocabulary {run.vocab:,}; {world.describe()}, "
+        f"{str(dtype).removeprefix('torch.')}")
     say(optim.describe(optimizer))
 
     metrics = log.Metrics(run.out, world.first, config.metrics, run.folder.name, config.identity(), say)

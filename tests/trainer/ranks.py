@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trainer import train as loop
+from trainer.generate import SampleConfig, generate
 from trainer.init import initialise
 from trainer.model import ModelConfig, Transformer
 from trainer.parallel import ParallelConfig, World, arranged, clip, shard, world
@@ -83,6 +84,13 @@ def initial_hashes(run: str, here: World, overrides: list[str] = []) -> dict[str
             for name, p in built(run, here, overrides).named_parameters()}
 
 
+def text(run: str, here: World, overrides: list[str]) -> list[list[int]]:
+    """What the initial model writes: the likeliest tokens, and drawn ones."""
+    model = built(run, here, overrides)
+    return [generate(model, [3, 5, 7], SampleConfig(tokens=6, temperature=t), 0, 1, torch.float32, here)
+            for t in (0.0, 0.8)]
+
+
 def poisoned(model: nn.Module, most: float, here: World) -> torch.Tensor:
     """`clip`, but at the fifth step the last rank has a NaN in one of its gradients."""
     poisoned.steps += 1
@@ -105,6 +113,7 @@ def shards(run: str, out: str, here: World, overrides: list[str]) -> None:
     """Each rank writes hashes of its whole initial parameters, and who holds what another holds: rightly, wrongly."""
     arrangement = arranged(here, open_run(run, None, None, overrides).config.parallel)
     found = {"init": initial_hashes(run, arrangement, overrides),
+             "text": text(run, arrangement, overrides),
              "sound": copies_and_twins(built(run, arrangement, overrides), arrangement),
              "mutant": copies_and_twins(built(run, arrangement, overrides, one_global_seed), arrangement)}
     (Path(out) / f"shards.{here.rank}.json").write_text(json.dumps(found))

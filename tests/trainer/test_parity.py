@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.trainer.ranks import MODEL, TWO, initial_hashes, launch, one_global_seed, quiet
+from tests.trainer.ranks import MODEL, TWO, initial_hashes, launch, one_global_seed, quiet, text
 from tests.trainer.synthetic import make_run
 from trainer import checkpoint as ckpt
 from trainer import train as loop
@@ -38,6 +38,7 @@ def out(tmp_path_factory):
     out.mkdir()
     with world("cpu") as here:
         (out / "init.alone.json").write_text(json.dumps(initial_hashes(run, here)))
+        (out / "text.alone.json").write_text(json.dumps(text(run, here, [])))
         loop.train(open_run(run, None, str(out / "one"), []), here, None, quiet)
         loop.train(open_run(run, None, str(out / "one-then-two"), []), here, 30, quiet)
         with mock.patch.object(loop, "initialise", one_global_seed):
@@ -82,6 +83,7 @@ def test_no_two_tensor_ranks_hold_the_same_shard(out):
         assert {name: digest for name, (digest, _) in found["init"].items()} == \
             {name: digest for name, (digest, _) in alone.items()}
         assert found["sound"] == {"twins": [], "unequal": []}
+        assert found["text"] == json.loads((out / "text.alone.json").read_text())
         # one seed on every rank: every matrix that is divided is the same on both
         assert found["mutant"]["twins"] == [name for name in alone if "norm" not in name]
 
