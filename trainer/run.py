@@ -210,8 +210,9 @@ def differences(meta: dict[str, Any], run: Run) -> list[str]:
     if found:
         return found
     phases = [Phase(**p) for p in was["phases"]]
-    before = Schedule(run.config.schedule, phases, run.config.optimizer.lr).factor(meta["tokens"])
-    after = run.schedule().factor(meta["tokens"])
+    last = meta["tokens"] - 1                            # read; the next one may be a phase's with a rate of its own
+    before = Schedule(run.config.schedule, phases, run.config.optimizer.lr).factor(last)
+    after = run.schedule().factor(last)
     if abs(before - after) > 1e-6:                       # shares of a total that has changed
         found.append(f"schedule: at token {meta['tokens']:,} the learning rate would jump from {before:.4g} to "
                      f"{after:.4g} of its peak; give warmup and decay in tokens, or `lr: decay` in a phase")

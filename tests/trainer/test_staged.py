@@ -18,7 +18,7 @@ from trainer import checkpoint as ckpt
 from trainer.__main__ import main
 from trainer.ledger import Ledger
 from trainer.metrics import read
-from trainer.run import open_run
+from trainer.run import differences, open_run
 from trainer.train import train
 
 PEAK = 0.004
@@ -87,6 +87,21 @@ def test_positions_and_moments_are_the_phase_s(folder, whole, tmp_path, alone):
         got, want = losses(other.out), losses(whole)
         assert {s: got[s] for s in range(1, 11)} == pytest.approx({s: want[s] for s in range(1, 11)}, abs=1e-6)
         assert max(abs(got[s] - want[s]) for s in (11, 12, 13)) > 1e-4, change
+
+
+@pytest.mark.parametrize("change", [{"rope_theta": 1e4}, {"rope_scaling": None}, {"reset_optimizer": False},
+                                    {"lr": {"peak": 0.1, "warmup": 0, "shape": "linear", "floor": 0.0}},
+                                    {"ramp": [[3, 1]]}], ids=str)
+def test_what_has_begun_cannot_become_another(folder, tmp_path, change):
+    run = open_run(str(folder), None, str(tmp_path), SET)
+    meta = {"config": run.config.identity(), "curriculum": run.curriculum.to_json(), "tokens": 2368}
+    *before, long = run.curriculum.phases
+    other = replace(run, curriculum=replace(run.curriculum, phases=(*before, replace(long, **change))))
+    [key] = change
+    assert [line.split(":")[0] for line in differences({**meta, "samples": long.stop - 3}, other)] == \
+        [f"phase long.{key}"]
+    assert differences({**meta, "samples": long.stop - 3}, run) == []
+    assert differences({**meta, "samples": long.start, "tokens": 1600}, other) == []          # it lies ahead
 
 
 def test_reset_is_what_a_new_optimiser_is(alone):
