@@ -97,3 +97,31 @@ def test_a_number_of_ranks_the_model_cannot_be_divided_over_is_not_taken(cluster
         cluster(32, 8, lambda _t: 7, lambda _t: 7)
     with pytest.raises(ConfigError, match="no room for 4 ranks"):                          # all or none
         cluster(4, 4, lambda _t: 3, lambda _t: 3)
+
+
+@pytest.mark.parametrize(("results", "interrupted", "outcome"), [
+    ([0, 0], False, 0), ([0, 2], False, 2), ([130, 130], True, 130), (["dies"], False, launcher.Lost),
+    (["dies"], True, KeyboardInterrupt)])
+def test_a_death_begins_again_unless_somebody_asked_for_the_end(monkeypatch, results, interrupted, outcome):
+    asked = []
+    member = SimpleNamespace(stop=SimpleNamespace(remote=lambda: asked.append(1)))
+    waits = itertools.count()
+
+    def wait(refs, num_returns=1, timeout=None):
+        if next(waits) == 0 and interrupted:
+            raise KeyboardInterrupt
+        return refs[:1], refs[1:]
+
+    def get(result):
+        if result == "dies":
+            raise launcher.ray.exceptions.WorkerCrashedError
+        return result, ""
+
+    monkeypatch.setattr(launcher.ray, "wait", wait)
+    monkeypatch.setattr(launcher.ray, "get", get)
+    if isinstance(outcome, int):
+        assert launcher.finish([member], list(results), []) == outcome
+    else:
+        with pytest.raises(outcome):
+            launcher.finish([member], list(results), [])
+    assert bool(asked) == interrupted

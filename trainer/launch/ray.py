@@ -204,6 +204,7 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any]) -
     `missing`: placement groups of ranks that found no room; when they do, the ranks are stopped (MoreRoom)."""
     asked = more = False
     while waiting:
+        done: list[Any] = []
         try:
             done, waiting = ray.wait(waiting, timeout=1)
             if not more and missing and all(group.wait(0) for group in missing):
@@ -217,11 +218,12 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any]) -
                 raise
             asked = True
             print("stopping after this step, with a checkpoint (Ctrl-C again: at once)", file=sys.stderr)
-            continue
         for result in done:
             try:
                 code, said = ray.get(result)
             except ray.exceptions.RayError as error:
+                if asked:                        # who asked for the end does not want a restart
+                    raise KeyboardInterrupt from None
                 raise Lost(f"a rank died: {type(error).__name__}: {last_line(error)}") from None
             if code and not asked and not more:
                 print(said, end="", file=sys.stderr)
