@@ -1,6 +1,6 @@
-"""Does the trainer learn what the literature says it should? Small models on real text, three seeds, paired by seed.
+"""Does the trainer learn what the literature says it should? Small models on real text, several seeds, paired by seed.
 
-    python benchmarks/learning.py OUT [--tokens 122880] [--seeds 3] [--prepare]
+    python benchmarks/learning.py OUT [--tokens 122880] [--seeds 5] [--prepare]
 
 The text (`learning.yaml`: unfiltered web pages, Wikipedia, Django's documentation, out of `make demo`'s input) is made
 into shards under OUT once. Every arm then is a run of its own with a curriculum and a `train:` section, trained by
@@ -19,6 +19,7 @@ Prints a table and writes OUT/learning.json. Intervals are Student's, 95 %, over
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -50,7 +51,9 @@ SEQUENCE, BATCH = 256, 1024
 EVENLY = {"web": 50, "docs": 20, "wiki": 30}
 #: two thirds of the first and one of the second are EVENLY
 FIRST, LAST = {"web": 60, "docs": 25, "wiki": 15}, {"web": 30, "docs": 10, "wiki": 60}
-RATES = (0.0003, 0.001, 0.003)
+RATES = {"adamw": (0.0003, 0.001, 0.003), "muon": (0.001, 0.003, 0.009)}
+#: the embedding's rate is so many times the others', in every arm
+EMBEDDING = 7
 #: 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -60,7 +63,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--tokens", type=parse_count, default=122_880,
                         help="of an arm; with multiples of 122,880 the arms of (b) read exactly as much of each source")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--prepare", action="store_true", help="make the shards and stop")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -80,12 +83,12 @@ def main() -> None:
         return [trained(options.out, base, f"{name}-{seed}", phases, options.tokens, section, seed) for seed in seeds]
 
     def learner(kind: str, lr: float, seeds: Sequence[int] = seeds) -> list[dict[str, float]]:
-        return arm(f"{kind}-{lr:g}", {"kind": kind, "lr": lr, "embedding_lr": 0.02}, seeds=seeds)
+        return arm(f"{kind}-{lr:g}", rates(kind, lr), seeds=seeds)
 
     arms: dict[str, list[dict[str, float]]] = {}
 
     def search(kind: str) -> tuple[str, float]:
-        first = {lr: learner(kind, lr, seeds[:1]) for lr in RATES}
+        first = {lr: learner(kind, lr, seeds[:1]) for lr in RATES[kind]}
         lr = min(first, key=lambda rate: first[rate][0]["all"])
         arms.update({f"{kind} {rate:g}": found for rate, found in first.items()})
         arms[f"{kind} {lr:g}"] = learner(kind, lr)
@@ -93,9 +96,9 @@ def main() -> None:
 
     adamw, lr = search("adamw")
     for name, rate, schedule, last in (("constant", lr, "constant", False), ("last", lr, "wsd", True)):
-        arms[name] = arm(f"{name}-{lr:g}", {"lr": rate, "embedding_lr": 0.02}, schedule, last)
+        arms[name] = arm(f"{name}-{lr:g}", rates("adamw", rate), schedule, last)
     muon, _ = search("muon")
-    arms["constant third"] = arm(f"third-{lr:g}", {"lr": lr / 3, "embedding_lr": 0.02 / 3}, "constant")
+    arms["constant third"] = arm(f"third-{lr:g}", rates("adamw", lr / 3), "constant")
     comparisons = {"a: decay − constant": (adamw, "constant"),
                    "a: decay − constant at a third": (adamw, "constant third"),
                    "b: high quality last − spread": ("last", adamw),
@@ -105,6 +108,10 @@ def main() -> None:
         for name, (x, y) in comparisons.items()}}
     (options.out / "learning.json").write_text(json.dumps(result, indent=1, ensure_ascii=False))
     report(result, comparisons)
+
+
+def rates(kind: str, lr: float) -> dict[str, Any]:
+    return {"kind": kind, "lr": lr, "embedding_lr": EMBEDDING * lr}
 
 
 def prepare(out: Path) -> Curriculum:
@@ -123,7 +130,8 @@ def prepare(out: Path) -> Curriculum:
 def trained(out: Path, base: Curriculum, name: str, phases: list[dict[str, Any]], tokens: int, section: dict[str, Any],
             seed: int) -> dict[str, float]:
     """Held-out losses in nats a token after an arm: {"all", each stream, "seconds"}."""
-    folder = out / "runs" / f"{name}-{tokens}"
+    said = json.dumps([phases, tokens, section, seed], sort_keys=True).encode()
+    folder = out / "runs" / f"{name}-{hashlib.blake2b(said, digest_size=4).hexdigest()}"
     if not (folder / "train" / "summary.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
         placed = place(phases, tokens, [s.name for s in base.streams], [])
