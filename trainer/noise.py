@@ -11,6 +11,7 @@ FSDP sees it, whole, on its rank, before accumulation and before the reduction. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -114,11 +115,11 @@ class NoiseScale:
         """B_simple, the critical batch in tokens; None until the signal stands out."""
         return self.trace / self.signal if self.signal > 0 and self.trace > 0 else None
 
-    def measure(self, sums: Sequence[float], norm: float, targets: float) -> dict[str, Any] | None:
-        """Take in one step: `sums` of `MicroNorms.take` over all ranks, its gradient norm and counted targets. Returns
-        what a metrics line keeps, or None when there is nothing to learn from it."""
+    def measure(self, sums: Sequence[float], norm: float | None, targets: float) -> dict[str, Any] | None:
+        """Take in one step: `sums` of `MicroNorms.take` over all ranks, its gradient norm (None: no finite number) and
+        counted targets. Returns what a metrics line keeps, or None when there is nothing to learn from it."""
         squares, inverses, count = sums
-        if not count or not targets or norm != norm or norm == float("inf") or squares != squares:
+        if not count or not targets or norm is None or not math.isfinite(norm) or not math.isfinite(squares):
             return None
         try:
             trace, signal = estimate(squares / count, inverses / count, norm * norm, targets)

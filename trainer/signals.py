@@ -29,11 +29,11 @@ def interruptions() -> Iterator[Callable[[], int]]:
         _caught.append(number)
         print(f"{signal.Signals(number).name}: stopping after this step", file=sys.stderr)
 
-    _caught.clear()
     main = threading.current_thread() is threading.main_thread()
     old = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1) if main}
     try:
         yield lambda: _caught[0] if _caught else 0
     finally:
+        _caught.clear()          # here, not above: a request may come while a training is still being set up
         for number, handler in old.items():
             signal.signal(number, handler)

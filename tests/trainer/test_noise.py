@@ -63,6 +63,8 @@ def test_what_cannot_be_measured_is_left_out():
     assert scale.measure([0.0, 0.0, 0], 1.0, 64) is None                          # nothing was measured
     assert scale.measure([2.0, 2 / 32, 2], math.nan, 64) is None
     assert scale.measure([math.inf, 2 / 32, 2], math.inf, 64) is None
+    assert scale.measure([math.inf, 2 / 32, 2], None, 64) is None                 # as a metrics line has it
+    assert scale.measure([math.inf, 2 / 32, 2], 1.0, 64) is None
     assert scale.measure([2.0, 2 / 32, 2], 1.0, 0) is None
     assert scale.tokens is None and scale.weight == 0
 

@@ -24,6 +24,7 @@ from trainer.metrics import Metrics, read
 from trainer.optim import adamw
 from trainer.plot import smooth, svg, thin, ticks
 from trainer.run import TrainingError, open_run
+from trainer.signals import interruptions, request_stop
 from trainer.train import train
 from trainer.window import clock
 
@@ -292,3 +293,11 @@ def test_what_a_kill_after_the_last_checkpoint_left_out_is_made_up(tmp_path, alo
     for key in ("heldout_loss", "unigram_entropy", "gap", "train_loss_last", "steps"):
         assert again[key] == pytest.approx(whole[key], abs=1e-6), key
     assert train(open_run(str(folder), None, None, []), alone, None, quiet) == again
+
+
+def test_a_request_to_stop_that_comes_before_the_first_step_counts_once():
+    request_stop(signal.SIGTERM)
+    with interruptions() as told:
+        assert told() == signal.SIGTERM
+    with interruptions() as told:
+        assert told() == 0
