@@ -19,7 +19,10 @@ def of_a_run() -> argparse.ArgumentParser:
 
 def positive(text: str) -> int:
     """A whole number of at least 1; commas may group its digits."""
-    value = int(text.replace(",", ""))
+    try:
+        value = int(text.replace(",", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
     return value

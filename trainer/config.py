@@ -114,7 +114,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             number = float(value)
         except (TypeError, ValueError):
             number = math.nan
-        if not math.isnan(number):       # no comparison finds a NaN wrong: `check` would let it pass
+        if math.isfinite(number):        # no comparison finds a NaN wrong: `check` would let it pass
             return number
     if hint is str and isinstance(value, str):
         return value

@@ -19,6 +19,7 @@ from stages.mix.curriculum import (
     Stream,
     TokenizerRef,
     check_rate,
+    is_number,
 )
 from stages.mix.order import Order, counts
 
@@ -149,7 +150,7 @@ def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warn
         phases.append(Phase(
             str(entry["name"]), start, samples, samples, sequence, batch, weights,
             own_rate(entry["lr"], samples * sequence, f"{key}.lr"),
-            {k: float(v) for k, v in (entry["max_epochs"] or {}).items()}, str(entry["on_exhausted"]), extra,
+            _epochs(entry["max_epochs"] or {}, f"{key}.max_epochs"), str(entry["on_exhausted"]), extra,
             entry["reset_optimizer"], _float(entry.get("rope_theta")),
             dict(scaling) if isinstance(scaling, Mapping) else scaling, ramp))
         done, start = done + phases[-1].tokens, phases[-1].stop
@@ -186,6 +187,14 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
         first = base + max(1, round((at / sequence - base) / unit)) * unit
         ramp.append([first, size])
     return ramp or None, sizes[-1]
+
+
+def _epochs(value: Any, key: str) -> dict[str, float]:
+    """`max_epochs` of a phase: stream → how often it may be read."""
+    found = {k: _float(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
+    if not isinstance(value, Mapping) or not all(is_number(v) and v >= 0 for v in found.values()):
+        raise CurriculumError(f"{key}: epochs by stream, e.g. {{code: 2}}, not {value!r}")
+    return found
 
 
 def _float(value: Any) -> Any:

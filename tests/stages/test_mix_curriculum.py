@@ -112,6 +112,8 @@ def _phase(**change):
     (_phase(rope_scaling="yarn"), r"rope_scaling must be a mapping"),
     (_phase(reset_optimizer="yes"), r"reset_optimizer must be true or false"),
     (_phase(max_epochs={"wkii": 2}), r"unknown streams \['wkii'\]"),
+    (_phase(max_epochs=2), r"phases\[0\].max_epochs: epochs by stream, e.g. \{code: 2\}, not 2"),
+    (_phase(max_epochs={"web": "all"}), r"phases\[0\].max_epochs: epochs by stream"),
     (lambda g: {**g, "curriculum": {**g["curriculum"], "total": "100M"}}, r"exhausts stream 'web'"),
     (lambda g: {**g, "shards": {"web": {"longest": 2048}, "wiki": {"longest": 4096}}}, r"`longest` differs"),
 ])

@@ -174,7 +174,7 @@ def test_a_setting_that_learns_nothing_is_found_out_at_equal_tokens(tmp_path, ca
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--arm", "a/b", "clip=1"], "letters, digits"), (["--arm", "x"], "in what does it differ"),
     (["--arm", "base", "clip=1"], "each its own"), (["--arm", "x", "clipp=1"], "did you mean 'clip'"),
-    (["--arm", "x", "clip=2", "--tokens", "10"], "--tokens 10")])
+    (["--arm", "x", "clip=2", "--tokens", "10"], "--tokens 10: the first step alone has 160 tokens")])
 def test_what_cannot_be_ablated_is_said(tmp_path, capsys, arguments, said):
     run = make_run(tmp_path, phases=PHASES, total=3200, documents=100)
     assert main(["ablate", str(run), *arguments]) == 2

@@ -57,6 +57,7 @@ def test_it_is_shown_with_differences_to_the_first(tmp_path, capsys):
 def test_folders_of_one_name_are_told_apart(tmp_path):
     a, b = (training(tmp_path / n / "out", 10, 10, 5.0, {}) for n in ("a", "b"))
     assert [t["name"] for t in compare([a, b])["trainings"]] == ["a/out", "b/out"]
+    assert [t["name"] for t in compare([a, a])["trainings"]] == [str(a), str(a)]
 
 
 def test_what_is_no_training_is_said(tmp_path, capsys):

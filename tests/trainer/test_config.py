@@ -56,6 +56,7 @@ def test_what_is_no_count(text):
     ({"model": MODEL, "optimizer": {"lr": 0}}, r"train\.optimizer: lr"),
     ({"model": MODEL, "optimizer": {"lr": "nan"}}, r"train\.optimizer\.lr: expected float, got 'nan'"),
     ({"model": MODEL, "clip": math.nan}, r"train\.clip: expected float, got nan"),
+    ({"model": MODEL, "optimizer": {"lr": math.inf}}, r"train\.optimizer\.lr: expected float, got inf"),
     ({"model": MODEL, "schedule": {"warmup": "fast"}}, r"train\.schedule: 'fast' is not a count"),
     ({"model": MODEL, "schedule": {"shape": "sqrt"}}, r"shape: 'sqrt' is not one of.*did you mean '1-sqrt'\?"),
     ({"model": MODEL, "micro_batch": "16q"}, r"train\.micro_batch: '16q' is not a count"),

@@ -51,10 +51,11 @@ def compared(seen, tmp_path, capsys) -> list[str]:
     """The checks that fail."""
     for name, found in seen.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(found))
-    options = mock.Mock(ranks=2, arguments=[], device="cpu")
+    options = mock.Mock(ranks=2, arguments=["doctor", "cpu"], device="cpu")             # a run of this name
     checks = doctor.Checks()
-    with mock.patch("trainer.launch.local.launch", return_value=0):
+    with mock.patch("trainer.launch.local.launch", return_value=0) as launch:
         doctor.compare(checks, options, tmp_path, "cpu", "fp32")
+    assert all(call.args[0][:4] == ["doctor", "cpu", "--device", "cpu"] for call in launch.call_args_list)
     failed = [line[8:30].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("failed")]
     assert (checks.done, checks.failed) == (7, len(failed))
     return failed

@@ -91,12 +91,12 @@ def test_amounts_and_devices():
     assert parse_bytes("141GB") == 141e9
     assert parse_bytes("80 GiB") == 80 * 2**30
     for wrong in ("141", "many GB", "-3GB"):
-        with pytest.raises(ConfigError, match="no amount of memory"):
+        with pytest.raises(ConfigError, match=f"--memory {wrong}: no amount of memory"):
             parse_bytes(wrong)
     assert device_named("h100", MEMORY) == "NVIDIA H100 80GB HBM3"
     assert device_named("H200", MEMORY) == "NVIDIA H200"
     assert device_named("NVIDIA L40S", MEMORY) == "NVIDIA L40S"
-    with pytest.raises(ConfigError, match="V100: not known"):
+    with pytest.raises(ConfigError, match="--gpu V100: not known"):
         device_named("V100", MEMORY)
 
 

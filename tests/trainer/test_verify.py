@@ -222,7 +222,20 @@ def test_against_a_list_says_which_documents_the_model_has_seen(folder, run, cap
     status, text = said(capsys, str(folder), "--against", str(listed))
     first = next(steps for (_, n, _), steps in expected.items() if n == name and steps)[0]
     assert status == 1 and re.search(rf"SEEN {name} \(stream \w+\) in steps? (\d+, )*{first}\b", text)
-    assert said(capsys, str(folder), "--against", str(tmp_path / "none"))[0] == 2
+    twice = next(n for n in ids if len({s for s, other, _ in expected if other == n}) > 1)
+    listed.write_text(f"{twice}\n")                                # in both streams, and one document all the same
+    assert "1 ids, 1 of them in the shards" in said(capsys, str(folder), "--against", str(listed))[1]
+    status, text = said(capsys, str(folder), "--against", str(tmp_path / "none"))
+    assert status == 2 and "files" not in text                            # said before anything is read
+
+
+@pytest.mark.parametrize("command", [["verify"], ["explain", "3"]])
+def test_a_run_in_object_storage_is_refused(run, capsys, monkeypatch, command):
+    """What is fetched of it to train on has no document tables."""
+    monkeypatch.setattr("trainer.run.open_run", lambda *_: replace(run, source="s3://bucket/store"))
+    name, *more = command
+    assert main([name, "s3://bucket/store/runs/toy", *more]) == 2
+    assert "give a copy of it in a folder" in capsys.readouterr().err
 
 
 def test_provenance_of_a_checkpoint(folder, run):

@@ -72,6 +72,9 @@ def shortened(old: Curriculum, tokens: str | None, seed: int) -> Curriculum:
                 before += steps * batch * phase.sequence
                 if steps < (stop - first) // batch:
                     most = 0
+        if not samples:
+            raise CurriculumError(f"the first step alone has "
+                                  f"{old.phases[0].batch_at(0) * old.phases[0].sequence:,} tokens")
         made = replace(old, seed=old.seed + seed, phases=tuple(cut(old, samples)), order="")
         made.validate()
     except CurriculumError as error:

@@ -114,11 +114,11 @@ def lines(found: Mapping[str, Any]) -> list[str]:
 def short_names(folders: Sequence[Path]) -> list[str]:
     """The last part of each path, or as many as tell them apart."""
     parts = [f.absolute().parts for f in folders]
-    for n in range(1, max(map(len, parts)) + 1):
+    for n in range(1, max(map(len, parts))):
         names = ["/".join(p[-n:]) for p in parts]
         if len(set(names)) == len(names):
-            break
-    return names
+            return names
+    return [str(f) for f in folders]
 
 
 def flat(mapping: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -166,7 +166,8 @@ def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
         free = int(lines["MemAvailable"].split()[0]) * 1024 // ranks if lines else 0
     checks.tell("memory", need <= free, f"{need / 1e9:.2f} GB wanted of a rank, {free / 1e9:.2f} GB free",
                 "see `tokenmill train plan`: more ranks, smaller train.micro_batch, or train.parallel.checkpointing")
-    size, left = checkpoint_bytes(run.config, run.vocab), shutil.disk_usage(run.out).free
+    place = next(p for p in (run.out.absolute(), *run.out.absolute().parents) if p.exists())    # OUT may not be there
+    size, left = checkpoint_bytes(run.config, run.vocab), shutil.disk_usage(place).free
     kept = run.config.checkpoint.keep + 1
     checks.tell("disk space", kept * size <= left, f"{kept} checkpoints of {size / 1e9:.2f} GB, {left / 1e9:.1f} GB "
                 f"free", "lower train.checkpoint.keep, or name another place with --out")
@@ -178,8 +179,7 @@ def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: s
 
     n = options.ranks
     for ranks in sorted({n, 1}, reverse=True):
-        arguments = [a for a in options.arguments if a not in ("--device", options.device)]
-        code = launch([*arguments, "--device", device, "--probe", str(folder)], ranks)
+        code = launch([*options.arguments, "--device", device, "--probe", str(folder)], ranks)   # the last one counts
         if code:
             checks.tell(f"{ranks} rank{'s' * (ranks > 1)}", False, f"ended with code {code}, see above",
                         "this is how training would end, too")

@@ -44,9 +44,13 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from trainer.config import ConfigError
     from trainer.run import open_run
 
     opened = open_run(options.run, options.store, options.out, options.overrides)
+    if opened.source:
+        raise ConfigError(f"{options.run}: the documents of a run in object storage are not fetched; give a copy of it "
+                          f"in a folder")
     found = explain(opened, options.step, options.row, options.worst)
     print(json.dumps(found, ensure_ascii=False) if options.json else told(found))
     return 0

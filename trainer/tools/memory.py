@@ -235,7 +235,7 @@ def parse_bytes(text: str) -> float:
                 break
             if value > 0:
                 return value * factor
-    raise ConfigError(f"{text!r} is no amount of memory; write 141GB or 80GiB")
+    raise ConfigError(f"--memory {text}: no amount of memory; write 141GB or 80GiB")
 
 
 def device_named(text: str, known: dict[str, Any]) -> str:
@@ -246,5 +246,5 @@ def device_named(text: str, known: dict[str, Any]) -> str:
     close = exact or [name for name in known if text.lower() in name.lower().split()]
     if len(close) == 1 or (close and len({known[name] for name in close}) == 1):
         return close[0]
-    raise ConfigError(f"{text}: " + (f"which? {', '.join(close)}" if close else f"not known; there are "
+    raise ConfigError(f"--gpu {text}: " + (f"which? {', '.join(close)}" if close else f"not known; there are "
                                                                             f"{', '.join(known)}"))

@@ -46,12 +46,16 @@ def run(options: argparse.Namespace) -> int:
     from trainer.run import open_run
 
     opened = open_run(options.run, options.store, options.out, options.overrides)
+    if opened.source:
+        raise ConfigError(f"{options.run}: the shards of a run in object storage are not fetched for this; give a copy "
+                          f"of it in a folder")
     there = {c.step: c for c in ckpt.complete(opened.out / "checkpoints")}
     if not there:
         raise ConfigError(f"{opened.out / 'checkpoints'}: no checkpoint there; give the training's --out")
     step = options.step or max(there)
     if step not in there:
         raise ConfigError(f"--step {step}: there is no such checkpoint; there are {', '.join(map(str, there))}")
+    ids = read_ids(Path(options.against)) if options.against else []       # its error now, not after an hour's reading
     found, ledger = there[step], Ledger.read(opened.out)
     meta = found.meta
     print(f"{found.folder.parent}: step {step:,}, {meta['samples']:,} samples, {meta['tokens']:,} tokens, phase "
@@ -66,11 +70,10 @@ def run(options: argparse.Namespace) -> int:
     if meta["samples"] <= opened.curriculum.samples:
         print("\n".join(["seen", *words(opened, step, ledger)]))
     if options.against:
-        ids = read_ids(Path(options.against))
         hits = against(opened, meta["samples"], ledger, ids)
-        print(f"against {options.against}: {len(ids):,} ids, {len(hits):,} of them in the shards, "
-              f"{sum(bool(h.steps) for h in hits):,} seen")
         seen = [h for h in hits if h.steps]
+        print(f"against {options.against}: {len(ids):,} ids, {len({h.id for h in hits}):,} of them in the shards, "
+              f"{len({h.id for h in seen}):,} seen")
         for hit in seen[:NAMED]:
             print(f"  SEEN {hit.id} (stream {hit.stream}) in step{'s' if len(hit.steps) > 1 else ''} "
                   + ", ".join(map(str, hit.steps[:5])) + (", …" if len(hit.steps) > 5 else ""))
