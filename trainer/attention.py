@@ -95,14 +95,16 @@ def flash(index: int) -> bool:
 
 
 def cumulative_lengths(positions: Tensor) -> Tensor:
-    """[D + 1] int32: offsets of the documents in the flattened batch, padded to a power of two ≥ 64 with the end.
+    """[D + 1] int32: offsets of the documents in the flattened batch, padded to 64, 256, 1024, … with the end.
 
     Every row begins a document (positions[:, 0] == 0), so no document spans rows. The padding keeps the number of
     shapes a compiled model sees small.
     """
     flat = positions.reshape(-1)
     begins = (flat == 0).nonzero().squeeze(1)
-    size = max(64, 1 << int(begins.numel()).bit_length())
+    size = 64
+    while size <= begins.numel():
+        size *= 4
     padded = torch.full((size,), flat.numel(), dtype=torch.int32, device=positions.device)
     padded[: begins.numel()] = begins.to(torch.int32)
     return padded

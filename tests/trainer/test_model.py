@@ -73,6 +73,8 @@ def test_cumulative_lengths_are_padded_with_empty_documents():
     many = cumulative_lengths(torch.zeros(2, 100, dtype=torch.int64))
     assert many[:201].tolist() == list(range(201))
     assert len(many) == 256
+    more = cumulative_lengths(torch.zeros(2, 150, dtype=torch.int64))
+    assert len(more) == 1024 and set(more[300:].tolist()) == {300}
 
 
 def test_rotation_depends_on_distance_alone():

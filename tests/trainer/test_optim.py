@@ -92,6 +92,9 @@ def test_mup_divides_the_rate_of_matrices_by_the_growth_in_width(alone):
     # an orthogonal update knows the width by itself
     assert peaks(kind="muon", scaling="mup", adamw_lr=0.2) == {"matrices": 0.4, "output": 0.2, "embedding": 0.2,
                                                                "norms and biases": 0.2}
+    made = optim.build(configured(lr=0.4, weight_decay=0.1), named, alone, wide.rate)
+    assert {g["name"]: g["peak"] * g["weight_decay"] for g in made.param_groups} == pytest.approx(
+        {"matrices": 0.04, "output": 0.04, "embedding": 0.0, "norms and biases": 0.0})     # what a step shrinks
     with pytest.raises(ConfigError, match=r"train\.model\.mup.*adafactor"):
         peaks(kind="adafactor")
 

@@ -77,7 +77,8 @@ def grouped(config: Rates, parameters: Iterable[tuple[str, nn.Parameter]],
     for name, parameter in named:
         kind = role(name)
         label, rate = NAMES[kind], config.peak(kind) * factor(name)
-        decay = config.weight_decay if kind in ("matrix", "output") else 0.0
+        # a step shrinks by rate · decay, which muP leaves as it is (as the `mup` package of its authors has it)
+        decay = config.weight_decay / factor(name) if kind in ("matrix", "output") else 0.0
         rule = next((r for r in rules if re.search(r.match, name)), None)
         if rule is not None:
             label, rate = f"{label} /{rule.match}/", rate * rule.lr
