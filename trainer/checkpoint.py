@@ -129,6 +129,9 @@ def complete(folder: Path) -> list[Checkpoint]:
             found.append(Checkpoint(attempt, meta, commit.get("sha256", {})))
         except FileNotFoundError:
             continue
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{marker.parent}: COMPLETE or meta.json is damaged ({error!r}); delete that folder "
+                                  f"to go on from the checkpoint before it") from None
     return sorted(found, key=lambda c: c.step)
 
 

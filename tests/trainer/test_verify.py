@@ -238,6 +238,16 @@ def test_a_run_in_object_storage_is_refused(run, capsys, monkeypatch, command):
     assert "give a copy of it in a folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("commit", "meta"), [("{}", "{}"), ("", "{}"), ("[]", "{}"),
+                                              ('{"attempt": "a", "files": {}}', "no json")])
+def test_a_damaged_commit_is_named(tmp_path, commit, meta):
+    (tmp_path / "step_00000001" / "a").mkdir(parents=True)
+    (tmp_path / "step_00000001" / "COMPLETE").write_text(commit)
+    (tmp_path / "step_00000001" / "a" / "meta.json").write_text(meta)
+    with pytest.raises(ckpt.CheckpointError, match=r"step_00000001: .* damaged .* delete that folder"):
+        ckpt.complete(tmp_path)
+
+
 def test_provenance_of_a_checkpoint(folder, run):
     meta = ckpt.latest(run.out / "checkpoints").meta
     assert meta["phase"] == "mid" and meta["world"] == 1 and meta["device"] == "cpu" and meta["python"].count(".") == 2
