@@ -44,6 +44,8 @@ from trainer.parallel import World, reshard
 
 VERSION = 1
 NEVER = Count(0)
+#: folders of checkpoints, and not of the copies somebody may have put beside them
+STEP = "step_" + "[0-9]" * 8
 
 
 class CheckpointError(RuntimeError):
@@ -115,7 +117,7 @@ def sync_folder(path: Path) -> None:
 def complete(folder: Path) -> list[Checkpoint]:
     """The committed checkpoints of a run, oldest first. Raises CheckpointError for one whose files have gone."""
     found = []
-    for marker in sorted(folder.glob("step_*/COMPLETE")):
+    for marker in sorted(folder.glob(f"{STEP}/COMPLETE")):
         try:
             commit = json.loads(marker.read_bytes())
             attempt = marker.parent / commit["attempt"]
@@ -138,6 +140,15 @@ def complete(folder: Path) -> list[Checkpoint]:
 def latest(folder: Path) -> Checkpoint | None:
     found = complete(folder)
     return found[-1] if found else None
+
+
+def at(folder: Path, step: int) -> Checkpoint | None:
+    """The checkpoint of `step` that the first rank has found, None for 0: on every rank the same, or an error."""
+    found = next((c for c in complete(folder) if c.step == step), None)
+    if found is None and step:
+        raise CheckpointError(f"{folder}: this rank does not see the checkpoint of step {step}, the first rank does: "
+                              f"all must share the folder")
+    return found
 
 
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer, moments: str = "fp32") -> dict[str, torch.Tensor]:
@@ -227,6 +238,10 @@ class Saver:
         step = self.folder / f"step_{meta['step']:08d}"
         job = Writing(step / self.world.broadcast(secrets.token_bytes(6)).hex(), {"version": VERSION, **meta}, began)
         job.attempt.mkdir(parents=True, exist_ok=True)
+        if not any(optimizer.state.values()):        # all steps so far were passed over
+            reshard(model)
+            materialise_state(optimizer)
+            reset(optimizer)
         state = tensors(model, optimizer, self.config.moments)
         job.parameters = sum(p.numel() for p in model.parameters())
         self.writing = job
@@ -337,10 +352,10 @@ def retain(folder: Path, config: CheckpointConfig) -> None:
             (old.folder.parent / "COMPLETE").unlink()      # first it stops to exist, then it goes
             shutil.rmtree(old.folder.parent)
     committed = {c.folder for c in found}
-    for attempt in folder.glob("step_*/*/"):
+    for attempt in folder.glob(f"{STEP}/*/"):
         if attempt not in committed and int(attempt.parent.name.removeprefix("step_")) <= found[-1].step:
             shutil.rmtree(attempt, ignore_errors=True)
-    for step in folder.glob("step_*/"):
+    for step in folder.glob(f"{STEP}/"):
         if not any(step.iterdir()):
             step.rmdir()
 

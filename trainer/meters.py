@@ -113,7 +113,7 @@ class Meters:
         marks = quantiles(self.waits, n=100, method="inclusive") if len(self.waits) > 1 else self.waits * 99
         ranks = hardware.gather({**self.hardware.read(), "data_wait_p50_ms": 1e3 * marks[49],
                                  "data_wait_p99_ms": 1e3 * marks[98], "data_wait_s": sum(self.waits)}, self.world)
-        sums = torch.cat((self.micro.take(), self.moved.flatten()))
+        sums = torch.cat((self.micro.take(), self.moved.flatten().to(self.world.device)))
         dist.all_reduce(sums)                        # over all ranks, also those that share every layer
         small, *moved = (sums[:3].tolist(), *sums[3:].view(-1, 3).tolist())
         found = {**norms.told(self.optimizer.param_groups, moved), **hardware.summary(ranks)}

@@ -248,10 +248,7 @@ def go_back(suspicion: Suspicion, config: RewindConfig, ledger: Ledger, checkpoi
     back, start = struct.unpack("<qq", world.broadcast(struct.pack("<qq", *answer)))
     if back < 0:
         raise refused
-    found = next((c for c in ckpt.complete(checkpoints) if c.step == back), None)
-    if found is None and back:
-        raise ckpt.CheckpointError(f"{checkpoints}: this rank does not see the checkpoint of step {back}, the first "
-                                   f"rank does: all must share the folder")
+    found = ckpt.at(checkpoints, back)
     ledger.rewind(suspicion.step, (start, suspicion.stop), back, found.folder.parent.name if found else "start",
                   suspicion.why)
     ledger.clear(checkpoints, world)

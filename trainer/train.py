@@ -58,6 +58,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     ledger = Ledger.open(run.out, world)
     ledger.clear(checkpoints, world)     # a kill between the decision to go back and going back
     found = ckpt.latest(checkpoints)
+    sent = world.broadcast((found.step if found else 0).to_bytes(8, "little"))      # ranks apart would wait forever
+    found = ckpt.at(checkpoints, int.from_bytes(sent, "little"))
     if found:
         refuse_another(found, run)
     first = next(run.steps(found.meta["samples"] if found else 0), None)
@@ -160,7 +162,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
                     meters.begin(step, batches.waited)
                     sums, norm = forward_backward(model, step, batch, run, data, worst, meters.micro, world, dtype)
                     verdict = guard.judge(step.phase, sums[HEAD:], norm)
-                    optimizer.found_inf = verdict[0].float()
+                    # offloaded parameters step on the CPU, and torch would read this before it has arrived there
+                    optimizer.found_inf = verdict[0].to("cpu" if config.parallel.offload else world.device).float()
                     meters.before(step)
                     optimizer.step()
                     meters.after()
@@ -245,8 +248,9 @@ def forward_backward(model: nn.Module, step: Step, batch: Batch, run: Run, data:
     sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)
     length = batch.tokens.shape[1]
     # Σ length² of the documents, or of the windows where documents are not kept apart; this rank's part
-    sums[1] = batch.attended if config.model.masking == "document" else step.batch * length ** 2 / world.data_size
-    sums[2] = batch.repeated
+    # (fill_, since assigning a number to one place copies it from the host, and the host waits for that)
+    sums[1].fill_(batch.attended if config.model.masking == "document" else step.batch * length ** 2 / world.data_size)
+    sums[2].fill_(batch.repeated)
     # the loss is divided by the number of targets that count in the whole step, on all ranks and micro-batches
     valid = world.sum(torch.full((), float(batch.valid()), device=world.device))
     scale = 1 / valid.clamp(min=1)

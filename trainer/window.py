@@ -70,6 +70,7 @@ class Window:
         waiting, self.rows = self.rows, []
         signalled = int(self.world.max(torch.tensor(interrupted, device=self.world.device)))
         if not waiting:
+            self.metrics.flush()                     # lines of steps passed over: a checkpoint may follow
             return signalled, []
         worst = self.world.sum(self.worst.packed())
         steps = torch.stack([torch.cat((r.sums, r.norm.detach().double()[None], r.verdict)) for r in waiting])

@@ -42,7 +42,7 @@ class WorstRows:
             return
         places = start + torch.arange(len(nll), device=nll.device)
         samples = step.first + self.world.data_rank + self.world.data_size * places
-        loss = (nll.double() / targets).nan_to_num(nan=math.inf).masked_fill(targets == 0, -math.inf)
+        loss = (nll.double() / targets).nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(targets == 0, -math.inf)
         rows = torch.stack((loss, torch.full_like(loss, step.number + 1), samples.double(), stream.double()))
         rows = rows if self.rows is None else torch.cat((self.rows, rows), 1)
         self.rows = rows[:, rows[0].topk(min(self.most, rows.shape[1])).indices]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from stages.mix.curriculum import Curriculum, edit
 from tests.trainer.synthetic import make_run
 from trainer import checkpoint as ckpt
 from trainer.metrics import read
+from trainer.parallel import World
 from trainer.run import Run, differences, open_run
 from trainer.train import train
 
@@ -127,7 +129,11 @@ def test_kill_in_a_checkpoint_leaves_a_loadable_latest(folder, whole, tmp_path, 
 
 
 def test_only_the_latest_and_the_ends_of_phases_are_kept(folder, tmp_path, alone):
+    copied = tmp_path / "checkpoints" / "step_00000012_mine"                            # is nobody's but the user's
+    train(opened(folder, tmp_path, "checkpoint.keep=2"), alone, 12, quiet)
+    shutil.copytree(tmp_path / "checkpoints" / "step_00000012", copied)
     train(opened(folder, tmp_path, "checkpoint.keep=2"), alone, 40, quiet)
+    assert (copied / "COMPLETE").exists()
     assert [c.step for c in ckpt.complete(tmp_path / "checkpoints")] == [24, 34, 36, 40]
     assert [c.meta["pinned"] for c in ckpt.complete(tmp_path / "checkpoints")] == [True, True, False, False]
 
@@ -213,6 +219,15 @@ def test_damage_is_named(folder, tmp_path, alone):
     marker.write_text(json.dumps(commit))
     with pytest.raises(ckpt.CheckpointError, match="model or data have changed"):
         train(opened(folder, tmp_path), alone, 10, quiet)
+
+
+def test_a_rank_that_does_not_see_the_checkpoint_does_not_begin_anew(folder, tmp_path, alone):
+    """…while the first one resumes: it would wait for it forever. (What the first rank sends: an empty ledger, nothing
+    to clear, a checkpoint of step 6.)"""
+    sent = [bytes(8), b"\0", (6).to_bytes(8, "little")]
+    with mock.patch.object(World, "broadcast", side_effect=sent), \
+            pytest.raises(ckpt.CheckpointError, match=r"does not see the checkpoint of step 6.*share the folder"):
+        train(opened(folder, tmp_path), alone, None, quiet)
 
 
 def test_two_trainers_in_one_folder(folder, tmp_path, alone):

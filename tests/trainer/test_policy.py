@@ -22,9 +22,9 @@ from trainer.config import ConfigError, TrainingError
 from trainer.ledger import Ledger
 from trainer.metrics import read
 from trainer.policy import Guard, Policy, RewindConfig, Seen, StabilityConfig, Suspicion, TriggerConfig, way_back
-from trainer.run import open_run
+from trainer.run import Step, open_run
 from trainer.train import train
-from trainer.worst import read_worst
+from trainer.worst import WorstRows, read_worst
 
 CPU = torch.device("cpu")
 
@@ -304,6 +304,25 @@ def test_the_end_may_be_passed_over(folder, tmp_path, alone):
     assert [s for s, line in steps(tmp_path).items() if line.get("skipped")] == [40, 41, 42, 43, 44]
 
 
+def test_a_checkpoint_before_the_first_performed_step_is_resumed(folder, tmp_path, alone):
+    """The optimiser has no moments yet; a checkpoint without them could not be read."""
+    ahead = "skip=[[1, 9]]"
+    train(opened(str(folder), str(tmp_path / "whole"), ahead), alone, 12, quiet)
+    train(opened(str(folder), str(tmp_path / "parts"), ahead), alone, 6, quiet)
+    train(opened(str(folder), str(tmp_path / "parts"), ahead), alone, 12, quiet)
+    performed = {name: [losses(tmp_path / name)[s] for s in (9, 10, 11, 12)] for name in ("whole", "parts")}
+    assert performed["parts"] == pytest.approx(performed["whole"], abs=1e-6)
+
+
+def test_an_infinite_loss_is_worst_and_no_number(tmp_path, alone):
+    rows = WorstRows(tmp_path, 2, ["web"], alone)
+    nll = torch.tensor([1.0, math.inf, 2.0], dtype=torch.float64)
+    rows.add(Step(0, 0, 0, 3, 0), 0, nll, torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.int64))
+    rows.unpack(rows.packed().tolist())
+    rows.write()
+    assert [(line["sample"], line["loss"]) for line in read_worst(tmp_path, 1)] == [(1, None), (2, 2.0)]
+
+
 def test_without_a_checkpoint_it_goes_back_to_the_start(folder, out, tmp_path, alone):
     said: list[str] = []
     with garbage(18, 19):
@@ -345,8 +364,15 @@ def test_no_step_waits_for_the_device(folder, tmp_path, alone):
             return method(self, *arguments, **options)
         return mock.patch.object(torch.Tensor, name, call)
 
+    set_item = torch.Tensor.__setitem__
+
+    def assigned(self, index, value):
+        if inside and not isinstance(value, torch.Tensor) and self[index].ndim == 0:
+            waits.append("__setitem__")                # torch copies the number from the host, and waits for that
+        return set_item(self, index, value)
+
     names = ("item", "tolist", "__bool__", "__float__", "__index__", "cpu", "numpy", "nonzero")
-    patches = [watched(name) for name in names]
+    patches = [*map(watched, names), mock.patch.object(torch.Tensor, "__setitem__", assigned)]
     with mock.patch.object(loop, "forward_backward", begin), mock.patch.object(loop.Window, "add", end), \
             poisoned(alone, 0, 5):
         for patch in patches:
