@@ -75,7 +75,7 @@ def test_import_and_five_steps_with_torch_numpy_pyarrow_yaml_alone(tmp_path):
                           capture_output=True, text=True, timeout=120,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    assert "tensorboard is not installed" in done.stderr
+    assert "tensorboard is not installed" in done.stdout
     lines = (run / "train" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line)["step"] for line in lines if '"event": "step"' in line]
     assert steps == [1, 2, 3, 4, 5]

@@ -76,7 +76,7 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
     try:
         with _alone(store):
             missing = [w for w in _pinned(remote, top, store, curriculum) if not _whole(store / w[0], w[2])]
-            size = sum(n for _, _, n in missing)
+            size = sum(n or 0 for _, _, n in missing)
             free = shutil.disk_usage(store).free
             if size > free:
                 raise ConfigError(f"{root}: its shards are {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free "
@@ -96,10 +96,12 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
     return store
 
 
-def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum) -> Iterator[tuple[str, str, int]]:
-    """(path, sha256, bytes) of the bodies and document ends of all pinned sets; their manifests are fetched."""
+def _pinned(remote: fs.FileSystem, top: str, store: Path,
+            curriculum: Curriculum) -> Iterator[tuple[str, str, int | None]]:
+    """(path, sha256, bytes or None) of what training reads of all pinned sets: bodies, document ends, and of held-out
+    sets the tables, for bits per byte; their manifests are fetched."""
     for stream in curriculum.streams:
-        for folder, sha256 in ((stream.train, stream.sha256), (stream.val, stream.val_sha256)):
+        for split, folder, sha256 in (("train", stream.train, stream.sha256), ("val", stream.val, stream.val_sha256)):
             if not folder or not sha256:
                 continue
             path = f"{folder}/shards-{sha256[:16]}.json"
@@ -117,6 +119,8 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum
                 yield f"{folder}/{shard.ends}", shard.ends_sha256, shard.documents * ENDS.itemsize
                 if shard.loss:
                     yield f"{folder}/{shard.loss}", shard.loss_sha256, shard.tokens
+                if split == "val":
+                    yield f"{folder}/{shard.table}", shard.table_sha256, None
 
 
 def _inside(store: Path, path: str) -> Path:
@@ -127,10 +131,10 @@ def _inside(store: Path, path: str) -> Path:
     return store / path
 
 
-def _whole(file: Path, size: int) -> bool:
-    """Whether a file is there. It was checked as it came; what a disk has lost since shows in its size."""
+def _whole(file: Path, size: int | None) -> bool:
+    """Whether a file is there. It was checked as it came; what a disk has lost since shows in its size, if known."""
     try:
-        return file.stat().st_size == size
+        return file.stat().st_size == size or size is None
     except FileNotFoundError:
         return False
 

@@ -138,7 +138,7 @@ def _estimate(words: list[str], orders: list[Order], tokens: int) -> Estimate:
         taken = np.array([0.0, *d])[np.minimum(a, 3)]
         contexts = len(orders[n - 1].word) if n else 1
         total = np.bincount(grams.context, weights=a, minlength=contexts)
-        gamma = np.bincount(grams.context, weights=taken, minlength=contexts)
+        gamma = np.bincount(grams.context, weights=taken, minlength=contexts).astype(float)   # of none: integers
         seen = total > 0
         gamma[seen] /= total[seen]
         if n:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stages.text.kneser_ney import columns, save, save_arpa, train
@@ -64,6 +64,7 @@ def test_training_equals_lmplz_where_discounts_cannot_be_had():
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.sampled_from("abcde"), min_size=1, max_size=7), min_size=1, max_size=12), st.integers(1, 4),
        st.lists(st.sampled_from("abcdez"), max_size=3))
+@example([["a"]], 4, [])              # no context of the highest order is there
 def test_probabilities_after_any_context_sum_to_one(tmp_path_factory, texts, order, context):
     path = tmp_path_factory.mktemp("lm") / "m.lm"
     save(train(texts, order=order), path)

@@ -40,7 +40,8 @@ def test_the_formula_is_what_64_fake_ranks_take(parallel):
     measured = measure(made, VOCAB, 64, 16, LENGTH, 2)
     formula = estimate(made, VOCAB, 64, 16 * LENGTH, 2, fused=False)
     # gradients come while activations go: the formula, which adds them, is the larger by them
-    assert sum(formula.values()) - formula["gradients"] == pytest.approx(measured, rel=0.12)
+    close = 0.15 if "tensor" in parallel else 0.12
+    assert sum(formula.values()) - formula["gradients"] == pytest.approx(measured, rel=close)
     assert not torch.distributed.is_initialized()
 
 
