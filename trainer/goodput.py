@@ -62,11 +62,11 @@ class Goodput:
         self.seconds[target] += seconds
 
     def record(self) -> dict[str, Any]:
-        """What a metrics line keeps under "goodput": seconds by cause up to now, model FLOPs of kept steps, and the
-        FLOPs the devices could have done meanwhile (0: unknown)."""
+        """What a metrics line keeps under "goodput": seconds by cause up to now (`at`: the line may be written later),
+        model FLOPs of kept steps, and the FLOPs the devices could have done meanwhile (0: unknown)."""
         self.enter(self.cause)
         return {**{cause: round(s, 3) for cause, s in self.seconds.items()},
-                "flops": self.flops, "capacity": self.capacity}
+                "flops": self.flops, "capacity": self.capacity, "at": round(time.time(), 3)}
 
     @property
     def wall(self) -> float:
@@ -86,13 +86,17 @@ class Goodput:
         last = latest(lines)
         if last is None:
             return
-        gap = max(0.0, self.began - max(last["time"], lines[-1]["time"]))
+        recorded, alive = at(last), max(last["time"], lines[-1]["time"])
+        gap = max(0.0, self.began - alive)
         for cause in CAUSES:
             self.seconds[cause] += last["goodput"].get(cause, 0.0)
-        # between the last record and the last line the former process was still at work, for nothing
-        unrecorded = max(0.0, self.began - last["time"] - gap)
+        # from the last record to the last line the former process wrote its checkpoint; what else it did was for nothing
+        unrecorded = max(0.0, self.began - recorded - gap)
+        written = sum(line.get("seconds", 0.0) for line in lines if line["event"] == "checkpoint"
+                      and "goodput" in line and at(line) >= recorded)
+        self.seconds["checkpoint"] += min(written, unrecorded)
         self.seconds["restart"] += gap
-        self.seconds["lost"] += unrecorded
+        self.seconds["lost"] += max(0.0, unrecorded - written)
         self.flops += last["goodput"].get("flops", 0.0)
         self.capacity += last["goodput"].get("capacity", 0.0) + (gap + unrecorded) * (self.peak or 0.0)
         self.rewind(lines, step)
@@ -121,9 +125,14 @@ class Goodput:
                 "seconds": {cause: round(s, 3) for cause, s in self.seconds.items()}}
 
 
+def at(line: Mapping[str, Any]) -> float:
+    """When the line's record was taken."""
+    return line["goodput"].get("at", line["time"])
+
+
 def latest(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The last of `lines` with a record."""
-    return next((line for line in reversed(lines) if "goodput" in line), None)
+    """The one of `lines` with the last record: a checkpoint's line comes when it is written, its record is older."""
+    return max((line for line in lines if "goodput" in line), key=at, default=None)
 
 
 def clock(seconds: float) -> str:

@@ -122,6 +122,39 @@ def test_an_orderly_stop_loses_nothing(hand):
     assert nonzero(two.watch) == {"training": 10, "restart": 30}
 
 
+def test_what_a_checkpoint_took_after_its_record_is_not_forgotten(hand):
+    """The trainer's order: the record, then the writing, then the line; and something printed after it."""
+    lines: list = []
+    one = Trainer(hand, lines)
+    one.line("start", 0)
+    one.steps(1, 6)
+    record = one.watch.record()
+    with one.watch.of("checkpoint"):
+        hand.now += 3
+    lines.append({"event": "checkpoint", "step": 5, "time": hand.now, "seconds": 3.0, "goodput": record})
+    hand.now += 1
+    one.line("alert", 5, record=False)
+    hand.now += 30
+    two = Trainer(hand, lines)
+    two.watch.resume(lines, 5)
+    assert nonzero(two.watch) == {"training": 10, "checkpoint": 3, "lost": 1, "restart": 30}
+    assert two.watch.wall == pytest.approx(hand.now - 1_000_000)
+
+
+def test_a_line_that_comes_late_does_not_hide_a_later_record(hand):
+    lines: list = []
+    one = Trainer(hand, lines)
+    one.line("start", 0)
+    one.steps(1, 6)
+    record = one.watch.record()                                      # written in the background
+    one.steps(6, 8)
+    lines.append({"event": "checkpoint", "step": 5, "time": hand.now, "seconds": 0.0, "goodput": record})
+    hand.now += 30
+    two = Trainer(hand, lines)
+    two.watch.resume(lines, 5)
+    assert nonzero(two.watch) == {"training": 10, "lost": 4, "restart": 30}
+
+
 def test_a_rewind_within_a_process(hand):
     lines: list = []
     one = Trainer(hand, lines)
