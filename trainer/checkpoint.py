@@ -316,7 +316,8 @@ class Saver:
             os.fsync(f.fileno())
         for path in (job.attempt, step, self.folder):
             sync_folder(path)
-        files = {p.name: p.stat().st_size for p in sorted(job.attempt.iterdir())}
+        names = {p.name for p in job.attempt.iterdir()} | sums.keys()        # a listing over NFS may be an old one
+        files = {name: (job.attempt / name).stat().st_size for name in sorted(names)}
         sums |= {name: sha256(job.attempt / name) for name in files if name not in sums}
         job.size = sum(files.values())
         commit = {"attempt": job.attempt.name, "files": files, "sha256": sums}

@@ -90,7 +90,7 @@ class Goodput:
         gap = max(0.0, self.began - alive)
         for cause in CAUSES:
             self.seconds[cause] += last["goodput"].get(cause, 0.0)
-        # from the last record to the last line the former process wrote its checkpoint; what else it did was for nothing
+        # from the last record to the last line the former process wrote its checkpoint; the rest was for nothing
         unrecorded = max(0.0, self.began - recorded - gap)
         written = sum(line.get("seconds", 0.0) for line in lines if line["event"] == "checkpoint"
                       and "goodput" in line and at(line) >= recorded)

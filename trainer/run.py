@@ -183,6 +183,10 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
     made = Run(folder, Path(store) if store else folder.absolute().parent.parent,
                Path(out) if out else folder / "train", curriculum, config, source)
     made.schedule()               # its errors belong here, before anything starts
+    for first, stop in config.skip:
+        if first > curriculum.steps:
+            raise ConfigError(f"train.skip: [{first}, {stop}]: the curriculum has {curriculum.steps:,} steps; name "
+                              f"steps of it, or take the range out")
     for phase in curriculum.phases:
         phase_rope(config.model, phase)
     return made

@@ -235,7 +235,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             say(f"held-out loss {summary['heldout_loss']:.3f} nats/token = {summary['ratio']:.2f} of the unigram "
                 f"entropy {summary['unigram_entropy']:.3f}"
                 + (f"; gap to the training data {gap['gap']:.3f}" if gap else ""))
-        say(f"{number} steps, {tokens:,} tokens, {seconds:.0f} s; {run.out}")
+        say(f"{number} steps, {tokens:,} tokens, {seconds:.0f} s this time; {run.out}")
     return summary
 
 

@@ -151,3 +151,11 @@ def test_the_recipe_check_knows_the_keys_presets_and_rates_of_the_trainer():
         Schedule(ScheduleConfig(), [SimpleNamespace(name="p", lr=lr, tokens=100, extra=False)], 1e-3)
     with pytest.raises(ConfigError, match="lr: 'cosine' is not known"):
         Schedule(ScheduleConfig(), [SimpleNamespace(name="p", lr="cosine", tokens=100, extra=False)], 1e-3)
+
+
+def test_steps_to_pass_over_lie_in_the_curriculum(tmp_path):
+    run = make_run(tmp_path, documents=60, total=960)
+    steps = open_run(str(run), None, None, []).curriculum.steps
+    assert open_run(str(run), None, None, [f"skip=[[{steps}, {steps + 9}]]"]).config.skip == ((steps, steps + 9),)
+    with pytest.raises(ConfigError, match=rf"train\.skip: \[{steps + 1}, 99\]: the curriculum has {steps} steps"):
+        open_run(str(run), None, None, [f"skip=[[{steps + 1}, 99]]"])

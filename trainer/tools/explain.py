@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: steps shown before and after the one that is asked for
 AROUND = 5
+#: steps from which on a standard deviation of theirs says something
+TELLING = 5
 #: characters of a document's text that are shown
 EXCERPT = 400
 LIGHT = ("id", "url", "source", "language")
@@ -182,8 +184,8 @@ def beside(run: Run, step: Step) -> dict[str, Any]:
         if value is not None and len(values) > 1:
             mean = sum(values) / len(values)
             sigma = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-            found[name] = {"value": value, "mean": mean, "sigma": sigma,
-                           "distance": (value - mean) / sigma if sigma else None, "steps": len(values)}
+            distance = (value - mean) / sigma if sigma and len(values) >= TELLING else None
+            found[name] = {"value": value, "mean": mean, "sigma": sigma, "distance": distance, "steps": len(values)}
         else:
             found[name] = {"value": value, "mean": None, "sigma": None, "distance": None, "steps": len(values)}
     return found
