@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainer.attention import document_mask
-from trainer.parallel import World, reshard
+from trainer.parallel import World, reshard, uncompiled
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ def generate(model: nn.Module, prompt: list[int], config: SampleConfig, eos: int
     tokens = torch.tensor([prompt], device=world.device)
     for _ in range(config.tokens):
         positions = torch.arange(tokens.shape[1], device=world.device)[None]
-        logits = model(tokens, document_mask(positions, dtype))[0, -1].float().cpu()
+        with uncompiled(model):          # every token has a length of its own
+            logits = model(tokens, document_mask(positions, dtype))[0, -1].float().cpu()
         if config.temperature == 0:
             token = int(logits.argmax())
         else:

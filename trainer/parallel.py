@@ -8,10 +8,9 @@ in `tensor`: put N = the GPUs of a node there at most. A pipeline or expert dime
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -218,9 +217,14 @@ def shard(model: nn.Module, world: World, dtype: torch.dtype, compile: bool) -> 
     for i, block in enumerate(model.blocks):
         recompute(block, i, parallel.checkpointing)
         if compile:
-            block.compile(dynamic=False)
+            # its forward, recomputation included: FSDP's hooks stay outside of the graph
+            block.forward = torch.compile(block.forward, dynamic=False)
         fully_shard(block, **options)
     model.compiled = compile
+    if compile:
+        # one graph for every sequence, number of rows and padded number of documents, with and without gradients and
+        # RoPE; beyond the limit (8 by default) torch goes on uncompiled
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     fully_shard(model, **options)
     model.to_empty(device="cpu" if parallel.offload else world.device)
     for module in model.modules():
@@ -229,6 +233,11 @@ def shard(model: nn.Module, world: World, dtype: torch.dtype, compile: bool) -> 
             # second call keeps gloo from being asked for PREMUL_SUM, which it does not have
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+    """Within it compiled layers run as they are written: for shapes that come once, which are not worth a graph."""
+    return torch.compiler.set_stance("force_eager") if model.compiled else nullcontext()
 
 
 def gathered(parallel: ParallelConfig) -> bool:
@@ -240,10 +249,13 @@ def recompute(block: nn.Module, layer: int, how: str | Every) -> None:
     """Let backward compute `block` again, as a whole or what is cheap, instead of keeping its activations."""
     if how == "none" or (isinstance(how, Every) and layer % how.every):
         return
-    options = {"context_fn": _selective} if how == "selective" else {}
+    forward, options = block.forward, {"context_fn": _selective} if how == "selective" else {}
+
+    def again(*inputs: Any) -> Any:
+        return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **options)
+
     # an attribute, not a wrapper module: names of parameters must stay what they are (initial values, checkpoints)
-    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False,
-                                      **options)
+    block.forward = again
 
 
 def _selective() -> Any:

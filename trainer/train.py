@@ -28,7 +28,7 @@ from trainer.loss import IGNORE
 from trainer.meters import Meters
 from trainer.model import Transformer
 from trainer.noise import MicroNorms
-from trainer.parallel import World, arranged, clip, compute_dtype, gather_gradients, reshard, shard
+from trainer.parallel import World, arranged, clip, compute_dtype, gather_gradients, reshard, shard, uncompiled
 from trainer.plot import write_plot
 from trainer.policy import Guard, Policy, go_back
 from trainer.provenance import GENESIS, chain, code, machine
@@ -323,7 +323,8 @@ def history(found: ckpt.Checkpoint | None, run: Run, data: Data, ledger: Ledger)
 def probe_loss(samples: list[int], run: Run, data: Data, model: nn.Module, world: World, dtype: torch.dtype) -> float:
     batch = data.samples(samples)
     rows = run.micro_rows(batch.tokens.shape[1])
-    totals = losses(model, batch, len(data.streams), rows, dtype, run.config.loss.chunk, world)
+    with uncompiled(model):
+        totals = losses(model, batch, len(data.streams), rows, dtype, run.config.loss.chunk, world)
     return sum(t.nll for t in totals) / max(1, sum(t.targets for t in totals))
 
 

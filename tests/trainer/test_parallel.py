@@ -17,6 +17,7 @@ from trainer import checkpoint as ckpt
 from trainer import train as loop
 from trainer.attention import document_mask
 from trainer.config import ConfigError, build
+from trainer.init import initialise
 from trainer.metrics import read
 from trainer.model import ModelConfig, Transformer
 from trainer.parallel import Every, ParallelConfig, arranged, clip, shard, world
@@ -92,6 +93,34 @@ def test_saving_memory_changes_no_loss(run, plain, tmp_path, alone, overrides):
     assert norms(tmp_path) == pytest.approx(norms(plain), rel=1e-4)
     a, b = (ckpt.latest(out / "checkpoints") for out in (plain, tmp_path))
     assert a.meta["probe"]["loss"] == pytest.approx(b.meta["probe"]["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("how", ["none", "selective", "full"])
+def test_all_layers_share_one_compiled_graph(run, alone, how, monkeypatch):
+    """Compiled is what a layer computes, whole: FSDP's hooks and checkpointing leave nothing out."""
+    graphs = []
+
+    def counting(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend=counting, **options))
+    torch._dynamo.reset()
+    config = open_run(run, None, None, []).config.model
+    tokens, found = torch.arange(64)[None], []
+    for compiled in (False, True):
+        with torch.device("meta"):
+            model = Transformer(config, 128)
+        shard(model, arranged(alone, ParallelConfig(checkpointing=how)), torch.float32, compiled)
+        initialise(model, config, 7)
+        loss = model(tokens, document_mask(tokens, torch.float32), tokens)[0]
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.full_tensor() for p in model.parameters())])
+        assert len(graphs) == compiled
+    torch._dynamo.reset()
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other)
 
 
 class Operators(TorchDispatchMode):
