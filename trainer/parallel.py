@@ -215,9 +215,10 @@ def shard(model: nn.Module, world: World, dtype: torch.dtype, compile: bool) -> 
     options: dict[str, Any] = {"mesh": world.data_mesh, "mp_policy": policy, "offload_policy": offload,
                                "reshard_after_forward": False if gathered(parallel) else None}
     for i, block in enumerate(model.blocks):
+        if compile and parallel.tensor > 1:      # its collectives cannot be recomputed inside of a graph (torch 2.13)
+            block.forward = torch.compile(block.forward, dynamic=False)
         recompute(block, i, parallel.checkpointing)
-        if compile:
-            # its forward, recomputation included: FSDP's hooks stay outside of the graph
+        if compile and parallel.tensor == 1:     # with what is computed again, without FSDP's hooks
             block.forward = torch.compile(block.forward, dynamic=False)
         fully_shard(block, **options)
     model.compiled = compile
