@@ -77,8 +77,17 @@ def test_everything_on_s3_equals_everything_on_disk(site, expected, remote_site,
 
 
 def command(*args: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", *args], cwd=ROOT, capture_output=True, text=True, timeout=600,
-                          env={**os.environ, "COLUMNS": "200"})
+    """The command's end; one that stands still fails the test with where all of its threads are."""
+    started = subprocess.Popen([sys.executable, "-X", "faulthandler", "-m", *args], cwd=ROOT, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "COLUMNS": "200"})
+    try:
+        out, err = started.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        started.send_signal(signal.SIGABRT)
+        pytest.fail(f"{args} stood still: {''.join(started.communicate(timeout=60))}")
+    finally:
+        started.kill()
+    return subprocess.CompletedProcess(args, started.returncode, out, err)
 
 
 @pytest.mark.slow
