@@ -12,10 +12,9 @@ from trainer.optim.groups import Rates
 
 
 @dataclass(frozen=True)
-class AdamWConfig(Rates):
-    """torch.optim.AdamW. `betas`: decay of the two moments; `eps` keeps the quotient finite."""
+class Moments(Rates):
+    """What all of AdamW's kinds have. `betas`: decay of the two moments; `eps` keeps the quotient finite."""
 
-    kind: Literal["adamw"] = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
 
@@ -23,6 +22,13 @@ class AdamWConfig(Rates):
         super().check()
         if self.eps <= 0 or not all(0 <= b < 1 for b in self.betas):
             raise ValueError("eps must be > 0, betas in [0, 1)")
+
+
+@dataclass(frozen=True)
+class AdamWConfig(Moments):
+    """torch.optim.AdamW."""
+
+    kind: Literal["adamw"] = "adamw"
 
 
 class AdamW(torch.optim.AdamW):

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from trainer.config import ConfigError
-from trainer.optim.groups import Rates, like, local, performed
+from trainer.optim.adamw import Moments
+from trainer.optim.groups import like, local, performed
 
 BLOCK = 256
 #: what has fewer entries, and every vector, keeps its moments in float32
@@ -26,17 +27,10 @@ SMALLEST = 4096
 
 
 @dataclass(frozen=True)
-class AdamW8bitConfig(Rates):
+class AdamW8bitConfig(Moments):
     """The keys of adamw."""
 
     kind: Literal["adamw8bit"] = "adamw8bit"
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-
-    def check(self) -> None:
-        super().check()
-        if self.eps <= 0 or not all(0 <= b < 1 for b in self.betas):
-            raise ValueError("eps must be > 0, betas in [0, 1)")
 
 
 def levels(signed: bool) -> Tensor:
