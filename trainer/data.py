@@ -92,22 +92,33 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
     `bounds`: where documents begin inside the window, as `ShardSet.bounds` gives them. The target of the token before
     such a place (an EOS) is the first token of an unrelated document and is ignored; positions restart there.
     """
-    blank = padding(len(rows), length)
-    tokens, targets, positions = blank.tokens, blank.targets, blank.positions
+    tokens, targets, positions = (np.empty((len(rows), length), np.int64) for _ in range(3))
+    places = np.arange(length)
     attended = 0
     for row, (window, bounds, _, *masks) in enumerate(rows):
-        values = torch.from_numpy(window.astype(np.int64))
-        n = len(values) - 1
-        tokens[row, :n], targets[row, :n] = values[:-1], values[1:]
-        targets[row, torch.from_numpy(bounds - 1)] = IGNORE
+        n = len(window) - 1
+        tokens[row, :n], targets[row, :n] = window[:-1], window[1:]
+        tokens[row, n:], targets[row, n:] = 0, IGNORE
+        targets[row, bounds - 1] = IGNORE
         for counts in masks:
             if counts is not None:
-                targets[row, :n][torch.from_numpy(~counts)] = IGNORE
+                targets[row, :n][~counts] = IGNORE
         begins = np.concatenate(([0], bounds[bounds < n], [n]))
         lengths = np.diff(begins)
-        positions[row, :n] = torch.from_numpy(np.arange(n) - np.repeat(begins[:-1], lengths))
-        attended += int((lengths ** 2).sum())
-    return Batch(tokens, targets, positions, torch.tensor([r[2] for r in rows], dtype=torch.int64), attended)
+        positions[row] = places
+        positions[row, :n] -= np.repeat(begins[:-1], lengths)
+        attended += int(lengths @ lengths)
+    stream = torch.tensor([r[2] for r in rows], dtype=torch.int64)
+    return Batch(*map(torch.from_numpy, (tokens, targets, positions)), stream, attended)
+
+
+def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> list[Row]:
+    """The windows of `length` tokens at `places` (index into `sets`, number of the window), for `collate`."""
+    places = list(places)
+    for s, w in places:
+        sets[s].ahead(w * length, w * length + length + 1)
+    return [(sets[s].window(w, length), sets[s].bounds(w, length), s,
+             sets[s].counts(w * length + 1, w * length + length + 1)) for s, w in places]
 
 
 class Data:
@@ -127,21 +138,19 @@ class Data:
 
     def samples(self, numbers: Sequence[int]) -> Batch:
         """The windows of the given sample numbers (all of one sequence length), in that order."""
-        rows = []
+        places: list[tuple[int, int]] = []
         length = 0
         for first, stop in runs(numbers):
             at = self.order.locate(first, stop)
-            for stream, window, length in zip(at.stream.tolist(), at.window.tolist(), at.sequence.tolist()):
-                rows.append(_window(self.train[stream], window, length, stream))
-        return collate(rows, length)
+            places += zip(at.stream.tolist(), at.window.tolist())
+            length = int(at.sequence[0])
+        return collate(windows(self.train, places, length), length)
 
     def step(self, first: int, batch: int, rank: int, world: int) -> Batch:
         """This rank's rows of the step of samples [first, first + batch): ⌈batch / world⌉ of them, padding included."""
         at = self.order.locate(first, first + batch)
-        length, rows = int(at.sequence[0]), []
-        for i in range(rank, batch, world):
-            stream = int(at.stream[i])
-            rows.append(_window(self.train[stream], int(at.window[i]), length, stream))
+        length = int(at.sequence[0])
+        rows = windows(self.train, zip(at.stream[rank::world].tolist(), at.window[rank::world].tolist()), length)
         made = collate(rows, length)
         if self.repeats is not None:
             made = without_repeats(made, [row[0] for row in rows], self.repeats)
@@ -171,12 +180,6 @@ def without_repeats(batch: Batch, windows: Sequence[np.ndarray], config: Repeats
     left_out = torch.from_numpy(np.stack([repeated(w, config.ngram, config.times)[1:] for w in windows]))
     count = int((left_out & (batch.targets != IGNORE)).sum())
     return replace(batch, targets=batch.targets.masked_fill(left_out, IGNORE), repeated=count)
-
-
-def _window(shards: ShardSet, window: int, length: int, stream: int) -> Row:
-    start = window * length
-    return (shards.window(window, length), shards.bounds(window, length), stream,
-            shards.counts(start + 1, start + length + 1))
 
 
 def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

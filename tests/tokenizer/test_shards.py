@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import mmap
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -130,6 +133,45 @@ def test_the_pinned_set_is_the_one_that_is_read(tmp_path):
     assert verify(tmp_path, old.sha256) == []
     with pytest.raises(ShardError, match="pinned is ffff"):
         ShardSet(tmp_path, "f" * 64)
+
+
+def test_a_set_may_have_more_shards_than_a_process_may_open_files(tmp_path):
+    """A corpus of 1 TB is a thousand shards with three files each; 1,024 open files is what most systems begin with."""
+    docs = [np.array([4, 5, 6, 7])] * 2
+    write_set(tmp_path / "s", [docs] * 60, 100)
+    code = f"""
+import resource
+from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.layout import ShardError
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (50, hard))
+shards = ShardSet({str(tmp_path / "s")!r})
+shards.ahead(0, len(shards))
+tokens, ends = shards.read(0, len(shards)), shards.ends(0, len(shards) + 1)
+assert tokens.tolist() == [4, 5, 6, 7, 3] * 120 and len(ends) == 120
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    refused = code.replace("(50, hard)", "(50, 50)").replace("shards.ahead", "try: shards.ahead").replace(
+        "tokens, ends", "except ShardError as error: print(error); raise SystemExit\ntokens, ends")
+    done = subprocess.run([sys.executable, "-c", refused], capture_output=True, text=True, timeout=120, check=False)
+    assert sys.version_info >= (3, 13) or "raise the limit (ulimit -n)" in done.stdout, done.stderr
+
+
+def test_what_is_read_ahead_is_what_was_named_and_no_more(tmp_path, monkeypatch):
+    asked = []
+
+    class Map(mmap.mmap):
+        def madvise(self, option, start, length):
+            asked.append((option, start, length))
+
+    monkeypatch.setattr("tokenizer.shards.reader.mmap.mmap", Map)
+    rng = np.random.default_rng(0)
+    write_set(tmp_path / "s", [[rng.integers(4, 99, 3999)], [rng.integers(4, 99, 5999)]], 100)
+    shards, page = ShardSet(tmp_path / "s"), mmap.PAGESIZE
+    shards.ahead(3000, 4001)
+    first = 6000 // page * page
+    assert asked == [(mmap.MADV_WILLNEED, first, 8000 - first), (mmap.MADV_WILLNEED, 0, 2)]
 
 
 def test_identity_covers_tokens_boundaries_and_ids_but_not_places(tmp_path):

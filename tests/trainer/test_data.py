@@ -15,7 +15,7 @@ from stages.mix.resolve import resolve
 from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, make_run
 from tokenizer.shards.layout import MANIFEST, Manifest, Shard, ShardError, file_name
 from trainer.config import ConfigError
-from trainer.data import Data, Prefetch, collate, padding, runs
+from trainer.data import Data, Prefetch, collate, padding, runs, windows
 from trainer.loss import IGNORE
 from trainer.run import open_run
 
@@ -203,14 +203,15 @@ def test_memory_is_constant_in_total_tokens(tmp_path):
 
 
 def test_what_does_not_count_is_no_target():
-    from trainer.data import _window
-
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, VOCAB, 1000)
     tokens[[99, 500, 999]] = EOS
     counts = rng.random(1000) < 0.3
 
     class Shards:
+        def ahead(self, start, stop):
+            pass
+
         def window(self, w, length):
             return tokens[w * length:w * length + length + 1]
 
@@ -222,7 +223,7 @@ def test_what_does_not_count_is_no_target():
             return counts[start:stop]
 
     length = 64
-    rows = [_window(Shards(), w, length, 0) for w in range(15)]
+    rows = windows([Shards()], [(0, w) for w in range(15)], length)
     batch = collate(rows, length)
     for w in range(15):
         for i in range(length):

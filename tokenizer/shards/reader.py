@@ -7,7 +7,11 @@ the page cache and are shared by all ranks of a node), the document table is rea
 from __future__ import annotations
 
 import bisect
+import errno
 import json
+import mmap
+import resource
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,9 +67,9 @@ class ShardSet:
         self.offsets = [0]
         for shard in self.manifest.shards:
             self.offsets.append(self.offsets[-1] + shard.tokens)
-        self._bodies: dict[int, np.ndarray] = {}
-        self._ends: dict[int, np.ndarray] = {}
-        self._losses: dict[int, np.ndarray] = {}
+        self._maps: dict[str, tuple[np.ndarray, mmap.mmap | None]] = {}
+        #: whether some tokens are no targets; asked for every window, and a corpus may have ten thousand shards
+        self._masked = any(s.loss for s in self.manifest.shards)
 
     @property
     def sha256(self) -> str:
@@ -103,7 +107,7 @@ class ShardSet:
     def counts(self, start: int, stop: int) -> np.ndarray | None:
         """Which of tokens [start, stop) are targets, bool; None when all tokens of the set are. Document masking comes
         on top of it (`loss_mask`)."""
-        if not any(s.loss for s in self.manifest.shards):
+        if not self._masked:
             return None
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self.tokens}")
@@ -111,7 +115,7 @@ class ShardSet:
         for shard, a, b, at in self._pieces(start, stop):
             info = self.manifest.shards[shard]
             if info.loss:
-                mask = self._map(self._losses, shard, info.loss, np.dtype("u1"), info.tokens)
+                mask, _ = self._map(info.loss, np.dtype("u1"), info.tokens)
                 out[at:at + b - a] = mask[a:b] != 0
         return out
 
@@ -169,24 +173,42 @@ class ShardSet:
     def body(self, shard: int) -> np.ndarray:
         """The tokens of a shard as a read-only memory map."""
         info = self.manifest.shards[shard]
-        return self._map(self._bodies, shard, info.body, self.dtype, info.tokens)
+        return self._map(info.body, self.dtype, info.tokens)[0]
+
+    def ahead(self, start: int, stop: int) -> None:
+        """Have the system read tokens [start, stop) from the disk, without waiting for it.
+
+        A loader says so of all windows of a batch before it reads the first: they are fetched side by side, and only
+        they. A page fault would wait for each in turn and read megabytes around it, of which nothing is wanted.
+        """
+        for shard, a, b, _ in self._pieces(start, stop):
+            info = self.manifest.shards[shard]
+            _, memory = self._map(info.body, self.dtype, info.tokens)
+            first = a * self.dtype.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
+            if memory is not None and hasattr(memory, "madvise"):
+                memory.madvise(mmap.MADV_WILLNEED, first, b * self.dtype.itemsize - first)
 
     def _shard_ends(self, shard: int) -> np.ndarray:
         info = self.manifest.shards[shard]
-        return self._map(self._ends, shard, info.ends, ENDS, info.documents)
+        return self._map(info.ends, ENDS, info.documents)[0]
 
-    def _map(self, cache: dict[int, np.ndarray], shard: int, name: str, dtype: np.dtype, items: int) -> np.ndarray:
-        if shard not in cache:
+    def _map(self, name: str, dtype: np.dtype, items: int) -> tuple[np.ndarray, mmap.mmap | None]:
+        """A file as a read-only array, and the memory map behind it (None: it is empty); mapped once."""
+        if name not in self._maps:
             path = self.folder / name
             try:
                 size = path.stat().st_size
+                if size != items * dtype.itemsize:
+                    raise ShardError(f"{path}: {size} bytes, the manifest says {items * dtype.itemsize}: damaged; "
+                                     f"publish the shard set again")
+                memory = _mapped(path) if size else None
             except OSError as e:
+                if e.errno == errno.EMFILE:
+                    raise ShardError(f"{path}: too many open files for a set of {len(self.manifest.shards):,} shards; "
+                                     f"raise the limit (ulimit -n)") from e
                 raise ShardError(f"{path}: missing ({e.strerror}); publish the shard set again") from e
-            if size != items * dtype.itemsize:
-                raise ShardError(f"{path}: {size} bytes, the manifest says {items * dtype.itemsize}: damaged; publish "
-                                 f"the shard set again")
-            cache[shard] = np.memmap(path, dtype, "r", shape=(items,))
-        return cache[shard]
+            self._maps[name] = (np.frombuffer(memory, dtype) if memory else np.empty(0, dtype), memory)
+        return self._maps[name]
 
     def _pieces(self, start: int, stop: int):
         """(shard, first token, end in the shard, offset in [start, stop)) of every shard the range touches."""
@@ -206,3 +228,18 @@ class ShardSet:
                 got = table.read_row_group(group, columns)
                 rows += got.slice(max(0, first - start), stop - max(first, start)).to_pylist()
         return rows
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    """The file in memory, read-only. Python below 3.13 keeps it open meanwhile: a corpus of more shards than a process
+    may open files by default (1,024 on most systems) needs the limit the system allows."""
+    kept = {} if sys.version_info < (3, 13) else {"trackfd": False}
+    try:
+        with open(path, "rb") as f:
+            return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ, **kept)
+    except OSError as e:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if e.errno != errno.EMFILE or soft == hard:
+            raise
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return _mapped(path)
