@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Replicate
+
+from trainer.tensor import copies
 
 #: of an estimate to the next one; what one measurement says is mostly noise
 KEEP = 0.95
@@ -77,12 +79,9 @@ def part(grad: Tensor, shared: int) -> Tensor:
     """This rank's part of Σ g² (float32): those of the `shared` ranks that computed it sum to the whole."""
     if not isinstance(grad, DTensor):
         return torch.linalg.vector_norm(grad, dtype=torch.float32).square() / shared
-    if any(isinstance(placement, Partial) for placement in grad.placements):
-        grad = grad.redistribute(placements=[Replicate() if isinstance(p, Partial) else p for p in grad.placements])
-    copies = 1
-    for placement, size in zip(grad.placements, grad.device_mesh.shape):
-        copies *= size if isinstance(placement, Replicate) else 1
-    return torch.linalg.vector_norm(grad.to_local(), dtype=torch.float32).square() / copies
+    if any(placement.is_partial() for placement in grad.placements):
+        grad = grad.redistribute(placements=[Replicate() if p.is_partial() else p for p in grad.placements])
+    return torch.linalg.vector_norm(grad.to_local(), dtype=torch.float32).square() / copies(grad)
 
 
 def estimate(small: float, inverse: float, big: float, targets: float) -> tuple[float, float]:

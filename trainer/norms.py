@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+
+from trainer.optim.groups import local
+from trainer.tensor import copies
 
 #: values copied at most, of all tensors of a rank together (64 MB)
 SAMPLE = 1 << 24
@@ -56,22 +58,6 @@ def told(groups: Sequence[Mapping[str, Any]], sums: Sequence[Sequence[float]]) -
         norm = whole ** 0.5
         found[group["name"]] = {"parameter_norm": norm, "update_norm": ratio * norm, "ratio": ratio}
     return {"parameter_norm": sum(row[0] for row in sums) ** 0.5, "updates": found}
-
-
-def local(parameter: Tensor) -> Tensor:
-    """The values this rank holds."""
-    value = parameter.detach()
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
-def copies(parameter: Tensor) -> int:
-    """How many ranks hold the same values."""
-    if not isinstance(parameter, DTensor):
-        return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    count = 1
-    for placement, size in zip(parameter.placements, parameter.device_mesh.shape):
-        count *= size if isinstance(placement, Replicate) else 1
-    return count
 
 
 def squared(values: Tensor) -> Tensor:

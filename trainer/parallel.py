@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _abort_process_group
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainer import tensor
@@ -104,7 +104,6 @@ class World:
     device: torch.device
     parallel: ParallelConfig
     mesh: DeviceMesh                     # ([replicate,] shard[, tensor])
-    group: dist.ProcessGroup             # one rank of each data rank
 
     @property
     def first(self) -> bool:
@@ -133,8 +132,11 @@ class World:
         return self.mesh[names]
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over data ranks, in place: what the ranks of a tensor group know alike counts once."""
-        dist.all_reduce(x, group=self.group)
+        """Sum over data ranks, in place: of a tensor group the first counts. One sum for all ranks, not one for each
+        place in a tensor group: so they have the same bits, and decide alike."""
+        if self.rank % self.parallel.tensor:
+            x.zero_()
+        dist.all_reduce(x)
         return x
 
     def max(self, x: Tensor) -> Tensor:
@@ -170,21 +172,22 @@ def world(device: str) -> Iterator[World]:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield arrange(rank, size, place, ParallelConfig())
-    finally:
+    except SystemExit:               # all ranks stop after the same step
         dist.destroy_process_group()
+        raise
+    except BaseException:
+        # the others wait for this rank in a collective, and leaving in good order is one, too (NCCL): abort, so that
+        # this process ends, its connections with it, and whoever started it ends the rest
+        _abort_process_group()
+        raise
+    dist.destroy_process_group()
 
 
 def arrange(rank: int, size: int, device: torch.device, parallel: ParallelConfig) -> World:
     """The world of `size` ranks arranged as `parallel` says; every rank calls it."""
     shape = parallel.shape(size)
     mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
-    group = dist.group.WORLD
-    if parallel.tensor > 1:
-        data = init_device_mesh(device.type, (size // parallel.tensor, parallel.tensor),
-                                mesh_dim_names=("data", "tensor"))
-        group = data["data"].get_group()
-    assert group is not None
-    return World(rank, size, device, parallel, mesh, group)
+    return World(rank, size, device, parallel, mesh)
 
 
 def arranged(world: World, parallel: ParallelConfig) -> World:
@@ -302,23 +305,15 @@ def clip(model: nn.Module, most: float, world: World) -> Tensor:
     """Scale the gradients to a global norm of at most `most`; returns the norm before, 0-d float32 on the device, equal
     on all ranks (NaN on all when one has a NaN). What several ranks hold alike (copies of hybrid sharding, gains of
     norms in a tensor group) counts once."""
-    gradients, copies = [], []
+    held: dict[int, list[Tensor]] = {}
     for parameter in model.parameters():
         if parameter.grad is not None:
-            held = parameter.grad
-            gradients.append(held.to_local())
-            copies.append(_copies(held))
-    norms = torch.stack(torch._foreach_norm(gradients)).float()
-    total = (norms.square() / torch.tensor(copies, dtype=torch.float32, device=norms.device)).sum().to(world.device)
+            held.setdefault(tensor.copies(parameter.grad), []).append(parameter.grad.to_local())
+    # no number of the host's is sent to the device: that would wait for it
+    total = sum(torch.stack(torch._foreach_norm(some)).float().square().sum() / n for n, some in held.items())
+    total = total.to(world.device)
     dist.all_reduce(total)
     norm = total.sqrt()
-    torch._foreach_mul_(gradients, (most / (norm + 1e-6)).clamp(max=1.0).to(gradients[0].device))
+    for some in held.values():
+        torch._foreach_mul_(some, (most / (norm + 1e-6)).clamp(max=1.0).to(some[0].device))
     return norm
-
-
-def _copies(x: DTensor) -> int:
-    """On how many ranks each element of `x` is."""
-    copies = 1
-    for size, placement in zip(x.device_mesh.shape, x.placements):
-        copies *= size if placement.is_replicate() else 1
-    return copies

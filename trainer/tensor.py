@@ -12,6 +12,8 @@ A rank draws no random numbers (trainer.init slices whole values), so no two ran
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -68,6 +70,13 @@ def fill(parameter: Tensor, value: Tensor) -> None:
             at = mesh.get_local_rank(i)
             value = parts[at] if at < len(parts) else value.narrow(dim, 0, 0)
     parameter.to_local().copy_(value)
+
+
+def copies(x: Tensor) -> int:
+    """On how many ranks each element of a sharded `x` is."""
+    if not isinstance(x, DTensor):
+        return 1
+    return math.prod(size for size, how in zip(x.device_mesh.shape, x.placements) if how.is_replicate())
 
 
 def local(weight: Tensor, gradient: Placement | None = None) -> Tensor:

@@ -100,6 +100,12 @@ def test_a_poisoned_rank_makes_all_ranks_leave_the_step_out(out):
     assert [line["step"] for line in lines if line.get("skipped")] == [5]
 
 
+def test_ranks_of_a_tensor_group_know_the_same_sums(out):
+    """To the last bit, whatever each had: what they decide by must not differ."""
+    a, b = (json.loads((out / f"shards.{rank}.json").read_text())["sum"] for rank in range(2))
+    assert a == b == [0.1]
+
+
 @pytest.mark.parametrize("resumed", ["two-then-one", "one-then-two"])
 def test_resuming_with_another_number_of_ranks_gives_the_losses_of_an_uninterrupted_run(out, resumed):
     lines = read(out / resumed / "metrics.jsonl")
