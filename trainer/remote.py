@@ -2,7 +2,8 @@
 
 Windows are read at random from memory-mapped shards, so the shards have to be local files. They are immutable and named
 by their content: what is there already stays, what is fetched is checked against the sha256 the curriculum pins. The
-copy has the layout of the store. All ranks of a machine share it; the first fetches, the others wait.
+copy has the layout of the store. All ranks of a machine share it; the first fetches, the others wait. Tools that look
+up a few documents read them where they lie (`place`).
 
 Through pyarrow's own filesystems (S3 and Google Cloud Storage), with credentials from the environment: a GPU node needs
 nothing else installed. The copy lies in `TOKENMILL_SHARDS`, by default `tokenmill-UID/shards` below the system's folder
@@ -23,13 +24,17 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
-from stages.mix.curriculum import Curriculum
+from stages.mix.curriculum import Curriculum, Stream
 from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, token_dtype
+from tokenizer.shards.reader import ShardSet
 from trainer.config import ConfigError
+
+if TYPE_CHECKING:
+    from trainer.run import Run
 
 #: bytes read at once, and files fetched at a time
 BLOCK, FILES = 8 << 20, 8
@@ -94,6 +99,52 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
     except OSError as error:
         raise _unreachable(root, error) from None
     return store
+
+
+def place(run: Run) -> tuple[fs.FileSystem, str]:
+    """(filesystem, path in it) of a run's store, wherever it lies: what tools read where it is."""
+    return _open(run.source) if run.source else (fs.LocalFileSystem(), str(run.store))
+
+
+def shard_set(run: Run, stream: Stream) -> ShardSet:
+    """The training shards of a stream where they lie, for their manifest and their document tables."""
+    remote, top = place(run)
+    return ShardSet(_inside(Path(top), stream.train), stream.sha256, remote)
+
+
+@contextlib.contextmanager
+def reading(run: Run) -> Iterator[None]:
+    """What a bucket answers while it is read, as an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if not run.source:
+            raise
+        raise _unreachable(run.source, error) from None
+
+
+def sha256(remote: fs.FileSystem, path: str) -> str:
+    """Of a file, read in blocks. Raises FileNotFoundError."""
+    digest = hashlib.sha256()
+    with remote.open_input_stream(path, buffer_size=0) as source:
+        while block := source.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def damaged(shards: ShardSet) -> list[str]:
+    """The files of a shard set in a bucket whose bytes are not those its manifest names, one line each."""
+    def look(file: tuple[str, str]) -> str | None:
+        name, expected = file
+        try:
+            same = sha256(shards.filesystem, str(shards.folder / name)) == expected
+        except FileNotFoundError:
+            return f"{name}: missing"
+        return None if same else f"{name}: sha256 differs from the manifest: damaged or replaced"
+
+    files = [(getattr(info, kind), digest) for info in shards.manifest.shards for kind, digest in info.sums().items()]
+    with ThreadPoolExecutor(FILES) as pool:
+        return [line for line in pool.map(look, files) if line]
 
 
 def _pinned(remote: fs.FileSystem, top: str, store: Path,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ import pytest
 pytest.importorskip("torch")
 
 from pipeline.store.fs import Store
-from tests.trainer.synthetic import make_run
+from tests.trainer.synthetic import TOKENIZER, make_run
+from tests.trainer.test_explain import DOCUMENTS, dataset
+from tokenizer.shards.layout import Manifest
 from trainer.__main__ import main
 
 
@@ -44,6 +48,67 @@ def test_the_same_losses_and_one_download(there, s3_server, tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.count("fetching 18 files of shards") == 1
     assert main(["plan", url]) == 0 and "stable" in capsys.readouterr().out
+
+
+def test_its_documents_are_looked_up_and_its_data_verified_where_they_lie(s3, bucket, s3_server, tmp_path, monkeypatch,
+                                                                          capsys):
+    """`explain` and `verify` say of a URL what they say of the folder it is a copy of, and fetch no shards for it."""
+    monkeypatch.setenv("TOKENMILL_SHARDS", str(tmp_path / "copy"))
+    run = make_run(tmp_path / "store", documents=DOCUMENTS, total=1280)
+    tokenizer = tmp_path / "store" / TOKENIZER["path"]
+    tokenizer.parent.mkdir(parents=True)
+    tokenizer.write_text("{}")
+    made = json.loads((run / "curriculum.json").read_text())
+    made["tokenizer"]["sha256"] = hashlib.sha256(b"{}").hexdigest()
+    dataset(tmp_path / "store", "web", ("ab" * 32,))
+    for manifest in (tmp_path / "store").rglob("shards.json"):
+        found = Manifest.from_json(json.loads(manifest.read_text()), "x")
+        found = replace(found, tokenizer=made["tokenizer"]["sha256"])
+        found = replace(found, sha256=found.identity())
+        manifest.write_text(found.dumps())
+        for stream in made["streams"]:
+            if stream["name"] == found.stream:
+                stream["sha256" if found.split == "train" else "val_sha256"] = found.sha256
+    (run / "curriculum.json").write_text(json.dumps(made))
+    store = Store(f"{bucket}/deep/store")
+    for path in Store(tmp_path / "store").list(""):
+        store.write(path, (tmp_path / "store" / path).read_bytes())
+    url, out = f"{store.root}/runs/toy", ("--out", str(tmp_path / "out"))
+    assert main(["run", str(run), *out, "--device", "cpu", "--stop-at", "4", "--quiet"]) == 0
+    capsys.readouterr()
+
+    def said(status: int, command: str, *more: str) -> str:
+        assert main([command, url, *more, *out]) == status
+        there = capsys.readouterr().out
+        assert main([command, str(run), *more, *out]) == status
+        here = capsys.readouterr().out
+        assert there.replace(url.rpartition("/runs/")[0].removeprefix("s3://"), str(tmp_path / "store")) == here
+        return there
+
+    s3_server.trouble(None)
+    found = json.loads(said(0, "explain", "3", "--worst", "5", "--json"))
+    assert any(d.get("url", "").startswith("https://web.example/") and d["text"] and d["signals"]
+               for r in found["rows"] for d in r["documents"])
+    listed = tmp_path / "ids.txt"
+    listed.write_text(found["rows"][0]["documents"][0]["id"])
+    said(0, "explain", "3")
+    assert not [r for r in s3_server.requests if r.path.split("?")[0].endswith((".tokens", ".ends"))]
+    assert not list((tmp_path / "copy").rglob("*.tokens"))
+    assert "hash chain" in said(0, "verify")
+    assert "every byte" in said(0, "verify", "--shards")
+    assert "SEEN" in said(1, "verify", "--against", str(listed))
+
+    body = next(p for p in store.list("shards") if p.endswith(".tokens") and "split=train" in p)
+    data = store.read(body)
+    store.write(body, bytes([data[0] ^ 1]) + data[1:])
+    assert main(["verify", url, "--shards", *out]) == 1
+    assert f"{body.rpartition('/')[2]}: sha256 differs" in capsys.readouterr().out
+    store.remove(body)
+    assert main(["verify", url, "--shards", *out]) == 1
+    assert f"{body.rpartition('/')[2]}: missing" in capsys.readouterr().out
+    for path in [p for p in store.list("shards") if p.endswith(".parquet")]:
+        store.remove(path)
+    assert main(["explain", url, "3", *out]) == 1 and ".parquet: missing" in capsys.readouterr().err
 
 
 def test_what_cannot_be_trained_on_says_why(there, s3, tmp_path, capsys, monkeypatch):

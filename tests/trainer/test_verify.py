@@ -229,13 +229,6 @@ def test_against_a_list_says_which_documents_the_model_has_seen(folder, run, cap
     assert status == 2 and "files" not in text                            # said before anything is read
 
 
-@pytest.mark.parametrize("command", [["verify"], ["explain", "3"]])
-def test_a_run_in_object_storage_is_refused(run, capsys, monkeypatch, command):
-    """What is fetched of it to train on has no document tables."""
-    monkeypatch.setattr("trainer.run.open_run", lambda *_: replace(run, source="s3://bucket/store"))
-    name, *more = command
-    assert main([name, "s3://bucket/store/runs/toy", *more]) == 2
-    assert "give a copy of it in a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("commit", "meta"), [("{}", "{}"), ("", "{}"), ("[]", "{}"),

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
+from pyarrow import fs
 
 from tokenizer.shards.layout import ENDS, MANIFEST, TABLE_ROWS, Manifest, ShardError
 
@@ -40,20 +41,28 @@ class DocumentSpan(NamedTuple):
 
 
 class ShardSet:
-    """`path`: a folder with `shards.json`, or a manifest file. `sha256` refuses any other set than the pinned one."""
+    """`path`: a folder with `shards.json`, or a manifest file. `sha256` refuses any other set than the pinned one.
 
-    def __init__(self, path: str | Path, sha256: str | None = None) -> None:
-        path = Path(path)
-        if path.is_dir():
-            pinned = path / f"shards-{sha256[:16]}.json" if sha256 else path / MANIFEST
-            path = pinned if pinned.exists() else path / MANIFEST
+    With `filesystem` (pyarrow's, say of a bucket) `path` is a path of it: of such a set the manifest and the document
+    tables can be read, which is enough for `documents`; tokens are memory maps and want files.
+    """
+
+    def __init__(self, path: str | Path, sha256: str | None = None, filesystem: fs.FileSystem | None = None) -> None:
+        path, self.filesystem = Path(path), filesystem or fs.LocalFileSystem()
+        names = [path] if path.suffix == ".json" else \
+            [path / f"shards-{(sha256 or '')[:16]}.json", path / MANIFEST]
         try:
-            text = path.read_text(encoding="utf-8")
+            there = self.filesystem.get_file_info([str(name) for name in names])
+            path = next((p for p, found in zip(names, there) if found.type == fs.FileType.File), names[-1])
+            with self.filesystem.open_input_stream(str(path)) as f:
+                text = f.read()
+        except FileNotFoundError as e:
+            raise ShardError(f"{path}: no shard set there; run the recipe that writes it") from e
         except OSError as e:
-            raise ShardError(f"{path}: no shard set there ({e.strerror}); run the recipe that writes it") from e
+            raise ShardError(f"{path}: cannot be read ({e})") from e
         try:
             doc = json.loads(text)
-        except json.JSONDecodeError as e:
+        except ValueError as e:
             raise ShardError(f"{path}: not JSON ({e}); publish the shard set again") from e
         self.manifest = Manifest.from_json(doc, str(path))
         if sha256 is not None and self.manifest.sha256 != sha256:
@@ -142,18 +151,25 @@ class ShardSet:
         """The documents that hold tokens [start, stop), in order."""
         if not 0 <= start < stop <= self.tokens:
             return []
-        spans: list[DocumentSpan] = []
+        found: list[DocumentSpan] = []
         for shard, a, b, _ in self._pieces(start, stop):
-            ends = self._shard_ends(shard)
-            first = int(np.searchsorted(ends, np.uint64(a), side="right"))
-            last = int(np.searchsorted(ends, np.uint64(b - 1), side="right"))
-            begin = int(ends[first - 1]) if first else 0
-            for row in self._table_rows(shard, first, last + 1):
-                offset = self.offsets[shard]
-                spans.append(DocumentSpan(row["id"], begin + offset, row["end"] + offset, row["part"], row["row"],
-                                          row["n_bytes"]))
-                begin = row["end"]
-        return spans
+            offset, begin = self.offsets[shard], 0
+            with self.table(shard) as table:
+                for group in range(table.num_row_groups):
+                    last = table.metadata.row_group(group).column(0).statistics.max        # of `end`, which grows
+                    if last > a:
+                        rows = table.read_row_group(group)
+                        ends = rows["end"].to_numpy()
+                        i, j = np.searchsorted(ends, np.array([a, b - 1], ENDS), side="right").tolist()
+                        begin = int(ends[i - 1]) if i else begin
+                        for row in rows.slice(i, j + 1 - i).to_pylist():
+                            found.append(DocumentSpan(row["id"], begin + offset, row["end"] + offset, row["part"],
+                                                      row["row"], row["n_bytes"]))
+                            begin = row["end"]
+                    if last >= b:
+                        break
+                    begin = last
+        return found
 
     def spans(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(first token, exclusive end, UTF-8 bytes), int64, of the documents that hold tokens [start, stop): what
@@ -170,6 +186,14 @@ class ShardSet:
         return tuple(np.concatenate(found, 1)) if found else (np.empty(0, np.int64),) * 3
 
     # -- files ---------------------------------------------------------------------------------------------------
+    def table(self, shard: int) -> pq.ParquetFile:
+        """The document table of a shard, to be closed. Raises ShardError where it is missing."""
+        path = self.folder / self.manifest.shards[shard].table
+        try:
+            return pq.ParquetFile(self.filesystem.open_input_file(str(path)))
+        except FileNotFoundError as e:
+            raise ShardError(f"{path}: missing; publish the shard set again") from e
+
     def body(self, shard: int) -> np.ndarray:
         """The tokens of a shard as a read-only memory map."""
         info = self.manifest.shards[shard]
@@ -222,7 +246,7 @@ class ShardSet:
 
     def _table_rows(self, shard: int, first: int, stop: int, columns: list[str] | None = None) -> list[dict]:
         rows: list[dict] = []
-        with pq.ParquetFile(self.folder / self.manifest.shards[shard].table) as table:
+        with self.table(shard) as table:
             for group in range(first // TABLE_ROWS, (stop - 1) // TABLE_ROWS + 1):
                 start = group * TABLE_ROWS
                 got = table.read_row_group(group, columns)

@@ -11,19 +11,23 @@ import argparse
 import json
 import math
 from collections import defaultdict
+from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.arguments import of_a_run, positive
 
 if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
     from trainer.run import Run, Step
 
 #: steps shown before and after the one that is asked for
 AROUND = 5
 #: steps from which on a standard deviation of theirs says something
 TELLING = 5
+#: document tables, or parts of datasets, that are read at a time: in a bucket each takes its time
+READERS = 16
 #: characters of a document's text that are shown
 EXCERPT = 400
 LIGHT = ("id", "url", "source", "language")
@@ -46,14 +50,12 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trainer.config import ConfigError
+    from trainer.remote import reading
     from trainer.run import open_run
 
     opened = open_run(options.run, options.store, options.out, options.overrides)
-    if opened.source:
-        raise ConfigError(f"{options.run}: the documents of a run in object storage are not fetched; give a copy of it "
-                          f"in a folder")
-    found = explain(opened, options.step, options.row, options.worst)
+    with reading(opened):
+        found = explain(opened, options.step, options.row, options.worst)
     print(json.dumps(found, ensure_ascii=False) if options.json else told(found))
     return 0
 
@@ -62,9 +64,9 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
     """Everything about step `number` (from 1), or about one of its rows, or its `worst`. Raises ConfigError for a step
     or row that is not."""
     from stages.mix.order import Order
-    from tokenizer.shards.reader import ShardSet
     from trainer.config import ConfigError
     from trainer.ledger import Ledger
+    from trainer.remote import place, shard_set
     from trainer.worst import read_worst
 
     curriculum = run.curriculum
@@ -85,11 +87,12 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
         rows = [r for r in rows if r["row"] == row]
     elif worst is not None:
         rows = [r for r in rows if r["loss"] is not None][:worst] or rows[:worst]
-    sets = {s.name: ShardSet(run.store / s.train, s.sha256) for s in curriculum.streams
-            if any(r["stream"] == s.name for r in rows)}
-    for r in rows:
-        r["documents"] = documents(sets[r["stream"]], r["window"], r["tokens"])
-    absent = look_up(run.store, [d for r in rows for d in r["documents"]], row is not None or worst is not None)
+    sets = {s.name: shard_set(run, s) for s in curriculum.streams if any(r["stream"] == s.name for r in rows)}
+    with ThreadPoolExecutor(READERS) as pool:
+        for r, found in zip(rows, pool.map(lambda r: documents(sets[r["stream"]], r["window"], r["tokens"]), rows)):
+            r["documents"] = found
+        absent = look_up(*place(run), [d for r in rows for d in r["documents"]], row is not None or worst is not None,
+                         pool)
     for r in rows:
         for d in r["documents"]:
             del d["key"], d["at"]
@@ -113,38 +116,47 @@ def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
     return sorted(found, key=lambda d: d["tokens"][0] - d["tokens"][1])
 
 
-def look_up(store: Path, wanted: list[dict[str, Any]], whole: bool) -> str | None:
-    """Add to each document what its published dataset says of it: url, source and language, and, if `whole`, signals,
-    meta and the text's beginning. Returns what to say when some are not there."""
+def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bool, pool: Executor) -> str | None:
+    """Add to each document what its published dataset (below `top`/datasets) says of it: url, source and language, and,
+    if `whole`, signals, meta and the text's beginning. Returns what to say when some are not there."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
+    from pyarrow import fs
 
     by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for d in wanted:
         by_key[d["key"]].append(d)
     missing = {key for key in by_key if key}
-    for path in sorted(store.glob("datasets/*/_manifest.parquet")):
-        if not missing:
-            break
-        table = pq.read_table(path, columns=["part", "key"])
+    names = sorted(f.path for f in store.get_file_info(fs.FileSelector(f"{top}/datasets", allow_not_found=True))
+                   if f.type == fs.FileType.Directory)
+    for folder in names if missing else ():
+        try:
+            table = pq.read_table(f"{folder}/_manifest.parquet", columns=["part", "key"], filesystem=store)
+        except FileNotFoundError:
+            continue
         table = table.filter(pc.is_in(table["key"], pa.array(sorted(missing), pa.string())))
-        for part, key in zip(table["part"].to_pylist(), table["key"].to_pylist()):
-            if (path.parent / part).is_file():
-                read_rows(path.parent / part, path.parent.name, by_key[key], whole)
-                missing.discard(key)
+        keys, parts = table["key"].to_pylist(), [f"{folder}/{part}" for part in table["part"].to_pylist()]
+        missing -= {key for key, there in zip(keys, pool.map(
+            lambda key, part, name=folder: read_rows(store, part, name.rpartition("/")[2], by_key[key], whole),
+            keys, parts)) if there}
     gone = [d for d in wanted if "dataset" not in d]
     if not gone:
         return None
-    return (f"{len(gone)} of {len(wanted)} documents are not in {store / 'datasets'} (any more): of them only what the "
+    return (f"{len(gone)} of {len(wanted)} documents are not in {top}/datasets (any more): of them only what the "
             f"shards know is shown; look into the store the shards were made in")
 
 
-def read_rows(path: Path, dataset: str, wanted: list[dict[str, Any]], whole: bool) -> None:
-    """Add what the rows `at` of a part say. A row of another id is not the document: the dataset has changed."""
+def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str, Any]], whole: bool) -> bool:
+    """Add what the rows `at` of a part say; whether it is there. A row of another id is not the document: the dataset
+    has changed."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    try:
+        source = store.open_input_file(part)
+    except FileNotFoundError:
+        return False
+    with source, pq.ParquetFile(source) as file:
         columns = [c for c in (*LIGHT, *(("signals", "meta", "text") if whole else ())) if c in file.schema_arrow.names]
         start = 0
         for group in range(file.num_row_groups):
@@ -161,6 +173,7 @@ def read_rows(path: Path, dataset: str, wanted: list[dict[str, Any]], whole: boo
                     said["signals"] = {k: v for k, v in (said["signals"] or {}).items() if v is not None}
                 d.update(said, dataset=dataset, verdict="kept")
             start = stop
+    return True
 
 
 def beside(run: Run, step: Step) -> dict[str, Any]:

@@ -40,15 +40,19 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trainer import checkpoint as ckpt
-    from trainer.config import ConfigError
-    from trainer.ledger import Ledger
+    from trainer.remote import reading
     from trainer.run import open_run
 
     opened = open_run(options.run, options.store, options.out, options.overrides)
-    if opened.source:
-        raise ConfigError(f"{options.run}: the shards of a run in object storage are not fetched for this; give a copy "
-                          f"of it in a folder")
+    with reading(opened):
+        return look(opened, options)
+
+
+def look(opened: Run, options: argparse.Namespace) -> int:
+    from trainer import checkpoint as ckpt
+    from trainer.config import ConfigError
+    from trainer.ledger import Ledger
+
     there = {c.step: c for c in ckpt.complete(opened.out / "checkpoints")}
     if not there:
         raise ConfigError(f"{opened.out / 'checkpoints'}: no checkpoint there; give the training's --out")
@@ -105,16 +109,19 @@ def files(found: Checkpoint) -> tuple[list[str], str]:
 
 
 def tokenizer(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
-    from trainer.checkpoint import sha256
+    from trainer.remote import place, sha256
 
-    path = run.store / run.curriculum.tokenizer.path
+    store, top = place(run)
+    path = f"{top}/{run.curriculum.tokenizer.path}"
     expected = meta["curriculum"]["tokenizer"]["sha256"]
     if run.curriculum.tokenizer.sha256 != expected:
         return [f"the curriculum names {run.curriculum.tokenizer.sha256[:16]}…, the checkpoint {expected[:16]}…"], ""
-    if not path.is_file():
+    try:
+        found = sha256(store, path)
+    except FileNotFoundError:
         return [f"{path}: no such file"], ""
-    if sha256(path) != expected:
-        return [f"{path}: sha256 is {sha256(path)[:16]}…, not {expected[:16]}…"], ""
+    if found != expected:
+        return [f"{path}: sha256 is {found[:16]}…, not {expected[:16]}…"], ""
     return [], f"{expected[:16]}…"
 
 
@@ -149,15 +156,17 @@ def data(run: Run, meta: dict[str, Any], ledger: Ledger) -> tuple[list[str], str
 
 def shards(run: Run, deep: bool) -> tuple[list[str], str]:
     from tokenizer.shards.layout import ShardError
-    from tokenizer.shards.reader import ShardSet
     from tokenizer.shards.verify import verify
+    from trainer.remote import damaged, shard_set
 
     wrong, count = [], 0
     for stream in run.curriculum.streams:
         try:
-            count += len(ShardSet(run.store / stream.train, stream.sha256).manifest.shards)
+            pinned = shard_set(run, stream)
+            count += len(pinned.manifest.shards)
             if deep:
-                wrong += [f"{stream.name}: {line}" for line in verify(run.store / stream.train, stream.sha256)]
+                found = damaged(pinned) if run.source else verify(run.store / stream.train, stream.sha256)
+                wrong += [f"{stream.name}: {line}" for line in found]
         except ShardError as error:
             wrong.append(str(error))
     return wrong, f"{len(run.curriculum.streams)} pinned sets, {count} shards" + \
@@ -218,12 +227,12 @@ def read_ids(path: Path) -> list[str]:
 def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[Hit]:
     """The documents of `ids` in the training shards, with the steps that read of them before sample `samples`."""
     from stages.mix.order import Order
-    from tokenizer.shards.reader import ShardSet
+    from trainer.remote import shard_set
 
     order = Order(run.curriculum)
     hits = []
     for s, stream in enumerate(run.curriculum.streams):
-        for name, begin, end in spans(ShardSet(run.store / stream.train, stream.sha256), ids):
+        for name, begin, end in spans(shard_set(run, stream), ids):
             numbers = readers(order, s, begin, end)
             steps = sorted({run.step_of(n) for n in numbers[numbers < samples].tolist()})
             hits.append(Hit(name, stream.name, tuple(n for n in steps if ledger.why(n) is None)))
@@ -234,12 +243,11 @@ def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]
     """(id, first token, end) in the stream of each of `ids` that it holds."""
     import pyarrow as pa
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
     wanted = pa.array(ids, pa.string())
-    for info, offset in zip(shards.manifest.shards, shards.offsets):
+    for shard, offset in enumerate(shards.offsets[:-1]):
         begin = offset
-        with pq.ParquetFile(shards.folder / info.table) as table:
+        with shards.table(shard) as table:
             for batch in table.iter_batches(columns=["end", "id"]):
                 ends = batch.column("end").to_numpy().astype(np.int64) + offset
                 for i in np.flatnonzero(pc.is_in(batch.column("id"), value_set=wanted).to_numpy(zero_copy_only=False)):
