@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.chaos.processes import until
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import COMMANDS, main
+from trainer.launch import local
 from trainer.metrics import read
 from trainer.run import open_run
 from trainer.train import train
@@ -35,6 +38,48 @@ def test_torchrun_is_taken_at_its_word(tmp_path, alone):
     assert done.stdout.count("held-out loss") == 1                     # one rank speaks
     assert losses(folder / "train") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
     assert len(losses(tmp_path / "one")) >= 10
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """`-m trainer` of the launcher is a shell script."""
+    def write(script: str) -> str:
+        path = tmp_path / "rank.sh"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(local.sys, "executable", str(path))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(("script", "code", "said"), [
+    ("exit 0", 0, ""), ("exit $((2 * RANK))", 2, ""),
+    ("[ $RANK = 0 ] || kill -9 $$; exec sleep 1000", 137, "rank 1 was ended by SIGKILL (the system does that when "),
+    ("[ $RANK = 0 ] || kill -6 $$; exec sleep 1000", 134, "rank 1 was ended by SIGABRT; the other ranks")])
+def test_one_rank_that_fails_ends_all_of_them_and_is_named(stand_in, monkeypatch, capfd, script, code, said):
+    stand_in(script)
+    monkeypatch.setattr(local, "FAILED_S", 0.2)
+    assert local.launch(["run"], 2) == code
+    told = capfd.readouterr().err
+    assert said in told if said else not told
+
+
+def test_nobody_trains_on_when_the_launcher_is_killed(tmp_path):
+    """They are asked to stop in good order: the next start would train beside them."""
+    rank = tmp_path / "rank.sh"
+    rank.write_text("#!/bin/sh\ntrap 'touch stopped.$RANK; exit' TERM\ntouch started.$RANK\n"
+                    "while :; do sleep 0.1; done\n")
+    rank.chmod(0o755)
+    script = f"import sys\nfrom trainer.launch.local import launch\nsys.executable = {str(rank)!r}\nlaunch(['run'], 2)"
+    launcher = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path,
+                                env={**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        until(lambda: len(list(tmp_path.glob("started.*"))) == 2, 120, "two ranks")
+    finally:
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait()
+    until(lambda: len(list(tmp_path.glob("stopped.*"))) == 2, 120, "their end")
 
 
 def test_help_imports_no_torch():

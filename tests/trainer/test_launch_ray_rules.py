@@ -54,6 +54,24 @@ def test_exit_codes_are_final_and_more_room_is_no_loss(started):
     assert started([KeyboardInterrupt()]) == (130, 1)
 
 
+def test_a_cluster_with_another_ray_or_python_is_no_traceback(monkeypatch):
+    def init(**_):
+        raise RuntimeError("Version mismatch: The cluster was started with: Ray: 2.50.0")
+
+    monkeypatch.setattr(launcher.ray, "init", init)
+    with pytest.raises(ConfigError, match="--address h:1: Version mismatch"):
+        launcher.launch(["run"], "h:1", 1, gpu=False, ship_code=False, least=1, restarts=0, possible=bool,
+                        progress=lambda: 0)
+
+
+def test_of_what_a_rank_says_for_ten_days_the_end_is_kept(capsys):
+    said = launcher.Both(launcher.sys.stderr)
+    for i in range(1000):
+        print(f"warning {i}", file=said)
+    assert len(said.end) == 4000 and said.end.endswith("warning 999\n")
+    assert capsys.readouterr().err.count("warning") == 1000
+
+
 @pytest.fixture
 def cluster(monkeypatch):
     """`room` on a cluster with so many GPUs in all and so many free; time passes with every wait."""
@@ -100,9 +118,9 @@ def test_a_number_of_ranks_the_model_cannot_be_divided_over_is_not_taken(cluster
 
 
 @pytest.mark.parametrize(("results", "interrupted", "outcome"), [
-    ([0, 0], False, 0), ([0, 2], False, 2), ([130, 130], True, 130), (["dies"], False, launcher.Lost),
-    (["dies"], True, KeyboardInterrupt)])
-def test_a_death_begins_again_unless_somebody_asked_for_the_end(monkeypatch, results, interrupted, outcome):
+    ([0, 0], False, 0), ([0, 2], False, 2), ([130, 130], True, 130), ([1, 130], True, 1),
+    (["dies"], False, launcher.Lost), (["dies"], True, KeyboardInterrupt)])
+def test_a_death_begins_again_unless_somebody_asked_for_the_end(monkeypatch, capsys, results, interrupted, outcome):
     asked = []
     member = SimpleNamespace(stop=SimpleNamespace(remote=lambda: asked.append(1)))
     waits = itertools.count()
@@ -115,7 +133,7 @@ def test_a_death_begins_again_unless_somebody_asked_for_the_end(monkeypatch, res
     def get(result):
         if result == "dies":
             raise launcher.ray.exceptions.WorkerCrashedError
-        return result, ""
+        return result, "error: the disk is full"
 
     monkeypatch.setattr(launcher.ray, "wait", wait)
     monkeypatch.setattr(launcher.ray, "get", get)
@@ -125,3 +143,5 @@ def test_a_death_begins_again_unless_somebody_asked_for_the_end(monkeypatch, res
         with pytest.raises(outcome):
             launcher.finish([member], list(results), [])
     assert bool(asked) == interrupted
+    # the last checkpoint of a training that was to stop may be what failed
+    assert ("the disk is full" in capsys.readouterr().err) == (outcome in (1, 2))

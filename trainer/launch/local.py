@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -11,20 +12,29 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+#: seconds that the other ranks have to end by themselves when one has failed, and when one has stopped in good order
+#: after a signal: then they may still be writing their share of a checkpoint
+FAILED_S, STOPPED_S = 10, 600
+PR_SET_PDEATHSIG = 1
+
 
 def launch(arguments: Sequence[str], ranks: int) -> int:
     """Run `python -m trainer ARGUMENTS` in `ranks` processes; returns 0, or the exit code of the first that failed.
 
-    When one fails, the others are ended. Signals go to all of them, so that each can write its share of a checkpoint.
+    When one fails, the others are ended. Signals go to all of them, so that each can write its share of a checkpoint;
+    when this process is killed they get SIGTERM, so that nobody trains on behind the back of the next start.
     """
     # the store lives here, on a port the system chose; TORCHELASTIC_USE_AGENT_STORE makes every rank its client
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // ranks))
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks),
               "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": threads}
-    command = [sys.executable, "-m", "trainer", *arguments]
-    processes = [subprocess.Popen(command, env={**shared, "RANK": str(r), "LOCAL_RANK": str(r)}, start_new_session=True)
-                 for r in range(ranks)]
+    kernel = ctypes.CDLL(None) if sys.platform == "linux" else None
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def end_with_us() -> None:
+        if kernel is not None:
+            kernel.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
     def forward(number: int, _frame: object) -> None:
         for process in processes:
@@ -33,6 +43,10 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
 
     old = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
+        for rank in range(ranks):
+            processes.append(subprocess.Popen([sys.executable, "-m", "trainer", *arguments], start_new_session=True,
+                                              env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                                              preexec_fn=end_with_us))
         return wait(processes)
     finally:
         for process in processes:
@@ -44,15 +58,18 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """0 when all have ended well; otherwise the first failure's code, once the rest has ended by itself or had 10 s to
-    do so (600 s when it was an orderly stop after a signal: the others may still be writing their checkpoint)."""
+    """0 when all have ended well; otherwise the code of the first that did not (128 + n: of signal n), once the rest
+    has ended by itself or has had the time to."""
     failed, since = 0, 0.0
     while True:
         codes = [p.poll() for p in processes]
-        if failed == 0:
-            failed = next((c for c in codes if c), 0)
+        if not failed and (failed := next((c for c in codes if c), 0)):
             since = time.monotonic()
-        patience = 600 if failed > 128 else 10
+            if failed < 0:                                   # who was killed could not say so
+                print(f"error: rank {codes.index(failed)} was ended by {signal.Signals(-failed).name}"
+                      f"{' (the system does that when memory runs out)' if failed == -signal.SIGKILL else ''}; the "
+                      f"other ranks are ended, too", file=sys.stderr)
+        patience = STOPPED_S if failed > 128 else FAILED_S
         if all(c is not None for c in codes) or (failed and time.monotonic() - since > patience):
             return 128 - failed if failed < 0 else failed
         time.sleep(0.05)

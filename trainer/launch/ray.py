@@ -35,16 +35,18 @@ ENDING_S = 600
 PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 
-class Both(io.StringIO):
-    """Text that is kept, and passed on to another stream at once."""
+class Both(io.TextIOBase):
+    """Text that is passed on to another stream at once, and of which the end is kept."""
 
     def __init__(self, other: Any) -> None:
-        super().__init__()
-        self.other = other
+        self.other, self.end = other, ""
 
     def write(self, text: str) -> int:
-        self.other.write(text)
-        return super().write(text)
+        self.end = (self.end + text)[-4000:]
+        return self.other.write(text)
+
+    def flush(self) -> None:
+        self.other.flush()
 
 
 class Rank:
@@ -70,7 +72,7 @@ class Rank:
         said = Both(sys.stderr)
         with contextlib.redirect_stderr(said):
             code = main(arguments)
-        return code, said.getvalue()[-4000:]
+        return code, said.end
 
     def stop(self) -> None:
         from trainer.signals import request_stop
@@ -105,6 +107,8 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
     except ConnectionError as error:
         raise ConfigError(f"--address {address}: no Ray cluster answers there ({error}); start one, or leave out "
                           f"--address to train on this machine") from None
+    except RuntimeError as error:                # another Ray or Python there than here
+        raise ConfigError(f"--address {address}: {error}") from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)      # over Ray's own: a job that is stopped gets it
     failed, reached = 0, progress()
@@ -225,7 +229,7 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any]) -
                 if asked:                        # who asked for the end does not want a restart
                     raise KeyboardInterrupt from None
                 raise Lost(f"a rank died: {type(error).__name__}: {last_line(error)}") from None
-            if code and not asked and not more:
+            if 0 < code < 128:                   # also when it should have stopped: its checkpoint may have failed
                 print(said, end="", file=sys.stderr)
                 return code
             if code:                             # an orderly stop: let the others end, too
