@@ -46,6 +46,8 @@ VERSION = 1
 NEVER = Count(0)
 #: folders of checkpoints, and not of the copies somebody may have put beside them
 STEP = "step_" + "[0-9]" * 8
+#: how long a listing over NFS may be an old one (its default is at most 60 s)
+PATIENCE_S = 90
 
 
 class CheckpointError(RuntimeError):
@@ -144,11 +146,16 @@ def latest(folder: Path) -> Checkpoint | None:
 
 def at(folder: Path, step: int) -> Checkpoint | None:
     """The checkpoint of `step` that the first rank has found, None for 0: on every rank the same, or an error."""
-    found = next((c for c in complete(folder) if c.step == step), None)
-    if found is None and step:
-        raise CheckpointError(f"{folder}: this rank does not see the checkpoint of step {step}, the first rank does: "
-                              f"all must share the folder")
-    return found
+    since = time.monotonic()
+    while step:
+        found = next((c for c in complete(folder) if c.step == step), None)
+        if found is not None:
+            return found
+        if time.monotonic() - since >= PATIENCE_S:
+            raise CheckpointError(f"{folder}: this rank does not see the checkpoint of step {step}, the first rank "
+                                  f"does: all must share the folder")
+        time.sleep(1)
+    return None
 
 
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer, moments: str = "fp32") -> dict[str, torch.Tensor]:
@@ -287,6 +294,8 @@ class Saver:
 
     def _write(self, job: Writing, state: dict[str, torch.Tensor]) -> None:
         """Files, then their sums, then COMPLETE. Leaves what went wrong in `job.failed`."""
+        if self.world.device.type == "cuda":         # a new thread is on device 0, where it would open a context
+            torch.cuda.set_device(self.world.device)
         try:
             dcp.save(state, storage_writer=FileSystemWriter(job.attempt), process_group=self.group)
             own: dict[str, str] | Exception
@@ -351,11 +360,10 @@ def retain(folder: Path, config: CheckpointConfig) -> None:
     for old in found:
         if old.step not in stay:
             (old.folder.parent / "COMPLETE").unlink()      # first it stops to exist, then it goes
-            shutil.rmtree(old.folder.parent)
-    committed = {c.folder for c in found}
+    committed = {c.folder for c in found if c.step in stay}
     for attempt in folder.glob(f"{STEP}/*/"):
         if attempt not in committed and int(attempt.parent.name.removeprefix("step_")) <= found[-1].step:
-            shutil.rmtree(attempt, ignore_errors=True)
+            shutil.rmtree(attempt, ignore_errors=True)     # what cannot go yet (NFS: somebody reads it) goes next time
     for step in folder.glob(f"{STEP}/"):
         if not any(step.iterdir()):
             step.rmdir()

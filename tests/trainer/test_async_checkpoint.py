@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -99,6 +100,18 @@ def test_it_is_the_same_checkpoint_bit_for_bit(folder, sync, tmp_path, alone):
     lines = [line for line in read(tmp_path / "metrics.jsonl") if line["event"] == "checkpoint"]
     assert [line["step"] for line in lines] == [6, 12, 18, 20]
     assert all(line["bytes"] > 0 and line["written_s"] >= 0 for line in lines)
+
+
+def test_the_thread_that_writes_opens_no_context_on_another_gpu(tmp_path, alone):
+    """A new thread is on device 0, whichever its rank computes on."""
+    saver = ckpt.Saver(tmp_path, ckpt.CheckpointConfig(async_=True), alone)
+    saver.world = replace(alone, device=torch.device("cuda", 3))
+    job = ckpt.Writing(tmp_path / "step_00000001" / "attempt", {"step": 1, "tokens": 1}, 0.0)
+    job.attempt.mkdir(parents=True)
+    with mock.patch.object(torch.cuda, "set_device") as device:
+        saver._write(job, {"x": torch.ones(2)})
+    assert job.failed is None
+    device.assert_called_once_with(saver.world.device)
 
 
 def test_there_is_one_in_flight_and_the_next_waits_for_it(folder, tmp_path, alone):

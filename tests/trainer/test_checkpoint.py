@@ -225,9 +225,41 @@ def test_a_rank_that_does_not_see_the_checkpoint_does_not_begin_anew(folder, tmp
     """…while the first one resumes: it would wait for it forever. (What the first rank sends: an empty ledger, nothing
     to clear, a checkpoint of step 6.)"""
     sent = [bytes(8), b"\0", (6).to_bytes(8, "little")]
-    with mock.patch.object(World, "broadcast", side_effect=sent), \
+    with mock.patch.object(World, "broadcast", side_effect=sent), mock.patch.object(ckpt, "PATIENCE_S", 0), \
             pytest.raises(ckpt.CheckpointError, match=r"does not see the checkpoint of step 6.*share the folder"):
         train(opened(folder, tmp_path), alone, None, quiet)
+
+
+def committed(folder: Path, step: int) -> ckpt.Checkpoint:
+    """A checkpoint of nothing."""
+    attempt = folder / f"step_{step:08d}" / "attempt"
+    attempt.mkdir(parents=True)
+    (attempt / "meta.json").write_text(json.dumps({"step": step, "tokens": step}))
+    ckpt.put_absent(attempt.parent / "COMPLETE", json.dumps({"attempt": "attempt", "files": {}}).encode())
+    return ckpt.latest(folder)
+
+
+def test_a_listing_that_is_old_is_looked_at_again(tmp_path):
+    """Another node of a file system over the network sees a new checkpoint a while later."""
+    with mock.patch.object(ckpt.time, "sleep", side_effect=[committed(tmp_path / "late", 6)]), \
+            mock.patch.object(ckpt, "complete", side_effect=[[], ckpt.complete(tmp_path / "late")]):
+        assert ckpt.at(tmp_path, 6).step == 6
+    assert ckpt.at(tmp_path, 0) is None
+
+
+def test_what_cannot_be_deleted_yet_is_deleted_later_and_ends_nothing(tmp_path):
+    real = shutil.rmtree
+
+    def busy(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(39, "Directory not empty", str(path))
+
+    for step in (1, 2, 3):
+        committed(tmp_path, step)
+        with mock.patch.object(ckpt.shutil, "rmtree", busy if step < 3 else real):
+            ckpt.retain(tmp_path, ckpt.CheckpointConfig(keep=1))
+        assert [c.step for c in ckpt.complete(tmp_path)] == [step]
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000003"]
 
 
 def test_two_trainers_in_one_folder(folder, tmp_path, alone):

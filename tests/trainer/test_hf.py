@@ -40,6 +40,7 @@ CASES = {
     "yarn": (replace(BASE, head_dim=16, rope_scaling=YARN), "LlamaForCausalLM"),
     "yarn, own factor": (replace(BASE, head_dim=32, rope_scaling=replace(YARN, attention_factor=1.5, beta_fast=8.0)),
                          "LlamaForCausalLM"),
+    "yarn, qk-norm": (replace(BASE, head_dim=16, qk_norm=True, rope_theta=5e6, rope_scaling=YARN), "Qwen3ForCausalLM"),
     "qk-norm, head width": (replace(BASE, qk_norm=True, head_dim=16, tie=False), "Qwen3ForCausalLM"),
     "biases": (replace(BASE, qkv_bias=True), "Qwen2ForCausalLM"),
     "nope": (replace(BASE, nope_every=2, layers=4), "SmolLM3ForCausalLM"),
