@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer import metrics as log
 from trainer.generate import generate, load_tokenizer
 from trainer.goodput import Goodput
 from trainer.parallel import World
+from trainer.plot import story_of
 from trainer.run import Run
 
 #: most tokens of a prompt
@@ -39,18 +40,17 @@ def sample(run: Run, model: nn.Module, world: World, dtype: torch.dtype) -> tupl
 def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict[str, Any], text: str | None, why: str,
               seconds: float, speed: float | None, goodput: Goodput) -> dict[str, Any]:
     """What is worth knowing at the end; the report and the demo read it."""
-    lines = log.read(run.out / "metrics.jsonl")
-    steps = [line for line in lines if line["event"] == "step" and line["loss"] is not None]
-    evals = [line for line in lines if line["event"] == "eval"]
-    before = before or (evals[0] if evals else {})
+    told = story_of(run.out / "metrics.jsonl")
+    steps = [loss for loss in told.loss if not math.isnan(loss)]
+    before = before or (told.evals[0] if told.evals else {})
     return {
         "parameters": run.config.model.parameters(run.vocab),
         "parameters_without_embeddings": run.config.model.parameters(run.vocab) - run.vocab * run.config.model.width
         * (1 if run.config.model.tie else 2),
         "steps": run.curriculum.steps, "tokens": run.curriculum.tokens, "seconds": round(seconds, 1),
         "tokens_per_s": round(speed) if speed else None, "wall_time": goodput.summary(),
-        "train_loss_first": steps[0]["loss"] if steps else None,
-        "train_loss_last": sum(s["loss"] for s in steps[-10:]) / len(steps[-10:]) if steps else None,
+        "train_loss_first": steps[0] if steps else None,
+        "train_loss_last": sum(steps[-10:]) / len(steps[-10:]) if steps else None,
         "heldout_loss_before": before.get("loss"), "heldout_loss": after.get("loss"),
         "unigram_entropy": after.get("unigram_entropy"),
         "ratio": after["loss"] / after["unigram_entropy"] if after else None,

@@ -7,6 +7,7 @@ neither evaluation and checkpoints nor the first step of a process or of a new s
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import quantiles
 from typing import Any
@@ -23,8 +24,10 @@ from trainer.noise import MicroNorms, NoiseScale
 from trainer.parallel import World
 from trainer.run import Run, Step
 
-#: words of the lines of metrics.jsonl a restart or a rewind has to see
-MARKS = ('"goodput"', '"start"', '"resume"', '"rewind"', '"eval"')
+#: what a restart or a rewind has to see of the lines of metrics.jsonl, of steps those with a record
+SEEN = ("event", "step", "time", "goodput", "noise", "streams", "seconds")
+#: of so many of the last printed steps; of the way back to an earlier one its checkpoint has the record
+RECENT = 1000
 
 
 class Meters:
@@ -60,8 +63,14 @@ class Meters:
         metrics.export(planned=run.curriculum.tokens, world=world.size, alerts=self.standing())
 
     def lines(self) -> list[dict[str, Any]]:
+        """Of metrics.jsonl what former processes leave behind, in order; on the first rank."""
         self.metrics.flush()
-        return log.scan(self.run.out / "metrics.jsonl", MARKS) if self.world.first else []
+        rest, recent = [], deque[tuple[int, dict[str, Any]]](maxlen=RECENT)
+        path = self.run.out / "metrics.jsonl"
+        for i, line in enumerate(log.scan(path, lambda event, _, text: event != "step" or '"goodput"' in text)
+                                 if self.world.first else ()):
+            (recent if line["event"] == "step" else rest).append((i, {k: line[k] for k in SEEN if k in line}))
+        return [line for _, line in sorted([*rest, *recent], key=lambda at: at[0])]
 
     def due(self, number: int) -> bool:
         """Whether a line is printed after step `number` (from 1)."""

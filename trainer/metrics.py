@@ -7,17 +7,19 @@ resume at or a rewind to step k, what was written for steps beyond k is void, an
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import netrc
 import os
+import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 from urllib.parse import urlsplit
 
 from trainer.config import ConfigError
@@ -65,13 +67,10 @@ class Metrics:
         path = folder / "metrics.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            torn = path.exists() and path.stat().st_size > 0 and last_byte(path) != b"\n"
-            self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
+            self.file = appending(path)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written ({error.strerror}); name a folder you may write to with "
                               f"--out") from None
-        if torn:                                         # a kill in the middle of a line
-            self.file.write("\n")
         self.textfile = Textfile(folder / "trainer.prom", name or folder.name)
         try:
             self.views.append(TensorBoard(folder))
@@ -197,10 +196,13 @@ def logged_in() -> bool:
         return False
 
 
-def last_byte(path: Path) -> bytes:
-    with open(path, "rb") as f:
-        f.seek(-1, os.SEEK_END)
-        return f.read(1)
+def appending(path: Path) -> TextIO:
+    """A file of lines, to append to. What a kill left of a line gets a line of its own."""
+    file = open(path, "ab+")  # noqa: SIM115  closed with what is returned
+    torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
+    if torn:
+        file.write(b"\n")
+    return io.TextIOWrapper(file, encoding="utf-8")
 
 
 def flat_numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, float]]:
@@ -213,19 +215,27 @@ def flat_numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, floa
     return found
 
 
-def scan(path: Path, words: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, void ones too, without torn ones. With `words`: only those that hold one of them, and
-    the last line (of a million steps a restart wants to see a few thousand)."""
-    lines, text, last = [], "", None
-    if path.exists():
-        with open(path, encoding="utf-8") as f:
-            for text in f:
-                last = parse(text) if not words or any(word in text for word in words) else None
-                if last is not None:
-                    lines.append(last)
-        if last is None and (line := parse(text)) is not None:
-            lines.append(line)
-    return lines
+#: whether a line is wanted, by its event, its step and its text: before it is parsed, which is what takes the time
+Wanted = Callable[[str, int, str], bool]
+HEAD = re.compile(r'\{"v": \d+, "event": "(\w+)", "step": (\d+)')
+#: events that make earlier lines void
+TURNS = ("start", "resume", "rewind")
+
+
+def scan(path: Path, wanted: Wanted | None = None) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl, void ones too, without torn ones; with `wanted` only some, and the last. One at a
+    time: a file of a million steps is gigabytes."""
+    if not path.exists():
+        return
+    text, told = "", True
+    with open(path, encoding="utf-8") as f:
+        for text in f:
+            head = HEAD.match(text)
+            told = wanted is None or head is None or wanted(head[1], int(head[2]), text)
+            if told and (line := parse(text)) is not None:
+                yield line
+    if not told and (line := parse(text)) is not None:
+        yield line
 
 
 def parse(text: str) -> dict[str, Any] | None:
@@ -247,7 +257,7 @@ def standing(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for line in lines:
         if line["event"] == "start":
             kept = []
-        elif line["event"] in ("resume", "rewind"):
+        elif line["event"] in TURNS:
             kept = [old for old in kept if old["step"] <= line["step"]]
         kept.append(line)
     return kept

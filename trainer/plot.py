@@ -11,8 +11,11 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from trainer.metrics import parse
 
@@ -47,9 +50,7 @@ def write_plot(out: Path) -> None:
     """(Re)write `out`/loss.svg from `out`/metrics.jsonl."""
     path = out / "loss.svg"
     part = out / f".{path.name}.{os.getpid()}"
-    story = told(out / "metrics.jsonl")
-    story.read()
-    part.write_text(draw(story), encoding="utf-8")
+    part.write_text(draw(story_of(out / "metrics.jsonl")), encoding="utf-8")
     os.replace(part, path)
 
 
@@ -107,6 +108,13 @@ class Story:
                 column.append(math.nan if value is None else value)
 
 
+def story_of(path: Path) -> Story:
+    """What a metrics.jsonl tells by now."""
+    found = told(path)
+    found.read()
+    return found
+
+
 @cache
 def told(path: Path) -> Story:
     return Story(path)
@@ -123,13 +131,17 @@ def svg(lines: Iterable[Mapping[str, Any]]) -> str:
 def draw(story: Story) -> str:
     evals, phases = story.evals, story.phases
     total = max(1, sum(p["tokens"] for p in phases) or max(story.tokens, default=1))
-    steps = [(t, v) for t, v in zip(story.tokens, story.loss) if not math.isnan(v)]
+    tokens, loss, rate = (np.array(column) for column in (story.tokens, story.loss, story.rate))
+    there = ~np.isnan(loss)
+    points, losses = thin(tokens[there], loss[there]), loss[there]
     held = curves(evals)
     entropy = evals[-1]["unigram_entropy"] if evals else None
-    low, high = span([v for _, v in steps] + [v for curve in held.values() for _, v in curve]
-                     + ([entropy] if entropy else []))
-    rates = [(t, v) for t, v in zip(story.tokens, story.rate) if not math.isnan(v)]
-    top_rate = max((v for _, v in rates), default=1.0) or 1.0
+    low, high = span([*([losses.min(), losses.max()] if losses.size else []), *([entropy] if entropy else []),
+                      *(v for curve in held.values() for _, v in curve)])
+    known = np.flatnonzero(~np.isnan(rate))
+    # the schedule has corners: thinned by picking, not by averaging
+    rates = [(tokens[i], rate[i]) for i in pick(known)]
+    top_rate = float(rate[known].max(initial=0.0)) or 1.0
 
     def x(tokens: float) -> float:
         return LEFT + tokens / total * (WIDTH - LEFT - RIGHT)
@@ -163,7 +175,6 @@ def draw(story: Story) -> str:
     parts.append(f'<text class="axis" x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">tokens</text>')
     parts.append(f'<text class="title" x="{LEFT}" y="17">Loss (nats/token)</text>'
                  f'<text class="title" x="{LEFT}" y="{RATE_TOP - 8}">Learning rate</text>')
-    points = thin(steps)
     parts.append(line("raw", points, x, y))
     parts.append(line("loss", smooth(points), x, y))
     streams = [name for name in held if name]
@@ -180,8 +191,7 @@ def draw(story: Story) -> str:
     for tokens in story.rewinds:
         parts.append(f'<line class="rewind" x1="{x(tokens):.1f}" x2="{x(tokens):.1f}" y1="{LOSS_TOP}" '
                      f'y2="{LOSS_TOP + LOSS_HEIGHT}"><title>went back to here</title></line>')
-    # the schedule has corners: thinned by picking, not by averaging
-    parts.append(line("rate", pick(rates), x, r))
+    parts.append(line("rate", rates, x, r))
     marks = [("skip", "left out", story.skips), ("passed-key", "passed over", story.passed),
              ("rewind", "went back", story.rewinds)]
     parts.append(legend([("loss", "training"), ("held", "held-out"), ("entropy", "unigram entropy of held-out")], 17))
@@ -228,15 +238,11 @@ def ticks(low: float, high: float, most: int) -> list[float]:
     return [round(i * step, 12) for i in range(first, math.floor(high / step) + 1)]
 
 
-def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def thin(tokens: np.ndarray, values: np.ndarray) -> list[tuple[float, float]]:
     """At most POINTS points: means of equal stretches."""
-    if len(points) <= POINTS:
-        return list(points)
-    out = []
-    for i in range(POINTS):
-        chunk = points[i * len(points) // POINTS:(i + 1) * len(points) // POINTS]
-        out.append((chunk[-1][0], sum(v for _, v in chunk) / len(chunk)))
-    return out
+    count = min(POINTS, len(tokens))
+    edges = np.arange(count + 1) * len(tokens) // max(1, count)
+    return [(float(tokens[b - 1]), float(values[a:b].mean())) for a, b in pairwise(edges)]
 
 
 def pick(items: Sequence[Any]) -> list[Any]:

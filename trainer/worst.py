@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.metrics import appending
 from trainer.parallel import World
 from trainer.run import Step
 
@@ -74,7 +75,7 @@ class WorstRows:
 
     def _append(self, lines: list[dict[str, Any]]) -> None:
         if self.world.first and self.most and lines:
-            with open(self.path, "a", encoding="utf-8") as f:
+            with appending(self.path) as f:
                 f.writelines(json.dumps({"v": VERSION, **line}, ensure_ascii=False) + "\n" for line in lines)
 
 
@@ -83,20 +84,23 @@ def order(row: tuple[float, ...]) -> tuple[float, ...]:
     return (-row[0], *row[1:])
 
 
-def read_worst(out: Path, step: int) -> list[dict[str, Any]]:
-    """The lines of a step in a run's worst_rows.jsonl; of one that was gone back before, what it was like then."""
+def read_worst(out: Path, step: int, passed: bool = False) -> list[dict[str, Any]]:
+    """The lines of a step in a run's worst_rows.jsonl; of one that was gone back before and is `passed` over since,
+    what it was like then."""
     found: list[dict[str, Any]] = []
     void = False
     if not (out / NAME).exists():
         return found
-    for text in (out / NAME).read_text(encoding="utf-8").splitlines():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:                 # a kill in the middle of a line
-            continue
-        if line.get("event") == "from":
-            void = void or line["step"] < step
-        elif line["step"] == step:
-            found = [line] if void else [*found, line]
-            void = False
-    return found
+    with open(out / NAME, encoding="utf-8") as f:
+        for text in f:
+            if '"event"' not in text and f'"step": {step},' not in text:
+                continue
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:                 # a kill in the middle of a line
+                continue
+            if line.get("event") == "from":
+                void = void or line["step"] < step
+            elif line["step"] == step:
+                found, void = [line] if void else [*found, line], False
+    return [] if void and not passed else found

@@ -18,6 +18,7 @@ from tokenizer.shards.reader import ShardSet
 from trainer.__main__ import main
 from trainer.data import Data
 from trainer.run import open_run
+from trainer.worst import WorstRows, read_worst
 
 STEP = 7
 DOCUMENTS = 120
@@ -145,6 +146,56 @@ def test_another_dataset_under_the_same_name_is_not_taken_for_it(run, capsys):
     count = sum(len(row["documents"]) for row in found["rows"])
     assert found["not_at_hand"].startswith(f"{count} of {count} ")
     pq.write_table(table, part)
+
+
+def test_losses_of_a_past_that_was_given_up_are_not_those_of_the_step(tmp_path):
+    """Done again after a resume, a step may have no row among the worst any more; passed over, it has those of then."""
+    path = tmp_path / "worst_rows.jsonl"
+    row = {"step": 7, "sample": 30, "stream": "web", "loss": 9.0}
+    path.write_text("".join(json.dumps(line) + "\n" for line in (
+        {"event": "from", "step": 0}, row, {"step": 70, "sample": 9, "stream": "web", "loss": 1.0},
+        {"event": "from", "step": 5})))
+    assert read_worst(tmp_path, 7) == [] and read_worst(tmp_path, 7, True) == [row]
+    with open(path, "a") as f:
+        f.write(json.dumps({**row, "loss": 2.0}) + "\n")
+    assert [line["loss"] for line in read_worst(tmp_path, 7)] == [2.0]
+
+
+def test_what_a_kill_tore_does_not_take_the_next_line_with_it(tmp_path, alone):
+    path = tmp_path / "worst_rows.jsonl"
+    path.write_text('{"v": 1, "step": 7, "sample": 30, "stream": "web", "loss": 9.0}\n{"v": 1, "step": 8, "sam')
+    WorstRows(tmp_path, 3, ["web"], alone).begin(5)
+    assert json.loads(path.read_text().splitlines()[-1]) == {"v": 1, "event": "from", "step": 5}
+    assert read_worst(tmp_path, 7) == []
+
+
+def test_what_was_read_before_an_edit_is_not_shown_beside_other_documents(tmp_path, capsys):
+    run = make_run(tmp_path / "store", documents=DOCUMENTS)
+    phases = open_run(str(run), None, None, []).curriculum.phases
+    out = run / "train"
+    out.mkdir()
+    begun = {"phases": [{"name": p.name, "tokens": p.tokens, "steps": p.steps, "lr": p.lr, "sequence": p.sequence,
+                         "batch": p.batch, "ramp": p.ramp} for p in phases]}
+    lines = [{"v": 1, "event": "start", "step": 0, **begun}, *(
+        {"v": 1, "event": "step", "step": s, "loss": 2.0, "grad_norm": 1.0} for s in range(1, 45))]
+    (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (out / "worst_rows.jsonl").write_text(json.dumps({"step": 30, "sample": 125, "stream": "web", "loss": 5.0}) + "\n")
+    assert said(capsys, run, 30)["loss"]["value"] == 2.0 and said(capsys, run, 30)["stale"] is None
+    (tmp_path / "phases.yaml").write_text("- {name: other, until: 100%, mix: {web: 1, code: 9}}\n")
+    assert main(["edit", str(run), "--at", "27", "--phases", str(tmp_path / "phases.yaml")]) == 0
+    capsys.readouterr()
+    assert said(capsys, run, 27)["loss"]["value"] == 2.0
+    found = said(capsys, run, 30)
+    assert found["loss"]["value"] is None and found["around"] == [] and not any(r["loss"] for r in found["rows"])
+    assert "  it was performed before the curriculum was edited from step 27 on, with other samples than these: its " \
+           "losses of then are left out" in shown(capsys, run, 30)
+    new = open_run(str(run), None, None, []).curriculum.phases
+    begun["phases"] = [{"name": p.name, "sequence": p.sequence, "batch": p.batch, "ramp": p.ramp, "steps": p.steps}
+                       for p in new]
+    with open(out / "metrics.jsonl", "a") as f:                           # it went on from there
+        f.write(json.dumps({"v": 1, "event": "resume", "step": 27, **begun}) + "\n"
+                + json.dumps({"v": 1, "event": "step", "step": 30, "loss": 3.0, "grad_norm": 1.0}) + "\n")
+    assert said(capsys, run, 30)["loss"]["value"] == 3.0
 
 
 def test_nothing_trained_yet_and_wrong_numbers(run, capsys, tmp_path):

@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 from collections import defaultdict
 from concurrent.futures import Executor, ThreadPoolExecutor
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from trainer.arguments import of_a_run, positive
@@ -20,6 +21,7 @@ from trainer.arguments import of_a_run, positive
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
+    from trainer.ledger import Ledger
     from trainer.run import Run, Step
 
 #: steps shown before and after the one that is asked for
@@ -75,8 +77,10 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
         raise ConfigError(f"explain: there is no step {number}; the curriculum has {curriculum.steps}")
     if row is not None and row > step.batch:
         raise ConfigError(f"--row {row}: step {number} has {step.batch} rows")
+    ledger = Ledger.read(run.out)
+    told, stale = beside(run, step, ledger)
     losses = {line["sample"]: math.inf if line["loss"] is None else line["loss"]
-              for line in read_worst(run.out, number)}
+              for line in (() if stale else read_worst(run.out, number, ledger.why(number) is not None))}
     at = Order(curriculum).locate(step.first, step.stop)
     rows = [{"row": i + 1, "sample": step.first + i, "stream": curriculum.streams[stream].name, "epoch": epoch,
              "window": window, "tokens": length, "loss": losses.get(step.first + i)}
@@ -98,8 +102,8 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
             del d["key"], d["at"]
         r["loss"] = finite(r["loss"])
     return {"step": number, "steps": curriculum.steps, "phase": curriculum.phases[step.phase].name,
-            "samples": [step.first, step.stop], "passed_over": Ledger.read(run.out).why(number),
-            **beside(run, step), "rows": rows, "not_at_hand": absent}
+            "samples": [step.first, step.stop], "passed_over": ledger.why(number),
+            "stale": stale, **told, "rows": rows, "not_at_hand": absent}
 
 
 def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
@@ -176,32 +180,60 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
     return True
 
 
-def beside(run: Run, step: Step) -> dict[str, Any]:
+def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | None]:
     """`around`: metrics of the steps around it; `loss` and `norm`: the step's own, with mean, standard deviation and
-    distance in them of the accepted steps before it. Of a step that was gone back before: as it was then."""
-    from trainer.metrics import scan, standing
+    distance in them of the accepted steps before it. Of a step that was gone back before: as it was then. And, where
+    the step was performed with other samples than the curriculum gives it by now, why all that is left out."""
+    from trainer.metrics import TURNS, scan, standing
 
-    path, number = run.out / "metrics.jsonl", step.number + 1
-    lines = list(scan(path)) if path.exists() else []
+    number, most = step.number + 1, run.config.stability.window
+    near = range(number - 8 * most, number + AROUND + 1)         # so many that `most` of them have been accepted
+    lines = list(scan(run.out / "metrics.jsonl",
+                      lambda event, at, _: event in TURNS or (event == "step" and at in near)))
     back = max((i for i, line in enumerate(lines)
                 if line["event"] == "rewind" and line["steps"][0] <= number < line["steps"][1]), default=len(lines))
-    lines = [line for line in standing(lines[:back]) if line["event"] == "step"]
+    lines = standing(lines[:back])
+    stale = edited(run, number, lines, ledger)
+    lines = [line for line in lines if line["event"] == "step" and not stale]
     own = next((line for line in lines if line["step"] == number), None)
     before = [line for line in lines if line["step"] < number and not line.get("skipped")]
     found: dict[str, Any] = {"skipped": own.get("why") if own and own.get("skipped") else None, "around": [
         {key: line.get(key) for key in ("step", "loss", "grad_norm", "why")} for line in lines
         if abs(line["step"] - number) <= AROUND]}
     for name, key in (("loss", "loss"), ("norm", "grad_norm")):
-        values = [line[key] for line in before if line[key] is not None][-run.config.stability.window:]
+        values = [line[key] for line in before if line[key] is not None][-most:]
         value = own and own[key]
+        told = {"value": value, "mean": None, "sigma": None, "distance": None, "steps": len(values)}
         if value is not None and len(values) > 1:
-            mean = sum(values) / len(values)
-            sigma = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-            distance = (value - mean) / sigma if sigma and len(values) >= TELLING else None
-            found[name] = {"value": value, "mean": mean, "sigma": sigma, "distance": distance, "steps": len(values)}
-        else:
-            found[name] = {"value": value, "mean": None, "sigma": None, "distance": None, "steps": len(values)}
-    return found
+            mean, sigma = statistics.fmean(values), statistics.stdev(values)
+            told |= {"mean": mean, "sigma": sigma,
+                     "distance": (value - mean) / sigma if sigma and len(values) >= TELLING else None}
+        found[name] = told
+    return found, stale
+
+
+def edited(run: Run, number: int, lines: list[dict[str, Any]], ledger: Ledger) -> str | None:
+    """Whether the curriculum was another one when step `number` was performed, as `lines` tell of it."""
+    begun = next((line for line in reversed(lines) if line["event"] in ("start", "resume")), None)
+    first = None
+    if begun is not None and "phases" in begun:
+        then = [(p["name"], p["sequence"], p["batch"], p["ramp"], p["steps"]) for p in begun["phases"]]
+        done = 0
+        for old, phase in zip_longest(then, run.curriculum.phases):
+            now = phase and (phase.name, phase.sequence, phase.batch, phase.ramp, phase.steps)
+            if old != now:                      # up to where it was cut it is the same
+                done += min(old[-1], now[-1]) if old and now and old[:-1] == now[:-1] else 0
+                first = done
+                break
+            done += phase.steps
+    if first is None:                           # it has gone on since: the ledger tells
+        rewinds = [i for i, line in enumerate(ledger.lines) if line["event"] == "rewind"
+                   and line["steps"][0] <= number < line["steps"][1]]
+        first = min((line["step"] for line in ledger.lines[rewinds[-1]:] if line["event"] == "edit"), default=None) \
+            if rewinds else None
+    if first is None or number <= first or not any(line["step"] == number for line in lines):
+        return None
+    return f"it was performed before the curriculum was edited from step {first:,} on, with other samples than these"
 
 
 def finite(x: float | None) -> float | None:
@@ -212,6 +244,8 @@ def finite(x: float | None) -> float | None:
 def told(found: dict[str, Any]) -> str:
     first, stop = found["samples"]
     lines = [f"step {found['step']:,} of {found['steps']:,}, phase {found['phase']}: samples {first:,} to {stop - 1:,}"]
+    if found["stale"]:
+        lines.append(f"  {found['stale']}: its losses of then are left out")
     if found["passed_over"]:
         before = "; before that it was like this" if found["loss"]["value"] is not None else ""
         lines.append(f"  was passed over ({found['passed_over']}){before}")
