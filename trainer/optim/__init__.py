@@ -13,13 +13,12 @@ import torch
 from torch import nn
 
 from trainer.config import ConfigError
-from trainer.optim import adafactor, adamw, adamw8bit, lion, muon
-from trainer.optim.adafactor import AdafactorConfig
-from trainer.optim.adamw import AdamWConfig
-from trainer.optim.adamw8bit import AdamW8bitConfig
+from trainer.optim.adafactor import Adafactor, AdafactorConfig
+from trainer.optim.adamw import AdamW, AdamWConfig
+from trainer.optim.adamw8bit import AdamW8bit, AdamW8bitConfig
 from trainer.optim.groups import grouped
-from trainer.optim.lion import LionConfig
-from trainer.optim.muon import MuonConfig
+from trainer.optim.lion import Lion, LionConfig
+from trainer.optim.muon import Muon, MuonConfig
 from trainer.parallel import World
 
 #: one of them, chosen by `kind` (trainer.config); the first is the default
@@ -42,15 +41,15 @@ def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]
     groups = grouped(config, named, (lambda name: 1.0) if spectral else factor)
     match config:
         case AdamWConfig():
-            return adamw.build(config, groups)
+            return AdamW(groups, config)
         case LionConfig():
-            return lion.build(config, groups)
+            return Lion(groups, config)
         case MuonConfig():
-            return muon.build(config, groups, world.device)
+            return Muon(groups, config, world.device)
         case AdafactorConfig():
-            return adafactor.build(config, groups)
+            return Adafactor(groups, config)
         case AdamW8bitConfig():
-            return adamw8bit.build(config, groups)
+            return AdamW8bit(groups, config)
 
 
 def describe(optimizer: torch.optim.Optimizer) -> str:
@@ -58,7 +57,7 @@ def describe(optimizer: torch.optim.Optimizer) -> str:
     width = max(28, *(len(g["name"]) + 2 for g in optimizer.param_groups))
     lines = [f"{'group':<{width}}{'rule':<11}{'tensors':>8}{'parameters':>14}{'lr':>10}{'decay':>8}"]
     for g in optimizer.param_groups:
-        rule = "AdamW" if isinstance(optimizer, muon.Muon) and g["role"] != "matrix" else type(optimizer).__name__
+        rule = "AdamW" if isinstance(optimizer, Muon) and g["role"] != "matrix" else type(optimizer).__name__
         lines.append(f"{g['name']:<{width}}{rule:<11}{len(g['params']):>8}{sum(p.numel() for p in g['params']):>14,}"
                      f"{g['peak']:>10.2g}{g['weight_decay']:>8.2g}")
     return "\n".join(lines)

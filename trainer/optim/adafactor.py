@@ -7,7 +7,6 @@ parameter, and it refuses `found_inf`; so the rule stands here on device tensors
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from trainer.optim.groups import Rates, like, local, performed
+from trainer.optim.groups import Rates, Rule, like, local
 
 #: floor of the second moment (its square), and of the size a parameter is taken to have
 EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3
@@ -46,33 +45,26 @@ def summed(x: Tensor, dim: int | None = None) -> Tensor:
     return x
 
 
-class Adafactor(torch.optim.Optimizer):
+class Adafactor(Rule):
     """state[p] = {"step", "row", "column"} for matrices, {"step", "variance"} for vectors."""
 
     def __init__(self, groups: list[dict[str, Any]], config: AdafactorConfig) -> None:
-        super().__init__(groups, {"lr": config.lr, "weight_decay": 0.0})
+        super().__init__(groups, config)
         self.config = config
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._move(p, group["lr"], group["weight_decay"])
+    def move(self, params: list[Tensor], lr: float, decay: float, go: Tensor) -> None:
+        for p in params:
+            self._move(p, lr, decay, go)
 
-    def _move(self, p: Tensor, lr: float, decay: float) -> None:
-        state, device, matrix = self.state[p], local(p).device, p.ndim > 1
-        gradient, go = p.grad, performed(self, device)
-        if go is None:
-            go = torch.ones((), device=device)
-        else:                            # finite, so that what is multiplied with 0 below is 0
-            clean = torch.where(go > 0, local(gradient), 0.0)
-            gradient = like(p, clean)
+    def _move(self, p: Tensor, lr: float, decay: float, go: Tensor) -> None:
+        state, matrix = self.state[p], p.ndim > 1
+        # finite, so that what is multiplied with 0 below is 0
+        gradient = like(p, torch.where(go > 0, local(p.grad), 0.0))
         squares = gradient.square()
         new = {"row": summed(squares, -1) / p.shape[-1], "column": summed(squares, -2) / p.shape[-2]} if matrix else \
             {"variance": squares}
         if not state:
-            state["step"] = torch.zeros((), device=device)
+            state["step"] = torch.zeros_like(go)
             state.update({key: torch.zeros_like(value) for key, value in new.items()})
         state["step"] += go
         step = state["step"].clamp_min(1.0)
@@ -90,7 +82,3 @@ class Adafactor(torch.optim.Optimizer):
         rate = size * torch.clamp_max(step.rsqrt(), lr) / (rms / self.config.update_clip).clamp_min(1.0)
         values = local(p)
         values.mul_(1 - lr * decay * go).sub_(update * (rate * go))
-
-
-def build(config: AdafactorConfig, groups: list[dict[str, Any]]) -> Adafactor:
-    return Adafactor(groups, config)

@@ -34,12 +34,11 @@ class AdamWConfig(Moments):
 class AdamW(torch.optim.AdamW):
     """torch.optim.AdamW(fused=True): one kernel, and it heeds `found_inf`, by subtracting it from its step counters."""
 
+    def __init__(self, groups: list[dict[str, Any]], config: Moments) -> None:
+        super().__init__(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
     def step(self, closure: Callable[[], float] | None = None) -> None:
         found = getattr(self, "found_inf", None)
         if found is not None:
             self.found_inf = (found != 0).float()
         super().step(closure)
-
-
-def build(config: AdamWConfig, groups: list[dict[str, Any]]) -> AdamW:
-    return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)

@@ -8,7 +8,6 @@ shard inside tensor subclasses, which our checkpoints (tensors, no pickles) cann
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.config import ConfigError
 from trainer.optim.adamw import Moments
-from trainer.optim.groups import like, local, performed
+from trainer.optim.groups import Rule, like, local
 
 BLOCK = 256
 #: what has fewer entries, and every vector, keeps its moments in float32
@@ -62,11 +61,12 @@ def unpack(codes: Tensor, scale: Tensor, table: Tensor) -> Tensor:
     return (blocks(table[codes.int()]) * scale[..., None]).flatten(1)[:, :codes.shape[1]]
 
 
-class AdamW8bit(torch.optim.Optimizer):
+class AdamW8bit(Rule):
     """state[p] = {"step", "first", "second"} and, of matrices, {"first_scale", "second_scale"}."""
 
     def __init__(self, groups: list[dict[str, Any]], config: AdamW8bitConfig) -> None:
-        super().__init__(groups, {"lr": config.lr, "betas": config.betas, "eps": config.eps, "weight_decay": 0.0})
+        super().__init__(groups, config)
+        self.config = config
         for p in (p for group in self.param_groups for p in group["params"]):
             if isinstance(p, DTensor) and packed(p) and any(
                     not place.is_replicate() and place.dim and p.device_mesh.size(i) > 1
@@ -75,12 +75,9 @@ class AdamW8bit(torch.optim.Optimizer):
                                   "parallelism splits; use kind: adamw, or parallel.tensor: 1")
         self.tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._move(p, group)
+    def move(self, params: list[Tensor], lr: float, decay: float, go: Tensor) -> None:
+        for p in params:
+            self._move(p, lr, decay, go)
 
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
         state, mine = self.state[p], local(p)
@@ -92,25 +89,22 @@ class AdamW8bit(torch.optim.Optimizer):
                 state[f"{key}_scale"] = like(p, torch.zeros(mine.shape[0], many, device=mine.device), p.shape[0], many)
         return state
 
-    def _move(self, p: Tensor, group: dict[str, Any]) -> None:
+    def _move(self, p: Tensor, lr: float, decay: float, go: Tensor) -> None:
         state = self.state[p] or self._begin(p)
-        values, gradient = local(p), local(p.grad).float()
+        values, gradient = local(p), torch.where(go > 0, local(p.grad).float(), 0.0)
         if values.device not in self.tables:
             self.tables[values.device] = levels(True).to(values.device), levels(False).to(values.device)
         tables = self.tables[values.device]
         old = [local(state[key]) for key in ("first", "second")]
         scales = [local(state[f"{key}_scale"]) for key in ("first", "second")] if packed(p) else []
         first, second = [unpack(*x) for x in zip(old, scales, tables)] if scales else old
-        go = performed(self, values.device)
-        go = torch.ones((), device=values.device) if go is None else go
-        gradient = torch.where(go > 0, gradient, 0.0)
         state["step"] += go
-        step, (b1, b2) = state["step"].clamp_min(1.0), group["betas"]
+        step, (b1, b2) = state["step"].clamp_min(1.0), self.config.betas
         first = first.lerp(gradient, 1 - b1)
         second = second.lerp(gradient.square(), 1 - b2)
-        size = (second / (1 - b2 ** step)).sqrt_().add_(group["eps"])
-        values.mul_(1 - group["lr"] * group["weight_decay"] * go)
-        values.sub_(first / (1 - b1 ** step) / size * (group["lr"] * go))
+        size = (second / (1 - b2 ** step)).sqrt_().add_(self.config.eps)
+        values.mul_(1 - lr * decay * go)
+        values.sub_(first / (1 - b1 ** step) / size * (lr * go))
         for i, moment in enumerate((first, second)):
             new = pack(moment, tables[i]) if scales else (moment,)
             for x, y in zip((old[i], *scales[i:i + 1]), new):
@@ -119,7 +113,3 @@ class AdamW8bit(torch.optim.Optimizer):
 
 def packed(p: Tensor) -> bool:
     return p.ndim == 2 and p.numel() >= SMALLEST
-
-
-def build(config: AdamW8bitConfig, groups: list[dict[str, Any]]) -> AdamW8bit:
-    return AdamW8bit(groups, config)

@@ -105,8 +105,26 @@ def like(p: Tensor, x: Tensor, *shape: int) -> Tensor:
                               stride=torch.empty(size, device="meta").stride())
 
 
-def performed(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor | None:
-    """0-d float32 on `device`: 0 when `optimizer.found_inf` says that this step is not to be, else 1; None when nothing
-    was said. It multiplies what would change, so the host need not know."""
+def performed(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
+    """0-d float32 on `device`: 0 when `optimizer.found_inf` says that this step is not to be, else 1. It multiplies
+    what would change, so the host need not know."""
     found = getattr(optimizer, "found_inf", None)
-    return None if found is None else (found == 0).float().reshape(()).to(device)
+    return torch.ones((), device=device) if found is None else (found == 0).float().reshape(()).to(device)
+
+
+class Rule(torch.optim.Optimizer):
+    """An optimiser whose step is `move` for the parameters of each group that have a gradient."""
+
+    def __init__(self, groups: list[dict[str, Any]], config: Rates) -> None:
+        super().__init__(groups, {"lr": config.lr, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self.move(params, group["lr"], group["weight_decay"], performed(self, local(params[0]).device))
+
+    def move(self, params: list[Tensor], lr: float, decay: float, go: Tensor) -> None:
+        """Change `params` and their state, or (`go` 0 instead of 1) nothing."""
+        raise NotImplementedError

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from trainer.optim.groups import Rates, local, performed
+from trainer.optim.groups import Rates, Rule, local
 
 
 @dataclass(frozen=True)
@@ -27,36 +27,25 @@ class LionConfig(Rates):
             raise ValueError("betas must be in [0, 1)")
 
 
-class Lion(torch.optim.Optimizer):
+class Lion(Rule):
     """state[p] = {"momentum"}, sharded like p. Entry by entry, so every rank works on its own part."""
 
-    def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+    def __init__(self, groups: list[dict[str, Any]], config: LionConfig) -> None:
+        super().__init__(groups, config)
+        self.betas = config.betas
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if not params:
-                continue
-            for p in params:
-                if "momentum" not in self.state[p]:
-                    self.state[p]["momentum"] = torch.zeros_like(p)
-            values = [local(p) for p in params]
-            gradients = [local(p.grad) for p in params]
-            momenta = [local(self.state[p]["momentum"]) for p in params]
-            go = performed(self, values[0].device)
-            if go is not None:           # a momentum that is drawn towards itself stays what it was, exactly
-                gradients = [torch.where(go > 0, g, m) for g, m in zip(gradients, momenta)]
-            first, second = group["betas"]
-            updates = torch._foreach_lerp(momenta, gradients, 1 - first)
-            torch._foreach_sign_(updates)
-            torch._foreach_mul_(updates, -group["lr"] if go is None else -group["lr"] * go)
-            decay = group["lr"] * group["weight_decay"]
-            torch._foreach_mul_(values, 1 - decay if go is None else 1 - decay * go)
-            torch._foreach_add_(values, updates)
-            torch._foreach_lerp_(momenta, gradients, 1 - second)
-
-
-def build(config: LionConfig, groups: list[dict[str, Any]]) -> Lion:
-    return Lion(groups, config.lr, config.betas)
+    def move(self, params: list[Tensor], lr: float, decay: float, go: Tensor) -> None:
+        for p in params:
+            if "momentum" not in self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+        values = [local(p) for p in params]
+        momenta = [local(self.state[p]["momentum"]) for p in params]
+        # a momentum that is drawn towards itself stays what it was, exactly
+        gradients = [torch.where(go > 0, local(p.grad), m) for p, m in zip(params, momenta)]
+        first, second = self.betas
+        updates = torch._foreach_lerp(momenta, gradients, 1 - first)
+        torch._foreach_sign_(updates)
+        torch._foreach_mul_(updates, -lr * go)
+        torch._foreach_mul_(values, 1 - lr * decay * go)
+        torch._foreach_add_(values, updates)
+        torch._foreach_lerp_(momenta, gradients, 1 - second)

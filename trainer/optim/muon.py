@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from trainer.optim.adamw import AdamW
-from trainer.optim.groups import Rates, Role, like, local, performed
+from trainer.optim.adamw import AdamW, Moments
+from trainer.optim.groups import Role, like, local, performed
 
 #: of the quintic iteration (K. Jordan): steepest at 0, singular values end between 0.7 and 1.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -37,7 +37,7 @@ SCALINGS: dict[str, Callable[[int, int], float]] = {
 
 
 @dataclass(frozen=True)
-class MuonConfig(Rates):
+class MuonConfig(Moments):
     """`lr` is for the matrices, `adamw_lr` for output, norms, biases and (unless `embedding_lr` is given) embedding.
 
     `scaling` of the update: `moonlight` has the size of AdamW's, so AdamW's rate and decay fit and `adamw_lr` may be
@@ -51,8 +51,6 @@ class MuonConfig(Rates):
     momentum: float = 0.95
     nesterov: bool = True
     steps: int = 5
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
 
     def check(self) -> None:
         super().check()
@@ -61,8 +59,8 @@ class MuonConfig(Rates):
                              f"no hidden matrix")
         if self.adamw_lr is not None and self.adamw_lr <= 0:
             raise ValueError("adamw_lr must be > 0")
-        if not 0 <= self.momentum < 1 or self.steps < 1 or self.eps <= 0 or not all(0 <= b < 1 for b in self.betas):
-            raise ValueError("momentum and betas must be in [0, 1), steps ≥ 1, eps > 0")
+        if not 0 <= self.momentum < 1 or self.steps < 1:
+            raise ValueError("momentum must be in [0, 1), steps ≥ 1")
 
     def peak(self, role: Role) -> float:
         if role == "matrix":
@@ -91,7 +89,7 @@ class Muon(AdamW):
     """
 
     def __init__(self, groups: list[dict[str, Any]], config: MuonConfig, device: torch.device) -> None:
-        super().__init__(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+        super().__init__(groups, config)
         self.config, self.device = config, device
         self.dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
 
@@ -121,18 +119,16 @@ class Muon(AdamW):
                 self.state[p]["momentum"] = torch.zeros_like(p)
         values = [local(p) for p in params]
         go = performed(self, values[0].device)
-        gradients = [local(p.grad) for p in params]
         momenta = [local(self.state[p]["momentum"]) for p in params]
-        if go is not None:               # a momentum that is drawn towards itself stays what it was, exactly
-            gradients = [torch.where(go > 0, g, m) for g, m in zip(gradients, momenta)]
+        # a momentum that is drawn towards itself stays what it was, exactly
+        gradients = [torch.where(go > 0, local(p.grad), m) for p, m in zip(params, momenta)]
         torch._foreach_lerp_(momenta, gradients, 1 - self.config.momentum)
         directions = torch._foreach_lerp(gradients, momenta, self.config.momentum) if self.config.nesterov else momenta
         updates = self._orthogonal(params, [d.to(self.device, self.dtype) for d in directions], first)
         rows, cols = params[0].shape
         scale = lr * SCALINGS[self.config.scaling](rows, cols)
-        torch._foreach_mul_(values, 1 - lr * decay if go is None else 1 - lr * decay * go)
-        updates = torch._foreach_mul([u.to(v.device, v.dtype) for u, v in zip(updates, values)],
-                                     -scale if go is None else -scale * go)
+        torch._foreach_mul_(values, 1 - lr * decay * go)
+        updates = torch._foreach_mul([u.to(v.device, v.dtype) for u, v in zip(updates, values)], -scale * go)
         torch._foreach_add_(values, updates)
 
     def _orthogonal(self, params: list[Tensor], parts: list[Tensor], first: int) -> list[Tensor]:
@@ -175,7 +171,3 @@ class Muon(AdamW):
         if not len(matrices):
             return matrices
         return torch.cat([newton_schulz(some, self.config.steps) for some in matrices.split(BATCH)])
-
-
-def build(config: MuonConfig, groups: list[dict[str, Any]], device: torch.device) -> Muon:
-    return Muon(groups, config, device)
