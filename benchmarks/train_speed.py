@@ -1,33 +1,40 @@
 """Tokens per second and MFU of the trainer on one GPU, beside plain PyTorch in the same run.
 
-    python -m benchmarks.train_speed --out speed.json                       # all models, all ways: about half an hour
-    python -m benchmarks.train_speed --models 125m --ways ours titan        # a part of it
+    python -m benchmarks.train_speed --out speed.json --minutes 8       # what fits in; again: what is left
+    python -m benchmarks.train_speed --models 125m --ways ours titan    # a part of it
 
 Models of 125 M, 350 M and 1 B parameters, each trained on the same random tokens in four ways:
 
   ours      `trainer.train.train`, the whole loop: shards, loader, document masks, metrics. Windows of one document
-  packed    the same with documents of 600 tokens on average: attention stays inside them (counted as such in the MFU)
   nanochat  as nanochat and nanoGPT do: autocast to bf16, the whole model compiled, causal flash attention,
             F.cross_entropy over all logits, fused AdamW
   titan     as torchtitan does: FSDP2 with bf16 compute and fp32 reductions, compiled block by block, the rest the same
+  packed    ours with documents of 600 tokens on average: attention stays inside them (counted as such in the MFU)
 
-Every measurement is a process of its own, so that one that fails does not stop the next, and begins with the largest
-micro-batch that might fit, halved whenever memory runs out. The figure is the median of windows of four steps, the
-first two left out (compilation, warm-up). MFU by the formula of trainer/mfu.py; the floors and goals are the project's.
+What is compared most comes first: ours and nanochat of all models. Every measurement is a process of its own, so that
+one that fails does not stop the next, and begins with a micro-batch that fits into 80 GB, halved whenever memory runs
+out. It is written down at once: called again with the same --out, only what is not there yet, or has failed, is
+measured. The figure is the median of windows of four steps, the first left out (compilation, warm-up). MFU by the
+formula of trainer/mfu.py, the same for all ways; the floors and goals are the project's.
 Without CUDA it says so and runs a tiny model on the CPU, which shows that the script works, and nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
+import math
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +42,25 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-WAYS = ("ours", "packed", "nanochat", "titan")
+#: in this order
+WAYS = ("ours", "nanochat", "titan", "packed")
 #: shapes; `sequence`, `batch` (tokens of a step), `micro` (tokens at once, to begin with); MFU wanted: floor and goal
 MODELS: dict[str, dict[str, Any]] = {
     "125m": {"model": {"layers": 12, "width": 768, "heads": 12, "kv_heads": 12, "ffn": 2048}, "sequence": 2048,
-             "batch": 262144, "micro": 131072, "floor": 0.38, "goal": 0.45},
+             "batch": 262144, "micro": 65536, "floor": 0.38, "goal": 0.45},
     "350m": {"model": {"layers": 24, "width": 1024, "heads": 16, "kv_heads": 16, "ffn": 2816}, "sequence": 2048,
-             "batch": 262144, "micro": 65536, "floor": 0.44, "goal": 0.50},
+             "batch": 131072, "micro": 32768, "floor": 0.44, "goal": 0.50},
     "1b": {"model": {"layers": 16, "width": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192}, "sequence": 4096,
-           "batch": 131072, "micro": 65536, "floor": 0.50, "goal": 0.55},
+           "batch": 65536, "micro": 32768, "floor": 0.50, "goal": 0.55},
 }
 SMOKE = {"model": {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 128}, "sequence": 64, "batch": 512,
          "micro": 256, "floor": None, "goal": None}
 VOCAB, SMOKE_VOCAB, EOS = 50304, 512, 0
 #: steps of a window, windows measured, windows left out before them
-WINDOW, WINDOWS, WARM = 4, 5, 2
+WINDOW, WINDOWS, WARM = 4, 5, 1
 LR = 3e-4
+#: seconds that must be left to begin another measurement
+LEAST = 45
 
 
 # -- the parent: one process a measurement, a table, a file ------------------------------------------------------------
@@ -58,14 +68,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
-    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="for one measurement")
+    parser.add_argument("--out", type=Path, help="where the figures go as JSON; those that are there are not repeated")
+    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="end after M minutes")
+    parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="for one measurement")
     parser.add_argument("--one", nargs=3, metavar=("MODEL", "WAY", "MICRO"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         model, way, micro = options.one
         print(json.dumps(measure(SMOKE if model == "smoke" else MODELS[model], way, int(micro), model == "smoke")))
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)        # the measurement that runs must not be left behind
+    began = time.monotonic()
 
     import torch
 
@@ -76,40 +89,77 @@ def main() -> int:
     if not cuda:
         print("torch sees no CUDA device. What follows is a smoke test of this script with a tiny model on the CPU; "
               "its figures mean nothing.\n")
-    results: list[dict[str, Any]] = []
-    document = {"device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__,
-                "formula": FORMULA, "peak_flops": peak(device), "smoke": not cuda, "results": results}
+    document: dict[str, Any] = {"device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__,
+                                "formula": FORMULA, "peak_flops": peak(device), "smoke": not cuda}
+    results = former(options.out, document)
+    document["results"] = results
     print(f"{document['device']}, torch {torch.__version__}, peak "
           + (f"{document['peak_flops'] / 1e12:.0f} TFLOP/s bf16" if document["peak_flops"] else "unknown")
-          + f"; MFU by {FORMULA}\n\n{HEADER}")
-    for name in options.models if cuda else ["smoke"]:
+          + f"; MFU by {FORMULA}\n\n{HEADER}", flush=True)
+    for found in results:
+        print(row(found), flush=True)
+    models = options.models if cuda else ["smoke"]
+    for name, way in ((name, way) for pair in (WAYS[:2], WAYS[2:3], WAYS[3:]) for name in models for way in pair):
+        if way not in options.ways or any((r["model"], r["way"]) == (name, way) for r in results):
+            continue
+        left = 60 * options.minutes - (time.monotonic() - began)
+        if left < LEAST:
+            print(f"out of time before {name} {way}; the same command goes on with it")
+            break
         spec = MODELS.get(name, SMOKE)
-        for way in options.ways:
-            found = supervise(name, way, spec["micro"], spec["sequence"], options.timeout)
-            results.append({"model": name, "way": way, "floor": spec["floor"], "goal": spec["goal"], **found})
-            print(row(results[-1]), flush=True)
-            if options.out:                       # after each: what was measured is not lost with what follows
-                options.out.write_text(json.dumps(document, indent=1) + "\n")
+        found = supervise(name, way, spec["micro"], spec["sequence"], min(options.timeout, left))
+        results.append({"model": name, "way": way, "floor": spec["floor"], "goal": spec["goal"], **found})
+        print(row(results[-1]), flush=True)
+        if options.out:                           # after each: what was measured is not lost with what follows
+            options.out.write_text(json.dumps(document, indent=1) + "\n")
     for line in verdicts(results):
         print(line)
     return 1 if any("error" in r for r in results) else 0
 
 
-def supervise(name: str, way: str, micro: int, sequence: int, timeout: float) -> dict[str, Any]:
-    """What a process of its own measured; with half the micro-batch where memory ran out."""
+def former(path: Path | None, document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Measurements that stand in `path`, of this device and this torch, without those that failed."""
+    try:
+        found = json.loads(path.read_text()) if path else {}
+    except FileNotFoundError:
+        return []
+    alike = all(found.get(key) == value for key, value in document.items())
+    return [r for r in found["results"] if "error" not in r] if alike else []
+
+
+def supervise(name: str, way: str, micro: int, sequence: int, seconds: float) -> dict[str, Any]:
+    """What a process of its own measured within `seconds`; with half the micro-batch where memory ran out."""
+    began = time.monotonic()
     while True:
-        command = [sys.executable, str(Path(__file__).resolve()), "--one", name, way, str(micro)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT)
-        except subprocess.TimeoutExpired:
-            return {"micro": micro, "error": f"no result after {timeout:.0f} s"}
-        said = done.stderr.strip().splitlines()
-        if done.returncode == 0:
-            return {"micro": micro, **json.loads(done.stdout.splitlines()[-1])}
-        if "out of memory" in done.stderr and micro >= 2 * sequence:
+        print(f"… {name} {way}, micro-batch of {micro:,} tokens", file=sys.stderr, flush=True)
+        code, out, err = child([sys.executable, str(Path(__file__).resolve()), "--one", name, way, str(micro)],
+                               seconds - (time.monotonic() - began))
+        if code == 0:
+            return {"micro": micro, **json.loads(out.splitlines()[-1]), "took_s": round(time.monotonic() - began, 1)}
+        if "out of memory" in err and micro >= 2 * sequence:
             micro //= 2
             continue
-        return {"micro": micro, "error": said[-1] if said else f"exit code {done.returncode}", "log": said[-40:]}
+        said = err.strip().splitlines()
+        why = f"no result after {seconds:.0f} s" if code is None else said[-1] if said else f"exit code {code}"
+        return {"micro": micro, "error": why, "log": said[-40:]}
+
+
+def child(command: list[str], seconds: float) -> tuple[int | None, str, str]:
+    """(exit code, or None when it took too long; stdout; stderr). Nothing of it is left: torch's compile workers would
+    hold pipes and GPU."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, cwd=ROOT, process_group=0)
+        code = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(max(0.0, seconds) if math.isfinite(seconds) else None)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        out.seek(0)
+        err.seek(0)
+        return code, out.read(), err.read()
 
 
 HEADER = (f"{'model':<7}{'way':<10}{'tokens/s':>10}{'spread':>8}{'MFU':>8}{'floor':>8}{'goal':>8}{'memory':>10}"
@@ -151,35 +201,39 @@ def verdicts(results: list[dict[str, Any]]) -> list[str]:
 
 # -- one measurement ---------------------------------------------------------------------------------------------------
 def measure(spec: dict[str, Any], way: str, micro: int, smoke: bool) -> dict[str, Any]:
-    """{tokens_per_s, spread (of the windows, relative), mfu, memory_gb, windows}."""
+    """{tokens_per_s, spread (of the windows, relative), mfu, memory_gb (the peak), windows}."""
     import torch
 
     torch.manual_seed(0)
     vocab = SMOKE_VOCAB if smoke else VOCAB
-    windows, mfu = (ours(spec, vocab, micro, way == "packed", smoke) if way in ("ours", "packed")
-                    else plain(spec, vocab, micro, way == "titan", smoke))
+    windows, mfu, memory = (ours(spec, vocab, micro, way == "packed", smoke) if way in ("ours", "packed")
+                            else plain(spec, vocab, micro, way == "titan", smoke))
     middle = statistics.median(windows)
-    memory = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
-    return {"tokens_per_s": middle, "spread": (max(windows) - min(windows)) / middle, "mfu": mfu, "memory_gb": memory,
-            "windows": windows}
+    return {"tokens_per_s": middle, "spread": (max(windows) - min(windows)) / middle, "mfu": mfu,
+            "memory_gb": memory / 1e9, "windows": windows}
 
 
-def ours(spec: dict[str, Any], vocab: int, micro: int, packed: bool, smoke: bool) -> tuple[list[float], float | None]:
-    """The whole training loop, on shards written for it: tokens per second of each window, median MFU."""
+def ours(spec: dict[str, Any], vocab: int, micro: int, packed: bool, smoke: bool
+         ) -> tuple[list[float], float | None, float]:
+    """The whole training loop, on shards written for it: tokens per second of each window, median MFU, bytes."""
+    from unittest import mock
+
+    from trainer import checkpoint
     from trainer.metrics import read
     from trainer.parallel import world
     from trainer.run import open_run
     from trainer.train import train
 
-    with tempfile.TemporaryDirectory() as folder:
+    # the checkpoint at the end (13 GB of the 1 B model) comes after what is measured, and takes longer
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(checkpoint.Saver, "save"), world("auto") as here:
         run = store(Path(folder), spec, vocab, micro, packed, smoke)
-        with world("auto") as here:
-            train(open_run(str(run), None, None, []), here, None, lambda _text: None)
+        train(open_run(str(run), None, None, []), here, None, lambda text: print(text, file=sys.stderr, flush=True))
         steps = [line for line in read(run / "train" / "metrics.jsonl") if line["event"] == "step"]
-    # a window's figures stand in each of its steps
-    each = [steps[i] for i in range(WINDOW - 1, len(steps), WINDOW)][WARM:]
-    known = [line["mfu"] for line in each if line["mfu"] is not None]
-    return [line["tokens_per_s"] for line in each], statistics.median(known) if known else None
+    # a window's figures stand in each of its steps; the memory's peak since the line before in its last
+    each = [steps[i] for i in range(WINDOW - 1, len(steps), WINDOW)]
+    known = [line["mfu"] for line in each[WARM:] if line["mfu"] is not None]
+    return ([line["tokens_per_s"] for line in each[WARM:]], statistics.median(known) if known else None,
+            max(line.get("gpu_memory_bytes", 0) for line in each))
 
 
 def store(top: Path, spec: dict[str, Any], vocab: int, micro: int, packed: bool, smoke: bool) -> Path:
@@ -194,31 +248,29 @@ def store(top: Path, spec: dict[str, Any], vocab: int, micro: int, packed: bool,
     sequence, rng = spec["sequence"], np.random.default_rng(0)
     total = spec["batch"] * WINDOW * (WARM + WINDOWS)
     identity = hashlib.sha256(b"random tokens").hexdigest()
-    sets = {}
-    for split, tokens in (("train", total + 2 * sequence), ("val", 8 * sequence + 1)):
-        folder = top / "shards" / "random" / f"split={split}"
-        folder.mkdir(parents=True)
-        mean = max(8, min(600, sequence // 4))
-        lengths = rng.integers(mean // 2, mean * 3 // 2, 2 * tokens // mean) if packed else \
-            np.full(-(-tokens // sequence), sequence)
-        lengths = lengths[:int(np.searchsorted(lengths.cumsum(), tokens)) + 1]
-        body = rng.integers(1, vocab, int(lengths.sum()))
-        body[lengths.cumsum() - 1] = EOS
-        paths = {kind: folder / f"{kind}.tmp" for kind in ("body", "ends", "table")}
-        writer = ShardWriter(*(str(p) for p in paths.values()), vocab, EOS)
-        writer.add(body, lengths, [f"{i:032x}" for i in range(len(lengths))], 0, np.arange(len(lengths)), 3 * lengths)
-        facts = writer.close()
-        sums = {kind: hashlib.sha256(path.read_bytes()).hexdigest() for kind, path in paths.items()}
-        names = {kind: file_name(0, kind, sums[kind]) for kind in paths}
-        for kind, path in paths.items():
-            path.rename(folder / names[kind])
-        shard = Shard(index=0, **facts, **names, table_sha256=sums["table"])
-        made = Manifest("random", split, token_dtype(vocab).name, identity, vocab, EOS, shard.tokens, shard.documents,
-                        shard.text_bytes, (shard,))
-        made = Manifest(**{**{f: getattr(made, f) for f in made.__dataclass_fields__}, "sha256": made.identity()})
-        (folder / MANIFEST).write_text(made.dumps())
-        sets[split] = {"path": str(folder.relative_to(top)), "sha256": made.sha256, "tokens": made.tokens,
-                       "documents": made.documents, "bytes": made.text_bytes}
+    folder = top / "shards" / "random" / "split=train"        # nothing held out: evaluations would be compiled, too
+    folder.mkdir(parents=True)
+    mean, tokens = max(8, min(600, sequence // 4)), total + 2 * sequence
+    lengths = rng.integers(mean // 2, mean * 3 // 2, 2 * tokens // mean) if packed else \
+        np.full(-(-tokens // sequence), sequence)
+    lengths = lengths[:int(np.searchsorted(lengths.cumsum(), tokens)) + 1]
+    body = rng.integers(1, vocab, int(lengths.sum()))
+    body[lengths.cumsum() - 1] = EOS
+    paths = {kind: folder / f"{kind}.tmp" for kind in ("body", "ends", "table")}
+    writer = ShardWriter(*(str(p) for p in paths.values()), vocab, EOS)
+    writer.add(body, lengths, [f"{i:032x}" for i in range(len(lengths))], 0, np.arange(len(lengths)), 3 * lengths)
+    facts = writer.close()
+    sums = {kind: hashlib.sha256(path.read_bytes()).hexdigest() for kind, path in paths.items()}
+    names = {kind: file_name(0, kind, sums[kind]) for kind in paths}
+    for kind, path in paths.items():
+        path.rename(folder / names[kind])
+    shard = Shard(index=0, **facts, **names, table_sha256=sums["table"])
+    made = Manifest("random", "train", token_dtype(vocab).name, identity, vocab, EOS, shard.tokens, shard.documents,
+                    shard.text_bytes, (shard,))
+    made = replace(made, sha256=made.identity())
+    (folder / MANIFEST).write_text(made.dumps())
+    split = {"path": str(folder.relative_to(top)), "sha256": made.sha256, "tokens": made.tokens,
+             "documents": made.documents, "bytes": made.text_bytes}
     tokenizer = {"sha256": identity, "vocab_size": vocab, "eos": EOS, "path": "tokenizers/none/tokenizer.json"}
     recipe = {
         "curriculum": {"seed": 1, "total": total, "phases": [
@@ -229,7 +281,7 @@ def store(top: Path, spec: dict[str, Any], vocab: int, micro: int, packed: bool,
                   "evaluate": {"every": 10 ** 6, "windows": 1}, "checkpoint": {"every": 10 ** 6},
                   "sample": {"tokens": 0}}}
     curriculum, _ = resolve(recipe, {"random": {"name": "random", "tokenizer": identity,
-                                                "dtype": token_dtype(vocab).name, **sets}}, tokenizer)
+                                                "dtype": token_dtype(vocab).name, "train": split}}, tokenizer)
     run = top / "runs" / "speed"
     run.mkdir(parents=True)
     curriculum.save(run / "curriculum.json")
@@ -237,8 +289,9 @@ def store(top: Path, spec: dict[str, Any], vocab: int, micro: int, packed: bool,
     return run
 
 
-def plain(spec: dict[str, Any], vocab: int, micro: int, sharded: bool, smoke: bool) -> tuple[list[float], float | None]:
-    """The other two ways: tokens per second of each window, MFU of the median one."""
+def plain(spec: dict[str, Any], vocab: int, micro: int, sharded: bool, smoke: bool
+          ) -> tuple[list[float], float | None, float]:
+    """The two ways without us: tokens per second of each window, MFU of the median one, bytes at the peak."""
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -247,64 +300,71 @@ def plain(spec: dict[str, Any], vocab: int, micro: int, sharded: bool, smoke: bo
     from trainer.model import ModelConfig
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.float32 if smoke else torch.bfloat16
+    cuda, dtype = device.type == "cuda", torch.float32 if smoke else torch.bfloat16
     torch.set_float32_matmul_precision("high")
-    model = decoder(spec["model"], vocab, spec["sequence"]).to(device)
+    with device:
+        model = decoder(spec["model"], vocab, spec["sequence"], dtype)
+
+    def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    def loss_of(tokens: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
+
     if sharded:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0,
-                                world_size=1)
+        dist.init_process_group("nccl" if cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
         mesh = init_device_mesh(device.type, (1,))
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         for block in model.blocks:
             if not smoke:
-                block.forward = torch.compile(block.forward)      # FSDP's hooks stay outside
+                block.forward = torch.compile(block.forward, dynamic=False)      # FSDP's hooks stay outside
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
-    loss_of = model if sharded or smoke else torch.compile(model, dynamic=False)
-    cross_entropy = F.cross_entropy if smoke or not sharded else torch.compile(F.cross_entropy)
+        cross_entropy = cross_entropy if smoke else torch.compile(cross_entropy, dynamic=False)
+    elif not smoke:
+        loss_of = torch.compile(loss_of, dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     rows = max(1, micro // spec["sequence"])
     parts = max(1, spec["batch"] // (rows * spec["sequence"]))
-    tokens = torch.randint(1, vocab, (parts, rows, spec["sequence"] + 1)).pin_memory() if device.type == "cuda" else \
-        torch.randint(1, vocab, (parts, rows, spec["sequence"] + 1))
+    tokens = torch.randint(1, vocab, (parts, rows, spec["sequence"] + 1))
+    tokens = tokens.pin_memory() if cuda else tokens
 
     def step() -> None:
         for i, part in enumerate(tokens):
-            part = part.to(device, non_blocking=True)
             if sharded:
                 model.set_requires_gradient_sync(i == len(tokens) - 1)
-                logits = loss_of(part[:, :-1])
-                loss = cross_entropy(logits.flatten(0, 1).float(), part[:, 1:].flatten())
-            else:
-                with torch.autocast(device.type, dtype, enabled=not smoke):
-                    loss = loss_of(part[:, :-1], part[:, 1:])
+            with torch.autocast(device.type, dtype, enabled=not sharded and not smoke):
+                loss = loss_of(part.to(device, non_blocking=True))
             (loss / len(tokens)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    speeds, count = [], tokens[:, :, 1:].numel()
+    speeds, count = [], parts * rows * spec["sequence"]
     for _ in range(WARM + WINDOWS):
         began = time.perf_counter()
         for _ in range(WINDOW):
             step()
-        if device.type == "cuda":
+        if cuda:
             torch.cuda.synchronize()
         speeds.append(WINDOW * count / (time.perf_counter() - began))
+        print(f"{speeds[-1]:,.0f} tokens/s", file=sys.stderr, flush=True)
     if sharded:
         dist.destroy_process_group()
     flops = step_flops(ModelConfig(**spec["model"]), vocab, count, count * spec["sequence"])
     speeds = speeds[WARM:]
     top = peak(device)
-    return speeds, statistics.median(speeds) * flops / count / top if top else None
+    return (speeds, statistics.median(speeds) * flops / count / top if top else None,
+            torch.cuda.max_memory_allocated() if cuda else 0)
 
 
-def decoder(shape: dict[str, int], vocab: int, length: int) -> Any:
-    """A Llama decoder as one writes it in an afternoon, of the trainer's shape (tied embedding, no biases)."""
+def decoder(shape: dict[str, int], vocab: int, length: int, dtype: Any) -> Any:
+    """A Llama decoder as one writes it in an afternoon, of the trainer's shape (tied embedding, no biases). `dtype` of
+    the residual stream: under autocast it would be float32 without being told."""
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -348,14 +408,12 @@ def decoder(shape: dict[str, int], vocab: int, length: int) -> Any:
                 if p.ndim > 1:
                     nn.init.normal_(p, std=0.02)
 
-        def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-            """Logits, or with targets the loss."""
-            x = self.embed(tokens)
-            cos, sin = self.cos[: tokens.shape[1]].to(x.dtype), self.sin[: tokens.shape[1]].to(x.dtype)
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.embed(tokens).to(dtype)
+            cos, sin = self.cos[: tokens.shape[1]].to(dtype), self.sin[: tokens.shape[1]].to(dtype)
             for block in self.blocks:
                 x = block(x, cos, sin)
-            logits = F.linear(self.norm(x), self.embed.weight)
-            return logits if targets is None else F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+            return F.linear(self.norm(x), self.embed.weight)
 
     return Decoder()
 

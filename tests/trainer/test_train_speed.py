@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks import train_speed
+from tests.chaos.processes import alive, until
 from trainer.model import ModelConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,43 +50,69 @@ def test_the_shapes_have_the_sizes_they_are_called_by():
 
 def test_the_baseline_has_the_parameters_of_the_trainers_model():
     for spec in (train_speed.SMOKE, {"model": {**train_speed.SMOKE["model"], "layers": 3, "kv_heads": 4}}):
-        model = train_speed.decoder(spec["model"], 100, 16)
+        model = train_speed.decoder(spec["model"], 100, 16, torch.float32)
         assert sum(p.numel() for p in model.parameters()) == ModelConfig(**spec["model"]).parameters(100)
 
 
-def processes(monkeypatch, *outcomes):
-    """subprocess.run that ends as told, one after the other; the micro-batches it was asked for."""
+def children(monkeypatch, *outcomes):
+    """Measurements that end as told, one after the other; the micro-batches that were asked for."""
     asked, waiting = [], list(outcomes)
 
-    def run(command, **_):
+    def child(command, _seconds):
         asked.append(int(command[-1]))
-        outcome = waiting.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        code, out, err = outcome
-        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
+        return waiting.pop(0)
 
-    monkeypatch.setattr(train_speed.subprocess, "run", run)
+    monkeypatch.setattr(train_speed, "child", child)
     return asked
 
 
 def test_memory_that_runs_out_halves_the_micro_batch(monkeypatch):
     full = (1, "", "torch.OutOfMemoryError: CUDA out of memory.")
-    asked = processes(monkeypatch, full, full, (0, 'noise\n{"tokens_per_s": 7}\n', ""))
-    assert train_speed.supervise("1b", "ours", 32768, 4096, 9) == {"micro": 8192, "tokens_per_s": 7}
-    assert asked == [32768, 16384, 8192]
-    asked = processes(monkeypatch, full, full)                          # down to one sequence, and no further
+    asked = children(monkeypatch, full, full, (0, 'noise\n{"tokens_per_s": 7}\n', ""))
+    found = train_speed.supervise("1b", "ours", 32768, 4096, 9)
+    assert (found["micro"], found["tokens_per_s"]) == (8192, 7) and asked == [32768, 16384, 8192]
+    asked = children(monkeypatch, full, full)                           # down to one sequence, and no further
     assert "out of memory" in train_speed.supervise("1b", "ours", 8192, 4096, 9)["error"] and asked == [8192, 4096]
 
 
 @pytest.mark.parametrize(("outcome", "said"), [
     ((1, "", "Traceback\nRuntimeError: no kernel image"), "no kernel image"), ((-9, "", ""), "exit code -9"),
-    (subprocess.TimeoutExpired("x", 9), "no result after 9 s")])
+    ((None, "", "compiling"), "no result after 9 s")])
 def test_what_fails_is_a_line_of_the_table(monkeypatch, outcome, said):
-    processes(monkeypatch, outcome)
+    children(monkeypatch, outcome)
     found = train_speed.supervise("125m", "titan", 4096, 2048, 9)
     assert said in found["error"]
     assert f"failed: {found['error']}" in train_speed.row({"model": "125m", "way": "titan", **found})
+
+
+def test_a_measurement_that_takes_too_long_leaves_nothing_behind(tmp_path):
+    """torch's compile workers are children of it, and would hold its pipes."""
+    script = f"sleep 1000 & echo $! > {tmp_path}/worker; echo said; echo compiling >&2; sleep 1000"
+    assert train_speed.child(["sh", "-c", script], 0.5) == (None, "said\n", "compiling\n")
+    worker = Path(tmp_path, "worker").read_text().strip()
+    until(lambda: not alive(int(worker)), 30, "the end of the worker")
+    assert train_speed.child(["sh", "-c", "echo 1; exit 3"], math.inf) == (3, "1\n", "")
+
+
+@no_gpu
+def test_it_goes_on_where_time_ran_out(tmp_path, monkeypatch, capsys):
+    """What failed is measured again; what another device or torch measured counts for nothing."""
+    out = tmp_path / "speed.json"
+    good = (0, '{"tokens_per_s": 7, "spread": 0, "mfu": null, "memory_gb": 0}', "")
+
+    def main(*more: str) -> list[str]:
+        monkeypatch.setattr(train_speed.sys, "argv", ["train_speed", "--out", str(out), *more])
+        train_speed.main()
+        return [r["way"] for r in json.loads(out.read_text())["results"] if "error" not in r]
+
+    children(monkeypatch, good, (1, "", "no"))
+    assert main("--ways", "ours", "nanochat") == ["ours"]
+    assert main("--minutes", "0.1") == ["ours"] and "out of time before smoke nanochat" in capsys.readouterr().out
+    asked = children(monkeypatch, good, good, good)
+    assert main() == ["ours", "nanochat", "titan", "packed"] and len(asked) == 3
+    out.write_text(out.read_text().replace(torch.__version__, "0.1"))
+    children(monkeypatch, good)
+    assert main("--ways", "packed") == ["packed"]
 
 
 @pytest.mark.parametrize(("mfu", "said"), [(0.46, "goal reached"), (0.40, "floor reached"), (0.3, "neither reached")])
