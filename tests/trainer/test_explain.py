@@ -30,7 +30,8 @@ def dataset(store: Path, name: str, keys: tuple[str, ...]) -> None:
     folder.mkdir(parents=True)
     path = store / "shards" / name / "split=train" / MANIFEST
     path.write_text(replace(Manifest.from_json(json.loads(path.read_text()), "x"), parts=keys).dumps())
-    rows = [{"id": f"{i:032x}", "text": f"text {i} \x1b[31mred " + "x" * 999, "url": f"https://{name}.example/{i}",
+    rows = [{"id": f"{i:032x}", "text": (f"text {i} \x1b[31mred " + "x" * 999)[:1000] + "y" * 9000,
+             "url": f"https://{name}.example/{i}" if i % 2 else "", "locator": {"file": f"{name}/{i}.txt", "offset": 0},
              "source": name, "language": "en", "signals": {"quality": i / 7, "absent": None}, "meta": "{}"}
             for i in range(DOCUMENTS)]
     pq.write_table(pa.Table.from_pylist(rows), folder / "part-000000.parquet", row_group_size=50)
@@ -98,7 +99,8 @@ def test_what_the_dataset_says_is_added(run, capsys):
     flat = [(row["stream"], d) for row in found["rows"] for d in row["documents"]]
     assert {stream for stream, _ in flat} == {"web", "code"}
     for stream, d in flat:
-        assert d.get("url") == (f"https://web.example/{int(d['id'], 16)}" if stream == "web" else None)
+        n = int(d["id"], 16)
+        assert d.get("url") == ((f"https://web.example/{n}" if n % 2 else "") if stream == "web" else None)
         assert "text" not in d
     missing = sum(stream == "code" for stream, _ in flat)
     assert found["not_at_hand"].startswith(f"{missing} of {len(flat)} documents are not in ")
@@ -109,6 +111,17 @@ def test_what_the_dataset_says_is_added(run, capsys):
     assert d["signals"] == {"quality": int(d["id"], 16) / 7}
     assert (d["dataset"], d["verdict"], len(d["text"])) == ("web-clean", "kept", 400)
     assert said(capsys, run, STEP, "--row", 4)["rows"][0]["loss"] == 9.5
+
+
+def test_of_a_piece_its_place_in_the_document_is_told_and_the_text_from_there(run, capsys):
+    """Not the beginning of a long document, which another step may have read."""
+    rows = [row for row in said(capsys, run, STEP)["rows"] if row["stream"] == "web"]
+    row, d = next((row["row"], d) for row in rows for d in row["documents"] if d["begins"] > d["of"] / 5)
+    text = shown(capsys, run, STEP, "--row", row)
+    assert f" of {d['of']:,} tokens from {d['begins']:,}  {d['id']}" in text
+    assert "  … yyyyy" in text
+    [inside] = [line for line in text.splitlines() if d["id"] in line]
+    assert inside.endswith(d["url"] or f"web/{int(d['id'], 16)}.txt")      # files have no URL
 
 
 def test_people_read_it_without_their_terminal_obeying(run, capsys):

@@ -32,7 +32,7 @@ TELLING = 5
 READERS = 16
 #: characters of a document's text that are shown
 EXCERPT = 400
-LIGHT = ("id", "url", "source", "language")
+LIGHT = ("id", "url", "locator", "source", "language")
 #: what a terminal would obey instead of showing it
 CONTROL = dict.fromkeys((*range(32), *range(127, 160), *range(0x200B, 0x2010), *range(0x2028, 0x202F),
                          *range(0x2066, 0x206A)), " ")
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
     explain.add_argument("step", metavar="STEP", type=positive, help="number of the step, as printed (from 1)")
     which = explain.add_mutually_exclusive_group()
     which.add_argument("--row", type=positive, metavar="N", help="only row N of the step (from 1), with signals and "
-                                                                 "the beginning of its texts")
+                                                                 "texts from about where it reads them")
     which.add_argument("--worst", type=positive, metavar="N", help="only the N rows with the highest loss, likewise")
     explain.add_argument("--json", action="store_true", help="one JSON object")
 
@@ -122,7 +122,7 @@ def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
 
 def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bool, pool: Executor) -> str | None:
     """Add to each document what its published dataset (below `top`/datasets) says of it: url, source and language, and,
-    if `whole`, signals, meta and the text's beginning. Returns what to say when some are not there."""
+    if `whole`, signals, meta and some text. Returns what to say when some are not there."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -154,13 +154,20 @@ def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bo
 def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str, Any]], whole: bool) -> bool:
     """Add what the rows `at` of a part say; whether it is there. A row of another id is not the document: the dataset
     has changed."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
+
+    from trainer.config import ConfigError
 
     try:
         source = store.open_input_file(part)
     except FileNotFoundError:
         return False
-    with source, pq.ParquetFile(source) as file:
+    try:
+        file = pq.ParquetFile(source)
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"{part}: damaged ({error}); run the recipe that writes {dataset} again") from None
+    with source, file:
         columns = [c for c in (*LIGHT, *(("signals", "meta", "text") if whole else ())) if c in file.schema_arrow.names]
         start = 0
         for group in range(file.num_row_groups):
@@ -171,8 +178,10 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
                 [said] = table.slice(d["at"] - start, 1).to_pylist()
                 if said.pop("id") != d["id"]:
                     continue
-                if "text" in said:
-                    said["text"] = (said["text"] or "")[:EXCERPT]
+                if "text" in said:                   # about where the row begins to read it: tokens are of many lengths
+                    text = said["text"] or ""
+                    begins = len(text) * d["begins"] // d["of"]
+                    said["text"] = text[begins:begins + EXCERPT]
                 if "signals" in said:
                     said["signals"] = {k: v for k, v in (said["signals"] or {}).items() if v is not None}
                 d.update(said, dataset=dataset, verdict="kept")
@@ -276,14 +285,16 @@ def told(found: dict[str, Any]) -> str:
 def document(d: dict[str, Any]) -> list[str]:
     first, stop = d["tokens"]
     whole = "" if stop - first >= d["of"] else f" of {d['of']:,}"
-    named = [d.get("source"), d.get("language"), d.get("url")] if "dataset" in d else []
-    out = [f"  {stop - first:>6,}{whole} tokens from {first:,}  {d['id']}  {'  '.join(str(x) for x in named if x)}"]
+    place = d.get("url") or (d.get("locator") or {}).get("file")     # what came from files has no URL
+    named = [d.get("source"), d.get("language"), place] if "dataset" in d else []
+    out = [f"  {stop - first:>6,}{whole} tokens from {d['begins']:,}  {d['id']}  "
+           f"{'  '.join(str(x) for x in named if x)}"]
     if d.get("signals"):
         out.append(f"         kept in {d['dataset']}: " + "  ".join(f"{k}={v:.4g}" for k, v in d["signals"].items()))
     if d.get("meta") not in (None, "", "{}"):
         out.append(f"         {d['meta']}")
     if d.get("text"):
-        out.append(f"         {d['text']}" + (" …" if len(d["text"]) == EXCERPT else ""))
+        out.append(f"         {'… ' * (d['begins'] > 0)}{d['text']}" + (" …" if len(d["text"]) == EXCERPT else ""))
     return [line.translate(CONTROL).rstrip() for line in out]
 
 
