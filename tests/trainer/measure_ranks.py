@@ -4,13 +4,10 @@ measure what the hooks see and train; with one, train with these overrides into 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from trainer.attention import document_mask
@@ -23,7 +20,6 @@ from trainer.parallel import World, gather_gradients, shard, world
 from trainer.run import Run, open_run
 from trainer.train import train
 
-ROOT = Path(__file__).resolve().parents[2]
 #: rows of the step; each is a micro-batch
 ROWS, STEPS = 8, 3
 
@@ -72,22 +68,6 @@ def plain_norms(run: Run, rank: int, size: int) -> list[float]:
         grads = torch.autograd.grad(loss(model, part, scale), list(model.parameters()))
         found.append(sum(g.square().sum().item() for g in grads))
     return found
-
-
-def launch(run: Path, out: Path, ranks: int, *more: str) -> None:
-    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port),
-                   "WORLD_SIZE": str(ranks), "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
-    started = [subprocess.Popen([sys.executable, "-m", "tests.trainer.measure_ranks", str(run), str(out),
-                                 *more], cwd=ROOT, env={**environment, "RANK": str(r)},
-                                stderr=subprocess.PIPE, text=True)
-               for r in range(ranks)]
-    try:
-        errors = [process.communicate(timeout=150)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * ranks, errors
 
 
 def main(run: str, out: str, name: str = "two", *overrides: str) -> None:

@@ -115,21 +115,23 @@ def moved(parameters: list[nn.Parameter], gradients: list[list[torch.Tensor]], h
     return [whole(p.detach()) for p in parameters], calls.call_count
 
 
-#: of four ranks: mesh and placements
-LAYOUTS = {"fsdp": ((4,), [Shard(0)]), "hybrid": ((2, 2), [Replicate(), Shard(0)]),
-           "rowwise": ((2, 2), [Shard(0), Shard(1)])}
+#: number of ranks → layout → mesh and placements
+LAYOUTS = {2: {"fsdp": ((2,), [Shard(0)])},
+           4: {"fsdp": ((4,), [Shard(0)]), "hybrid": ((2, 2), [Replicate(), Shard(0)]),
+               "rowwise": ((2, 2), [Shard(0), Shard(1)])}}
 
 
 def muon(here: World, out: Path) -> None:
-    """Four ranks: matrices in every layout, and tensor parallelism under FSDP2."""
+    """Matrices in every layout, and on four ranks tensor parallelism under FSDP2."""
     made, calls = {}, {}
-    for layout, (mesh_shape, placements) in LAYOUTS.items():
+    for layout, (mesh_shape, placements) in LAYOUTS[here.size].items():
         mesh = init_device_mesh("cpu", mesh_shape)
         for name, (rows, cols, many) in SHAPES.items():
             values, gradients = starts(rows, cols, many)
             parameters = [nn.Parameter(distribute_tensor(v, mesh, placements)) for v in values]
             made[f"{layout} {name}"], calls[f"{layout} {name}"] = moved(parameters, gradients, here)
-    made["tensor parallel"] = tensor_parallel(here)
+    if here.size == 4:
+        made["tensor parallel"] = tensor_parallel(here)
     if here.first:
         torch.save(made, out / "muon.pt")
         (out / "muon.json").write_text(json.dumps(calls))
@@ -165,6 +167,7 @@ def main(what: str, out: str, run: str = "") -> None:
             found = {kind: skips(here, kind) for kind in KINDS}
             (Path(out) / f"skips.{here.rank}.json").write_text(json.dumps(found))
             trainings(run, Path(out), here)
+            muon(here, Path(out))
 
 
 if __name__ == "__main__":

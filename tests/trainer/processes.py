@@ -12,8 +12,9 @@ import torch.distributed as dist
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def launch(module: str, size: int, *arguments: str, timeout: float = 150) -> None:
-    """`python -m module *arguments` as `size` ranks; fails, with what they said, unless all end well."""
+def launch(module: str, size: int, *arguments: str, timeout: float = 150, ends: int = 0) -> list[str]:
+    """`python -m module *arguments` as `size` ranks; returns what each said on stderr. Fails, with that, unless all end
+    with the code `ends`."""
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port),
                    "WORLD_SIZE": str(size), "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
@@ -24,4 +25,5 @@ def launch(module: str, size: int, *arguments: str, timeout: float = 150) -> Non
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(errors)[-4000:]
+    assert [rank.returncode for rank in ranks] == [ends] * size, "\n".join(errors)[-4000:]
+    return errors

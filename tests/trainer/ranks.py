@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from trainer import train as loop
@@ -24,7 +21,6 @@ from trainer.parallel import ParallelConfig, World, arranged, clip, shard, world
 from trainer.run import open_run
 from trainer.tools.doctor import copies_and_twins
 
-ROOT = Path(__file__).resolve().parents[2]
 #: divides over two tensor ranks, and what is left divides over nothing
 MODEL = {"layers": 2, "width": 40, "heads": 4, "kv_heads": 2, "ffn": 54, "qk_norm": True}
 #: trainings of test_parallel.py: name → what is set; each is of 22 steps
@@ -39,22 +35,6 @@ FOUR = {"full": [], "none": ["parallel.shard=none", "micro_batch=32"],
 
 def quiet(_text: str) -> None:
     pass
-
-
-def launch(job: str, run: str, out: Path, ranks: int, seconds: int = 150) -> None:
-    """Do `job` in `ranks` processes. Raises AssertionError, with what they wrote to stderr, unless all end well."""
-    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port), "OMP_NUM_THREADS": "1",
-                   "WORLD_SIZE": str(ranks), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    processes = [subprocess.Popen([sys.executable, "-m", "tests.trainer.ranks", job, run, str(out)], cwd=ROOT,
-                                  env={**environment, "RANK": str(r)}, stderr=subprocess.PIPE, text=True)
-                 for r in range(ranks)]
-    try:
-        errors = [p.communicate(timeout=seconds)[1] for p in processes]
-    finally:
-        for p in processes:
-            p.kill()
-    assert [p.returncode for p in processes] == [0] * ranks, "\n".join(errors)
 
 
 @torch.no_grad()

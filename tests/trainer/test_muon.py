@@ -54,28 +54,33 @@ def test_another_rule_is_told_from_torch_muon(alone, keys):
     assert distance(ours, after) > 0.1 * distance(before, after)
 
 
-def test_ranks_and_layouts_change_nothing(out, alone):
-    """Four ranks that share rows, two pairs of them (hybrid), and what tensor parallelism makes of rows."""
+def same_as_one(out, ranks, alone):
+    """Every layout gives what one process gives; those that divide rows by two all-to-alls a shape and step."""
     got = torch.load(out / "muon.pt", weights_only=True)
-    for layout in LAYOUTS:
+    for layout in LAYOUTS[ranks]:
         for name, shape in SHAPES.items():
             values, gradients = starts(*shape)
             one, _ = moved([nn.Parameter(v) for v in values], gradients, alone)
             assert distance(one, got[f"{layout} {name}"]) < 2e-5, (layout, name)
+    calls = json.loads((out / "muon.json").read_text())
+    assert {key: n for key, n in calls.items() if not key.startswith("rowwise")} == \
+        {f"{layout} {name}": 6 for layout in LAYOUTS[ranks] if layout != "rowwise" for name in SHAPES}
 
 
+@pytest.mark.slow
+def test_ranks_and_layouts_change_nothing(out, alone):
+    """Four ranks that share rows, two pairs of them (hybrid), and what tensor parallelism makes of rows. (Two ranks:
+    test_optim.py.)"""
+    same_as_one(out, 4, alone)
+
+
+@pytest.mark.slow
 def test_tensor_parallel_columns_and_rows_under_fsdp(out, alone):
     got = torch.load(out / "muon.pt", weights_only=True)["tensor parallel"]
     for shape, ours in zip(((13, 26, 1), (26, 13, 1)), got):
         values, gradients = starts(*shape)
         one, _ = moved([nn.Parameter(v) for v in values], gradients, alone)
         assert distance(one, [ours]) < 2e-5
-
-
-def test_two_all_to_alls_a_shape_and_step(out):
-    calls = json.loads((out / "muon.json").read_text())
-    assert {key: n for key, n in calls.items() if not key.startswith("rowwise")} == \
-        {f"{layout} {name}": 6 for layout in ("fsdp", "hybrid") for name in SHAPES}
 
 
 def test_scalings():

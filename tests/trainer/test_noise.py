@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.trainer.measure_ranks import ROWS, STEPS, launch, plain_norms
+from tests.trainer.measure_ranks import ROWS, STEPS, plain_norms
+from tests.trainer.processes import launch
 from tests.trainer.synthetic import make_run
 from trainer import norms
 from trainer.noise import KEEP, MicroNorms, NoiseScale, estimate
@@ -87,7 +88,7 @@ def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("noise")
     run = make_run(folder / "store", documents=300, total=3840, train={"log_every": 1, "micro_batch": 32},
                    phases=[{"name": "a", "until": "100%", "sequence": 32, "batch": 32 * 8, "mix": {"web": 1}}])
-    launch(run, folder, 2)
+    launch("tests.trainer.measure_ranks", 2, str(run), str(folder))
     return run, folder
 
 
@@ -131,7 +132,7 @@ def test_four_ranks_in_a_mesh_estimate_the_same(tmp_path, parallel):
     run = make_run(tmp_path / "store", documents=300, total=3840, train={"log_every": 1, "micro_batch": 32},
                    model={"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "qk_norm": True},
                    phases=[{"name": "a", "until": "100%", "sequence": 32, "batch": 32 * ROWS, "mix": {"web": 1}}])
-    launch(run, tmp_path, 4, "four", f"parallel={parallel}")
+    launch("tests.trainer.measure_ranks", 4, str(run), str(tmp_path), "four", f"parallel={parallel}")
     agree(alone_into(run, tmp_path / "one"), measured(tmp_path / "four"))
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from tests.trainer.optim_ranks import KINDS, configured, quiet, skips
 from tests.trainer.processes import launch
 from tests.trainer.synthetic import make_run
+from tests.trainer.test_muon import same_as_one
 from trainer import optim
 from trainer import train as loop
 from trainer.config import ConfigError
@@ -221,6 +222,10 @@ def test_a_skipped_step_changes_nothing_on_two_ranks_one_of_which_is_poisoned(ki
     for rank in range(2):
         found = json.loads((out[1] / f"skips.{rank}.json").read_text())[kind]
         assert all(found.values()), (rank, found)
+
+
+def test_muon_on_two_ranks_is_muon_on_one(out, alone):
+    same_as_one(out[1], 2, alone)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,17 +4,14 @@ can show by itself."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.trainer.ranks import FOUR, MODEL, ROOT, built, initial_hashes, launch, quiet
+from tests.trainer.processes import launch
+from tests.trainer.ranks import FOUR, MODEL, built, initial_hashes, quiet
 from tests.trainer.synthetic import make_run
 from tests.trainer.test_parity import losses, norms, parity
 from trainer import checkpoint as ckpt
@@ -41,7 +38,7 @@ def four(run, tmp_path_factory):
     with world("cpu") as here:
         (out / "init.alone.json").write_text(json.dumps(initial_hashes(run, here)))
         loop.train(open_run(run, None, str(out / "one"), []), here, 30, quiet)
-    launch("parallel", run, out, 4, seconds=300)
+    launch("tests.trainer.ranks", 4, "parallel", run, str(out), timeout=300)
     with world("cpu") as here:
         for name in FOUR:
             loop.train(open_run(run, None, str(out / name), []), here, 30, quiet)
@@ -226,17 +223,7 @@ def test_a_model_that_does_not_divide_is_refused_when_the_run_is_opened(run):
 
 def test_a_rank_that_fails_ends_and_the_others_with_it():
     """While they wait for it in a collective, and though (as with NCCL) leaving in good order is one, too."""
-    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port), "WORLD_SIZE": "2",
-                   "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    ranks = [subprocess.Popen([sys.executable, "-m", "tests.trainer.fault_ranks"], cwd=ROOT, stderr=subprocess.PIPE,
-                              text=True, env={**environment, "RANK": str(r)}) for r in range(2)]
-    try:
-        said = [rank.communicate(timeout=120)[1] for rank in ranks]      # a collective's own limit is 600 s
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [1, 1]
+    said = launch("tests.trainer.fault_ranks", 2, ends=1)            # a collective's own limit is 600 s
     assert "the disk is gone" in said[1] and "the disk is gone" not in said[0]
 
 

@@ -9,7 +9,8 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.trainer.ranks import MODEL, TWO, initial_hashes, launch, one_global_seed, quiet, text
+from tests.trainer.processes import launch
+from tests.trainer.ranks import MODEL, TWO, initial_hashes, one_global_seed, quiet, text
 from tests.trainer.synthetic import make_run
 from trainer import checkpoint as ckpt
 from trainer import train as loop
@@ -43,7 +44,7 @@ def out(tmp_path_factory):
         loop.train(open_run(run, None, str(out / "one-then-two"), []), here, 30, quiet)
         with mock.patch.object(loop, "initialise", one_global_seed):
             loop.train(open_run(run, None, str(out / "mutant-one"), []), here, 22, quiet)
-    launch("parity", run, out, 2)
+    launch("tests.trainer.ranks", 2, "parity", run, str(out))
     with world("cpu") as here:
         loop.train(open_run(run, None, str(out / "two-then-one"), []), here, None, quiet)
     return out
