@@ -8,6 +8,7 @@ modules import torch (and what imports it) inside `run`, so that --help answers 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -60,8 +61,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except failures() as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"error: {error.strerror}{f': {error.filename}' if error.filename else ''}; make room where checkpoints "
+              f"and metrics go ({getattr(options, 'out', None) or 'RUN/train'}); the same command goes on from the "
+              f"latest checkpoint", file=sys.stderr)
+        return 1
     except SystemExit as stop:
         return int(stop.code or 0)
+    except KeyboardInterrupt:             # during set-up, or a second one: not 130, for which a launcher lets others save
+        print("stopped: nothing was saved", file=sys.stderr)
+        return 1
 
 
 def failures() -> tuple[type[Exception], ...]:

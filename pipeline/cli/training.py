@@ -12,9 +12,6 @@ def forward(arguments: Sequence[str]) -> int:
         from trainer.__main__ import main
 
         return main(list(arguments))
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 1
     except ModuleNotFoundError as e:
         if e.name != "torch":
             raise

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.training import forward
 from tests.chaos.processes import until
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import COMMANDS, main
@@ -63,6 +64,17 @@ def test_one_rank_that_fails_ends_all_of_them_and_is_named(stand_in, monkeypatch
     assert local.launch(["run"], 2) == code
     told = capfd.readouterr().err
     assert said in told if said else not told
+
+
+def test_ctrl_c_during_set_up_is_no_traceback(tmp_path, monkeypatch, capfd):
+    """torch takes seconds to import, on eight ranks at once; also through `tokenmill train`."""
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainer.run.open_run", interrupted)
+    for command in (main, forward):
+        assert command(["run", str(tmp_path)]) == 1
+        assert capfd.readouterr().err == "stopped: nothing was saved\n"
 
 
 def test_nobody_trains_on_when_the_launcher_is_killed(tmp_path):
