@@ -63,8 +63,8 @@ def memory(run: Run, ranks: int, machine: Machine, measured: bool) -> list[str]:
             found = measure(config, vocab, ranks, rows, length, size)
             here = replace(config, parallel=replace(parallel, offload=False))
             alike = sum(estimate(here, vocab, ranks, rows * length, size, fused=False).values())
-            lines.append(f"           measured on fake tensors of {ranks} ranks: {gb(found)} with the CPU's kernels, "
-                         f"which keep more; the formula for them: {gb(alike)}")
+            lines.append(f"           measured on fake tensors of {ranks} rank{'s' * (ranks > 1)}: {gb(found)} with "
+                         f"the CPU's kernels, which keep more; the formula for them: {gb(alike)}")
         except RuntimeError as error:
             lines.append(f"           not measured: {error}")
     if parallel.tensor > 1:
@@ -96,4 +96,5 @@ def batches(phase: Phase) -> str:
 
 
 def gb(size: float) -> str:
-    return f"{size / 1e9:.2f} GB"
+    """'3.20 GB', '41.70 MB'."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"

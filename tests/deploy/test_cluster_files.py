@@ -318,12 +318,15 @@ def test_a_recipe_for_gpu_nodes_is_what_its_head_says(tmp_path, name, ranks, gig
         assert phase.batch % ranks == 0 and phase.batch * phase.sequence % (ranks * config.micro_batch) == 0
     from trainer.plan import plan
     from trainer.run import Run
+    from trainer.tools.memory import FILL, estimate, micro_batch
 
-    said = plan(Run(tmp_path, tmp_path, tmp_path, curriculum, config), ranks)
-    assert "anneal" in said
-    state = 16 * config.model.parameters(vocab) / min(ranks, 8)
-    activations = 34 * config.model.layers * config.model.width * config.micro_batch
-    assert state + activations < 0.85 * gigabytes * 1e9
+    run = Run(tmp_path, tmp_path, tmp_path, curriculum, config)
+    assert "anneal" in plan(run, ranks)
+    rows, length, several = micro_batch(run, ranks)
+    parts = estimate(config, vocab, ranks, rows * length, 2, several)
+    assert sum(parts.values()) < FILL * gigabytes * 1e9
+    said = " ".join(re.sub(r"^# ?", "", line) for line in path.read_text().splitlines() if line.startswith("#"))
+    assert re.search(rf"{parts['activations'] / 1e9:.0f} GB, in all {sum(parts.values()) / 1e9:.0f} of", said)
 
 
 def test_the_network_policy_is_about_these_pods_and_their_ports():

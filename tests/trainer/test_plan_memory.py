@@ -85,7 +85,19 @@ def test_the_table_takes_the_largest_that_fits():
     assert "checkpointing none" not in tight
     assert "train.micro_batch" in tight
     assert "nothing fits" in table(made, VOCAB, 16, LENGTH, 2, 1e6, 16)[1]
-    assert "no device" in table(made, VOCAB, 16, LENGTH, 2, None, 16)[1]
+    assert "--memory 141GB" in table(made, VOCAB, 16, LENGTH, 2, None, 16)[1]
+
+
+def test_the_advice_is_for_the_way_the_run_is_divided():
+    """Copies of everything on each rank take more than an eighth of it: a smaller micro-batch fits."""
+    counts, length = {}, 64
+    whole = sum(estimate(config(parallel={"shard": "none"}), VOCAB, 16, 4 * length, 2, True).values())
+    for parallel in ({"shard": "none"}, {"shard": "full"}, {"shard": "hybrid", "shard_size": 2}):
+        made = config(parallel=parallel)
+        lines, best = table(made, VOCAB, 16, length, 2, whole / FILL + 1, 16)
+        counts[made.parallel.shard] = int(best.split()[-1]) // length
+    assert counts["none"] == 4 < counts["full"]
+    assert "hybrid 2" in lines[0]
 
 
 def test_amounts_and_devices():
@@ -113,5 +125,6 @@ def test_plan_of_a_run(tmp_path, capsys):
                  "GPU-hours of NVIDIA H100 80GB HBM3 at 40% MFU = $", "hours on 4"):
         assert text in said
     assert main(["plan", str(run), "--gpu", "V100"]) == 2
+    assert main(["plan", str(run), "--price", "-2"]) == 2
     assert main(["plan", str(run), "--ranks", "3", "--set", "parallel.tensor=2"]) == 2
     assert "train.parallel.tensor: 2 does not divide 3 ranks" in capsys.readouterr().err

@@ -24,16 +24,16 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: i
 @no_gpu
 def test_without_cuda_it_says_so_and_writes_what_it_found(tmp_path):
     done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "train_speed.py"), "--out", "speed.json", "--ways",
-                           "titan"], cwd=tmp_path, capture_output=True, text=True, timeout=280)
+                           "nanochat"], cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no CUDA device" in done.stdout and "mean nothing" in done.stdout
     found = json.loads((tmp_path / "speed.json").read_text())
     assert found["smoke"] and found["device"] == "cpu" and found["peak_flops"] is None
-    assert [r["way"] for r in found["results"]] == ["titan"]
+    assert [r["way"] for r in found["results"]] == ["nanochat"]
 
 
 @no_gpu
-@pytest.mark.parametrize("way", ["ours", "packed", "nanochat"])
+@pytest.mark.parametrize("way", train_speed.WAYS)
 def test_every_way_trains_a_tiny_model(way):
     found = train_speed.measure(train_speed.SMOKE, way, 256, True)
     assert len(found["windows"]) == train_speed.WINDOWS and min(found["windows"]) > 0

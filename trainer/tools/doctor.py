@@ -154,6 +154,7 @@ def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
     """What the plan wants of a rank beside what is free, and of the disk."""
     import torch
 
+    from trainer.plan import gb
     from trainer.tools.memory import checkpoint_bytes, estimate, micro_batch, number_bytes
 
     rows, length, accumulate = micro_batch(run, ranks)
@@ -164,13 +165,13 @@ def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
         pages = Path("/proc/meminfo").read_text(encoding="ascii") if Path("/proc/meminfo").exists() else ""
         lines = dict(line.split(":", 1) for line in pages.splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024 // ranks if lines else 0
-    checks.tell("memory", need <= free, f"{need / 1e9:.2f} GB wanted of a rank, {free / 1e9:.2f} GB free",
+    checks.tell("memory", need <= free, f"{gb(need)} wanted of a rank, {gb(free)} free",
                 "see `tokenmill train plan`: more ranks, smaller train.micro_batch, or train.parallel.checkpointing")
     place = next(p for p in (run.out.absolute(), *run.out.absolute().parents) if p.exists())    # OUT may not be there
     size, left = checkpoint_bytes(run.config, run.vocab), shutil.disk_usage(place).free
     kept = run.config.checkpoint.keep + 1
-    checks.tell("disk space", kept * size <= left, f"{kept} checkpoints of {size / 1e9:.2f} GB, {left / 1e9:.1f} GB "
-                f"free", "lower train.checkpoint.keep, or name another place with --out")
+    checks.tell("disk space", kept * size <= left, f"{kept} checkpoints of {gb(size)}, {gb(left)} free",
+                "lower train.checkpoint.keep, or name another place with --out")
 
 
 def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: str, precision: str) -> None:

@@ -1,11 +1,10 @@
 """Memory of a rank, before there is one: a closed formula, and the same step measured without memory and without ranks.
 
 The formula adds up what a step keeps at one time or another, and is a little too much: gradients come while activations
-go. The measurement runs the very
-model, sharded over a fake process group of N ranks, on tensors that have shapes and no storage (FakeTensorMode), and
-lets torch's FSDPMemTracker count. It runs where there is no GPU, hence with the CPU's kernels, which keep more than
-CUDA's: norms are not fused there, and keys and values are repeated for all heads. It says at most, the formula about.
-Neither knows what the allocator wastes: fit into 92 % of the device.
+go. The measurement runs the very model, sharded over a fake process group of N ranks, on tensors that have shapes and
+no storage (FakeTensorMode), and lets torch's FSDPMemTracker count. It runs where there is no GPU, hence with the CPU's
+kernels, which keep more than CUDA's: norms are not fused there, and keys and values are repeated for all heads. It says
+at most, the formula about. Neither knows what the allocator wastes: fit into 92 % of the device.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.model import ModelConfig
-from trainer.parallel import Every, ParallelConfig, gathered
+from trainer.parallel import Every, gathered
 from trainer.run import Run, TrainConfig
 
 #: share of a device's memory that a plan may fill
@@ -191,35 +190,38 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
 
 def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, capacity: float | None,
           rows: int) -> tuple[list[str], str]:
-    """GB by micro-batch and checkpointing for each way to divide the state, and the largest that fits FILL of
-    `capacity` (bytes). `rows`: windows of `length` tokens a rank has in a step, the most a micro-batch can be."""
-    ways: list[tuple[str, ParallelConfig]] = []
-    base = replace(config.parallel, checkpointing="none", shard="full", shard_size=0)
-    ways.append(("full", base))
-    if ranks // base.tensor > 8 and ranks // base.tensor % 8 == 0:
-        ways.append(("hybrid 8", replace(base, shard="hybrid", shard_size=8)))
-    if ranks // base.tensor > 1:
-        ways += [("grad", replace(base, shard="grad")), ("none", replace(base, shard="none"))]
+    """GB by micro-batch and checkpointing for each way to divide the state, and of the run's own way the largest that
+    fits FILL of `capacity` (bytes). `rows`: windows of `length` tokens a rank has in a step, the most a micro-batch can
+    be."""
+    own, data = config.parallel.shard, ranks // config.parallel.tensor
+    ways = {"full": ("full", 0)}
+    node = config.parallel.shard_size or 8
+    if own == "hybrid" or (data > node and data % node == 0):
+        ways["hybrid"] = (f"hybrid {node}", node)
+    if data > 1:
+        ways |= {"grad": ("grad", 0), "none": ("none", 0)}
     sizes = sorted({1 << i for i in range(rows.bit_length()) if 1 << i <= rows} | {rows})[-6:]
-    lines = [f"{'micro_batch':>12}  {'checkpointing':<14}" + "".join(f"{name:>12}" for name, _ in ways)]
+    lines = [f"{'micro_batch':>12}  {'checkpointing':<14}" + "".join(f"{name:>12}" for name, _ in ways.values())]
     best: tuple[int, int, str] | None = None
     cheap = {"none": 3, "selective": 2, "full": 1}
     for how in cheap:
         for count in sizes:
             cells = []
-            for name, way in ways:
-                wanted = replace(config, parallel=replace(way, checkpointing=how))
+            for way, (_, node) in ways.items():
+                wanted = replace(config, parallel=replace(config.parallel, checkpointing=how, shard=way,
+                                                          shard_size=node))
                 total = sum(estimate(wanted, vocab, ranks, count * length, size, rows > count).values())
                 fits = capacity is not None and total <= FILL * capacity
                 cells.append(f"{total / 1e9:>11.1f}{'*' if fits else ' '}")
-                if fits and name == "full" and (best is None or (cheap[how], count) > best[:2]):
+                mine = own if own in ways else "full"          # one rank divides nothing
+                if fits and way == mine and (best is None or (cheap[how], count) > best[:2]):
                     best = (cheap[how], count, how)
             lines.append(f"{count * length:>12,}  {how:<14}" + "".join(cells))
     if capacity is None:
-        return lines, "no device or --memory given: nothing to fit into"
+        return lines, "the memory of this device is not known: --memory 141GB marks what fits"
     if best is None:
-        return lines, (f"nothing fits into {FILL:.0%} of {capacity / 1e9:.0f} GB: more ranks, tensor parallelism "
-                       f"(train.parallel.tensor) or train.parallel.offload")
+        return lines, (f"nothing fits into {FILL:.0%} of {capacity / 1e9:.0f} GB as `shard: {own}`: more ranks, tensor "
+                       f"parallelism (train.parallel.tensor) or train.parallel.offload")
     return lines, (f"* fits into {FILL:.0%} of {capacity / 1e9:.0f} GB; least computed again first, then most at once: "
                    f"train.parallel.checkpointing {best[2]}, train.micro_batch {best[1] * length}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
 
 from trainer.arguments import of_a_run, positive
@@ -30,6 +31,8 @@ def run(options: argparse.Namespace) -> int:
 
     if not 0 < options.mfu <= 1:
         raise ConfigError(f"--mfu {options.mfu:g}: a share of the peak, between 0 and 1")
+    if options.price is not None and not 0 < options.price < math.inf:
+        raise ConfigError(f"--price {options.price:g}: dollars of a GPU for an hour, more than 0")
     if options.gpu:
         name = device_named(options.gpu, PEAKS)
         memory = MEMORY.get(name)
