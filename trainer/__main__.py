@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except SystemExit as stop:
         return int(stop.code or 0)
-    except KeyboardInterrupt:             # during set-up, or a second one: not 130, for which a launcher lets others save
+    except KeyboardInterrupt:             # in set-up, or a second one: not 130, which lets others save
         print("stopped: nothing was saved", file=sys.stderr)
         return 1
 
