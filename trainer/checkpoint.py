@@ -311,10 +311,13 @@ class Saver:
             if self.world.first:
                 self._commit(job, {name: digest for part in sums for name, digest in part.items()})
         except CheckpointException as error:     # not an Exception, hence easily missed: a full disk, a lost mount
-            job.failed = CheckpointError(f"{job.attempt}: could not be written: {error}. The checkpoint before it is "
+            why = "; ".join(f"rank {rank}: {cause}" for rank, (cause, _) in sorted(error.failures.items()))
+            job.failed = CheckpointError(f"{job.attempt}: could not be written: {why}. The checkpoint before it is "
                                          f"sound")
         except Exception as error:
             job.failed = error
+        if job.failed is not None and not (job.attempt.parent / "COMPLETE").exists():
+            shutil.rmtree(job.attempt, ignore_errors=True)       # on a full disk it would be in the way of the next
         job.seconds = time.perf_counter() - job.began
 
     def _commit(self, job: Writing, sums: dict[str, str]) -> None:

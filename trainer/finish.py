@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import struct
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,10 +55,3 @@ def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict
         "gap": gap.get("gap"), "train_loss_on_seen": gap.get("train"), "streams": after.get("streams", {}),
         "sample": text, "sample_skipped": why or None,
     }
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a derived file so that readers see the old or the new one."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)

@@ -7,7 +7,6 @@ resume at or a rewind to step k, what was written for steps beyond k is void, an
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import netrc
@@ -19,10 +18,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from trainer.config import ConfigError
+from trainer.files import appending
 from trainer.prometheus import Textfile
 
 VERSION = 1
@@ -196,15 +196,6 @@ def logged_in() -> bool:
         return False
 
 
-def appending(path: Path) -> TextIO:
-    """A file of lines, to append to. What a kill left of a line gets a line of its own."""
-    file = open(path, "ab+")  # noqa: SIM115  closed with what is returned
-    torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
-    if torn:
-        file.write(b"\n")
-    return io.TextIOWrapper(file, encoding="utf-8")
-
-
 def flat_numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, float]]:
     found = []
     for key, value in values.items():
@@ -228,7 +219,7 @@ def scan(path: Path, wanted: Wanted | None = None) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     text, told = "", True
-    with open(path, encoding="utf-8") as f:
+    with open(path, encoding="utf-8", errors="replace") as f:       # a kill may tear a letter, too
         for text in f:
             head = HEAD.match(text)
             told = wanted is None or head is None or wanted(head[1], int(head[2]), text)
@@ -241,9 +232,10 @@ def scan(path: Path, wanted: Wanted | None = None) -> Iterator[dict[str, Any]]:
 def parse(text: str) -> dict[str, Any] | None:
     """A line, or None for what a kill has torn."""
     try:
-        return json.loads(text)
+        line = json.loads(text)
     except json.JSONDecodeError:
         return None
+    return line if isinstance(line, dict) and "event" in line and "step" in line else None
 
 
 def read(path: Path) -> list[dict[str, Any]]:

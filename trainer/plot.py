@@ -6,7 +6,6 @@ The file carries its own light and dark colours (prefers-color-scheme) and no sc
 from __future__ import annotations
 
 import math
-import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.files import replace
 from trainer.metrics import parse
 
 WIDTH, LEFT, RIGHT = 860, 64, 20
@@ -48,10 +48,7 @@ text{font-family:ui-sans-serif,system-ui,-apple-system,'Segoe UI',Roboto,sans-se
 
 def write_plot(out: Path) -> None:
     """(Re)write `out`/loss.svg from `out`/metrics.jsonl."""
-    path = out / "loss.svg"
-    part = out / f".{path.name}.{os.getpid()}"
-    part.write_text(draw(story_of(out / "metrics.jsonl")), encoding="utf-8")
-    os.replace(part, path)
+    replace(out / "loss.svg", draw(story_of(out / "metrics.jsonl")))
 
 
 class Story:

@@ -8,10 +8,11 @@ with `tokenmill_train_`, carry their unit, and have the label `run`.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from trainer.files import replace
 
 PREFIX = "tokenmill_train_"
 
@@ -114,6 +115,4 @@ class Textfile:
         self.values |= {key: value for key, value in values.items() if value is not None}
 
     def write(self) -> None:
-        part = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        part.write_text(render(self.run, self.values), encoding="utf-8")
-        os.replace(part, self.path)
+        replace(self.path, render(self.run, self.values))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -174,8 +173,11 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
                           f"(STORE/runs/RUN), or its name with --store")
     try:
         curriculum = Curriculum.load(path)
-    except (CurriculumError, json.JSONDecodeError, TypeError, KeyError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+    except CurriculumError as error:
+        raise ConfigError(str(error)) from None                     # names the file
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{path}: damaged ({error!r}); put back what `tokenmill train edit` kept of it "
+                          f"(curriculum.N.json), or run the recipe again") from None
     train = read_train(folder / "recipe.yaml")
     for assignment in overrides:
         override(train, assignment)

@@ -20,7 +20,8 @@ from trainer import hf, mfu, optim
 from trainer import metrics as log
 from trainer.data import Batch, Data, Prefetch
 from trainer.evaluate import Heldout, losses
-from trainer.finish import replace, sample, summarise
+from trainer.files import replace
+from trainer.finish import sample, summarise
 from trainer.goodput import Goodput
 from trainer.init import initialise
 from trainer.ledger import Ledger

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.metrics import appending
+from trainer.files import appending
 from trainer.parallel import World
 from trainer.run import Step
 
@@ -91,7 +91,7 @@ def read_worst(out: Path, step: int, passed: bool = False) -> list[dict[str, Any
     void = False
     if not (out / NAME).exists():
         return found
-    with open(out / NAME, encoding="utf-8") as f:
+    with open(out / NAME, encoding="utf-8", errors="replace") as f:
         for text in f:
             if '"event"' not in text and f'"step": {step},' not in text:
                 continue

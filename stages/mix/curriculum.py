@@ -155,6 +155,8 @@ class Curriculum:
     @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str = "curriculum") -> Curriculum:
         """A validated curriculum; raises CurriculumError that names the key."""
+        if not isinstance(doc, Mapping):
+            raise CurriculumError(f"{where}: no curriculum, which is a JSON object")
         if doc.get("version") != VERSION:
             raise CurriculumError(f"{where}: this Tokenmill reads version {VERSION}, not {doc.get('version')!r}")
         made = cls(**{

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.trainer.synthetic import make_run
 from tokenizer.shards.reader import ShardSet
+from trainer import files
 from trainer.__main__ import main
 from trainer.config import ConfigError
 from trainer.data import Data
@@ -229,6 +232,33 @@ def test_what_a_rewind_made_void_does_not_count(tmp_path):
     assert [(line["event"], line["step"]) for line in some] == [
         ("step", 4), ("rewind", 2), ("step", 3)]                                        # and the last
     assert standing([]) == [] == list(scan(tmp_path / "none"))
+
+
+def test_a_letter_a_kill_tore_hides_no_other_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"v": 1, "event": "start", "step": 0}\n{"v": 1, "event": "rewind", "why": "\xe2\x80\n[]\n{}\n'
+                     b'{"v": 1, "event": "step", "step": 1}\n\0\0\0')
+    assert [line["event"] for line in read(path)] == ["start", "step"]
+    Metrics(tmp_path, True).close()
+    assert path.read_bytes().endswith(b"\0\n")
+
+
+def test_a_full_disk_leaves_what_was_there_and_says_what_to_do(tmp_path, monkeypatch, capsys):
+    def full(self, text, **_):
+        self.write_bytes(text[:3].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    files.replace(tmp_path / "a", "old")
+    with monkeypatch.context() as m:
+        m.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space"):
+            files.replace(tmp_path / "a", "new text")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_text() == "old"
+    run = make_run(tmp_path / "store", documents=100)
+    monkeypatch.setattr(Metrics, "flush", lambda self: full(tmp_path / "b", "line"))
+    assert main(["run", str(run), "--device", "cpu", "--out", str(tmp_path / "out"), "--quiet"]) == 1
+    said = capsys.readouterr().err
+    assert f"error: No space left on device; make room where checkpoints and metrics go ({tmp_path / 'out'})" in said
 
 
 # -- W&B ---------------------------------------------------------------------------------------------------------------

@@ -231,6 +231,33 @@ def test_against_a_list_says_which_documents_the_model_has_seen(folder, run, cap
 
 
 
+@pytest.mark.parametrize("text", ["[]", "{", '{"version": 1, "tokenizer": 3}', "\0\0", "3"])
+def test_a_damaged_curriculum_is_named(folder, capsys, text):
+    path = folder / "curriculum.json"
+    before = path.read_text()
+    try:
+        path.write_text(text)
+        status, said_ = said(capsys, str(folder))
+        assert status == 2 and said_.count(f"{path}: ") == 1
+    finally:
+        path.write_text(before)
+
+
+def test_a_damaged_document_table_is_named(folder, run, capsys, tmp_path):
+    listed = tmp_path / "ids.txt"
+    listed.write_text("0" * 32)
+    shards = ShardSet(run.store / run.curriculum.streams[0].train)
+    path = shards.folder / shards.manifest.shards[0].table
+    before = path.read_bytes()
+    try:
+        for damaged in (before[:100], before[:4] + b"x" * (len(before) // 2) + before[4 + len(before) // 2:]):
+            path.write_bytes(damaged)
+            status, text = said(capsys, str(folder), "--against", str(listed))
+            assert status == 1 and f"error: {path}: cannot be read (" in text
+    finally:
+        path.write_bytes(before)
+
+
 @pytest.mark.parametrize(("commit", "meta"), [("{}", "{}"), ("", "{}"), ("[]", "{}"),
                                               ('{"attempt": "a", "files": {}}', "no json")])
 def test_a_damaged_commit_is_named(tmp_path, commit, meta):

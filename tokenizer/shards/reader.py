@@ -12,12 +12,14 @@ import json
 import mmap
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
-from pyarrow import fs
+from pyarrow import ArrowException, fs
 
 from tokenizer.shards.layout import ENDS, MANIFEST, TABLE_ROWS, Manifest, ShardError
 
@@ -186,13 +188,17 @@ class ShardSet:
         return tuple(np.concatenate(found, 1)) if found else (np.empty(0, np.int64),) * 3
 
     # -- files ---------------------------------------------------------------------------------------------------
-    def table(self, shard: int) -> pq.ParquetFile:
-        """The document table of a shard, to be closed. Raises ShardError where it is missing."""
+    @contextmanager
+    def table(self, shard: int) -> Iterator[pq.ParquetFile]:
+        """The document table of a shard. Raises ShardError where it is missing, or damaged as reading shows."""
         path = self.folder / self.manifest.shards[shard].table
         try:
-            return pq.ParquetFile(self.filesystem.open_input_file(str(path)))
+            with self.filesystem.open_input_file(str(path)) as file, pq.ParquetFile(file) as table:
+                yield table
         except FileNotFoundError as e:
             raise ShardError(f"{path}: missing; publish the shard set again") from e
+        except (OSError, ArrowException) as e:
+            raise ShardError(f"{path}: cannot be read ({e}); publish the shard set again if it is damaged") from e
 
     def body(self, shard: int) -> np.ndarray:
         """The tokens of a shard as a read-only memory map."""
