@@ -275,8 +275,11 @@ def refuse_another(found: ckpt.Checkpoint, run: Run) -> None:
     """Raise CheckpointError, listing what differs, unless `found` was written by this training."""
     wrong = differences(found.meta, run)
     if wrong:
+        older = ", ".join(str(p) for p in sorted(run.folder.glob("curriculum.*.json")))
         raise ckpt.CheckpointError(f"{found.folder.parent} belongs to another training than this one:\n  "
-                                   + "\n  ".join(wrong) + "\nTake these back, or start anew with another --out")
+                                   + "\n  ".join(wrong) + "\nTake these back"
+                                   + (f" (older curricula: {older})" if older else "")
+                                   + ", or start anew with another --out")
 
 
 def position(found: ckpt.Checkpoint | None) -> tuple[int, int, int]:

@@ -209,12 +209,18 @@ def test_edits_that_cannot_be_are_refused_and_change_nothing(store, alone, capsy
     assert (store / "curriculum.json").read_bytes() == before
     assert [p.name for p in store.glob("curriculum*")] == ["curriculum.json"]
     # a training that ran on beyond the edit's step is refused, not bent
+    metrics = store / "train" / "metrics.jsonl"
+    done = metrics.read_text()
+    metrics.write_text(done + '{"v": 1, "event": "step", "step": 6, "loss": 3.0}\n')      # as if it were running
     assert edit(store, "5", more) == 0
+    assert "warning: step 6 has been done already" in capsys.readouterr().out
+    metrics.write_text(done)
     later = open_run(str(store), None, None, SET)
     behind = replace(later, curriculum=Curriculum.from_json(json.loads(before)))
     train(behind, alone, 8, quiet)
-    with pytest.raises(ckpt.CheckpointError, match="cut at sample 25, but 40 samples have been read"):
+    with pytest.raises(ckpt.CheckpointError, match="cut at sample 25, but 40 samples have been read") as error:
         train(later, alone, None, quiet)
+    assert f"Take these back (older curricula: {store / 'curriculum.1.json'}), or start anew" in str(error.value)
     assert edit(store, "now", more) == 2 and "curriculum.N.json" in capsys.readouterr().err
 
 

@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     from stages.mix.resolve import parse_count, place
     from trainer import checkpoint as ckpt
     from trainer.config import ConfigError, build, override, read_train
+    from trainer.metrics import scan
     from trainer.model import phase_rope
     from trainer.run import TrainConfig, differences, edits, open_run
 
@@ -95,6 +96,11 @@ def run(options: argparse.Namespace) -> int:
         print(line)
     print(f"{old.folder / 'curriculum.json'} is another from step {step:,} on; the old one is {before.name}. A "
           f"training that is running does not see it: stop it by step {step:,}, and start it again")
+    for last in scan(old.out / "metrics.jsonl", lambda *_: False):       # nothing but the last line
+        if last["step"] > step:
+            print(f"warning: step {last['step']:,} has been done already. If a training that still runs did it, what "
+                  f"it saves when it stops cannot go on so: put {before.name} back (mv {before} "
+                  f"{old.folder / 'curriculum.json'}) and edit at a step that is still ahead of it")
     return 0
 
 
