@@ -43,6 +43,7 @@ from stages.mix.resolve import place
 from trainer.metrics import read
 from trainer.parallel import world
 from trainer.run import open_run
+from trainer.tools.arms import STUDENT
 from trainer.train import train
 
 #: 0.39 M parameters beside the embedding
@@ -54,8 +55,6 @@ FIRST, LAST = {"web": 60, "docs": 25, "wiki": 15}, {"web": 30, "docs": 10, "wiki
 RATES = {"adamw": (0.0003, 0.001, 0.003), "muon": (0.001, 0.003, 0.009)}
 #: the embedding's rate is so many times the others', in every arm
 EMBEDDING = 7
-#: 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 done, 1 failed, 2 bad usage or configuration, 128 + n after signal n."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        options = parser(next((a for a in arguments if not a.startswith("-")), None)).parse_args(arguments)
+        options = parser(arguments[0] if arguments else None).parse_args(arguments)
     except SystemExit as stop:            # argparse has said what is wrong; a caller that is a program wants a number
         return int(stop.code or 0)
     options.arguments = arguments         # for launchers: the other ranks get the same

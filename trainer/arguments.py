@@ -17,15 +17,14 @@ def of_a_run() -> argparse.ArgumentParser:
     return shared
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1; commas may group its digits."""
+def positive(text: str, least: int = 1) -> int:
+    """A whole number of at least `least`, as recipes write them: 8, 2048, 2,048, 50M, 1B."""
+    from stages.mix.quantities import parse_count
+
     try:
-        value = int(text.replace(",", ""))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value
+        return parse_count(text, least=least)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def say(text: str) -> None:

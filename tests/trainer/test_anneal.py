@@ -24,14 +24,14 @@ PHASES = [{"name": "stable", "until": "100%", **SEQUENCE, "mix": {"web": 50, "co
 def test_with_two_arms_it_is_the_paired_t_test():
     a, b = [3.0, 3.4, 2.9, 3.3], [2.8, 3.1, 2.8, 3.0]
     d = np.array(b) - np.array(a)
-    (_, nothing), (delta, half) = contrasts([a, b])
+    (nothing, delta), half = contrasts([a, b])
     assert nothing == 0 and delta == pytest.approx(d.mean())
     assert half == pytest.approx(STUDENT[2] * d.std(ddof=1) / 2)
 
 
 def test_what_seeds_do_to_all_arms_is_not_noise_and_one_seed_tells_nothing():
-    assert contrasts([[1.0, 5.0, 9.0], [2.0, 6.0, 10.0]])[1] == (pytest.approx(1.0), pytest.approx(0.0, abs=1e-9))
-    assert contrasts([[1.0], [2.0]]) == [(0.0, None), (1.0, None)]
+    assert contrasts([[1.0, 5.0, 9.0], [2.0, 6.0, 10.0]]) == ([0, pytest.approx(1.0)], pytest.approx(0.0, abs=1e-9))
+    assert contrasts([[1.0], [2.0]]) == ([0.0, 1.0], None)
 
 
 @pytest.mark.parametrize(("arms", "seeds"), [(2, 2), (3, 2), (4, 3), (2, 30)])
@@ -39,7 +39,7 @@ def test_the_interval_holds_the_truth_in_95_of_100_cases(arms, seeds):
     rng = np.random.default_rng(arms * 100 + seeds)
     values = rng.normal(0, 0.3, (4000, arms, seeds)) + rng.normal(0, 5, (4000, 1, seeds)) \
         + np.arange(arms)[None, :, None]
-    hits = [abs(delta - 1) <= half for delta, half in (contrasts(v.tolist())[1] for v in values)]
+    hits = [abs(deltas[1] - 1) <= half for deltas, half in map(contrasts, values)]
     assert 0.935 < np.mean(hits) < 0.965
 
 
@@ -129,7 +129,8 @@ def test_the_training_it_came_from_is_as_it_was(annealed):
 
 @pytest.mark.parametrize(("change", "said"), [
     ({"--from": "30"}, "checkpoints of steps 20, 40"), ({"--tokens": "200"}, "a step has 160 tokens"),
-    ({"--tokens": "many"}, "--tokens"), ({"--mixes": "nowhere.yaml"}, "nowhere.yaml")])
+    ({"--tokens": "many"}, "--tokens: 'many' is not a count"),
+    ({"--mixes": "nowhere.yaml"}, "nowhere.yaml: No such file")])
 def test_what_cannot_be_annealed_is_said(annealed, capsys, change, said):
     _, command = annealed
     command = list(command)
@@ -169,6 +170,28 @@ def test_a_setting_that_learns_nothing_is_found_out_at_equal_tokens(tmp_path, ca
     before = {name: (out / "metrics.jsonl").read_bytes() for name, out in outs.items()}
     assert main(command) == 0 and json.loads(capsys.readouterr().out) == found         # nothing is done again
     assert before == {name: (out / "metrics.jsonl").read_bytes() for name, out in outs.items()}
+
+
+def test_an_arm_of_another_call_is_refused_before_the_first_is_trained(tmp_path, capsys):
+    """Not after the hours of those that come first."""
+    run = make_run(tmp_path, phases=PHASES, total=3200, documents=100)
+    steps = ["--tokens", "320", "--seeds", "1", "--device", "cpu"]
+    assert main(["ablate", str(run), "--arm", "x", "clip=0.5", *steps]) == 0
+    (run / "train" / "ablate" / "base-seed0").rename(tmp_path / "away")
+    assert main(["ablate", str(run), "--arm", "x", "clip=0.7", *steps]) == 2
+    said = capsys.readouterr().err
+    assert "train.clip: checkpoint 0.5, now 0.7" in said and "another name, or delete that folder" in said
+    assert not (run / "train" / "ablate" / "base-seed0").exists()
+
+
+def test_arms_without_held_out_data_are_refused_before_they_are_trained(tmp_path, capsys):
+    run = make_run(tmp_path, phases=PHASES, total=3200, documents=100)
+    curriculum = json.loads((run / "curriculum.json").read_text())
+    for stream in curriculum["streams"]:
+        stream |= {"val": None, "val_sha256": None, "val_tokens": 0}
+    (run / "curriculum.json").write_text(json.dumps(curriculum))
+    assert main(["ablate", str(run), "--arm", "x", "clip=0.5"]) == 2
+    assert "no held-out data" in capsys.readouterr().err and not (run / "train").exists()
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -118,3 +118,5 @@ def test_what_does_not_go_together_is_said(tmp_path, capsys, arguments, said):
 def test_commands_that_do_not_exist_are_usage_errors(capsys):
     assert main(["rnu"]) == 2 and "invalid choice: 'rnu'" in capsys.readouterr().err
     assert main([]) == 2 and main(["run"]) == 2
+    assert main(["run", "x", "--restarts", "-1"]) == 2 and "argument --restarts: '-1' is not" in capsys.readouterr().err
+    assert main(["-h", "run"]) == 0 and "    run " in capsys.readouterr().out

@@ -16,6 +16,13 @@ import torch.distributed as dist
 #: after a signal: then they may still be writing their share of a checkpoint
 FAILED_S, STOPPED_S = 10, 600
 PR_SET_PDEATHSIG = 1
+KERNEL = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def end_with_parent() -> None:
+    """In a child, before it becomes another program: have it get SIGTERM when its parent ends, however that ends."""
+    if KERNEL is not None:
+        KERNEL.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def launch(arguments: Sequence[str], ranks: int) -> int:
@@ -29,12 +36,7 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // ranks))
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks),
               "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": threads}
-    kernel = ctypes.CDLL(None) if sys.platform == "linux" else None
     processes: list[subprocess.Popen[bytes]] = []
-
-    def end_with_us() -> None:
-        if kernel is not None:
-            kernel.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
     def forward(number: int, _frame: object) -> None:
         for process in processes:
@@ -46,7 +48,7 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
         for rank in range(ranks):
             processes.append(subprocess.Popen([sys.executable, "-m", "trainer", *arguments], start_new_session=True,
                                               env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                                              preexec_fn=end_with_us))
+                                              preexec_fn=end_with_parent))
         return wait(processes)
     finally:
         for process in processes:

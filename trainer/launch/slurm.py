@@ -121,9 +121,13 @@ def run(options: argparse.Namespace) -> int:
         arguments += ["--set", assignment]
     folder = training.out if training.source else training.folder
     path = Path(options.script or folder / "train.sbatch").absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(script(options.nodes, options.gpus_per_node, options.time, options.warning, options.partition,
-                           arguments, f"sbatch {shlex.quote(str(path))}"), encoding="utf-8")
+    text = script(options.nodes, options.gpus_per_node, options.time, options.warning, options.partition, arguments,
+                  f"sbatch {shlex.quote(str(path))}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name another place with --script") from None
     size = options.nodes * options.gpus_per_node
     say(f"{path}: {options.nodes} node{'s' * (options.nodes > 1)} of {options.gpus_per_node} GPUs = {size} ranks")
     for phase in training.curriculum.phases:

@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
     run.add_argument("--least", type=positive, metavar="M",
                      help="with --address: go on with M ranks or more when a node is lost, until there are N again "
                           "(default: wait for N)")
-    run.add_argument("--restarts", type=int, default=3, metavar="K",
+    run.add_argument("--restarts", type=lambda text: positive(text, 0), default=3, metavar="K",
                      help="with --address: start again at most K times in a row without a new checkpoint (default: 3)")
     run.add_argument("--ship-code", action="store_true", help="with --address: send this machine's code to the nodes")
     run.add_argument("--insecure-local", action="store_true", help="with --address: accept a cluster without token "

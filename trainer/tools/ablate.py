@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trainer.arguments import of_a_run
+from trainer.arguments import of_a_run, positive
 from trainer.tools import arms
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def add_parser(commands: Any) -> None:
                                              "compare what they reach on the held-out data.")
     ablate.add_argument("--arm", required=True, nargs="+", action="append", metavar=("NAME", "KEY=VALUE"),
                         dest="arms", help="an arm: its name, and the keys of train: in which it differs")
-    ablate.add_argument("--tokens", metavar="N", help="end after N tokens instead of the run's (e.g. 50M)")
+    ablate.add_argument("--tokens", type=positive, metavar="N",
+                        help="end after N tokens instead of the run's (e.g. 50M)")
     arms.add_arguments(ablate)
 
 
@@ -55,28 +56,21 @@ def run(options: argparse.Namespace) -> int:
     return arms.perform(options, made)
 
 
-def shortened(old: Curriculum, tokens: str | None, seed: int) -> Curriculum:
+def shortened(old: Curriculum, tokens: int | None, seed: int) -> Curriculum:
     """The curriculum with another order of the data (`seed` > 0), ended at the last step within `tokens` tokens."""
-    from stages.mix.curriculum import CurriculumError, cut
+    from stages.mix.curriculum import cut
     from stages.mix.order import Order
-    from stages.mix.resolve import parse_count
     from trainer.config import ConfigError
 
-    try:
-        most = parse_count(tokens, "--tokens") if tokens else old.tokens
-        samples = before = 0
-        for phase in old.phases:
-            for first, stop, batch in phase.stretches:
-                steps = min((stop - first) // batch, max(0, most - before) // (batch * phase.sequence))
-                samples += steps * batch
-                before += steps * batch * phase.sequence
-                if steps < (stop - first) // batch:
-                    most = 0
-        if not samples:
-            raise CurriculumError(f"the first step alone has "
-                                  f"{old.phases[0].batch_at(0) * old.phases[0].sequence:,} tokens")
-        made = replace(old, seed=old.seed + seed, phases=tuple(cut(old, samples)), order="")
-        made.validate()
-    except CurriculumError as error:
-        raise ConfigError(f"--tokens {tokens}: {error}") from None
+    samples, left = 0, tokens or old.tokens
+    for phase in old.phases:
+        for first, stop, batch in phase.stretches:
+            steps = min((stop - first) // batch, left // (batch * phase.sequence))
+            samples += steps * batch
+            left = left - steps * batch * phase.sequence if steps == (stop - first) // batch else 0
+    if not samples:
+        raise ConfigError(f"--tokens {tokens:,}: the first step alone has "
+                          f"{old.phases[0].batch_at(0) * old.phases[0].sequence:,} tokens")
+    made = replace(old, seed=old.seed + seed, phases=tuple(cut(old, samples)), order="")
+    made.validate()
     return replace(made, order=Order(made).hash())

@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
                                              "mixtures, and compare what that does to the held-out data.")
     anneal.add_argument("--from", required=True, type=positive, dest="step", metavar="STEP", help="of a checkpoint")
     anneal.add_argument("--mixes", required=True, nargs="+", metavar="FILE", help="candidate mixtures, as YAML")
-    anneal.add_argument("--tokens", required=True, metavar="N", help="tokens of a decay, e.g. 1B")
+    anneal.add_argument("--tokens", required=True, type=positive, metavar="N", help="tokens of a decay, e.g. 1B")
     arms.add_arguments(anneal)
 
 
@@ -69,7 +69,9 @@ def read_mix(path: Path) -> dict[str, Any]:
 
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(f"--mixes {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"--mixes {path}: {error}") from None
     if not isinstance(given, dict) or not given:
         raise ConfigError(f"--mixes {path}: expected streams and weights, e.g. {{web: 60, code: 40}}")
@@ -81,7 +83,7 @@ def read_mix(path: Path) -> dict[str, Any]:
     return given
 
 
-def arm(base: Run, found: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: str, seed: int) -> Run:
+def arm(base: Run, found: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int) -> Run:
     """The training that goes on from `found` with the mixture `name`, for `tokens` tokens, decaying to 0."""
     from stages.mix.curriculum import CurriculumError
     from trainer.config import ConfigError
@@ -102,26 +104,25 @@ def arm(base: Run, found: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], na
     return made
 
 
-def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: str, seed: int,
+def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int,
            rate: float) -> Curriculum:
     """The curriculum of `base`, and from `sample` on the mixture `name`. All candidates' streams are in it, so that the
     held-out data of all of them is measured in every arm."""
     from stages.mix.curriculum import CurriculumError, cut, edit
-    from stages.mix.resolve import parse_count, place
+    from stages.mix.resolve import place
     from trainer.tools.edit import new_streams
 
     kept = cut(base.curriculum, sample)
     step = kept[-1].batch * kept[-1].sequence
-    total = parse_count(tokens, "--tokens")
-    if total // step < 2 + seed:
-        raise CurriculumError(f"--tokens {tokens}: a step has {step:,} tokens; {2 + seed} of them are the least here")
+    if tokens // step < 2 + seed:
+        raise CurriculumError(f"--tokens {tokens:,}: a step has {step:,} tokens; {2 + seed} of them are the least here")
     streams = new_streams([{"mix": m["mix"]} for m in mixes.values()], base.curriculum, base.store)
     decay = {"peak": rate, "warmup": 0, "shape": "linear", "floor": 0.0}
     given = [{**mixes[name], "name": f"order {i + 1}", "extra": step, "lr": {**decay, "shape": "constant"}}
              for i in range(seed)]
-    given.append({**mixes[name], "name": "anneal", "extra": total - seed * step, "lr": decay})
+    given.append({**mixes[name], "name": "anneal", "extra": tokens - seed * step, "lr": decay})
     names = [s.name for s in (*base.curriculum.streams, *streams)]
-    phases = place(given, total, names, [], kept, f"mixture {name}")
+    phases = place(given, tokens, names, [], kept, f"mixture {name}")
     return edit(base.curriculum, sample, phases, streams)
 
 

@@ -50,6 +50,8 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm],
     from trainer.parallel import world
     from trainer.remote import fetch_shards
 
+    for arm in arms:                             # before hours are spent on those that come first
+        check(arm)
     if options.ranks and options.ranks > 1 and "RANK" not in os.environ:
         from trainer.launch.local import launch
 
@@ -60,15 +62,30 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm],
     with world(options.device) as here:
         results = train_all(arms, here, prepare, tell)
         if here.first:
-            print(json.dumps(table(results), ensure_ascii=False) if options.json else "\n".join(lines(table(results))))
+            found = table(results)
+            print(json.dumps(found, ensure_ascii=False) if options.json else "\n".join(lines(found)))
     return 0
+
+
+def check(arm: Arm) -> None:
+    """Raise ConfigError when `arm` cannot be compared, or its folder holds another one of that name."""
+    from trainer import checkpoint as ckpt
+    from trainer.config import ConfigError
+    from trainer.run import differences
+
+    if not any(stream.val and stream.val_tokens > 1 for stream in arm.run.curriculum.streams):
+        raise ConfigError(f"{arm.run.folder}: its streams have no held-out data, by which arms are compared; give "
+                          f"shards.*.val")
+    found = ckpt.latest(arm.run.out / "checkpoints")
+    if found and (wrong := differences(found.meta, arm.run)):
+        raise ConfigError(f"{arm.run.out} holds an arm {arm.name} that is another than this one:\n  "
+                          + "\n  ".join(wrong) + "\nGive this one another name, or delete that folder")
 
 
 def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
               tell: Callable[[str], None]) -> dict[str, list[dict[str, float]]]:
     """arm → for each of its seeds the held-out loss by source, ALL among them; nats a token."""
     from trainer import checkpoint as ckpt
-    from trainer.config import ConfigError
     from trainer.train import train
 
     results: dict[str, list[dict[str, float]]] = {}
@@ -84,50 +101,45 @@ def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
                 (old.folder.parent / "COMPLETE").unlink()
                 shutil.rmtree(old.folder.parent)
             done = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))
-            if done["heldout_loss"] is None:
-                raise ConfigError(f"{arm.run.folder}: its streams have no held-out data, by which arms are compared; "
-                                  f"give shards.*.val")
             results.setdefault(arm.name, []).append(
                 {ALL: done["heldout_loss"], **{name: v["loss"] for name, v in done["streams"].items()}})
     return results
 
 
-def contrasts(values: Sequence[Sequence[float]]) -> list[tuple[float, float | None]]:
-    """values[arm][seed] → for each arm the mean difference to the first one, and the half width of its 95 % interval.
+def contrasts(values: Sequence[Sequence[float]]) -> tuple[list[float], float | None]:
+    """values[arm][seed] → (for each arm the mean difference to the first one, the half width of the 95 % interval of
+    such a difference; None with one seed or one arm: then nothing is known).
 
     Arms with one seed share what the seed decides (initial values, order of the data), so differences are taken within
-    a seed: a randomised block design, its residual variance pooled over all arms (two arms: the paired t-test). None:
-    with one seed nothing is known.
+    a seed: a randomised block design, its residual variance pooled over all arms (two arms: the paired t-test).
     """
-    arms, seeds = len(values), len(values[0])
-    means = [math.fsum(row) / seeds for row in values]
+    import numpy as np
+
+    found = np.asarray(values, dtype=np.float64)
+    arms, seeds = found.shape
+    means, free = found.mean(1), (arms - 1) * (seeds - 1)
     half = None
-    if arms > 1 and seeds > 1:
-        grand = math.fsum(means) / arms
-        columns = [math.fsum(row[s] for row in values) / arms for s in range(seeds)]
-        free = (arms - 1) * (seeds - 1)
-        variance = math.fsum((row[s] - mean - columns[s] + grand) ** 2
-                             for row, mean in zip(values, means) for s in range(seeds)) / free
-        half = (STUDENT[free - 1] if free <= len(STUDENT) else 1.96) * math.sqrt(2 * variance / seeds)
-    return [(mean - means[0], half if i else 0.0 if half is not None else None) for i, mean in enumerate(means)]
+    if free:
+        rest = found - means[:, None] - found.mean(0) + found.mean()
+        half = (STUDENT[free - 1] if free <= len(STUDENT) else 1.96) * math.sqrt(2 * (rest ** 2).sum() / free / seeds)
+    return (means - means[0]).tolist(), half
 
 
 def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
     """{"arms": [names], "seeds": S, "sources": {source: {"noise": half width or None, "arms": {name: {"loss", "delta",
     "beyond_noise"}}}}}; differences to the first arm, negative is better. Sources that all arms have."""
-    names = list(results)
-    seeds = min(len(r) for r in results.values())
-    shared = [s for s in results[names[0]][0] if all(s in one for r in results.values() for one in r)]
-    sources = {}
-    for source in shared:
-        values = [[one[source] for one in results[name][:seeds]] for name in names]
-        found = contrasts(values)
-        half = found[-1][1] if len(names) > 1 else None
-        sources[source] = {"noise": half, "arms": {
-            name: {"loss": math.fsum(row) / seeds, "delta": delta,
-                   "beyond_noise": None if half is None or not i else abs(delta) > half}
-            for i, (name, row, (delta, _)) in enumerate(zip(names, values, found))}}
-    return {"arms": names, "seeds": seeds, "sources": sources}
+    first = next(iter(results))
+    seeds, sources = len(results[first]), {}
+    for source in results[first][0]:
+        if not all(source in one for r in results.values() for one in r):
+            continue
+        values = [[one[source] for one in r] for r in results.values()]
+        deltas, noise = contrasts(values)
+        sources[source] = {"noise": noise, "arms": {
+            name: {"loss": math.fsum(losses) / seeds, "delta": delta,
+                   "beyond_noise": None if noise is None or name == first else abs(delta) > noise}
+            for name, losses, delta in zip(results, values, deltas)}}
+    return {"arms": list(results), "seeds": seeds, "sources": sources}
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:

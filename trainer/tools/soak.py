@@ -35,41 +35,38 @@ def add_parser(commands: Any) -> None:
                                description="Run the loader alone over the last steps of the plan.",
                                epilog="example: tokenmill train soak store/runs/first --rate 2.5M --ranks 8")
     soak.add_argument("--steps", type=positive, default=1000, metavar="N", help="how many of the last (default: 1000)")
-    soak.add_argument("--rate", metavar="TOKENS", help="tokens a second of all ranks together, e.g. 2.5M (default: as "
-                                                       "fast as it goes)")
+    soak.add_argument("--rate", type=positive, default=0, metavar="TOKENS",
+                      help="tokens a second of all ranks together, e.g. 2.5M (default: as fast as it goes)")
     soak.add_argument("--ranks", type=positive, default=1, metavar="N", help="N loaders on this machine (default: 1)")
     soak.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     soak.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
-    from trainer.config import ConfigError, count
     from trainer.remote import fetch_shards
     from trainer.run import open_run
 
     opened = open_run(options.run, options.store, options.out, options.overrides)
-    try:
-        rate = count(options.rate) if options.rate else 0
-    except ValueError as error:
-        raise ConfigError(f"--rate: {error}") from None
     if options.rank is not None:                                     # one of several: the parent wants the numbers
-        print(json.dumps(load(opened, options.steps, rate, options.rank, options.ranks)))
+        print(json.dumps(load(opened, options.steps, options.rate, options.rank, options.ranks)))
         return 0
     if opened.source:
         fetch_shards(opened.source, opened.curriculum, lambda text: print(text, file=sys.stderr))
     ranks = several(options.arguments, options.ranks) if options.ranks > 1 else \
-        [load(opened, options.steps, rate, 0, 1)]
-    report = together(ranks, rate)
+        [load(opened, options.steps, options.rate, 0, 1)]
+    report = together(ranks, options.rate)
     print(json.dumps(report) if options.json else told(report))
     return 0 if report["sound"] else 1
 
 
 def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
     """What each of `ranks` processes measured. Raises TrainingError when one fails."""
+    from trainer.launch.local import end_with_parent
     from trainer.run import TrainingError
 
     processes = [subprocess.Popen([sys.executable, "-m", "trainer", *arguments, "--rank", str(rank)],
-                                  stdout=subprocess.PIPE, text=True) for rank in range(ranks)]
+                                  stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
+                 for rank in range(ranks)]
     try:
         said = [process.communicate()[0] for process in processes]
     finally:
