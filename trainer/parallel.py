@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _abort_process_group
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -176,9 +175,9 @@ def world(device: str) -> Iterator[World]:
         dist.destroy_process_group()
         raise
     except BaseException:
-        # the others wait for this rank in a collective, and leaving in good order is one, too (NCCL): abort, so that
-        # this process ends, its connections with it, and whoever started it ends the rest
-        _abort_process_group()
+        # the others wait for this rank in a collective, and leaving in good order is one, too (NCCL): abort, as torch
+        # asks for after a failure, so that this process ends and whoever started it ends the rest
+        dist.distributed_c10d._abort_process_group()
         raise
     dist.destroy_process_group()
 
