@@ -36,7 +36,9 @@ def plan(run: Run, ranks: int, machine: Machine = Machine(), measured: bool = Fa
              f"{'phase':<12}{'steps':>9}{'tokens':>10}{'sequence':>10}{'batch':>10}{'lr from':>11}{'to':>10}"]
     at = 0
     for phase in curriculum.phases:
-        first, last = (schedule.factor(t) * run.config.optimizer.lr for t in (at, at + phase.tokens))
+        # of the first and of the last step, as the training takes them: at a step's middle
+        ends = (at + phase.batch_at(0) * phase.sequence / 2, at + phase.tokens - phase.batch * phase.sequence / 2)
+        first, last = (schedule.factor(t) * run.config.optimizer.lr for t in ends)
         lines.append(f"{phase.name:<12}{phase.steps:>9,}{short(phase.tokens):>10}{phase.sequence:>10,}"
                      f"{batches(phase):>10}{first:>11.2e}{last:>10.2e}")
         at += phase.tokens

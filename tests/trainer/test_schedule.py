@@ -166,3 +166,6 @@ def test_a_training_with_a_growing_batch_and_a_rate_of_its_own(tmp_path, alone):
     assert rates[33:] == pytest.approx([0.004 - 0.002 * (128 * i + 64) / 1280 for i in range(10)])
     shown = plan(whole, 1)
     assert "32→128" in shown and "43 steps" in shown
+    told = {row[0]: row[5:] for line in shown.splitlines() if len(row := line.split()) == 7}
+    assert [told[name] for name in ("grow", "again")] == \
+        [[f"{rates[i]:.2e}" for i in ends] for ends in ((0, 27), (28, 42))]      # not a rate of the phase after it
