@@ -14,9 +14,38 @@ import pytest
 from tests.deploy.test_slurm_runs import check_nothing_is_left, host, start, until  # noqa: F401  (host is a fixture)
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import main
+from trainer.checkpoint import complete
 from trainer.launch.slurm import script
 
 ROOT = Path(__file__).resolve().parents[2]
+#: as srun(1) and scancel(1) have it: srun makes SIGKILL of a SIGTERM of its own, scancel signals what runs in the steps
+SRUN = r"""#!/usr/bin/env bash
+tasks=1
+while [[ "$1" == --* ]]; do
+    case "$1" in --ntasks=*) tasks=${1#*=} ;; esac
+    shift
+done
+for ((i = 0; i < tasks; i++)); do
+    SLURM_LOCALID=$i SLURM_PROCID=$i "$@" &
+    pids+=($!)
+done
+[ "$1" = hostname ] || echo "${pids[*]}" > "$STAND_IN/step"
+trap 'echo "srun: forcing job termination"; for p in "${pids[@]}"; do kill -KILL $(pgrep -P $p) $p; done' TERM INT
+code=0
+for pid in "${pids[@]}"; do
+    while true; do
+        wait "$pid"
+        got=$?
+        kill -0 "$pid" 2> /dev/null || break
+    done
+    [ $got -eq 0 ] || code=$got
+done
+exit $code
+"""
+SCANCEL = r"""#!/usr/bin/env bash
+[ "$*" = "--signal=TERM $SLURM_JOB_ID" ] || exit 1
+for p in $(cat "$STAND_IN/step"); do kill -TERM $(pgrep -P $p) $p; done
+"""
 linux = pytest.mark.skipif(sys.platform != "linux", reason="a job script for Linux")
 
 
@@ -90,6 +119,9 @@ def test_on_two_nodes_it_is_stopped_and_goes_on_as_if_it_had_not_been(host, tmp_
     run = make_run(tmp_path, documents=600, total=15360)
     out = host / "out"
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name, text in (("srun", SRUN), ("scancel", SCANCEL)):
+        (host / "bin" / name).write_text(text)
+        (host / "bin" / name).chmod(0o755)
     script_file = host / "train.sbatch"
     assert main(["slurm", str(run), "--out", str(out), "--nodes", "2", "--script", str(script_file)]) == 0
     job, log = start(host, str(script_file), "--device", "cpu", nodes=2), host / "job-train.sbatch-0.log"
@@ -97,7 +129,9 @@ def test_on_two_nodes_it_is_stopped_and_goes_on_as_if_it_had_not_been(host, tmp_
     job.send_signal(signal.SIGUSR1)                       # what --signal=B:USR1@120 sends to the batch shell
     assert ended(job, log) != 0 and "back into the queue" in log.read_text(), log.read_text()[-5000:]
     assert (host / "scontrol.log").read_text().startswith("requeue ")
+    assert "forcing job termination" not in log.read_text()
     stopped = len(losses(out))
+    assert max(c.step for c in complete(out / "checkpoints")) == stopped        # none of its steps is lost
     check_nothing_is_left(host)
 
     again = start(host, str(script_file), "--device", "cpu", nodes=2, restart=1)

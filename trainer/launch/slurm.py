@@ -58,15 +58,18 @@ export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-1}}"
 address=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --overlap hostname --ip-address | tr ' ' '\n' \
     | grep -m1 -E '^[0-9.]+$') || fail "${nodes[0]} has no IPv4 address"
 
-# torchrun hands SIGTERM on to the ranks and gives them this long to write their checkpoint (its default is 30 s)
+# told to stop, torchrun gives its ranks this long to write their checkpoint (its default is 30 s)
 srun --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1 --kill-on-bad-exit=1 \
     torchrun --nnodes="${#nodes[@]}" --nproc-per-node="$ranks" --max-restarts=3 --shutdown-timeout=@shutdown@ \
     --rdzv-backend=c10d --rdzv-endpoint="$address:$port" --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" \
     -m trainer run "$@" &
 step=$!
 again=0
-trap 'again=1; kill -TERM "$step" 2> /dev/null || true' USR1
-trap 'again=0; kill -TERM "$step" 2> /dev/null || true' TERM
+# through Slurm, which signals the steps and not this script: srun makes SIGKILL of a SIGTERM that it gets itself
+# shellcheck disable=SC2329  # called by the traps
+stop() { scancel --signal=TERM "$SLURM_JOB_ID" || true; }
+trap 'again=1; stop' USR1
+trap 'again=0; stop' TERM
 result=0
 wait "$step" || result=$?
 while kill -0 "$step" 2> /dev/null; do        # a signal ended the wait, not the step
