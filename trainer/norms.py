@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.optim.groups import local
-from trainer.tensor import copies
+from trainer.tensor import copies, local
 
 #: values copied at most, of all tensors of a rank together (64 MB)
 SAMPLE = 1 << 24

@@ -20,9 +20,9 @@ from trainer import train as loop
 from trainer.config import build
 from trainer.init import initialise
 from trainer.model import ModelConfig, Transformer
-from trainer.optim.groups import local
 from trainer.parallel import World, shard, world
 from trainer.run import TrainConfig, open_run
+from trainer.tensor import local
 
 MODEL = ModelConfig(layers=2, width=36, heads=3, kv_heads=1, ffn=51, qk_norm=True)
 #: every kind, with rates that move something in a few steps

@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from trainer.config import ConfigError
 from trainer.optim.adamw import Moments
-from trainer.optim.groups import Rule, like, local
+from trainer.optim.groups import Rule, like
+from trainer.tensor import local
 
 BLOCK = 256
 #: what has fewer entries, and every vector, keeps its moments in float32

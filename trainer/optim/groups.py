@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.config import ConfigError
 from trainer.model import role
+from trainer.tensor import local
 
 Role = Literal["matrix", "output", "embedding", "vector"]
 #: what a group of each is called, in the order of the table
@@ -88,11 +89,6 @@ def grouped(config: Rates, parameters: Iterable[tuple[str, nn.Parameter]],
         group["params"].append(parameter)
     order = list(NAMES)
     return sorted(found.values(), key=lambda g: order.index(g["role"]))
-
-
-def local(x: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor (a view); any other tensor as it is."""
-    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def like(p: Tensor, x: Tensor, *shape: int) -> Tensor:
