@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -21,11 +21,13 @@ from trainer.parallel import World
 #: what NVML is asked for: (key, torch.cuda function, factor to the key's unit)
 NVML = (("gpu_temperature_c", "temperature", 1.0), ("gpu_utilization", "utilization", 0.01),
         ("gpu_power_w", "power_draw", 0.001))
+#: what of the ranks' readings a metrics line keeps
+OVER_RANKS = {"host_memory_bytes": max, "gpu_memory_bytes": max, "gpu_reserved_bytes": max, "gpu_temperature_c": max,
+              "gpu_utilization": fmean, "gpu_power_w": sum}
 #: width of the product every rank times: large enough to be compute on a GPU, and nothing on a CPU
 PROBE = {"cuda": 4096, "cpu": 192}
 #: what a rank reports at log interval; the order is that of the gathered vector
-FIELDS = ("probe_s", "data_wait_p50_ms", "data_wait_p99_ms", "data_wait_s", "host_memory_bytes", "gpu_memory_bytes",
-          "gpu_reserved_bytes", *(key for key, _, _ in NVML))
+FIELDS = ("probe_s", "data_wait_p50_ms", "data_wait_p99_ms", "data_wait_s", *OVER_RANKS)
 
 
 class Hardware:
@@ -109,8 +111,7 @@ def summary(ranks: Sequence[dict[str, float]]) -> dict[str, Any]:
     """What the ranks report, as a metrics line keeps it: the worst of temperature and memory, the sum of power, the
     mean of utilisation, and `straggler`: how much slower than the median the slowest rank computes, and which it is."""
     found: dict[str, Any] = {}
-    for key, how in (("host_memory_bytes", max), ("gpu_memory_bytes", max), ("gpu_reserved_bytes", max),
-                     ("gpu_temperature_c", max), ("gpu_utilization", mean), ("gpu_power_w", sum)):
+    for key, how in OVER_RANKS.items():
         values = [rank[key] for rank in ranks if key in rank]
         if values:
             value = how(values)
@@ -120,7 +121,3 @@ def summary(ranks: Sequence[dict[str, float]]) -> dict[str, Any]:
         slowest = max(range(len(times)), key=times.__getitem__)
         found["straggler"] = {"ratio": round(times[slowest] / median(times), 3), "rank": slowest}
     return found
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

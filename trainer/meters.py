@@ -126,7 +126,8 @@ class Meters:
         dist.all_reduce(sums)                        # over all ranks, also those that share every layer
         small, *moved = (sums[:3].tolist(), *sums[3:].view(-1, 3).tolist())
         found = {**norms.told(self.optimizer.param_groups, moved), **hardware.summary(ranks)}
-        found["noise"] = self.noise.measure(small, line["grad_norm"], line["targets"])
+        # a gradient out of all proportion would outweigh every other for the next hundreds of steps
+        found["noise"] = None if line.get("skipped") else self.noise.measure(small, line["grad_norm"], line["targets"])
         slow = max(ranks, key=lambda rank: rank["data_wait_s"])
         waiting = {"p50": round(slow["data_wait_p50_ms"], 3), "p99": round(slow["data_wait_p99_ms"], 3)}
         if seconds:

@@ -61,7 +61,7 @@ METRICS = (
     Metric("straggler_ratio", "gauge", "Time of a fixed piece of work: slowest rank over the median.",
            "straggler.ratio"),
     Metric("skipped_steps_total", "counter", "Steps whose update was left out.", "skips"),
-    Metric("spike_score_ratio", "gauge", "Share of the last 1000 steps more than 6 sigma above the mean.",
+    Metric("spike_score_ratio", "gauge", "Share of the last 1000 steps out of all proportion.",
            "spike_score"),
     Metric("checkpoint_seconds", "gauge", "Time the last checkpoint took.", "checkpoint_s"),
     Metric("checkpoint_step", "gauge", "Step of the last checkpoint.", "checkpoint_step"),

@@ -106,11 +106,11 @@ class Window:
     def tell(self, seen: Seen, values: dict[str, Any]) -> None:
         """Write the metrics line of a step, and print one where it is due."""
         head, due = f"step {seen.step:>6}/{self.steps}", self.meters.due(seen.step)
-        if due:
-            values |= self.meters.interval(seen.step, values)
         if seen.bad:
             values |= {"skipped": True, "why": seen.why}
             self.say(f"{head}  left out: {seen.why}")
+        if due:
+            values |= self.meters.interval(seen.step, values)
         self.metrics.write("step", seen.step, **values)
         self.meters.stepped(seen.step, seen.bad)
         if due:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.trainer.synthetic import make_run
 from tokenizer.shards.reader import ShardSet
@@ -20,12 +21,17 @@ from trainer.__main__ import main
 from trainer.config import ConfigError
 from trainer.data import Data
 from trainer.evaluate import Heldout, text_bytes
-from trainer.goodput import CAUSES
+from trainer.goodput import CAUSES, Goodput
 from trainer.loss import IGNORE
+from trainer.meters import Meters
 from trainer.metrics import Metrics, MetricsConfig, WandbConfig, read, scan, standing
+from trainer.noise import NoiseScale
+from trainer.parallel import world
+from trainer.policy import Seen
 from trainer.prometheus import METRICS, PREFIX, render
 from trainer.run import open_run
 from trainer.train import train
+from trainer.window import Window
 
 STEPS, EVERY = 24, 4
 
@@ -33,8 +39,6 @@ STEPS, EVERY = 24, 4
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """A training of two phases of different length, stopped in the middle: (run, what was printed)."""
-    from trainer.parallel import world
-
     folder = make_run(tmp_path_factory.mktemp("store"), documents=300, total=STEPS * 256, phases=[
         {"name": "short", "until": "50%", "sequence": 32, "batch": 256, "mix": {"web": 70, "code": 30}},
         {"name": "long", "until": "100%", "sequence": 64, "batch": 256}],
@@ -214,6 +218,40 @@ def test_a_number_not_measured_keeps_its_last_value(tmp_path):
     metrics.close()
     found = parsed((tmp_path / "trainer.prom").read_text())
     assert found[PREFIX + "loss_nats"][1][0][1] == 2.0 and found[PREFIX + "step"][1][0][1] == 2
+
+
+def test_a_step_that_was_left_out_says_nothing_about_the_noise(done, monkeypatch):
+    """Its gradient is out of all proportion: in the running mean it would outweigh every other."""
+    seen = []
+
+    class Told(Exception):
+        pass
+
+    def interval(line):
+        seen.append(line.get("skipped"))
+        raise Told
+
+    meters = types.SimpleNamespace(due=lambda _: True, interval=lambda _, line: interval(line))
+    fake = types.SimpleNamespace(meters=meters, say=lambda _: None, steps=9)
+    for bad in (True, False):
+        with pytest.raises(Told):
+            Window.tell(fake, Seen(3, 9.0, 99.0, bad, 2.0, 3.0, 4.0), {"loss": 9.0})
+    assert seen == [True, None]
+    measured = []
+    monkeypatch.setattr(NoiseScale, "measure", lambda *_: measured.append(1))
+    run, said = done
+    with world("cpu") as here:
+        metrics = Metrics(run.out, False)
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for group in optimizer.param_groups:
+            group["name"] = "all"
+        meters = Meters(run, metrics, here, Goodput(), model, optimizer, 0, said.append)
+        meters.moved = torch.zeros(1, 3)
+        for line in ({"skipped": True}, {"grad_norm": 1.0, "targets": 5}):
+            meters.waits = [0.1]
+            meters.interval(4, line)
+    assert measured == [1]
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
