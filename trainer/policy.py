@@ -219,8 +219,9 @@ class Policy:
                 f"{many} of the last {self.config.window} steps"
             raise TrainingError(
                 f"step {seen.step}: {seen.why}: training has diverged: {count} left out (train.stability). Look at "
-                f"`{reports} {self.left_out[-row]}`; lower train.optimizer.lr or lengthen the warm-up and start with "
-                f"another --out, pass the steps over (train.skip), or let it do so itself (train.stability.rewind)")
+                f"`{reports} {self.left_out[-row]}`; pass the steps over (train.skip), let it do so itself "
+                f"(train.stability.rewind), give the phases ahead a lower rate (tokenmill train edit, lr: {{peak: …}}) "
+                f"or lower train.optimizer.lr or lengthen the warm-up and start with another --out")
 
     def state(self) -> dict[str, Any]:
         return {"left_out": self.left_out, "above": self.above}
@@ -236,8 +237,9 @@ def go_back(suspicion: Suspicion, config: RewindConfig, ledger: Ledger, checkpoi
     if len(ledger.rewinds) >= config.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
         raise TrainingError(f"step {suspicion.step}: {suspicion.why}, since step {suspicion.first}; the steps {past} "
-                            f"have been passed over already and train.stability.rewind.budget is used up: lower "
-                            f"train.optimizer.lr, or raise the budget and give the same command again")
+                            f"have been passed over already and train.stability.rewind.budget is used up: give "
+                            f"the phases ahead a lower rate (tokenmill train edit, lr: {{peak: …}}) or raise the "
+                            f"budget, and give the same command again")
     refused, answer = TrainingError(f"step {suspicion.step}: no way back; the first rank says why"), (-1, -1)
     if world.first:
         try:

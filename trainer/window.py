@@ -131,4 +131,5 @@ def diverged(run: Run, step: int, seen: str) -> str:
     last = ckpt.latest(run.out / "checkpoints")
     return (f"step {step}: {seen}: training has diverged. "
             + (f"{last.folder.parent} is sound; " if last else "There is no checkpoint yet; ")
-            + "lower train.optimizer.lr, or lengthen the warm-up, and start with another --out")
+            + "give the phases from there on a lower rate (tokenmill train edit, lr: {peak: …}); or lower "
+            "train.optimizer.lr or lengthen the warm-up, and start with another --out")
