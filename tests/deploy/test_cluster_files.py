@@ -281,7 +281,10 @@ def test_the_training_job_asks_for_gpus_it_has_and_shares_its_run_with_all_pods(
         assert options.run.startswith(mount["mountPath"] + "/") and not mount.get("readOnly")
         assert pod["containers"][0]["image"].endswith("-cuda")      # the driver, too, needs torch
     patience = int(yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"])
-    assert patience >= 300 and workers["template"]["spec"]["terminationGracePeriodSeconds"] >= 300
+    assert patience >= 300
+    environment = {e["name"]: e["value"] for e in container["env"]}
+    drained = int(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+    assert 300 <= drained < workers["template"]["spec"]["terminationGracePeriodSeconds"]
 
 
 # -- recipes for GPU nodes -----------------------------------------------------------------------------------------

@@ -24,6 +24,18 @@ from trainer.run import open_run
 from trainer.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
+#: what a pod's SIGTERM makes of `ray start --block`: one of the nodes with a CPU is told to go
+DRAIN = """
+import sys, time
+import ray
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+ray.init(address=sys.argv[1], logging_level="ERROR")
+node = next(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU"))
+client = ray._raylet.GcsClient(address=sys.argv[1])
+until = int(1e3 * time.time()) + 300_000
+taken, why = client.drain_node(node, DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION, "test", until)
+assert taken, why
+"""
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
@@ -74,8 +86,8 @@ def ranks(cluster: Cluster) -> list[int]:
 
 
 def test_a_rank_and_a_node_are_lost_and_the_losses_are_those_of_an_undisturbed_run(cluster, tmp_path, alone):
-    """Two ranks; one is killed: two again. A node is killed: one. A node joins: two. The job is stopped, in good order,
-    and begun again, on one."""
+    """Two ranks; one is killed: two again. A node is killed: one. A node joins: two. A node is drained: one, without a
+    step lost. The job is stopped, in good order, and begun again, on one."""
     folder = make_run(tmp_path, documents=1000, total=20_000, train={"checkpoint": {"every": 10}})
     train(open_run(str(folder), None, str(tmp_path / "here"), []), alone, None, lambda _text: None)
     out = folder / "train"
@@ -112,6 +124,13 @@ def test_a_rank_and_a_node_are_lost_and_the_losses_are_those_of_an_undisturbed_r
         wait_for(lambda: "there is room for all ranks again" in said.read_text(), "room")
         os.kill(left, signal.SIGCONT)
         wait_for(lambda: len(lines(out, "resume")) > 2, "a restart with all")
+        done = subprocess.run([sys.executable, "-c", DRAIN, cluster.address], env=cluster.env, capture_output=True,
+                              timeout=120)
+        assert done.returncode == 0, done.stderr
+        gone = wait_for(lambda: len(lines(out, "resume")) > 3 and lines(out, "resume"), "a restart without it")[-1]
+        assert gone["step"] == [line for line in lines(out, "step", "resume") if line["event"] == "step"
+                                and line["step"] <= gone["step"]][-1]["step"]
+        assert "a node is about to go: stopping after this step" in said.read_text()
         both = ranks(cluster)
         for rank in both:
             os.kill(rank, signal.SIGSTOP)
@@ -127,7 +146,7 @@ def test_a_rank_and_a_node_are_lost_and_the_losses_are_those_of_an_undisturbed_r
     finally:
         job.kill()
         job.wait()
-    assert [line["world"] for line in lines(out, "start", "resume")] == [2, 2, 1, 2, 1], said.read_text()
+    assert [line["world"] for line in lines(out, "start", "resume")] == [2, 2, 1, 2, 1, 1], said.read_text()
     assert "a rank died" in said.read_text() and "training on 1 of 2 ranks" in said.read_text()
     assert cluster.env["RAY_AUTH_TOKEN"] not in said.read_text()
     here, there = ({line["step"]: line["loss"] for line in lines(o, "step")} for o in (tmp_path / "here", out))

@@ -49,8 +49,8 @@ def test_what_dies_again_and_again_without_a_new_checkpoint_is_given_up(started,
 
 def test_exit_codes_are_final_and_more_room_is_no_loss(started):
     assert started([2]) == (2, 1) and started([1]) == (1, 1)
-    assert started([launcher.MoreRoom()] * 7 + [0], restarts=0) == (0, 8)
-    assert started([launcher.Lost(), launcher.MoreRoom()] * 3 + [0], restarts=3) == (0, 7)
+    assert started([launcher.Pause()] * 7 + [0], restarts=0) == (0, 8)
+    assert started([launcher.Lost(), launcher.Pause()] * 3 + [0], restarts=3) == (0, 7)
     assert started([KeyboardInterrupt()]) == (130, 1)
 
 
@@ -70,6 +70,21 @@ def test_of_what_a_rank_says_for_ten_days_the_end_is_kept(capsys):
         print(f"warning {i}", file=said)
     assert len(said.end) == 4000 and said.end.endswith("warning 999\n")
     assert capsys.readouterr().err.count("warning") == 1000
+
+
+@pytest.mark.parametrize(("drained", "said"), [({"b"}, "a node is about to go"), ({"x"}, ""), (set(), "")])
+def test_ranks_leave_a_node_that_is_drained_with_a_checkpoint(monkeypatch, capsys, drained, said):
+    asked = []
+    member = SimpleNamespace(stop=SimpleNamespace(remote=lambda: asked.append(1)))
+    monkeypatch.setattr(launcher, "draining", lambda: drained)
+    monkeypatch.setattr(launcher.ray, "wait", lambda refs, num_returns=1, timeout=None: (refs[:1], refs[1:]))
+    monkeypatch.setattr(launcher.ray, "get", lambda result: (130 if asked else 0, ""))
+    if said:
+        with pytest.raises(launcher.Pause):
+            launcher.finish([member], [1, 2], [], {"a", "b"})
+    else:
+        assert launcher.finish([member], [1, 2], [], {"a", "b"}) == 0
+    assert said in capsys.readouterr().err and bool(asked) == bool(said)
 
 
 @pytest.fixture

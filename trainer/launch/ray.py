@@ -4,7 +4,7 @@ ray. Plain Ray Core: why not Ray Train's TorchTrainer stands in docs/architectur
 Position and checkpoints are the trainer's own and fit any number of ranks, so a rank or node that is lost costs the
 steps since the latest checkpoint: what is left of the ranks is ended and as many as find room, `least` or more, start
 again. The missing ones stay asked for. Once there is room for them, all stop after a step, with a checkpoint, and go on
-together.
+together. So they do when a node is drained (a pod that is deleted, a spot machine): it goes without them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,8 @@ class Lost(Exception):
     """A rank died, or raised what nobody expected of it."""
 
 
-class MoreRoom(Exception):
-    """All ranks have stopped in good order, for more to begin."""
+class Pause(Exception):
+    """All ranks have stopped in good order, to begin again elsewhere or in greater number."""
 
 
 def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool, least: int, restarts: int,
@@ -116,7 +117,7 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
         while True:
             try:
                 return attempt(list(arguments), size, least, gpu, possible)
-            except MoreRoom:
+            except Pause:
                 continue
             except Lost as error:
                 now = progress()
@@ -134,7 +135,7 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
 
 
 def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Callable[[int], bool]) -> int:
-    """Ranks from their start to their end: an exit code. Raises Lost, MoreRoom, ConfigError."""
+    """Ranks from their start to their end: an exit code. Raises Lost, Pause, ConfigError."""
     bundle = {"CPU": 1, **({"GPU": 1} if gpu else {})}
     group, found = room(bundle, size, least, possible)
     groups = [group]
@@ -163,7 +164,7 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
             if gpu:
                 own["CUDA_VISIBLE_DEVICES"] = ",".join(g for at, gpus in places if at == node for g in gpus)
             waiting.append(members[rank].run.remote(arguments, {**meeting, **own}))
-        return finish(members, waiting, groups[1:])
+        return finish(members, waiting, groups[1:], set(nodes))
     finally:
         for made in groups:
             remove_placement_group(made)         # ends the actors, too
@@ -203,18 +204,24 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
     return group, size
 
 
-def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any]) -> int:
-    """Wait for all ranks. When one fails or dies, the rest is not waited for: it would wait for the dead one.
-    `missing`: placement groups of ranks that found no room; when they do, the ranks are stopped (MoreRoom)."""
-    asked = more = False
+def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
+           nodes: AbstractSet[str] = frozenset()) -> int:
+    """Wait for all ranks. When one fails or dies, the rest is not waited for: it would wait for the dead one. They are
+    stopped (Pause) once the ranks that found no room, whose placement groups `missing` are, have it, and when one of
+    `nodes` (ids) is drained."""
+    asked, why = False, ""
     while waiting:
         done: list[Any] = []
         try:
             done, waiting = ray.wait(waiting, timeout=1)
-            if not more and missing and all(group.wait(0) for group in missing):
-                more = True
-                print("there is room for all ranks again: stopping after this step, with a checkpoint", file=sys.stderr)
-            if asked or more:                    # again and again: whoever has not begun yet forgets what he was asked
+            if not why:
+                if missing and all(group.wait(0) for group in missing):
+                    why = "there is room for all ranks again"
+                elif nodes & draining():
+                    why = "a node is about to go"
+                if why:
+                    print(f"{why}: stopping after this step, with a checkpoint", file=sys.stderr)
+            if asked or why:                     # again and again: whoever has not begun yet forgets what he was asked
                 for member in members:
                     member.stop.remote()
         except KeyboardInterrupt:
@@ -234,10 +241,18 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any]) -
                 return code
             if code:                             # an orderly stop: let the others end, too
                 ray.wait(waiting, num_returns=len(waiting), timeout=ENDING_S)
-                if more and not asked:
-                    raise MoreRoom
+                if why and not asked:
+                    raise Pause
                 return code
     return 0
+
+
+def draining() -> set[str]:
+    """Ids of nodes that have been told to go. No part of Ray's public interface: without it none are known."""
+    try:
+        return set(ray._private.state.state.get_draining_nodes())
+    except Exception:                            # losing a node is borne, too
+        return set()
 
 
 def last_line(error: BaseException) -> str:
