@@ -15,7 +15,7 @@ import torch
 
 from tests.trainer.policy_ranks import REWIND, garbage, opened, poisoned, scenarios
 from tests.trainer.processes import launch
-from tests.trainer.synthetic import make_run
+from tests.trainer.synthetic import MODEL, make_run
 from trainer import checkpoint as ckpt
 from trainer import train as loop
 from trainer.config import ConfigError, TrainingError
@@ -187,7 +187,7 @@ _made: list[Path] = []
 
 def plain_run(tmp_path_factory) -> Path:
     if not _made:
-        _made.append(make_run(tmp_path_factory.mktemp("store"), documents=200))
+        _made.append(make_run(tmp_path_factory.mktemp("store"), documents=200, model={**MODEL, "layers": 1}))
     return _made[0]
 
 

@@ -153,6 +153,14 @@ def test_what_was_tampered_with_is_named(folder, run, copy, capsys):
     assert status == 1 and "the checkpoint of step 30 knows of" in text
 
 
+def test_a_running_training_may_delete_what_is_looked_at(folder, copy, capsys, monkeypatch):
+    found = ckpt.complete(copy / "checkpoints")
+    monkeypatch.setattr(ckpt, "complete", lambda _: found)
+    (found[-1].folder / "meta.json").unlink()
+    status, text = said(capsys, str(folder), "--out", str(copy))
+    assert status == 1 and "meta.json: gone meanwhile; a training that is running deletes" in text
+
+
 def test_a_checkpoint_from_before_there_was_a_chain_can_be_looked_at_and_gone_on_from(folder, run, copy, capsys, alone):
     found = ckpt.latest(copy / "checkpoints")
     old = {k: v for k, v in found.meta.items() if k not in (

@@ -99,9 +99,13 @@ def files(found: Checkpoint) -> tuple[list[str], str]:
     """Sums of the files (`checkpoint.complete` has looked at their sizes)."""
     from trainer.checkpoint import sha256
 
-    wrong = [f"{name}: sha256 is not what COMPLETE says: damaged or replaced" for name, expected in
-             sorted(found.sha256.items()) if sha256(found.folder / name) != expected]
-    there = [p for p in found.folder.iterdir() if p.is_file()]
+    try:
+        wrong = [f"{name}: sha256 is not what COMPLETE says: damaged or replaced" for name, expected in
+                 sorted(found.sha256.items()) if sha256(found.folder / name) != expected]
+        there = [p for p in found.folder.iterdir() if p.is_file()]
+    except FileNotFoundError as error:
+        return [f"{error.filename}: gone meanwhile; a training that is running deletes what checkpoint.keep does not "
+                f"keep: verify a later one"], ""
     if not found.sha256:
         return wrong, f"{len(there)} of the size they had; COMPLETE is from before it held sums"
     wrong += [f"{p.name}: COMPLETE does not name it" for p in there if p.name not in found.sha256]
