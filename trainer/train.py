@@ -102,7 +102,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
                   goodput=goodput.record(), device=device_name(world), mfu_formula=mfu.FORMULA,
                   config=config.identity(), streams=data.streams,
                   phases=[{"name": p.name, "tokens": p.tokens, "steps": p.steps, "lr": p.lr, "sequence": p.sequence,
-                           "batch": p.batch, "ramp": p.ramp} for p in curriculum.phases])
+                           "batch": p.batch, "ramp": p.ramp, "weights": p.weights} for p in curriculum.phases])
     metrics.flush()
 
     def evaluate(step: int, tokens: int) -> dict[str, Any]:

@@ -203,12 +203,16 @@ def test_what_was_read_before_an_edit_is_not_shown_beside_other_documents(tmp_pa
     assert "  it was performed before the curriculum was edited from step 27 on, with other samples than these: its " \
            "losses of then are left out" in shown(capsys, run, 30)
     new = open_run(str(run), None, None, []).curriculum.phases
-    begun["phases"] = [{"name": p.name, "sequence": p.sequence, "batch": p.batch, "ramp": p.ramp, "steps": p.steps}
-                       for p in new]
+    begun["phases"] = [{"name": p.name, "sequence": p.sequence, "batch": p.batch, "ramp": p.ramp, "steps": p.steps,
+                        "weights": p.weights} for p in new]
     with open(out / "metrics.jsonl", "a") as f:                           # it went on from there
         f.write(json.dumps({"v": 1, "event": "resume", "step": 27, **begun}) + "\n"
                 + json.dumps({"v": 1, "event": "step", "step": 30, "loss": 3.0, "grad_norm": 1.0}) + "\n")
     assert said(capsys, run, 30)["loss"]["value"] == 3.0
+    begun["phases"][-1]["weights"] = {"web": 9, "code": 1}                 # nothing else of the phase was edited
+    with open(out / "metrics.jsonl", "a") as f:
+        f.write(json.dumps({"v": 1, "event": "resume", "step": 30, **begun}) + "\n")
+    assert said(capsys, run, 30)["loss"]["value"] is None and said(capsys, run, 27)["loss"]["value"] == 2.0
 
 
 def test_nothing_trained_yet_and_wrong_numbers(run, capsys, tmp_path):
@@ -217,7 +221,7 @@ def test_nothing_trained_yet_and_wrong_numbers(run, capsys, tmp_path):
                                      text.splitlines()[2]]
     assert text.splitlines()[2].startswith("row 1 (sample 177)  ")
     for arguments, message in ((("45",), "there is no step 45; the curriculum has 44"),
-                               (("44", "--row", "4"), "--row 4: step 44 has 3 rows"), (("0",), "at least 1"),
+                               (("44", "--row", "4"), "--row 4: step 44 has 3 rows"), (("0",), "is not a whole number between 1"),
                                (("1", "--row", "1", "--worst", "1"), "not allowed with")):
         assert main(["explain", str(run), *arguments]) == 2
         assert message in capsys.readouterr().err

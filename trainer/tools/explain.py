@@ -32,6 +32,8 @@ TELLING = 5
 READERS = 16
 #: characters of a document's text that are shown
 EXCERPT = 400
+#: what of a phase decides which samples its steps read
+DECIDE = ("name", "sequence", "batch", "ramp", "weights")
 LIGHT = ("id", "url", "locator", "source", "language")
 #: what a terminal would obey instead of showing it
 CONTROL = dict.fromkeys((*range(32), *range(127, 160), *range(0x200B, 0x2010), *range(0x2028, 0x202F),
@@ -226,13 +228,12 @@ def edited(run: Run, number: int, lines: list[dict[str, Any]], ledger: Ledger) -
     begun = next((line for line in reversed(lines) if line["event"] in ("start", "resume")), None)
     first = None
     if begun is not None and "phases" in begun:
-        then = [(p["name"], p["sequence"], p["batch"], p["ramp"], p["steps"]) for p in begun["phases"]]
         done = 0
-        for old, phase in zip_longest(then, run.curriculum.phases):
-            now = phase and (phase.name, phase.sequence, phase.batch, phase.ramp, phase.steps)
-            if old != now:                      # up to where it was cut it is the same
-                done += min(old[-1], now[-1]) if old and now and old[:-1] == now[:-1] else 0
-                first = done
+        for old, phase in zip_longest(begun["phases"], run.curriculum.phases):
+            now = phase and {key: getattr(phase, key) for key in DECIDE}
+            then = now and old and {key: old.get(key, value) for key, value in now.items()}
+            if not now or then != now or old["steps"] != phase.steps:      # up to where it was cut it is the same
+                first = done + (min(old["steps"], phase.steps) if now and then == now else 0)
                 break
             done += phase.steps
     if first is None:                           # it has gone on since: the ledger tells
