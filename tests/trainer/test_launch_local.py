@@ -14,6 +14,7 @@ from pipeline.cli.training import forward
 from tests.chaos.processes import until
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import COMMANDS, main
+from trainer.config import ConfigError
 from trainer.launch import local
 from trainer.metrics import read
 from trainer.run import open_run
@@ -61,7 +62,7 @@ def stand_in(tmp_path, monkeypatch):
 def test_one_rank_that_fails_ends_all_of_them_and_is_named(stand_in, monkeypatch, capfd, script, code, said):
     stand_in(script)
     monkeypatch.setattr(local, "FAILED_S", 0.2)
-    assert local.launch(["run"], 2) == code
+    assert local.launch(["run"], 2, "cpu") == code
     told = capfd.readouterr().err
     assert said in told if said else not told
 
@@ -77,13 +78,24 @@ def test_ctrl_c_during_set_up_is_no_traceback(tmp_path, monkeypatch, capfd):
         assert capfd.readouterr().err == "stopped: nothing was saved\n"
 
 
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_more_ranks_than_gpus_are_refused_before_they_start(stand_in, monkeypatch, device):
+    stand_in("exit 0")
+    monkeypatch.setattr(local.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 4)
+    with pytest.raises(ConfigError, match="--ranks 8: a rank takes a GPU, and this machine has 4"):
+        local.launch(["run"], 8, device)
+    assert local.launch(["run"], 4, device) == 0
+
+
 def test_nobody_trains_on_when_the_launcher_is_killed(tmp_path):
     """They are asked to stop in good order: the next start would train beside them."""
     rank = tmp_path / "rank.sh"
     rank.write_text("#!/bin/sh\ntrap 'touch stopped.$RANK; exit' TERM\ntouch started.$RANK\n"
                     "while :; do sleep 0.1; done\n")
     rank.chmod(0o755)
-    script = f"import sys\nfrom trainer.launch.local import launch\nsys.executable = {str(rank)!r}\nlaunch(['run'], 2)"
+    script = (f"import sys\nfrom trainer.launch.local import launch\nsys.executable = {str(rank)!r}\n"
+              f"launch(['run'], 2, 'cpu')")
     launcher = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path,
                                 env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:

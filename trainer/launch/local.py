@@ -10,7 +10,10 @@ import sys
 import time
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
+
+from trainer.config import ConfigError
 
 #: seconds that the other ranks have to end by themselves when one has failed, and when one has stopped in good order
 #: after a signal: then they may still be writing their share of a checkpoint
@@ -25,12 +28,16 @@ def end_with_parent() -> None:
         KERNEL.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def launch(arguments: Sequence[str], ranks: int) -> int:
+def launch(arguments: Sequence[str], ranks: int, device: str) -> int:
     """Run `python -m trainer ARGUMENTS` in `ranks` processes; returns 0, or the exit code of the first that failed.
+    Raises ConfigError when `device` (auto, cpu, cuda) has not as many.
 
     When one fails, the others are ended. Signals go to all of them, so that each can write its share of a checkpoint;
     when this process is killed they get SIGTERM, so that nobody trains on behind the back of the next start.
     """
+    if device != "cpu" and torch.cuda.is_available() and ranks > torch.cuda.device_count():
+        raise ConfigError(f"--ranks {ranks}: a rank takes a GPU, and this machine has {torch.cuda.device_count()}; ask "
+                          f"for fewer, or train on the CPU with --device cpu")
     # the store lives here, on a port the system chose; TORCHELASTIC_USE_AGENT_STORE makes every rank its client
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // ranks))

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     if options.ranks and options.ranks > 1 and "RANK" not in os.environ:
         from trainer.launch.local import launch as launch_local
 
-        return launch_local(options.arguments, options.ranks)
+        return launch_local(options.arguments, options.ranks, options.device)
 
     from trainer.parallel import world
     from trainer.train import train

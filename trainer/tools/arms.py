@@ -55,7 +55,7 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm],
     if options.ranks and options.ranks > 1 and "RANK" not in os.environ:
         from trainer.launch.local import launch
 
-        return launch(options.arguments, options.ranks)
+        return launch(options.arguments, options.ranks, options.device)
     tell = (lambda _text: None) if options.json else say
     if arms[0].run.source:
         fetch_shards(arms[0].run.source, arms[0].run.curriculum, tell)
