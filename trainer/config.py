@@ -174,7 +174,7 @@ def read_train(recipe: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{recipe}: not YAML: {error}") from None
     train = (document or {}).get("train") if isinstance(document, dict) else None
-    if train is None:
+    if train is None or train == {}:             # a recipe without one is kept with an empty one
         raise ConfigError(f"{recipe}: no `train:` section; add one, e.g. train: {{model: {{preset: demo}}}}")
     if not isinstance(train, dict):
         raise ConfigError(f"{recipe}: train: expected a mapping, got {train!r}")

@@ -31,7 +31,8 @@ def plan(run: Run, ranks: int, machine: Machine = Machine(), measured: bool = Fa
              f"{model.heads} heads, {model.kv_heads} key/value heads, ffn {model.ffn}, vocabulary {vocab:,}"
              f"{', tied' if model.tie else ''})",
              f"optimiser  {run.config.optimizer.kind}, peak lr {run.config.optimizer.lr:g}, warm-up "
-             f"{short(schedule.warmup)} tokens",
+             f"{short(schedule.warmup)} tokens" + (": longer than the training, which never gets to the peak; lower "
+                                                   "train.schedule.warmup" if schedule.warmup > schedule.total else ""),
              f"total      {curriculum.tokens:,} tokens, {curriculum.steps:,} steps, {curriculum.samples:,} samples", "",
              f"{'phase':<12}{'steps':>9}{'tokens':>10}{'sequence':>10}{'batch':>10}{'lr from':>11}{'to':>10}"]
     at = 0

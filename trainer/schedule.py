@@ -51,8 +51,11 @@ class ScheduleConfig:
     batch_rate: Literal["sqrt"] | None = None
 
     def check(self) -> None:
-        span(self.warmup, 1000)
-        span(self.decay, 1000)
+        for key in ("warmup", "decay"):
+            try:
+                span(getattr(self, key), 1000)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}; write tokens (200M) or a share of the total (2%)") from None
         if not 0 <= self.floor <= 1:
             raise ValueError(f"floor is a share of the peak, between 0 and 1, not {self.floor}")
         if (self.kind == "multistep") != bool(self.milestones):

@@ -57,7 +57,7 @@ def test_what_is_no_count(text):
     ({"model": MODEL, "optimizer": {"lr": "nan"}}, r"train\.optimizer\.lr: expected float, got 'nan'"),
     ({"model": MODEL, "clip": math.nan}, r"train\.clip: expected float, got nan"),
     ({"model": MODEL, "optimizer": {"lr": math.inf}}, r"train\.optimizer\.lr: expected float, got inf"),
-    ({"model": MODEL, "schedule": {"warmup": "fast"}}, r"train\.schedule: 'fast' is not a count"),
+    ({"model": MODEL, "schedule": {"warmup": "fast"}}, r"train\.schedule: warmup: 'fast' is not a count"),
     ({"model": MODEL, "schedule": {"shape": "sqrt"}}, r"shape: 'sqrt' is not one of.*did you mean '1-sqrt'\?"),
     ({"model": MODEL, "micro_batch": "16q"}, r"train\.micro_batch: '16q' is not a count"),
     ({"model": MODEL, "precision": "fp16"}, r"train\.precision: 'fp16' is not one of 'auto', 'fp32', 'bf16'"),
@@ -101,9 +101,10 @@ def test_command_line_says_what_is_wrong(tmp_path, capsys):
         assert message in capsys.readouterr().err
     assert main(["fly"]) == 2
     recipe = run / "recipe.yaml"
-    recipe.write_text("sources: {}")
-    assert main(["plan", str(run)]) == 2
-    assert "recipe.yaml: no `train:` section" in capsys.readouterr().err
+    for none in ("sources: {}", "train: {}"):                        # the second is how a run keeps a recipe without
+        recipe.write_text(none)
+        assert main(["plan", str(run)]) == 2
+        assert "recipe.yaml: no `train:` section" in capsys.readouterr().err
     (run / "curriculum.json").write_text('{"version": 9}')
     assert main(["plan", str(run)]) == 2
     assert "curriculum.json" in capsys.readouterr().err
@@ -116,6 +117,9 @@ def test_run_by_name_in_a_store_and_plan(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "anneal" in text
     assert "21,648 parameters" in text
+    assert "never gets to the peak" not in text
+    assert main(["plan", "toy", "--store", str(tmp_path), "--set", "schedule.warmup=1M"]) == 0
+    assert "warm-up 1M tokens: longer than the training, which never gets to the peak" in capsys.readouterr().out
     assert not (tmp_path / "runs" / "toy" / "train").exists()        # a plan writes nothing
 
 

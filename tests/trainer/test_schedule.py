@@ -137,6 +137,8 @@ def test_errors_name_phase_and_remedy():
     ({"kind": "multistep", "milestones": [["180%", 0.1]]}, "not between 0% and 100%"),
     ({"kind": "inverse-sqrt", "warmup": "0%"}, "needs one"),
     ({"floor": 2}, "floor is a share"),
+    ({"warmup": "300%"}, r"train\.schedule: warmup: '300%' is not between 0% and 100%; write tokens"),
+    ({"decay": "some"}, r"train\.schedule: decay: .*; write tokens"),
     ({"batch_rate": "linear"}, "not one of 'sqrt'"),
 ])
 def test_errors_of_the_configuration(keys, message):
