@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trainer import metrics
 from trainer.__main__ import main
 from trainer.tools.compare import compare
 
@@ -58,6 +59,18 @@ def test_folders_of_one_name_are_told_apart(tmp_path):
     a, b = (training(tmp_path / n / "out", 10, 10, 5.0, {}) for n in ("a", "b"))
     assert [t["name"] for t in compare([a, b])["trainings"]] == ["a/out", "b/out"]
     assert [t["name"] for t in compare([a, a])["trainings"]] == [str(a), str(a)]
+
+
+def test_of_a_step_only_what_is_compared_is_held(tmp_path, monkeypatch):
+    """A line of a printed step has kilobytes, a run a million lines."""
+    kept = []
+    standing = metrics.standing
+    monkeypatch.setattr(metrics, "standing", lambda lines: kept.extend(standing(lines)) or kept)
+    a = training(tmp_path / "a", 3, 10, 5.0, {})
+    line = {"event": "step", "step": 4, "tokens": 40, "loss": 4.0, "streams": {}, "updates": {"matrices": [1] * 1000}}
+    with (a / "metrics.jsonl").open("a") as f:
+        f.write(json.dumps({"v": 1, **line}) + "\n")
+    assert compare([a])["tokens"] == 40 and kept[-1] == {k: v for k, v in line.items() if k != "updates"}
 
 
 def test_what_is_no_training_is_said(tmp_path, capsys):

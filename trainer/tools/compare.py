@@ -15,6 +15,8 @@ from typing import Any
 
 #: training losses are means over this share of the tokens, up to where trainings are compared
 TAIL = 0.05
+#: what is kept of a line of metrics.jsonl: of a million steps the rest would not fit into memory
+KEPT = ("event", "step", "tokens", "loss", "streams", "tokens_per_s", "mfu", "world", "device", "config", "phases")
 
 
 def add_parser(commands: Any) -> None:
@@ -34,7 +36,7 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
     """{"tokens", "trainings": [{"name", "steps", "loss", "streams", "heldout", "heldout_streams", "heldout_tokens",
     "tokens_per_s", "mfu", "world", "device"}], "differences": {key: [a value for each training]}}."""
     from trainer.config import ConfigError
-    from trainer.metrics import read
+    from trainer.metrics import scan, standing
 
     histories = []
     for folder in folders:
@@ -42,7 +44,7 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
         if path is None:
             raise ConfigError(f"{folder}: no metrics.jsonl there nor in train/; give the folder of a run that has been "
                               f"trained, or the --out of a training")
-        history = read(path)
+        history = standing({key: line[key] for key in KEPT if key in line} for line in scan(path))
         if not any(line["event"] == "step" for line in history):
             raise ConfigError(f"{path}: no step has been performed yet")
         histories.append(history)

@@ -180,7 +180,7 @@ def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: s
 
     n = options.ranks
     for ranks in sorted({n, 1}, reverse=True):
-        again = [*options.arguments, "--device", device, "--probe", str(folder)]         # of two --device the last counts
+        again = [*options.arguments, "--device", device, "--probe", str(folder)]     # of two --device the last counts
         code = launch(again, ranks, device)
         if code:
             checks.tell(f"{ranks} rank{'s' * (ranks > 1)}", False, f"ended with code {code}, see above",
