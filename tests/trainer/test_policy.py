@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -27,6 +30,7 @@ from trainer.train import train
 from trainer.worst import WorstRows, read_worst
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def quiet(_text: str) -> None:
@@ -384,3 +388,12 @@ def test_no_step_waits_for_the_device(folder, tmp_path, alone):
                 patch.stop()
     assert waits == []
     assert steps(tmp_path)[5]["skipped"]
+
+
+@pytest.mark.slow
+def test_a_kill_between_any_two_lines_changes_nothing(folder, tmp_path):
+    """Twelve of the 250 lines of what writes ledger, checkpoints and worst rows, and of going back."""
+    done = subprocess.run([sys.executable, "-m", "tests.trainer.killed_anywhere", str(folder), str(tmp_path), "12",
+                           "1"], capture_output=True, text=True, timeout=560, check=False, cwd=ROOT,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr[-5000:]

@@ -1,0 +1,93 @@
+"""A training that goes back once, killed between two lines of what writes its state, and started again:
+`python -m tests.trainer.killed_anywhere STORE/runs/RUN OUT POINTS SEED` prints what did not come out as without a kill.
+
+A point is a line of the ledger, of checkpoints, of the worst rows or of going back, the first, the middle or the last
+time it is reached. Each training is a forked process that exits there at once, as a kill would make it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from tests.trainer import policy_ranks
+from trainer import checkpoint, files, ledger, policy, worst
+from trainer import train as loop
+from trainer.metrics import read
+from trainer.parallel import world
+
+#: a place in the code: file, line
+Line = tuple[str, int]
+WRITERS = {module.__file__ for module in (checkpoint, files, ledger, worst)}
+KILLED = 9
+STOP = 22
+
+
+def child(run: str, out: Path, kill: tuple[Line, int] | None = None, counts: Path | None = None) -> int:
+    """Train in a process of its own, which exits when it reaches a line for the n-th time; its exit code. Writes how
+    often each line was reached to `counts`."""
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    seen: dict[Line, int] = {}
+
+    def trace(frame: FrameType, _event: str, _argument: Any) -> Any:
+        name = frame.f_code.co_filename
+        return at_line if name in WRITERS or (name, frame.f_code.co_name) == (policy.__file__, "go_back") else None
+
+    def at_line(frame: FrameType, event: str, _argument: Any) -> Any:
+        if event == "line":
+            line = frame.f_code.co_filename, frame.f_lineno
+            seen[line] = seen.get(line, 0) + 1
+            if kill == (line, seen[line]):
+                os._exit(KILLED)
+        return at_line
+
+    try:
+        with world("cpu") as here, policy_ranks.garbage(18, 19, 20, 21):
+            sys.settrace(trace)
+            loop.train(policy_ranks.opened(run, str(out), *policy_ranks.REWIND), here, STOP, lambda _text: None)
+            sys.settrace(None)
+        if counts:
+            counts.write_text(json.dumps([[*line, n] for line, n in seen.items()]))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def outcome(out: Path) -> tuple[dict[int, float | None], list[dict[str, Any]]]:
+    """(loss of every step, lines of the ledger without their time)."""
+    losses = {line["step"]: line["loss"] for line in read(out / "metrics.jsonl") if line["event"] == "step"}
+    lines = [json.loads(text) for text in (out / "ledger.jsonl").read_text().splitlines()]
+    return losses, [{key: value for key, value in line.items() if key != "time"} for line in lines]
+
+
+def main(run: str, out: str, points: int, seed: int) -> list[Any]:
+    top, rng, wrong = Path(out), random.Random(seed), []
+    top.mkdir(parents=True, exist_ok=True)
+    assert child(run, top / "whole", counts=top / "counts.json") == 0
+    losses, lines = outcome(top / "whole")
+    assert lines[-1]["event"] == "rewind"
+    expected = {step: pytest.approx(loss, abs=1e-5) for step, loss in losses.items()}, lines
+    for name, line, times in rng.sample(json.loads((top / "counts.json").read_text()), points):
+        point = (name, line), rng.choice([1, max(1, times // 2), times])
+        shutil.rmtree(top / "killed", ignore_errors=True)
+        codes = child(run, top / "killed", point), child(run, top / "killed")
+        if codes != (KILLED, 0) or outcome(top / "killed") != expected:
+            wrong.append([*point, codes])
+    return wrong
+
+
+if __name__ == "__main__":
+    found = main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    print(json.dumps(found))
+    sys.exit(bool(found))
