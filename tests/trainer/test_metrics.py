@@ -299,6 +299,20 @@ def test_a_full_disk_leaves_what_was_there_and_says_what_to_do(tmp_path, monkeyp
     assert f"error: No space left on device; make room where checkpoints and metrics go ({tmp_path / 'out'})" in said
 
 
+def test_an_edit_on_a_full_disk_leaves_the_run_as_it_was(tmp_path, monkeypatch, capsys):
+    run = make_run(tmp_path / "store", documents=400)
+    (tmp_path / "phases.yaml").write_text("- {name: other, until: 100%, mix: {web: 1}}")
+    before = {path: path.read_bytes() for path in run.iterdir()}
+
+    def full(_number):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert main(["edit", str(run), "--at", "20", "--phases", str(tmp_path / "phases.yaml")]) == 1
+    assert "make room" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+
+
 # -- W&B ---------------------------------------------------------------------------------------------------------------
 class FakeRun:
     def __init__(self, fails_at: int | None = None) -> None:

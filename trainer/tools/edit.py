@@ -179,19 +179,22 @@ def put(path: Path, text: str) -> Path:
     is kept: NAME.1.SUFFIX, or the first number that is free."""
     from trainer.checkpoint import sync_folder
 
-    number = 1
-    while True:
-        kept = path.with_name(f"{path.stem}.{number}{path.suffix}")
-        try:
-            os.link(path, kept)
-            break
-        except FileExistsError:
-            number += 1
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    with open(part, "x", encoding="utf-8") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(part, path)
+    number = 1
+    try:
+        with open(part, "x", encoding="utf-8") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        while True:                              # once the new one is on disk: a full disk leaves everything as it was
+            kept = path.with_name(f"{path.stem}.{number}{path.suffix}")
+            try:
+                os.link(path, kept)
+                break
+            except FileExistsError:
+                number += 1
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
     sync_folder(path.parent)
     return kept
