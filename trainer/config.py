@@ -120,7 +120,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
+    kind = {bool: "true or false", int: "a whole number", float: "a number (20% is 0.2)", str: "a text"}.get(hint, hint)
+    raise ConfigError(f"{where}: expected {kind}, got {value!r}")
 
 
 def by_kind(classes: list[Any], value: Any, where: str) -> Any:
