@@ -45,6 +45,20 @@ def test_trainings_are_compared_where_all_have_been(tmp_path):
     assert found["differences"] == {"train.clip": [None, 0.5], "phase all.batch": [10, 40]}
 
 
+def test_held_out_losses_are_compared_at_equal_tokens(tmp_path, capsys):
+    """Not one training's last evaluation with the other's, which has read more."""
+    a = training(tmp_path / "a", 100, 10, 5.0, {400: 4.5, 800: 4.0, 1000: 3.9})
+    b = training(tmp_path / "b", 100, 10, 5.0, {400: 4.4})
+    found = compare([a, b])
+    assert [(t["heldout_tokens"], t["heldout"]) for t in found["trainings"]] == [(400, 4.5), (400, 4.4)]
+    assert main(["compare", str(a), str(b)]) == 0
+    assert "4.4000 (-0.1000)" in (said := capsys.readouterr().out) and "evaluated at" in said
+    start = training(tmp_path / "c", 100, 10, 5.0, {})                   # judged at the start alone
+    with (start / "metrics.jsonl").open("a") as f:
+        f.write(json.dumps({"v": 1, "event": "eval", "step": 100, "tokens": 0, "loss": 9.0, "streams": {}}) + "\n")
+    assert [t["heldout"] for t in compare([a, start])["trainings"]] == [3.9, 9.0]
+
+
 def test_it_is_shown_with_differences_to_the_first(tmp_path, capsys):
     a, b = (training(tmp_path / n, 100, 10, loss, {1000: loss}) for n, loss in (("a", 5.0), ("b", 4.0)))
     assert main(["compare", str(a), str(b)]) == 0

@@ -1,7 +1,8 @@
 """`tokenmill train compare A B …`: trainings side by side, at the number of tokens that all of them have reached.
 
 Each is the folder of a run (STORE/runs/RUN) or what `--out` was. Everything comes from their metrics.jsonl. Training
-losses are means over the last twentieth of the tokens; held-out ones those of the last evaluation up to there.
+losses are means over the last twentieth of the tokens; held-out ones those of the last evaluation all of them have, as
+far as they evaluate at the same tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 #: training losses are means over this share of the tokens, up to where trainings are compared
 TAIL = 0.05
+#: what is kept of a line: of a long training there are a million
+KEPT = ("event", "step", "tokens", "loss", "streams", "tokens_per_s", "mfu", "config", "phases", "world", "device")
 #: what is kept of a line of metrics.jsonl: of a million steps the rest would not fit into memory
 KEPT = ("event", "step", "tokens", "loss", "streams", "tokens_per_s", "mfu", "world", "device", "config", "phases")
 
@@ -49,20 +52,23 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
             raise ConfigError(f"{path}: no step has been performed yet")
         histories.append(history)
     tokens = min(max(line["tokens"] for line in h if line["event"] == "step") for h in histories)
+    # held-out losses at equal tokens, too: where the one evaluated least often was last judged
+    last = [max([e["tokens"] for e in h if e["event"] == "eval" and e["tokens"] <= tokens], default=0) for h in histories]
+    judged = min(filter(None, last), default=0)
     first = [[line for line in h if line["event"] in ("start", "resume")][-1] for h in histories]
     facts = [{**flat(line.get("config", {}), "train."), "streams": line.get("streams"),
               **{f"phase {p['name']}.{k}": v for p in line.get("phases", ()) for k, v in p.items() if k != "name"}}
              for line in first]
     keys = list(dict.fromkeys(key for of in facts for key in of))
     return {"tokens": tokens,
-            "trainings": [{"name": name, **at(h, tokens), "world": f.get("world"), "device": f.get("device")}
+            "trainings": [{"name": name, **at(h, tokens, judged), "world": f.get("world"), "device": f.get("device")}
                           for name, h, f in zip(short_names(folders), histories, first)],
             "differences": {k: [of.get(k) for of in facts] for k in keys
                             if any(of.get(k) != facts[0].get(k) for of in facts)}}
 
 
-def at(history: Sequence[Mapping[str, Any]], tokens: int) -> dict[str, Any]:
-    """What a training had reached after `tokens` tokens."""
+def at(history: Sequence[Mapping[str, Any]], tokens: int, judged_at: int) -> dict[str, Any]:
+    """What a training had reached after `tokens` tokens, and at its last evaluation up to `judged_at`, or its first."""
     steps = [line for line in history if line["event"] == "step" and line["tokens"] <= tokens]
     tail = [line for line in steps if line["tokens"] > (1 - TAIL) * tokens] or steps[-1:]
     losses = [line["loss"] for line in tail if line.get("loss") is not None]
@@ -70,7 +76,7 @@ def at(history: Sequence[Mapping[str, Any]], tokens: int) -> dict[str, Any]:
     of = {name: [line["streams"][name] for line in tail if (line.get("streams") or {}).get(name) is not None]
           for name in names}
     evals = [line for line in history if line["event"] == "eval" and line["tokens"] <= tokens]
-    judged = evals[-1] if evals else {}
+    judged = next((line for line in reversed(evals) if line["tokens"] <= judged_at), evals[0] if evals else {})
     speeds = [line["tokens_per_s"] for line in steps if line.get("tokens_per_s")]
     mfus = [line["mfu"] for line in steps if line.get("mfu") is not None]
     return {"steps": steps[-1]["step"] if steps else 0, "loss": statistics.fmean(losses) if losses else None,
@@ -103,7 +109,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
             out.append(row("held-out loss", [t["heldout"] for t in of], ".4f", True))
         out += [row(f"  {label}{name}", [t[kind].get(name) for t in of], ".4f", True)
                 for name in dict.fromkeys(n for t in of for n in t[kind])]
-    if len({t["heldout_tokens"] for t in of}) > 1:
+    if {t["heldout_tokens"] for t in of} - {None, found["tokens"]}:
         out.append(row("  evaluated at", [t["heldout_tokens"] for t in of], ","))
     out += [row("tokens/s", [t["tokens_per_s"] for t in of], ",.0f"), row("MFU", [t["mfu"] for t in of], ".1%"),
             row("ranks", [t["world"] for t in of]), row("device", [t["device"] for t in of])]
