@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -47,8 +48,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
 
     Every rank calls it; rank 0 writes `run.out`: metrics.jsonl, tensorboard/, loss.svg, checkpoints/, ledger.jsonl,
     worst_rows.jsonl, summary.json.
-    Returns the summary. Raises TrainingError, CheckpointError; SystemExit(128 + n) after signal n (a checkpoint is
-    written first).
+    Returns the summary, on rank 0. Raises TrainingError, CheckpointError; SystemExit(128 + n) after signal n (a
+    checkpoint is written first).
     """
     goodput = Goodput()
     config, curriculum = run.config, run.curriculum
@@ -58,17 +59,17 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     checkpoints = run.out / "checkpoints"
     ledger = Ledger.open(run.out, world)
     ledger.clear(checkpoints, world)     # a kill between the decision to go back and going back
-    found = ckpt.latest(checkpoints)
-    sent = world.broadcast((found.step if found else 0).to_bytes(8, "little"))      # ranks apart would wait forever
-    found = ckpt.at(checkpoints, int.from_bytes(sent, "little"))
+    found, done = ckpt.latest(checkpoints) if world.first else None, run.out / "summary.json"
+    # what the first rank sees counts: ranks apart would wait for each other forever
+    step, summed = struct.unpack("<q?", world.broadcast(struct.pack("<q?", found.step if found else 0, done.exists())))
+    found = ckpt.at(checkpoints, step)
     if found:
         refuse_another(found, run)
     first = next(run.steps(found.meta["samples"] if found else 0), None)
-    done = run.out / "summary.json"
-    if done.exists() if first is None else stop_at is not None and stop_at <= first.number:
+    if summed if first is None else stop_at is not None and stop_at <= first.number:
         say(f"nothing to do: {found.folder.parent if found else run.out} is at "
             + ("the end of the curriculum" if first is None else f"or beyond step {stop_at}, where this was to stop"))
-        return json.loads(done.read_text(encoding="utf-8")) if first is None else {}
+        return json.loads(done.read_text(encoding="utf-8")) if first is None and world.first else {}
     # at the end without a summary: an earlier process died between its last checkpoint and the end; do the rest
     number, samples, tokens = position(found)
     ledger.declare(config.skip, number)

@@ -7,8 +7,10 @@ import os
 import pickle
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -224,10 +226,21 @@ def test_damage_is_named(folder, tmp_path, alone):
 def test_a_rank_that_does_not_see_the_checkpoint_does_not_begin_anew(folder, tmp_path, alone):
     """…while the first one resumes: it would wait for it forever. (What the first rank sends: an empty ledger, nothing
     to clear, a checkpoint of step 6.)"""
-    sent = [bytes(8), b"\0", (6).to_bytes(8, "little")]
+    sent = [bytes(8), b"\0", struct.pack("<q?", 6, False)]
     with mock.patch.object(World, "broadcast", side_effect=sent), mock.patch.object(ckpt, "PATIENCE_S", 0), \
             pytest.raises(ckpt.CheckpointError, match=r"does not see the checkpoint of step 6.*share the folder"):
         train(opened(folder, tmp_path), alone, None, quiet)
+
+
+def test_a_rank_that_does_not_see_the_summary_does_not_train_alone(folder, tmp_path, alone):
+    """The first one has seen it and is through."""
+    run = opened(folder, tmp_path)
+    whole = train(run, alone, None, quiet)
+    (tmp_path / "summary.json").unlink()
+    sent = [bytes(8), b"\0", struct.pack("<q?", whole["steps"], True)]
+    with mock.patch.object(World, "broadcast", side_effect=sent), mock.patch.object(ckpt, "load") as load:
+        assert train(run, replace(alone, rank=1), None, quiet) == {}
+    assert not load.called
 
 
 def committed(folder: Path, step: int) -> ckpt.Checkpoint:

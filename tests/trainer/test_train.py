@@ -17,11 +17,11 @@ import pytest
 
 from tests.trainer.synthetic import make_run
 from trainer import checkpoint as ckpt
+from trainer import optim
 from trainer.__main__ import main
 from trainer.evaluate import unigram_entropy
 from trainer.generate import SampleConfig, load_tokenizer
 from trainer.metrics import Metrics, read
-from trainer.optim import adamw
 from trainer.plot import smooth, svg, thin, ticks
 from trainer.run import TrainingError, open_run
 from trainer.signals import interruptions, request_stop
@@ -173,14 +173,14 @@ def test_parameters_that_are_no_numbers_are_not_saved(tmp_path, alone, monkeypat
             if optimizer.state[group["params"][0]]["step"].item() == 4:
                 group["params"][0].data.mul_(math.nan)
 
-    build = adamw.build
+    build = optim.build
 
     def built(*a):
         made = build(*a)
         made.register_step_post_hook(spoil)
         return made
 
-    monkeypatch.setattr(adamw, "build", built)
+    monkeypatch.setattr(optim, "build", built)
     with pytest.raises(TrainingError, match=r"step 4: loss nan after it.*step_00000002 is sound"):
         train(run, alone, None, quiet)
     assert ckpt.latest(run.out / "checkpoints").step == 2
