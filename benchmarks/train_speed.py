@@ -12,7 +12,7 @@ Models of 125 M, 350 M and 1 B parameters, each trained on the same random token
   packed    ours with documents of 600 tokens on average: attention stays inside them (counted as such in the MFU)
 
 What is compared most comes first: ours and nanochat of all models. Every measurement is a process of its own, so that
-one that fails does not stop the next, and begins with a micro-batch that fits into 80 GB, halved whenever memory runs
+one that fails does not stop the next, and begins with a micro-batch an H200 has room for, halved whenever memory runs
 out. It is written down at once: called again with the same --out, only what is not there yet, or has failed, is
 measured. The figure is the median of windows of four steps, the first left out (compilation, warm-up). MFU by the
 formula of trainer/mfu.py, the same for all ways; the floors and goals are the project's.
@@ -93,6 +93,9 @@ def main() -> int:
                                 "formula": FORMULA, "peak_flops": peak(device), "smoke": not cuda}
     results = former(options.out, document)
     document["results"] = results
+    if options.out:                               # where nothing can be written, before anything is measured
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
     print(f"{document['device']}, torch {torch.__version__}, peak "
           + (f"{document['peak_flops'] / 1e12:.0f} TFLOP/s bf16" if document["peak_flops"] else "unknown")
           + f"; MFU by {FORMULA}\n\n{HEADER}", flush=True)

@@ -97,7 +97,7 @@ def test_a_measurement_that_takes_too_long_leaves_nothing_behind(tmp_path):
 @no_gpu
 def test_it_goes_on_where_time_ran_out(tmp_path, monkeypatch, capsys):
     """What failed is measured again; what another device or torch measured counts for nothing."""
-    out = tmp_path / "speed.json"
+    out = tmp_path / "new" / "speed.json"
     good = (0, '{"tokens_per_s": 7, "spread": 0, "mfu": null, "memory_gb": 0}', "")
 
     def main(*more: str) -> list[str]:

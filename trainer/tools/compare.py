@@ -53,8 +53,8 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
         histories.append(history)
     tokens = min(max(line["tokens"] for line in h if line["event"] == "step") for h in histories)
     # held-out losses at equal tokens, too: where the one evaluated least often was last judged
-    last = [max([e["tokens"] for e in h if e["event"] == "eval" and e["tokens"] <= tokens], default=0) for h in histories]
-    judged = min(filter(None, last), default=0)
+    evaluated = [[e["tokens"] for e in h if e["event"] == "eval" and e["tokens"] <= tokens] for h in histories]
+    judged = min((max(at) for at in evaluated if any(at)), default=0)
     first = [[line for line in h if line["event"] in ("start", "resume")][-1] for h in histories]
     facts = [{**flat(line.get("config", {}), "train."), "streams": line.get("streams"),
               **{f"phase {p['name']}.{k}": v for p in line.get("phases", ()) for k, v in p.items() if k != "name"}}
