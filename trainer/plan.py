@@ -46,6 +46,7 @@ def plan(run: Run, ranks: int, machine: Machine = Machine(), measured: bool = Fa
     lines += ["", f"{'phase':<12}{'stream':<24}{'share':>7}{'tokens':>10}{'epochs so far':>15}"]
     lines += [f"{row['phase']:<12}{row['stream']:<24}{row['share']:>7.1%}{short(row['tokens']):>10}"
               f"{row['epochs']:>15.2f}" for row in mixture(curriculum)]
+    lines += ["", *idle] if (idle := run.unshared(ranks)) else []
     return "\n".join([*lines, "", *memory(run, ranks, machine, measured), "", *cost(run, ranks, machine)])
 
 

@@ -119,6 +119,20 @@ class Run:
         """Windows of `length` tokens a rank computes at once."""
         return max(1, self.config.micro_batch // length)
 
+    def unshared(self, ranks: int) -> list[str]:
+        """What of `ranks` the phases' batches, at their smallest, leave without work: one line each."""
+        groups, found = ranks // self.config.parallel.tensor, []
+        for phase in self.curriculum.phases:
+            batch = phase.batch_at(0)
+            if batch < groups:
+                idle = ranks - batch * self.config.parallel.tensor
+                found.append(f"phase {phase.name}: a batch of {batch} sequences leaves {idle} ranks idle")
+            elif batch % groups:
+                most = -(-batch // groups)
+                found.append(f"phase {phase.name}: a batch of {batch} sequences does not divide by {groups}: ranks "
+                             f"with {most} are waited for, {1 - batch / groups / most:.0%} of the time is lost")
+        return found
+
     def sample_at(self, step: int) -> int:
         """How many samples the first `step` steps read."""
         samples = 0

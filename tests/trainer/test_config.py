@@ -117,7 +117,12 @@ def test_run_by_name_in_a_store_and_plan(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "anneal" in text
     assert "21,648 parameters" in text
-    assert "never gets to the peak" not in text
+    assert "never gets to the peak" not in text and "sequences" not in text
+    assert main(["plan", "toy", "--store", str(tmp_path), "--ranks", "3"]) == 0
+    assert "phase stable: a batch of 5 sequences does not divide by 3: ranks with 2 are waited for, 17% of the time " \
+        in capsys.readouterr().out
+    assert main(["plan", "toy", "--store", str(tmp_path), "--ranks", "16"]) == 0
+    assert "phase stable: a batch of 5 sequences leaves 11 ranks idle" in capsys.readouterr().out
     assert main(["plan", "toy", "--store", str(tmp_path), "--set", "schedule.warmup=1M"]) == 0
     assert "warm-up 1M tokens: longer than the training, which never gets to the peak" in capsys.readouterr().out
     assert not (tmp_path / "runs" / "toy" / "train").exists()        # a plan writes nothing

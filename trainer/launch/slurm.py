@@ -133,10 +133,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{path}: {error.strerror}; name another place with --script") from None
     size = options.nodes * options.gpus_per_node
     say(f"{path}: {options.nodes} node{'s' * (options.nodes > 1)} of {options.gpus_per_node} GPUs = {size} ranks")
-    for phase in training.curriculum.phases:
-        batch = phase.batch_at(0)                # its smallest
-        if batch < size:
-            say(f"phase {phase.name}: a batch of {batch} sequences leaves {size - batch} ranks idle")
+    for line in training.unshared(size):
+        say(line)
     say(f"sbatch {shlex.quote(str(path))}")
     return 0
 
