@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -122,6 +123,23 @@ def test_fewer_ranks_at_once_when_nodes_are_gone_and_after_a_minute_when_others_
     found, after = cluster(16, 8, lambda _t: 16, lambda _t: 12)
     assert found == 12 and launcher.PATIENCE_S < after < launcher.PATIENCE_S + 20
     assert cluster(16, 8, lambda _t: 16, lambda t: 12 if t < 30 else 16)[0] == 16         # they came in time
+
+
+def test_ranks_whose_node_has_vanished_before_they_began_are_not_waited_for(monkeypatch):
+    """Their places wait for another node: it may never come, while there is room for fewer."""
+    def get(_refs, timeout=None):
+        assert timeout, "for ever"
+        raise launcher.ray.exceptions.GetTimeoutError
+
+    removed, actor = [], mock.MagicMock()
+    monkeypatch.setattr(launcher, "room", lambda *_: ("group", 2))
+    monkeypatch.setattr(launcher, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
+    monkeypatch.setattr(launcher, "remove_placement_group", removed.append)
+    monkeypatch.setattr(launcher.ray, "remote", lambda **_: lambda _rank: actor)
+    monkeypatch.setattr(launcher.ray, "get", get)
+    with pytest.raises(launcher.Lost, match="could not start: GetTimeoutError"):
+        launcher.attempt(["run"], 2, 1, False, bool)
+    assert removed == ["group"]
 
 
 def test_a_number_of_ranks_the_model_cannot_be_divided_over_is_not_taken(cluster):

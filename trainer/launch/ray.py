@@ -147,11 +147,12 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
         try:
             members = [actor.options(scheduling_strategy=PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=i)).remote() for i in range(found)]
-            places = ray.get([member.place.remote() for member in members])
+            # a node that vanishes just now takes its ranks' places along: they wait for others, which may never come
+            places = ray.get([member.place.remote() for member in members], timeout=PLACEMENT_S)
             # ranks of a node have consecutive numbers, and see all its GPUs: NCCL then copies between them directly
             members = [m for _, m in sorted(zip(places, members), key=lambda pair: pair[0])]
             places.sort()
-            host, port = ray.get(members[0].address.remote())
+            host, port = ray.get(members[0].address.remote(), timeout=PLACEMENT_S)
         except ray.exceptions.RayError as error:
             raise Lost(f"a rank could not start: {type(error).__name__}: {error}") from None
         nodes = [node for node, _ in places]
