@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -48,6 +49,7 @@ class MetricsConfig:
 
 
 class View(Protocol):
+    def void(self, step: int) -> None: ...         # what was written for `step` and later
     def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
@@ -88,6 +90,9 @@ class Metrics:
             return
         line = {"v": VERSION, "event": event, "step": step, "time": round(time.time(), 3), **values}
         self.file.write(json.dumps(line, ensure_ascii=False, default=float) + "\n")
+        if event in TURNS:
+            for view in self.views:
+                view.void(0 if event == "start" else step + 1)
         if event in VIEWED:
             numbers = dict(flat_numbers(VIEWED[event], values))
             for view in self.views:
@@ -118,17 +123,25 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder / "tensorboard"))
+        self.open = partial(SummaryWriter, str(folder / "tensorboard"))
+        self.writer: SummaryWriter | None = None
+
+    def void(self, step: int) -> None:
+        self.close()
+        self.writer = self.open(purge_step=step)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.writer = self.writer or self.open()
         for name, number in numbers.items():
             self.writer.add_scalar(name, number, step)
 
     def flush(self) -> None:
-        self.writer.flush()
+        if self.writer is not None:
+            self.writer.flush()
 
     def close(self) -> None:
-        self.writer.close()
+        if self.writer is not None:
+            self.writer.close()
 
 
 @dataclass
@@ -167,6 +180,9 @@ class Wandb:
     def give_up(self, error: Exception) -> None:
         self.run = None                                  # not its text: it may hold what it was called with
         self.say(f"W&B failed ({type(error).__name__}): left out from here on; metrics.jsonl has everything")
+
+    def void(self, step: int) -> None:
+        """W&B cannot: its curve goes back to `step`, as metrics.jsonl does."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         if self.run is not None:

@@ -54,6 +54,27 @@ def steps(run) -> list[dict]:
     return [line for line in read(run.out / "metrics.jsonl") if line["event"] == "step"]
 
 
+def test_tensorboard_has_no_step_twice(tmp_path):
+    """What a kill or a rewind made void is not drawn: a curve that goes back on itself is read wrongly."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def drawn() -> list[tuple[int, float]]:
+        board = EventAccumulator(str(tmp_path / "tensorboard"))
+        board.Reload()
+        return [(e.step, e.value) for e in board.Scalars("train/loss")]
+
+    for first, turns in ((0, ("start",)), (3, ("resume",)), (5, ("rewind", "rewind")), (0, ("start",))):
+        metrics = Metrics(tmp_path, True)
+        for turn in turns:
+            metrics.write(turn, first)
+            for step in range(first + 1, first + 5):
+                metrics.write("step", step, loss=float(10 * first + step))
+        metrics.close()
+        assert [step for step, _ in drawn()] == list(range(1, first + 5))
+        assert drawn()[-4:] == [(step, 10 * first + step) for step in range(first + 1, first + 5)]
+
+
 def test_printed_steps_have_what_is_measured_at_intervals(done):
     run, _ = done
     lines = steps(run)
