@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import signal
@@ -60,8 +61,13 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     ledger = Ledger.open(run.out, world)
     ledger.clear(checkpoints, world)     # a kill between the decision to go back and going back
     found, done = ckpt.latest(checkpoints) if world.first else None, run.out / "summary.json"
-    # what the first rank sees counts: ranks apart would wait for each other forever
-    step, summed = struct.unpack("<q?", world.broadcast(struct.pack("<q?", found.step if found else 0, done.exists())))
+    # what the first rank sees counts: ranks apart would wait for each other forever, or learn from different data
+    same = hashlib.sha256(json.dumps([curriculum.to_json(), asdict(config)], sort_keys=True).encode()).digest()
+    step, summed, firsts = struct.unpack("<q?32s", world.broadcast(
+        struct.pack("<q?32s", found.step if found else 0, done.exists(), same)))
+    if same != firsts:
+        raise TrainingError(f"rank {world.rank} has read another recipe or curriculum than the first rank: "
+                            f"{run.folder} has just been changed, or is not one folder for all; start again")
     found = ckpt.at(checkpoints, step)
     if found:
         refuse_another(found, run)

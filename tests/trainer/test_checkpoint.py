@@ -19,6 +19,7 @@ import pytest
 from stages.mix.curriculum import Curriculum, edit
 from tests.trainer.synthetic import make_run
 from trainer import checkpoint as ckpt
+from trainer.config import TrainingError
 from trainer.metrics import read
 from trainer.parallel import World
 from trainer.run import Run, differences, open_run
@@ -223,11 +224,15 @@ def test_damage_is_named(folder, tmp_path, alone):
         train(opened(folder, tmp_path), alone, 10, quiet)
 
 
+def first_rank(step: int, summed: bool = False, same: bool = True):
+    """World.broadcast of another rank: an empty ledger, nothing to clear, and where the first one is."""
+    sent = iter([bytes(8), b"\0"])
+    return lambda _here, data: next(sent, None) or struct.pack("<q?", step, summed) + (data[9:] if same else bytes(32))
+
+
 def test_a_rank_that_does_not_see_the_checkpoint_does_not_begin_anew(folder, tmp_path, alone):
-    """…while the first one resumes: it would wait for it forever. (What the first rank sends: an empty ledger, nothing
-    to clear, a checkpoint of step 6.)"""
-    sent = [bytes(8), b"\0", struct.pack("<q?", 6, False)]
-    with mock.patch.object(World, "broadcast", side_effect=sent), mock.patch.object(ckpt, "PATIENCE_S", 0), \
+    """…while the first one resumes: it would wait for it forever."""
+    with mock.patch.object(World, "broadcast", first_rank(6)), mock.patch.object(ckpt, "PATIENCE_S", 0), \
             pytest.raises(ckpt.CheckpointError, match=r"does not see the checkpoint of step 6.*share the folder"):
         train(opened(folder, tmp_path), alone, None, quiet)
 
@@ -237,10 +242,17 @@ def test_a_rank_that_does_not_see_the_summary_does_not_train_alone(folder, tmp_p
     run = opened(folder, tmp_path)
     whole = train(run, alone, None, quiet)
     (tmp_path / "summary.json").unlink()
-    sent = [bytes(8), b"\0", struct.pack("<q?", whole["steps"], True)]
-    with mock.patch.object(World, "broadcast", side_effect=sent), mock.patch.object(ckpt, "load") as load:
+    with mock.patch.object(World, "broadcast", first_rank(whole["steps"], True)), \
+            mock.patch.object(ckpt, "load") as load:
         assert train(run, replace(alone, rank=1), None, quiet) == {}
     assert not load.called
+
+
+def test_a_rank_that_has_read_another_curriculum_does_not_train(folder, tmp_path, alone):
+    """An edit that one node does not see yet: its data would be other data, its collectives other collectives."""
+    with mock.patch.object(World, "broadcast", first_rank(0, same=False)), \
+            pytest.raises(TrainingError, match="rank 1 has read another recipe or curriculum"):
+        train(opened(folder, tmp_path), replace(alone, rank=1), None, quiet)
 
 
 def committed(folder: Path, step: int) -> ckpt.Checkpoint:
