@@ -58,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:             # in set-up, or a second one: not 130, which lets others save
+        print("stopped: nothing was saved", file=sys.stderr)
+        return 1
     except failures() as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -70,9 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except SystemExit as stop:
         return int(stop.code or 0)
-    except KeyboardInterrupt:             # in set-up, or a second one: not 130, which lets others save
-        print("stopped: nothing was saved", file=sys.stderr)
-        return 1
 
 
 def failures() -> tuple[type[Exception], ...]:
