@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,8 +26,10 @@ def interruptions() -> Iterator[Callable[[], int]]:
     def note(number: int, _frame: Any) -> None:
         if _caught and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if not _caught and os.environ.get("RANK", "0") == "0":      # once: Slurm and torchrun send two to each rank
+            # not print, which raises where it interrupts itself
+            os.write(2, f"{signal.Signals(number).name}: stopping after this step\n".encode())
         _caught.append(number)
-        print(f"{signal.Signals(number).name}: stopping after this step", file=sys.stderr)
 
     main = threading.current_thread() is threading.main_thread()
     old = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1) if main}

@@ -18,6 +18,7 @@ from trainer.config import ConfigError
 from trainer.launch import local
 from trainer.metrics import read
 from trainer.run import open_run
+from trainer.signals import interruptions
 from trainer.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +106,17 @@ def test_nobody_trains_on_when_the_launcher_is_killed(tmp_path):
         launcher.send_signal(signal.SIGKILL)
         launcher.wait()
     until(lambda: len(list(tmp_path.glob("stopped.*"))) == 2, 120, "their end")
+
+
+@pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
+def test_a_signal_to_all_ranks_is_told_once(monkeypatch, capfd, rank, times):
+    """Under Slurm each of 32 ranks gets two of them."""
+    monkeypatch.setenv("RANK", rank)
+    with interruptions() as told:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert told() == signal.SIGTERM
+    assert capfd.readouterr().err.count("SIGTERM: stopping after this step") == times
 
 
 def test_help_imports_no_torch():
