@@ -1,6 +1,7 @@
 """Repeated word n-grams where every copy counts, as DCLM and RedPajama-v2 have it (`ngrams` holds datatrove's kind).
 
-Words are compared, not hashes of them: equal on every machine.
+Words are compared, not hashes of them: equal on every machine. The search is written out here as it is in `ngrams`:
+as a function that both call it took 3 to 5 times as long, inlined or not (numba 0.68, web pages).
 """
 
 from __future__ import annotations
