@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
+import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -156,6 +159,18 @@ assert tokens.tolist() == [4, 5, 6, 7, 3] * 120 and len(ends) == 120
         "tokens, ends", "except ShardError as error: print(error); raise SystemExit\ntokens, ends")
     done = subprocess.run([sys.executable, "-c", refused], capture_output=True, text=True, timeout=120, check=False)
     assert sys.version_info >= (3, 13) or "raise the limit (ulimit -n)" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOMEM, "raise the limit (vm.max_map_count)"),
+                                                (errno.EACCES, "missing (Permission denied)")])
+def test_a_file_that_cannot_be_mapped_says_why(tmp_path, monkeypatch, number, remedy):
+    def refused(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    write_set(tmp_path / "s", [[np.array([4, 5])]], 100)
+    monkeypatch.setattr("tokenizer.shards.reader.mmap.mmap", refused)
+    with pytest.raises(ShardError, match=re.escape(remedy)):
+        ShardSet(tmp_path / "s").read(0, 2)
 
 
 def test_what_is_read_ahead_is_what_was_named_and_no_more(tmp_path, monkeypatch):

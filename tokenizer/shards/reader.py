@@ -233,9 +233,10 @@ class ShardSet:
                                      f"publish the shard set again")
                 memory = _mapped(path) if size else None
             except OSError as e:
-                if e.errno == errno.EMFILE:
-                    raise ShardError(f"{path}: too many open files for a set of {len(self.manifest.shards):,} shards; "
-                                     f"raise the limit (ulimit -n)") from e
+                if e.errno in (errno.EMFILE, errno.ENOMEM):
+                    raise ShardError(f"{path}: {e.strerror}, of a set of {len(self.manifest.shards):,} shards; raise "
+                                     f"the limit ({'ulimit -n' if e.errno == errno.EMFILE else 'vm.max_map_count'})") \
+                        from e
                 raise ShardError(f"{path}: missing ({e.strerror}); publish the shard set again") from e
             self._maps[name] = (np.frombuffer(memory, dtype) if memory else np.empty(0, dtype), memory)
         return self._maps[name]
