@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import get_args, get_type_hints
 
 import pytest
+import torch
 import yaml
 
 from pipeline.recipe.check import MODEL_PRESETS, TRAIN_KEYS
@@ -108,6 +110,18 @@ def test_command_line_says_what_is_wrong(tmp_path, capsys):
     (run / "curriculum.json").write_text('{"version": 9}')
     assert main(["plan", str(run)]) == 2
     assert "curriculum.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("gpus", "kind", "told"), [
+    (8, "cuda", "one of 8 GPUs is used; --ranks 8 uses all of them\n"), (1, "cuda", ""), (8, "cpu", "")])
+def test_who_leaves_gpus_idle_is_told(tmp_path, monkeypatch, capsys, gpus, kind, told):
+    run = make_run(tmp_path, documents=60, total=960)
+    here = SimpleNamespace(size=1, first=True, device=torch.device(kind))
+    monkeypatch.setattr("trainer.parallel.world", lambda _device: contextlib.nullcontext(here))
+    monkeypatch.setattr("trainer.train.train", lambda *_args, **_named: {})
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert main(["run", str(run)]) == 0
+    assert capsys.readouterr().out == told
 
 
 def test_run_by_name_in_a_store_and_plan(tmp_path, capsys):

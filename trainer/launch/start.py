@@ -61,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
 
         return launch_local(options.arguments, options.ranks, options.device)
 
+    import torch
+
     from trainer.parallel import world
     from trainer.train import train
 
@@ -68,6 +70,8 @@ def run(options: argparse.Namespace) -> int:
     if training.source:                   # before the ranks meet: nobody waits for a download in a collective
         fetch_shards(training.source, training.curriculum, tell)
     with world(options.device) as here:
+        if here.size == 1 and here.device.type == "cuda" and (there := torch.cuda.device_count()) > 1:
+            tell(f"one of {there} GPUs is used; --ranks {there} uses all of them")
         summary = train(training, here, options.stop_at, say=tell)
     if options.json and here.first:
         say(json.dumps(summary, ensure_ascii=False))
