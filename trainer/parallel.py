@@ -161,7 +161,10 @@ def world(device: str) -> Iterator[World]:
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = torch.device("cpu")
     if device == "cuda":
-        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        place, there = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))), torch.cuda.device_count()
+        if place.index >= there:
+            raise ConfigError(f"rank {rank} is number {place.index + 1} on this machine, where torch sees {there} GPUs"
+                              f": start one rank a GPU, or see what CUDA_VISIBLE_DEVICES hides")
         torch.cuda.set_device(place)
     # what is offloaded, and what checkpoints agree about in the background, meets on the CPU
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"

@@ -224,6 +224,14 @@ def test_a_model_that_does_not_divide_is_refused_when_the_run_is_opened(run):
         open_run(run, None, None, ["parallel.tensor=4"])
 
 
+def test_more_ranks_than_gpus_are_told_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ConfigError, match=r"number 3 on this machine, where torch sees 2 GPUs"), world("cuda"):
+        pass
+
+
 def test_a_rank_that_fails_ends_and_the_others_with_it():
     """While they wait for it in a collective, and though (as with NCCL) leaving in good order is one, too."""
     said = launch("tests.trainer.fault_ranks", 2, ends=1)            # a collective's own limit is 600 s
