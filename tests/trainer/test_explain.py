@@ -137,6 +137,8 @@ def test_people_read_it_without_their_terminal_obeying(run, capsys):
     assert text.index("row 2 (sample 31)") < text.index("row 4 (sample 33)  loss 9.5000")
     assert "kept in web-clean: quality=" in one
     assert "99.0" not in text                                             # void: written before a rewind
+    assert "these are the first, not the worst" not in text
+    assert "(worst_rows.jsonl): these are the first, not the worst" in shown(capsys, run, 2, "--worst", 1)
 
 
 def test_a_step_that_was_passed_over_says_so(run, capsys):
@@ -221,7 +223,7 @@ def test_nothing_trained_yet_and_wrong_numbers(run, capsys, tmp_path):
                                      text.splitlines()[2]]
     assert text.splitlines()[2].startswith("row 1 (sample 177)  ")
     for arguments, message in ((("45",), "there is no step 45; the curriculum has 44"),
-                               (("44", "--row", "4"), "--row 4: step 44 has 3 rows"), (("0",), "is not a whole number between 1"),
+                               (("44", "--row", "4"), "--row 4: step 44 has 3 rows"), (("0",), "is not a whole number"),
                                (("1", "--row", "1", "--worst", "1"), "not allowed with")):
         assert main(["explain", str(run), *arguments]) == 2
         assert message in capsys.readouterr().err

@@ -71,6 +71,7 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
     from trainer.config import ConfigError
     from trainer.ledger import Ledger
     from trainer.remote import place, shard_set
+    from trainer.worst import NAME as WORST
     from trainer.worst import read_worst
 
     curriculum = run.curriculum
@@ -89,6 +90,9 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
             for i, (stream, epoch, window, length) in enumerate(zip(*(x.tolist() for x in (
                 at.stream, at.epoch, at.window, at.sequence))))]
     rows.sort(key=lambda r: (-math.inf if r["loss"] is None else r["loss"], -r["row"]), reverse=True)
+    unranked = None
+    if worst is not None and not losses:
+        unranked = f"none of its rows is among the worst of its interval ({WORST}): these are the first, not the worst"
     if row is not None:
         rows = [r for r in rows if r["row"] == row]
     elif worst is not None:
@@ -105,7 +109,7 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
         r["loss"] = finite(r["loss"])
     return {"step": number, "steps": curriculum.steps, "phase": curriculum.phases[step.phase].name,
             "samples": [step.first, step.stop], "passed_over": ledger.why(number),
-            "stale": stale, **told, "rows": rows, "not_at_hand": absent}
+            "stale": stale, **told, "unranked": unranked, "rows": rows, "not_at_hand": absent}
 
 
 def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
@@ -272,6 +276,8 @@ def told(found: dict[str, Any]) -> str:
         mark = "→" if line["step"] == found["step"] else " "
         lines.append(f"  {mark} {line['step']:>8,}{cell(line['loss'])}{cell(line['grad_norm'])}  "
                      f"{line['why'] or ''}".rstrip())
+    if found["unranked"]:
+        lines.append(f"\n{found['unranked']}")
     for row in found["rows"]:
         loss = "" if row["loss"] is None else f"  loss {row['loss']:.4f}"
         lines.append(f"\nrow {row['row']} (sample {row['sample']:,}){loss}  {row['stream']}, epoch {row['epoch']}, "
