@@ -300,7 +300,9 @@ def unequal(old: Mapping[str, Any], new: Mapping[str, Any], missing: Mapping[str
     """'train.KEY: checkpoint 1, now 2' for each key of which two (nested) mappings disagree; a key that `old` has not
     counts as `missing` says."""
     then, now = flat(dict(old)), flat(dict(new))
-    then = {**{k: missing[k] for k in now.keys() - then.keys() if k in missing}, **then}
+    # what was None as a whole (rewind: null) has no keys either, but is known
+    unknown = [k for k in now.keys() - then.keys() if not any(k.startswith(f"{told}.") for told in then)]
+    then = {**{k: missing[k] for k in unknown if k in missing}, **then}
     return [f"{prefix}{written(k)}: checkpoint {then.get(k)!r}, now {now.get(k)!r}"
             for k in sorted(then.keys() | now.keys()) if then.get(k) != now.get(k)]
 

@@ -22,7 +22,7 @@ from trainer.__main__ import main
 from trainer.config import ConfigError, build, count, override, read_train
 from trainer.model import ModelConfig
 from trainer.rope import RopeScaling
-from trainer.run import TrainConfig, open_run
+from trainer.run import TrainConfig, open_run, unequal
 from trainer.schedule import Schedule, ScheduleConfig
 
 MODEL = {"preset": "tiny"}
@@ -110,6 +110,14 @@ def test_command_line_says_what_is_wrong(tmp_path, capsys):
     (run / "curriculum.json").write_text('{"version": 9}')
     assert main(["plan", str(run)]) == 2
     assert "curriculum.json" in capsys.readouterr().err
+
+
+def test_what_is_switched_on_at_a_resume_is_told():
+    """…and not taken for a key that is younger than the checkpoint."""
+    old, new = {"stability": {"rewind": None}}, {"stability": {"rewind": {"skip": 4}}, "younger": 1}
+    assert unequal(old, new, {"stability.rewind.skip": 4, "younger": 1}) == [
+        "train.stability.rewind.skip: checkpoint None, now 4"]
+    assert unequal(new, old | {"younger": 1}, {}) == ["train.stability.rewind.skip: checkpoint 4, now None"]
 
 
 @pytest.mark.parametrize(("gpus", "kind", "told"), [
