@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
+
+from trainer.config import ConfigError
 
 
 def replace(path: Path, text: str) -> None:
@@ -25,3 +29,34 @@ def appending(path: Path) -> TextIO:
     if torn:
         file.write(b"\n")
     return io.TextIOWrapper(file, encoding="utf-8")
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Within it `folder`/trainer.pid names this process as the one that trains there. Raises ConfigError while another
+    process of this machine does: both would write the same metrics, and the slower one fail at its next checkpoint
+    (as one of another machine does). No lock: a dead node's would keep the next start out on a shared disk."""
+    path, mine = folder / "trainer.pid", _process(os.getpid())
+    held = path.read_text(encoding="ascii", errors="replace") if path.is_file() else ""
+    pid = held.partition(" ")[0]
+    if pid.isdecimal() and held == _process(int(pid)) != mine:
+        raise ConfigError(f"{folder}: process {pid} of this machine trains there; stop it (kill {pid}: it writes a "
+                          f"checkpoint), or name another folder with --out")
+    with suppress(OSError):                      # the metrics, opened next, say what is wrong with the folder
+        folder.mkdir(parents=True, exist_ok=True)
+        replace(path, mine)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if path.read_text(encoding="ascii") == mine:
+                path.unlink()
+
+
+def _process(pid: int) -> str:
+    """What no other process has, or will have: its number, when it began (in ticks since boot), and which boot. Empty
+    when it does not run, or where there is no /proc."""
+    with suppress(OSError):
+        began = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+        return f"{pid} {began} {Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()}"
+    return ""

@@ -130,6 +130,16 @@ def test_help_imports_no_torch():
     assert all(f"usage: tokenmill train {command} " in done.stdout for command in COMMANDS)
 
 
+def test_where_another_process_trains_a_start_is_refused(tmp_path, capsys, monkeypatch):
+    folder = make_run(tmp_path, documents=60, total=960)
+    monkeypatch.setattr("trainer.files._process", lambda pid: f"{pid} 1 boot")
+    (folder / "train").mkdir()
+    (folder / "train" / "trainer.pid").write_text("1 1 boot")
+    assert main(["run", str(folder), "--device", "cpu"]) == 2
+    assert "train: process 1 of this machine trains there" in capsys.readouterr().err
+    assert [p.name for p in (folder / "train").iterdir()] == ["trainer.pid"]
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--gpus", "2"], "need --address"), (["--least", "1"], "need --address"),
     (["--address", "auto"], "--address needs --gpus N"),

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from trainer.arguments import of_a_run, positive, say
@@ -63,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
     import torch
 
+    from trainer.files import alone
     from trainer.parallel import world
     from trainer.train import train
 
@@ -72,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
     with world(options.device) as here:
         if here.size == 1 and here.device.type == "cuda" and (there := torch.cuda.device_count()) > 1:
             tell(f"one of {there} GPUs is used; --ranks {there} uses all of them")
-        summary = train(training, here, options.stop_at, say=tell)
+        with alone(training.out) if here.first else nullcontext():
+            summary = train(training, here, options.stop_at, say=tell)
     if options.json and here.first:
         say(json.dumps(summary, ensure_ascii=False))
     return 0
@@ -95,6 +98,7 @@ def on_cluster(options: argparse.Namespace, training: Run) -> int:
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+
     def progress() -> int:
         found = latest(training.out / "checkpoints")
         return found.step if found else 0
