@@ -11,6 +11,9 @@ from typing import TextIO
 
 from trainer.config import ConfigError
 
+#: flag of a process in /proc: it has begun to end (Linux' PF_EXITING)
+EXITING = 0x4
+
 
 def replace(path: Path, text: str) -> None:
     """Write a derived file so that readers see the old or the new one, and a full disk leaves the old one."""
@@ -55,8 +58,10 @@ def alone(folder: Path) -> Iterator[None]:
 
 def _process(pid: int) -> str:
     """What no other process has, or will have: its number, when it began (in ticks since boot), and which boot. Empty
-    when it does not run, or where there is no /proc."""
+    when it does not run, or no more: it is giving back its memory, or waits for a parent that never asks how it ended
+    (in a container nobody may). Empty, too, where there is no /proc."""
     with suppress(OSError):
-        began = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
-        return f"{pid} {began} {Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()}"
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        if stat[0] not in "ZX" and not int(stat[6]) & EXITING:
+            return f"{pid} {stat[19]} {Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()}"
     return ""

@@ -55,6 +55,16 @@ def test_who_was_killed_keeps_nobody_out(tmp_path, other):
 
 
 @linux
+def test_who_was_killed_and_has_not_been_waited_for_keeps_nobody_out(tmp_path, other):
+    """In a container often nobody waits for whom the killed launcher leaves behind: it stays listed for good."""
+    other.kill()
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+    assert Path(f"/proc/{other.pid}").exists()
+    with alone(tmp_path / "out"):
+        pass
+
+
+@linux
 def test_a_number_that_another_process_has_got_since_is_nobody(tmp_path, other):
     """After a restart of the machine, or in another container, the numbers are given out anew."""
     held = tmp_path / "out" / "trainer.pid"
