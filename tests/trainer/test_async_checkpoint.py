@@ -157,6 +157,20 @@ def test_a_write_that_fails_ends_the_training_and_the_one_before_is_sound(folder
     assert losses(tmp_path) == pytest.approx(losses(sync), abs=1e-6)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_one_rank_could_not_hear_of_it_leaves_to_the_first(tmp_path, alone, rank):
+    """A connection breaks once the first rank has all it needs: that is just about to commit these very files."""
+    saver = ckpt.Saver(tmp_path, ckpt.CheckpointConfig(), alone)
+    saver.world = replace(alone, rank=rank)
+    job = ckpt.Writing(tmp_path / "step_00000001" / "attempt", {"step": 1, "tokens": 1}, 0.0)
+    job.attempt.mkdir(parents=True)
+    with mock.patch.object(ckpt.dcp, "save"), \
+            mock.patch.object(ckpt.dist, "all_gather_object", side_effect=RuntimeError("Connection reset by peer")):
+        saver._write(job, {"x": torch.ones(2)})
+    assert "Connection reset" in str(job.failed)
+    assert job.attempt.exists() == (rank > 0)
+
+
 @pytest.mark.parametrize(("where", "left"), [("data", 6), pytest.param("commit", 6, marks=pytest.mark.slow),
                                              pytest.param("committed", 12, marks=pytest.mark.slow)])
 def test_a_kill_in_the_background_leaves_a_loadable_latest(folder, sync, tmp_path, alone, where, left):
