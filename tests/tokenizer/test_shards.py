@@ -138,8 +138,10 @@ def test_the_pinned_set_is_the_one_that_is_read(tmp_path):
         ShardSet(tmp_path, "f" * 64)
 
 
-def test_a_set_may_have_more_shards_than_a_process_may_open_files(tmp_path):
-    """A corpus of 1 TB is a thousand shards with three files each; 1,024 open files is what most systems begin with."""
+@pytest.mark.parametrize("limit", [50, 140])
+def test_a_set_may_have_more_shards_than_a_process_may_open_files(tmp_path, limit):
+    """A corpus of 1 TB is a thousand shards with three files each; 1,024 open files is what most systems begin with.
+    Where the shards just fit, a checkpoint and its connections have to, too."""
     docs = [np.array([4, 5, 6, 7])] * 2
     write_set(tmp_path / "s", [docs] * 60, 100)
     code = f"""
@@ -147,15 +149,16 @@ import resource
 from tokenizer.shards.reader import ShardSet
 from tokenizer.shards.layout import ShardError
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (50, hard))
+resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, hard))
 shards = ShardSet({str(tmp_path / "s")!r})
 shards.ahead(0, len(shards))
 tokens, ends = shards.read(0, len(shards)), shards.ends(0, len(shards) + 1)
 assert tokens.tolist() == [4, 5, 6, 7, 3] * 120 and len(ends) == 120
+others = [open({__file__!r}) for _ in range(20)]
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    refused = code.replace("(50, hard)", "(50, 50)").replace("shards.ahead", "try: shards.ahead").replace(
+    refused = code.replace(f"({limit}, hard)", "(50, 50)").replace("shards.ahead", "try: shards.ahead").replace(
         "tokens, ends", "except ShardError as error: print(error); raise SystemExit\ntokens, ends")
     done = subprocess.run([sys.executable, "-c", refused], capture_output=True, text=True, timeout=120, check=False)
     assert sys.version_info >= (3, 13) or "raise the limit (ulimit -n)" in done.stdout, done.stderr

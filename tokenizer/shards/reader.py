@@ -13,7 +13,7 @@ import mmap
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -262,15 +262,14 @@ class ShardSet:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """The file in memory, read-only. Python below 3.13 keeps it open meanwhile: a corpus of more shards than a process
-    may open files by default (1,024 on most systems) needs the limit the system allows."""
-    kept = {} if sys.version_info < (3, 13) else {"trackfd": False}
-    try:
-        with open(path, "rb") as f:
-            return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ, **kept)
-    except OSError as e:
+    """The file in memory, read-only. Python below 3.13 keeps it open meanwhile, and a corpus may have more shards than
+    a process may open files by default (1,024 on most systems): it takes the limit the system allows, before there are
+    so many that the rest of the process (checkpoints, connections) finds none left."""
+    with open(path, "rb") as f:
+        if sys.version_info >= (3, 13):
+            return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if e.errno != errno.EMFILE or soft == hard:
-            raise
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        return _mapped(path)
+        if soft != hard:
+            with suppress(OSError, ValueError):                  # macOS allows less than it says
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
