@@ -27,6 +27,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -59,6 +60,8 @@ VOCAB, SMOKE_VOCAB, EOS = 50304, 512, 0
 #: steps of a window, windows measured, windows left out before them
 WINDOW, WINDOWS, WARM = 4, 5, 1
 LR = 3e-4
+#: the line of a traceback that says what it was; torch's compiler adds advice below it, NCCL a warning
+ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception|Failed|Unsupported)\b(: |$)")
 #: seconds that must be left to begin another measurement
 LEAST = 45
 
@@ -143,7 +146,8 @@ def supervise(name: str, way: str, micro: int, sequence: int, seconds: float) ->
             micro //= 2
             continue
         said = err.strip().splitlines()
-        why = f"no result after {seconds:.0f} s" if code is None else said[-1] if said else f"exit code {code}"
+        errors = [line for line in said if ERROR.match(line)]
+        why = f"no result after {seconds:.0f} s" if code is None else (errors or said or [f"exit code {code}"])[-1]
         return {"micro": micro, "error": why, "log": said[-40:]}
 
 

@@ -76,6 +76,8 @@ def test_memory_that_runs_out_halves_the_micro_batch(monkeypatch):
 
 
 @pytest.mark.parametrize(("outcome", "said"), [
+    ((1, "", "Traceback\ntorch._inductor.exc.InductorError: LoweringException: no kernel image\n\nSet "
+      "TORCHDYNAMO_VERBOSE=1 for the stack trace\n[rank0]:[W1] Warning: not destroyed"), "LoweringException: no"),
     ((1, "", "Traceback\nRuntimeError: no kernel image"), "no kernel image"), ((-9, "", ""), "exit code -9"),
     ((None, "", "compiling"), "no result after 9 s")])
 def test_what_fails_is_a_line_of_the_table(monkeypatch, outcome, said):
