@@ -48,6 +48,11 @@ def is_url(place: str | None) -> bool:
 
 def split_run(run: str, store: str | None) -> tuple[str, str]:
     """(URL of the store, name of the run) of a run given as STORE/runs/RUN, or by name with its store."""
+    for given in (run, store):
+        scheme, _, rest = (given or "").partition("://")
+        if is_url(given) and {"@", ":"} & set(rest.partition("/")[0]):         # not shown: it may end up in a log
+            raise ConfigError(f"{scheme}://…: leave name and password out of the URL; credentials come from the "
+                              f"environment (docs/storage.md)")
     if not is_url(run):
         return str(store).rstrip("/"), run
     root, slash, name = run.rstrip("/").rpartition("/runs/")

@@ -50,8 +50,8 @@ def run(options: argparse.Namespace) -> int:
     if options.gpus and options.ranks:
         raise ConfigError("give --gpus N (one rank a GPU) or --ranks N (CPU), not both")
     if not options.out and (is_url(options.run) or is_url(options.store)):
-        raise ConfigError(f"{options.run}: a run in object storage has no place for checkpoints; give one with --out, "
-                          f"a folder that all ranks see")
+        raise ConfigError("a run in object storage has no place for checkpoints; give one with --out, a folder that "
+                          "all ranks see")
     training = open_run(options.run, options.store, options.out, options.overrides)
     if options.least and options.least > (options.gpus or options.ranks):
         raise ConfigError(f"--least {options.least} is more than the {options.gpus or options.ranks} ranks asked for")
