@@ -120,7 +120,9 @@ class Run:
         return max(1, self.config.micro_batch // length)
 
     def unshared(self, ranks: int) -> list[str]:
-        """What of `ranks` the phases' batches, at their smallest, leave without work: one line each."""
+        """What of `ranks` the phases' batches, at their smallest, leave without work: one line each. Raises ConfigError
+        when so many cannot be arranged as `parallel` says."""
+        self.config.parallel.shape(ranks)
         groups, found = ranks // self.config.parallel.tensor, []
         for phase in self.curriculum.phases:
             batch = phase.batch_at(0)

@@ -145,6 +145,10 @@ def test_run_by_name_in_a_store_and_plan(tmp_path, capsys):
         in capsys.readouterr().out
     assert main(["plan", "toy", "--store", str(tmp_path), "--ranks", "16"]) == 0
     assert "phase stable: a batch of 5 sequences leaves 11 ranks idle" in capsys.readouterr().out
+    keys = ("parallel.tensor=2", "model.heads=2", "model.kv_heads=2", "model.ffn=64")
+    divided = [x for key in keys for x in ("--set", key)]
+    assert main(["plan", "toy", "--store", str(tmp_path), *divided]) == 2             # by more than there are ranks
+    assert "train.parallel.tensor: 2 does not divide 1 ranks" in capsys.readouterr().err
     assert main(["plan", "toy", "--store", str(tmp_path), "--set", "schedule.warmup=1M"]) == 0
     assert "warm-up 1M tokens: longer than the training, which never gets to the peak" in capsys.readouterr().out
     assert not (tmp_path / "runs" / "toy" / "train").exists()        # a plan writes nothing

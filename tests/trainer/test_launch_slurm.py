@@ -83,6 +83,10 @@ def test_what_was_asked_for_stands_in_the_script(tmp_path, capsys):
     assert "--shutdown-timeout=280 " in text and "@" not in text.replace("USR1@300", "").replace('"$@"', "")\
         .replace("[@]", "")
     assert subprocess.run(["bash", "-n", str(made)]).returncode == 0
+    keys = ("parallel.tensor=2", "model.heads=2", "model.kv_heads=2", "model.ffn=64")
+    divided = [x for key in keys for x in ("--set", key)]
+    assert main(["slurm", str(run), "--script", str(tmp_path / "odd"), "--gpus-per-node", "3", *divided]) == 2
+    assert "2 does not divide 3 ranks" in capsys.readouterr().err and not (tmp_path / "odd").exists()
 
 
 @linux

@@ -116,6 +116,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.run}: a run in object storage has no place for checkpoints; give one with --out, "
                           f"a folder that all nodes see")
     training = open_run(options.run, options.store, options.out, options.overrides)     # its errors now, not at 3 a.m.
+    size = options.nodes * options.gpus_per_node
+    idle = training.unshared(size)
     arguments = [options.run if is_url(options.run) or not Path(options.run).is_dir() else os.path.abspath(options.run)]
     for flag, value in (("--store", options.store), ("--out", options.out)):
         if value:
@@ -131,9 +133,8 @@ def run(options: argparse.Namespace) -> int:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name another place with --script") from None
-    size = options.nodes * options.gpus_per_node
     say(f"{path}: {options.nodes} node{'s' * (options.nodes > 1)} of {options.gpus_per_node} GPUs = {size} ranks")
-    for line in training.unshared(size):
+    for line in idle:
         say(line)
     say(f"sbatch {shlex.quote(str(path))}")
     return 0
