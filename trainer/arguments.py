@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
+import sys
+from typing import TextIO
 
 
 def of_a_run() -> argparse.ArgumentParser:
@@ -27,6 +31,15 @@ def positive(text: str, least: int = 1) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def say(text: str) -> None:
-    """Print at once, also into a pipe."""
-    print(text, flush=True)
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print at once (default: stdout), also into a pipe. That nobody listens any more ends no training: the Ctrl-C that
+    asks for a checkpoint ends `| tee`, too, and a terminal may be closed."""
+    stream = stream or sys.stdout
+    try:
+        print(text, file=stream, flush=True)
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

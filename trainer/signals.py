@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 #: signals (or requests for the like) that ask for an orderly end
@@ -27,8 +27,9 @@ def interruptions() -> Iterator[Callable[[], int]]:
         if _caught and number == signal.SIGINT:
             raise KeyboardInterrupt
         if not _caught and os.environ.get("RANK", "0") == "0":      # once: Slurm and torchrun send two to each rank
-            # not print, which raises where it interrupts itself
-            os.write(2, f"{signal.Signals(number).name}: stopping after this step\n".encode())
+            # not print, which raises where it interrupts itself; the same Ctrl-C may have ended who listens (`| tee`)
+            with suppress(OSError):
+                os.write(2, f"{signal.Signals(number).name}: stopping after this step\n".encode())
         _caught.append(number)
 
     main = threading.current_thread() is threading.main_thread()

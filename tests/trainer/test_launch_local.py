@@ -14,6 +14,7 @@ from pipeline.cli.training import forward
 from tests.chaos.processes import until
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import COMMANDS, main
+from trainer.checkpoint import complete
 from trainer.config import ConfigError
 from trainer.launch import local
 from trainer.metrics import read
@@ -25,7 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def losses(out: Path) -> dict[int, float]:
-    return {line["step"]: line["loss"] for line in read(out / "metrics.jsonl") if line["event"] == "step"}
+    path = out / "metrics.jsonl"
+    return {line["step"]: line["loss"] for line in read(path) if line["event"] == "step"} if path.exists() else {}
 
 
 def test_torchrun_is_taken_at_its_word(tmp_path, alone):
@@ -78,6 +80,23 @@ def test_ctrl_c_during_set_up_is_no_traceback(tmp_path, monkeypatch, capfd):
     for command in (main, forward):
         assert command(["run", str(tmp_path)]) == 1
         assert capfd.readouterr().err == "stopped: nothing was saved\n"
+
+
+def test_ctrl_c_saves_also_when_it_ends_who_listens(tmp_path):
+    """`train run RUN 2>&1 | tee log`: a terminal sends it to both, and what is said then raises."""
+    folder = make_run(tmp_path, documents=1200, total=30_000)
+    training = subprocess.Popen([sys.executable, "-m", "trainer", "run", str(folder), "--device", "cpu"], cwd=ROOT,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        until(lambda: len(losses(folder / "train")) >= 2, 200, "two steps")
+        training.stdout.close()
+        training.send_signal(signal.SIGINT)
+        assert training.wait(200) == 128 + signal.SIGINT
+    finally:
+        training.kill()
+        training.wait()
+    assert [c.step for c in complete(folder / "train" / "checkpoints")] == [len(losses(folder / "train"))]
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from trainer.arguments import say
 from trainer.config import ConfigError
 
 #: seconds that the other ranks have to end by themselves when one has failed, and when one has stopped in good order
@@ -75,9 +76,9 @@ def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
         if not failed and (failed := next((c for c in codes if c), 0)):
             since = time.monotonic()
             if failed < 0:                                   # who was killed could not say so
-                print(f"error: rank {codes.index(failed)} was ended by {signal.Signals(-failed).name}"
-                      f"{' (the system does that when memory runs out)' if failed == -signal.SIGKILL else ''}; the "
-                      f"other ranks are ended, too", file=sys.stderr)
+                say(f"error: rank {codes.index(failed)} was ended by {signal.Signals(-failed).name}"
+                    f"{' (the system does that when memory runs out)' if failed == -signal.SIGKILL else ''}; the "
+                    f"other ranks are ended, too", sys.stderr)
         patience = STOPPED_S if failed > 128 else FAILED_S
         if all(c is not None for c in codes) or (failed and time.monotonic() - since > patience):
             return 128 - failed if failed < 0 else failed

@@ -25,6 +25,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from trainer.arguments import say
 from trainer.config import ConfigError
 
 #: how long to wait for nodes (an autoscaler may have to start them)
@@ -123,12 +124,12 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
                 now = progress()
                 failed, reached = 1 if now > reached else failed + 1, max(now, reached)
                 if failed > restarts:
-                    print(f"error: {error}. Run the same command to go on from the latest checkpoint (step {now}), "
-                          f"with any number of ranks", file=sys.stderr)
+                    say(f"error: {error}. Run the same command to go on from the latest checkpoint (step {now}), "
+                        f"with any number of ranks", sys.stderr)
                     return 1
-                print(f"{error}; going on from the latest checkpoint (step {now})", file=sys.stderr)
+                say(f"{error}; going on from the latest checkpoint (step {now})", sys.stderr)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from the latest checkpoint", file=sys.stderr)
+        say("stopped; the same command goes on from the latest checkpoint", sys.stderr)
         return 128 + signal.SIGINT
     finally:
         ray.shutdown()
@@ -141,7 +142,7 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
     groups = [group]
     try:
         if found < size:
-            print(f"training on {found} of {size} ranks: there is no room for more", file=sys.stderr)
+            say(f"training on {found} of {size} ranks: there is no room for more", sys.stderr)
             groups.append(placement_group([bundle] * (size - found), strategy="PACK"))       # an autoscaler sees it
         actor = ray.remote(num_cpus=1, num_gpus=int(gpu), max_restarts=0, max_task_retries=0, max_concurrency=2)(Rank)
         try:
@@ -201,7 +202,7 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
                               f"{'--gpus' if 'GPU' in bundle else '--ranks'}, or add nodes")
         if now - said > 30:
             said = now
-            print(f"waiting for room for {size} ranks ({have} are free)", file=sys.stderr)
+            say(f"waiting for room for {size} ranks ({have} are free)", sys.stderr)
     return group, size
 
 
@@ -221,7 +222,7 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
                 elif nodes & draining():
                     why = "a node is about to go"
                 if why:
-                    print(f"{why}: stopping after this step, with a checkpoint", file=sys.stderr)
+                    say(f"{why}: stopping after this step, with a checkpoint", sys.stderr)
             if asked or why:                     # again and again: whoever has not begun yet forgets what he was asked
                 for member in members:
                     member.stop.remote()
@@ -229,7 +230,7 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
             if asked:
                 raise
             asked = True
-            print("stopping after this step, with a checkpoint (Ctrl-C again: at once)", file=sys.stderr)
+            say("stopping after this step, with a checkpoint (Ctrl-C again: at once)", sys.stderr)
         for result in done:
             try:
                 code, said = ray.get(result)
@@ -238,7 +239,7 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
                     raise KeyboardInterrupt from None
                 raise Lost(f"a rank died: {type(error).__name__}: {last_line(error)}") from None
             if 0 < code < 128:                   # also when it should have stopped: its checkpoint may have failed
-                print(said, end="", file=sys.stderr)
+                say(said.rstrip(), sys.stderr)
                 return code
             if code:                             # an orderly stop: let the others end, too
                 ray.wait(waiting, num_returns=len(waiting), timeout=ENDING_S)
