@@ -111,12 +111,12 @@ def data(run):
     return Data(Curriculum.load(path), run[0])
 
 
-def windows(data: Any, stream: int, length: int) -> Any:
+def all_windows(data: Any, stream: int, length: int) -> Any:
     """All windows of a stream as the trainer gets them, in their order."""
-    from trainer.data import _window, collate
+    from trainer.data import collate, windows
 
-    shards = data.train[stream]
-    return collate([_window(shards, w, length, stream) for w in range(shards.windows(length))], length)
+    places = [(stream, w) for w in range(data.train[stream].windows(length))]
+    return collate(windows(data.train, places, length), length)
 
 
 def test_what_is_learned_of_1000_conversations_is_what_the_assistant_says(run, data):
@@ -134,7 +134,7 @@ def test_what_is_learned_of_1000_conversations_is_what_the_assistant_says(run, d
         learned.append(0)
     forged = [c for c in chats.values() if any("<|im_end|>" in t["content"] for t in c)]
     assert shards.documents_count + data.heldout[stream].documents_count + len(forged) == CHATS and len(forged) < 10
-    batch, length = windows(data, stream, 64), 64
+    batch, length = all_windows(data, stream, 64), 64
     for w in range(batch.rows):
         want = [i if counts else -100 for i, counts in
                 zip(ids[w * length + 1:w * length + length + 1], learned[w * length + 1:])]
