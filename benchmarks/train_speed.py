@@ -5,7 +5,8 @@
 
 Models of 125 M, 350 M and 1 B parameters, each trained on the same random tokens in four ways:
 
-  ours      `trainer.train.train`, the whole loop: shards, loader, document masks, metrics. Windows of one document
+  ours      `trainer.train.train`, the whole loop: shards, loader, document masks, metrics. Windows of one document. The
+            trainer's own figures: what it does at a printed line (every fourth step here) is not in their time
   nanochat  as nanochat and nanoGPT do: autocast to bf16, the whole model compiled, causal flash attention,
             F.cross_entropy over all logits, fused AdamW
   titan     as torchtitan does: FSDP2 with bf16 compute and fp32 reductions, compiled block by block, the rest the same

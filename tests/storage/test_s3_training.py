@@ -170,7 +170,7 @@ def test_a_curriculum_of_a_stranger_writes_nothing_outside_the_copy(there, tmp_p
 
 @pytest.mark.parametrize("place", [["s3://AKIA:hush/it@bucket/store/runs/r"], ["r", "--store", "s3://me@bucket/hush"]])
 def test_secrets_in_a_url_are_refused_and_not_repeated(capsys, place):
-    for command, *more in (["plan"], ["run", "--out", "here"], ["run"]):
+    for command, *more in (["plan"], ["run", "--out", "here"], ["run"], ["slurm"]):
         assert main([command, *place, *more]) == 2
         said = capsys.readouterr().err
         assert "hush" not in said and ("leave name and password out" in said or "give one with --out" in said)

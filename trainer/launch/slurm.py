@@ -113,8 +113,8 @@ def run(options: argparse.Namespace) -> int:
     if options.warning <= MARGIN:
         raise ConfigError(f"--warning {options.warning}: leave more than {MARGIN} seconds for a checkpoint")
     if not options.out and (is_url(options.run) or is_url(options.store)):
-        raise ConfigError(f"{options.run}: a run in object storage has no place for checkpoints; give one with --out, "
-                          f"a folder that all nodes see")
+        raise ConfigError("a run in object storage has no place for checkpoints; give one with --out, a folder that "
+                          "all nodes see")
     training = open_run(options.run, options.store, options.out, options.overrides)     # its errors now, not at 3 a.m.
     size = options.nodes * options.gpus_per_node
     idle = training.unshared(size)
