@@ -9,8 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-#: signals (or requests for the like) that ask for an orderly end
+#: signals (or requests for the like) that have asked for an orderly end
 _caught: list[int] = []
+
+
+def stopping() -> list[signal.Signals]:
+    """What asks for an orderly end: Ctrl-C, SIGTERM, SIGUSR1 (Slurm's warning), and a terminal that is closed, but for
+    who was started with nohup."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *hangup]
 
 
 def request_stop(number: int) -> None:
@@ -20,9 +27,8 @@ def request_stop(number: int) -> None:
 
 @contextmanager
 def interruptions() -> Iterator[Callable[[], int]]:
-    """SIGINT, SIGTERM and SIGUSR1 (Slurm's warning) ask for a checkpoint and an orderly end; a second SIGINT is not
-    waited for. Yields a function that tells the signal's number, or 0. Outside the main thread only `request_stop`
-    counts."""
+    """`stopping` signals ask for a checkpoint and an orderly end; a second SIGINT is not waited for. Yields a function
+    that tells the signal's number, or 0. Outside the main thread only `request_stop` counts."""
     def note(number: int, _frame: Any) -> None:
         if _caught and number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -33,7 +39,7 @@ def interruptions() -> Iterator[Callable[[], int]]:
         _caught.append(number)
 
     main = threading.current_thread() is threading.main_thread()
-    old = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1) if main}
+    old = {n: signal.signal(n, note) for n in stopping() if main}
     try:
         yield lambda: _caught[0] if _caught else 0
     finally:

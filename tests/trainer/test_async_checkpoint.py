@@ -184,7 +184,7 @@ def test_a_kill_in_the_background_leaves_a_loadable_latest(folder, sync, tmp_pat
     assert losses(tmp_path) == pytest.approx(losses(sync), abs=1e-6)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_waits_for_its_checkpoint(folder, tmp_path, alone, number):
     """Sent while one is in flight and held: both are complete when training has ended."""
     gate, real = Gate(), ckpt.Saver.poll

@@ -138,6 +138,17 @@ def test_a_signal_to_all_ranks_is_told_once(monkeypatch, capfd, rank, times):
     assert capfd.readouterr().err.count("SIGTERM: stopping after this step") == times
 
 
+def test_a_closed_terminal_ends_nothing_that_was_started_with_nohup():
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptions() as told:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not told()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
 def test_help_imports_no_torch():
     """Of all commands, and of each."""
     script = ("import sys\nfrom trainer.__main__ import COMMANDS, main\n"

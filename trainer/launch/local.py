@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from trainer.arguments import say
 from trainer.config import ConfigError
+from trainer.signals import stopping
 
 #: seconds that the other ranks have to end by themselves when one has failed, and when one has stopped in good order
 #: after a signal: then they may still be writing their share of a checkpoint
@@ -51,7 +52,7 @@ def launch(arguments: Sequence[str], ranks: int, device: str) -> int:
             if process.poll() is None:
                 process.send_signal(number)
 
-    old = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    old = {n: signal.signal(n, forward) for n in stopping()}
     try:
         for rank in range(ranks):
             processes.append(subprocess.Popen([sys.executable, "-m", "trainer", *arguments], start_new_session=True,
