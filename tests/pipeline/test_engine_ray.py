@@ -70,20 +70,23 @@ def test_four_kinds_of_poison_cost_exactly_their_rows(on_ray, store, tmp_path):
 
 @pytest.mark.parametrize("how", ["ray.kill", "SIGKILL"])
 def test_a_supervisor_that_dies_is_replaced_and_its_children_go_with_it(on_ray, ray_session, store, tmp_path, how):
-    specs = t.row_specs(parts=4, ms=20)
+    mark = tmp_path / "mark"                            # one of two children works until it is there
+    specs = [t.spec(t.Waits, weight=99, mark=str(mark)), *t.row_specs(parts=4, ms=60)]
     backend = on_ray(2)
     seen = {}
 
     def chaos():
-        node = until(lambda: next((n for n in list(backend.fleet.posts.values()) if n.open and n.ready), None))
-        time.sleep(0.6)
-        pid = next(iter(supervisors(tmp_path)))
-        seen["children"] = until(lambda: len(found := children_of(pid)) == 2 and found)
-        seen["supervisor"] = pid
-        if how == "ray.kill":
-            ray_session.kill(node.actor)
-        else:
-            os.kill(pid, signal.SIGKILL)
+        try:
+            node = until(lambda: next((n for n in list(backend.fleet.posts.values()) if n.open and n.ready), None))
+            time.sleep(0.6)
+            pid, seen["children"] = until(lambda: next((x for x in supervised(tmp_path).items() if len(x[1]) == 2), 0))
+            seen["supervisor"] = pid
+            if how == "ray.kill":
+                ray_session.kill(node.actor)
+            else:
+                os.kill(pid, signal.SIGKILL)
+        finally:
+            mark.touch()
 
     thread = threading.Thread(target=chaos)
     thread.start()
@@ -95,23 +98,18 @@ def test_a_supervisor_that_dies_is_replaced_and_its_children_go_with_it(on_ray, 
     assert t.outcome(records) == inline(store, specs, tmp_path)
 
 
-def supervisors(scratch: Path) -> set[int]:
-    """Process ids of the supervisors whose children work below `scratch`."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/environ"):
+def supervised(scratch: Path) -> dict[int, list[int]]:
+    """Process id of each supervisor whose children work below `scratch` → those of its children."""
+    parents = {}
+    for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if str(scratch).encode() in stat.read_bytes():
-                found.add(int(Path(stat.parent, "stat").read_text().rpartition(")")[2].split()[1]))
+            if str(scratch).encode() in environ.read_bytes():
+                after_name = Path(environ.parent, "stat").read_text().rpartition(")")[2].split()
+                parents[int(environ.parent.name)] = int(after_name[1])
         except OSError:
             continue
-    return found - {os.getpid()}
-
-
-def children_of(pid: int) -> list[int]:
-    try:
-        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+    tops = set(parents.values()) - set(parents) - {os.getpid()}      # a child may have started something, too
+    return {top: [p for p, parent in parents.items() if parent == top] for top in tops}
 
 
 def test_a_node_that_runs_other_code_is_refused_by_name(on_ray, monkeypatch):
