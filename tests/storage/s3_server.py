@@ -6,7 +6,8 @@
 The proxy forwards one request after the other of each connection, unchanged, and does what `trouble` says about it:
 answers by itself (`503`, `slow down`, `deny`), closes without an answer (`drop`), answers half of the body (`cut`),
 performs the request and closes without passing the answer on (`lost reply`), or keeps silent until the client gives up
-(`hang`).
+(`hang`). What changes objects it forwards one at a time: S3 creates an object if there is none in one step, moto looks
+and then creates, and two that ask at once may both be told that they made it.
 """
 
 from __future__ import annotations
@@ -65,16 +66,9 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(self.server.hang_s)
             self._break()
             return
-        upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=60)
-        try:
-            headers = {k: v for k, v in self.headers.items()
-                       if k.lower() not in ("connection", "expect", "transfer-encoding", "content-length")}
-            upstream.request(self.command, self.path, body, {**headers, "Content-Length": str(len(body))})
-            got = upstream.getresponse()
-            data = got.read()
-            request.received = len(data)
-        finally:
-            upstream.close()
+        with self.server.writing if self.command not in ("GET", "HEAD") else contextlib.nullcontext():
+            got, data = self._ask(body)
+        request.received = len(data)
         if what == "lost reply":
             self._break()
             return
@@ -84,6 +78,17 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(got.status, kept, data, size, cut=what == "cut")
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward
+
+    def _ask(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
+        upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=60)
+        try:
+            headers = {k: v for k, v in self.headers.items()
+                       if k.lower() not in ("connection", "expect", "transfer-encoding", "content-length")}
+            upstream.request(self.command, self.path, body, {**headers, "Content-Length": str(len(body))})
+            got = upstream.getresponse()
+            return got, got.read()
+        finally:
+            upstream.close()
 
     def _body(self) -> bytes:
         if self.headers.get("Expect", "").lower() == "100-continue":
@@ -127,7 +132,7 @@ class _Proxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.upstream, self.hang_s = upstream, 5.0
         self.trouble: Trouble | None = None
-        self.lock = threading.Lock()
+        self.lock, self.writing = threading.Lock(), threading.Lock()
         self.seen: list[Request] = []
 
     def decide(self, request: Request) -> str | None:
