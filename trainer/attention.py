@@ -125,10 +125,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: DocMask, scale: float | None =
         if groups != heads and not _VARLEN_GQA:
             k, v = (x.repeat_interleave(heads // groups, 1) for x in (k, v))
         options: dict[str, Any] = {"enable_gqa": True} if groups != heads and _VARLEN_GQA else {}
-        if scale is not None and scale != dim ** -0.5:
+        if dim % 8:                                      # the kernels refuse it; a zero adds nothing to a product
+            q, k, v = (F.pad(x, (0, -dim % 8)) for x in (q, k, v))
+            scale = dim ** -0.5 if scale is None else scale
+        if scale is not None and scale != q.shape[2] ** -0.5:
             options["scale"] = scale
         out = varlen_attn(q, k, v, mask.starts, mask.starts, mask.longest, mask.longest, window_size=(-1, 0), **options)
-        return out.view(rows, length, heads, dim)
+        return out[..., :dim].view(rows, length, heads, dim)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if mask.block is not None:
         flex = compiled_flex() if q.is_cuda else flex_attention

@@ -97,11 +97,13 @@ def test_the_back_end_of_a_device(monkeypatch):
     assert asked == ["FA3"]                              # of the Hopper alone, and once
 
 
-def test_varlen_is_called_with_what_it_needs(monkeypatch):
+@pytest.mark.parametrize("dim", [16, 20])
+def test_varlen_is_called_with_what_it_needs(monkeypatch, dim):
     """The call on CUDA, computed here document by document."""
     def stand_in(q, k, v, starts_q, starts_k, most_q, most_k, *, window_size, scale=None, enable_gqa=False):
         assert window_size == (-1, 0)
         assert (most_q, most_k) == (32, 32)
+        assert q.shape[2] % 8 == k.shape[2] % 8 == v.shape[2] % 8 == 0
         assert enable_gqa == (q.shape[1] != k.shape[1])
         assert starts_q.dtype == torch.int32
         assert torch.equal(starts_q, starts_k)
@@ -113,13 +115,13 @@ def test_varlen_is_called_with_what_it_needs(monkeypatch):
                 out[a:b] = attend(x, y, z, mask, scale)[0]
         return out
 
-    q, k, v = (x.detach() for x in tensors(16))
+    q, k, v = (x.detach() for x in tensors(dim))
     mask = document_mask(positions_of(), torch.float32, backend="varlen")
     monkeypatch.setattr(attention, "varlen_attn", stand_in)
     for gqa in (True, False):
         monkeypatch.setattr(attention, "_VARLEN_GQA", gqa)
         for scale in (None, 0.5):
-            assert torch.allclose(attend(q, k, v, mask, scale), apart(q, k, v, scale or 0.25), atol=1e-6)
+            assert torch.allclose(attend(q, k, v, mask, scale), apart(q, k, v, scale or dim ** -0.5), atol=1e-6)
 
 
 @pytest.mark.gpu
