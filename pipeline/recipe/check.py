@@ -10,18 +10,13 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from pipeline.recipe.errors import KeyPath, Problem, RecipeError, key_path, nearest
+from pipeline.recipe.errors import KeyPath, Problem, RecipeError, key_path, nearest, shown
 from pipeline.recipe.marks import Marks
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.quantities import parse_share, percent
+from pipeline.recipe.train import check_train
 from stages.catalog import READERS, STAGES, UnknownName, reader_class, stage_class
 from stages.stage import Stage, role_of
-
-#: keys of `train:` and names of models, as in trainer.run.TrainConfig and trainer.model.ModelConfig, which need torch
-TRAIN_KEYS = ("model", "optimizer", "schedule", "loss", "evaluate", "checkpoint", "sample", "parallel", "stability",
-              "metrics", "alerts", "skip", "init", "seed", "clip", "micro_batch", "precision", "compile", "log_every")
-MODEL_PRESETS = ("tiny", "demo", "135m", "360m", "1.7b", "1b", "3b", "qwen3-0.6b", "8b", "d4", "d8", "d12", "d16",
-                 "d20", "d24", "d32")
 
 
 class Checker:
@@ -93,7 +88,7 @@ def check_recipe(recipe: Recipe, checker: Checker) -> None:
     _tokens(recipe, checker)
     if recipe.curriculum is not None:
         _curriculum(recipe, checker)
-    _train(recipe, checker)
+    check_train(recipe.train, checker)
     checker.stop_if_failed()
 
 
@@ -333,17 +328,6 @@ def _end(until: str | int, total: int) -> Fraction:
     return Fraction(until.rstrip("% ")) / 100 * total
 
 
-def _train(recipe: Recipe, checker: Checker) -> None:
-    """The names in `train:` that a run would stumble over only once all data is made; its values are the trainer's."""
-    for key in recipe.train:
-        checker.known(key, TRAIN_KEYS, ("train", key), "key")
-    model = recipe.train.get("model", {})
-    if not isinstance(model, dict):
-        checker.fail(("train", "model"), f"must be a mapping, e.g. model: {{preset: 135m}}; got {_short(model)}")
-    elif "preset" in model:
-        checker.known(str(model["preset"]), MODEL_PRESETS, ("train", "model", "preset"), "preset")
-
-
 # -- pydantic's errors in our words ----------------------------------------------------------------------------------
 def _data_path(data: Any, loc: tuple[Any, ...]) -> KeyPath:
     """`loc` without the entries pydantic adds for itself (union members, '[key]', the config of a step)."""
@@ -379,23 +363,18 @@ def _message(error: Any, model: type[BaseModel], data: Any) -> str:
         known = [word.strip().strip("'") for word in listed]
         return f"{value!r} is not one of {', '.join(known)}{_did_you_mean(value, known)}"
     if kind in ("model_type", "dict_type", "model_attributes_type"):
-        return f"must be a mapping (`key: value` lines), got {_short(value)}"
+        return f"must be a mapping (`key: value` lines), got {shown(value)}"
     if kind == "list_type":
-        return f"must be a list (lines that begin with '- '), got {_short(value)}"
+        return f"must be a list (lines that begin with '- '), got {shown(value)}"
     if kind == "too_short":
         return "must not be empty"
     message = error["msg"].replace("Input should be", "must be").replace("Input ", "")
-    return f"{message[0].lower()}{message[1:]}, got {_short(value)}"
+    return f"{message[0].lower()}{message[1:]}, got {shown(value)}"
 
 
 def _did_you_mean(value: Any, known: list[str]) -> str:
     hint = nearest(str(value), known)
     return f"; {hint}" if hint.startswith("did") else ""
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
 
 
 def _purpose(model: type[BaseModel], loc: tuple[Any, ...]) -> str:

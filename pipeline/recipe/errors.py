@@ -58,3 +58,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean '{near[0]}'?"
     return f"known: {', '.join(known)}" if known else "there is none to choose from"
+
+
+def shown(value: object) -> str:
+    """A value as messages show it, in at most 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -135,10 +135,10 @@ def test_canonical_yaml_runs_from_anywhere(load, tmp_path):
 
 
 def test_scalars_follow_yaml_1_2(load):
-    plain = "train: {model: {lr: 1e-3, x: yes, t: 2026-01-01, z: 0x10, n: ~}}"
+    plain = "train: {optimizer: {groups: {lr: 1e-3, x: yes, t: 2026-01-01, z: 0x10, n: ~}}}"
     recipe = load(SMALL.replace("{read: warc,", "{read: jsonl, keep: [no, on, 'true'],") + plain)
     assert recipe.sources["web"].config["keep"] == ["no", "on", "true"]
-    assert recipe.train["model"] == {"lr": 0.001, "x": "yes", "t": "2026-01-01", "z": 16, "n": None}
+    assert recipe.train["optimizer"]["groups"] == {"lr": 0.001, "x": "yes", "t": "2026-01-01", "z": 16, "n": None}
 
 
 def test_anchors_and_merge_keys(load):
@@ -269,6 +269,7 @@ def test_each_mistake_is_named(load, old, new, expected):
      "14 curriculum.phases[1].rope_scaling: unknown key 'beta': did you mean 'beta_"),
     ("lr: decay", "reset_optimizer: 3", "14 curriculum.phases[1].reset_optimizer: must be a valid boolean, got 3"),
     ("optimizer: {kind", "optimzer: {kind", "15 train.optimzer: unknown key 'optimzer': did you mean 'optimizer'?"),
+    ("preset: 135m", "preset: 135m, head: 8", "15 train.model.head: unknown key 'head': did you mean 'heads'?"),
     ("preset: 135m", "preset: 135M", "15 train.model.preset: unknown preset '135M': did you mean '135m'?"),
     ("{preset: 135m}", "demo", "15 train.model: must be a mapping, e.g. model: {preset: 135m}; got 'demo'"),
     ("sequence: 2048", "sequence: 2000", "13 curriculum.phases[0].sequence: 2,000 does not divide 16,384"),

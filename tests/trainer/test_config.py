@@ -13,9 +13,9 @@ import pytest
 import torch
 import yaml
 
-from pipeline.recipe.check import MODEL_PRESETS, TRAIN_KEYS
 from pipeline.recipe.model import ROPE_SCALING_KEYS, ROPE_SCALINGS, Phase
 from pipeline.recipe.quantities import parse_count
+from pipeline.recipe.train import MODEL_PRESETS, TRAIN_KEYS
 from stages.mix import curriculum, resolve
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import main
@@ -176,8 +176,19 @@ def test_recipe_curriculum_and_trainer_read_the_same_numbers(text):
     assert read(count) == read(parse_count) == read(resolve.parse_count, "key")
 
 
+def mappings_of(cls: type, path: str) -> dict[str, set[str]]:
+    """The keys of a dataclass and of those in it, by their paths."""
+    preset = {"preset"} if hasattr(cls, "PRESETS") else set()
+    found = {path: preset | {f.name.removesuffix("_") for f in dataclasses.fields(cls)}}
+    for name, hint in get_type_hints(cls).items():
+        for inner in filter(dataclasses.is_dataclass, get_args(hint) or (hint,)):
+            for inside, keys in mappings_of(inner, f"{path}.{name.removesuffix('_')}").items():
+                found[inside] = found.get(inside, set()) | keys
+    return found
+
+
 def test_the_recipe_check_knows_the_keys_presets_and_rates_of_the_trainer():
-    assert set(TRAIN_KEYS) == {f.name for f in dataclasses.fields(TrainConfig)}
+    assert {path: set(keys.split()) for path, keys in TRAIN_KEYS.items()} == mappings_of(TrainConfig, "train")
     assert set(MODEL_PRESETS) == set(ModelConfig.PRESETS)
     assert set(ROPE_SCALING_KEYS) == {f.name for f in dataclasses.fields(RopeScaling)}
     assert set(ROPE_SCALINGS) == set(get_args(get_type_hints(RopeScaling)["kind"]))

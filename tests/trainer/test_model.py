@@ -130,11 +130,6 @@ def test_the_dial_of_depth():
         assert config.qk_norm and not config.tie
 
 
-def test_recipes_are_checked_for_the_presets_there_are():
-    check = pytest.importorskip("pipeline.recipe.check")
-    assert set(check.MODEL_PRESETS) == set(ModelConfig.PRESETS)
-
-
 @pytest.mark.parametrize(("change", "said"), [
     ({"rotary": 0.1}, "even"), ({"rotary": 1.5}, "share"), ({"softcap": -1}, "softcap"),
     ({"rope_scaling": {"kind": "yarn", "factor": 4}}, "needs original"),
