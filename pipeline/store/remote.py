@@ -11,6 +11,7 @@ import contextlib
 import errno
 import io
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -247,7 +248,19 @@ def connect(root: str) -> Remote:
         from pipeline.store.s3 import S3
 
         return S3(root)
+    if root.startswith("memory://"):
+        return InMemory(root)
     return Gcs(root) if root.startswith(("gs://", "gcs://")) else Remote(root)
+
+
+class InMemory(Remote):
+    """Objects in this process (tests, notebooks). fsspec looks and then creates, which for threads is two steps."""
+
+    _creating = threading.Lock()
+
+    def _create(self, path: str, data: bytes) -> None:
+        with self._creating:
+            super()._create(path, data)
 
 
 class Gcs(Remote):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from pipeline.engine.task import FileInfo, PartRecord
 from pipeline.store import fs as store_fs
@@ -540,6 +540,27 @@ def test_storage_that_looks_before_it_writes_is_refused(moody, monkeypatch):
     with pytest.raises(StoreError, match=r"cannot create a file only if there is none.*use a local disk.*S3"):
         Log.open(moody)
     assert not list(moody.list("log"))
+
+
+def test_of_two_threads_one_creates_an_object_in_memory(tmp_path, monkeypatch):
+    """fsspec's own way there, too, is to look and then to create."""
+    store = Store(f"memory://create{tmp_path.name}-{os.getpid()}")
+    commit, made = MemoryFile.commit, []
+
+    def put(data: bytes) -> None:
+        made.append(store.put_absent("one", data))
+    other = threading.Thread(target=put, args=(b"b",))
+
+    def late(self):
+        if other.ident is None:
+            other.start()
+            other.join(0.2)                               # it gets through now, or it has to wait for us
+        commit(self)
+    monkeypatch.setattr(MemoryFile, "commit", late)
+    put(b"a")
+    other.join()
+    assert sorted(made) == [False, True]
+    store.remove("one")
 
 
 def test_unreachable_and_read_only_object_stores_are_refused(moody, monkeypatch):
