@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import numba
 import numpy as np
 import pypdfium2.raw as pdfium_c
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from stages.text.compiled import njit
 
 _I32, _F32 = ir.IntType(32), ir.FloatType()
 
@@ -53,7 +54,7 @@ _NAMES = ("FPDFText_GetUnicode", "FPDFText_IsGenerated", "FPDFText_GetCharAngle"
 _ADDRESSES = np.array([ctypes.cast(getattr(pdfium_c, name), ctypes.c_void_p).value for name in _NAMES], np.int64)
 
 
-@numba.njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)
 def _read(addresses, page, code, made, angle, loose, tight):
     """Fills the arrays, one entry a character. `loose`: left, top, right, bottom (FS_RECTF), the advance of the
     character by the height of its font; `tight`: left, right, bottom, top of its ink."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,23 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     import numba
 
     with _lock:
-        for waiting, options in _waiting.pop(function.__module__, []):
-            _compiled[waiting] = waiting.__globals__[waiting.__name__] = numba.njit(**options)(waiting)
+        if waiting := _waiting.pop(function.__module__, []):
+            made = {kernel: _apart(numba.njit(**options)(kernel)) for kernel, options in waiting}
+            # in one step: numba compiles a kernel with what its module holds then, and another thread may call one as
+            # soon as it is there
+            function.__globals__.update({kernel.__name__: compiled for kernel, compiled in made.items()})
+            _compiled.update(made)
         return _compiled[function]
+
+
+def _apart(kernel: Any) -> Any:
+    """The kernel, each of whose variants is kept in a file of a name of its own.
+
+    numba counts the files of a kernel's variants (one for every combination of argument types) and does not lock what
+    it counts by. Of two processes that compile two variants at the same time both write the first file; the index of
+    the one may stay with the code of the other, which is then run on arguments it was not made for.
+    """
+    files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)      # there is none without `cache=True`
+    if files is not None:
+        files._data_name = lambda number: f"{files._index_name.removesuffix('.nbi')}.{uuid.uuid4().hex}.nbc"
+    return kernel

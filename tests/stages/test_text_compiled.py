@@ -30,7 +30,7 @@ def plain(x):
 
 def python(code: str, folder: Path) -> str:
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, env={"PYTHONPATH": f"{ROOT}:{folder}"},
-                          capture_output=True, text=True, timeout=120, check=False)
+                          capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -53,3 +53,75 @@ def test_threads_that_call_first_at_the_same_time(tmp_path):
                   "from kernels import square\n"
                   "print(sum(ThreadPoolExecutor(8).map(square, range(50))))\n", tmp_path)
     assert int(said) == int(np.sum(np.arange(50) ** 2))
+
+
+LATER = MODULE.replace("square", "later").replace("total", "first")
+
+
+def test_kernels_take_their_place_all_at_once(tmp_path):
+    """A thread that calls a kernel while another one hands the module to numba finds all of it put off, or nothing:
+    what calls a kernel that is put off still cannot be compiled."""
+    (tmp_path / "kernels.py").write_text(LATER.replace("found = 0", "found = 0 * last(1)") + '''
+@njit(cache=True)
+def last(x):
+    return x
+''')
+    said = python("import numba, numpy as np, kernels\n"
+                  "seen, made = [], numba.njit\n"
+                  "def noted(*given, **options):\n"
+                  "    seen.append({type(k).__name__ for k in (kernels.first, kernels.later, kernels.last)})\n"
+                  "    return made(*given, **options)\n"
+                  "numba.njit = noted\n"
+                  "print(kernels.first(np.arange(5)), seen[:3] == [{'function'}] * 3)\n"
+                  "print({type(k).__name__ for k in (kernels.first, kernels.later, kernels.last)})\n", tmp_path)
+    assert said.splitlines() == ["30 True", "{'CPUDispatcher'}"]
+
+
+#: compiles a kernel for numbers of its kind. The one of whole numbers keeps its code last, the one of fractions looks
+#: what there is before anything is kept, and keeps its own in between
+TOGETHER = """
+import sys, time
+from pathlib import Path
+from numba.core.caching import IndexDataCacheFile as Files
+from kernels import square
+
+kind, after = float if sys.argv[1] == "fraction" else int, {}
+
+def put(name):
+    Path(name).touch()
+
+def wait(name):
+    until = time.monotonic() + 500
+    while not Path(name).exists():
+        assert time.monotonic() < until, name
+        time.sleep(0.01)
+
+def index(self, overloads, keep=Files._save_index):
+    if kind is float:
+        put("looked")
+        wait("whole index")
+    keep(self, overloads)
+
+def data(self, name, code, keep=Files._save_data):
+    if kind is int:
+        put("whole index")
+        wait("fraction kept")
+    keep(self, name, code)
+
+Files._save_index, Files._save_data = index, data
+if kind is int:
+    wait("looked")
+print(square(kind(3)))
+put("fraction kept") if kind is float else None
+"""
+
+
+def test_two_processes_that_keep_two_variants_of_a_kernel_at_once(tmp_path):
+    """Who comes later finds the code of a variant, or none: never that of the other, which gives other numbers."""
+    (tmp_path / "kernels.py").write_text(MODULE)
+    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    runs = [subprocess.Popen([sys.executable, "-c", TOGETHER, kind], cwd=tmp_path, env=environment, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE) for kind in ("fraction", "whole")]
+    ends = [run.communicate(timeout=600) for run in runs]
+    assert [out for out, _ in ends] == ["9.0\n", "9\n"], ends
+    assert python("from kernels import square; print(square(0.5), square(3))", tmp_path) == "0.25 9\n"
