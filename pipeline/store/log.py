@@ -7,8 +7,8 @@ supervisors condemned meanwhile. The first record for a key wins, for ever. Noth
 replaying is reading (`pipeline.store.view`).
 
 A new driver that finds a reign which was not closed looks at its heartbeat (`log/heartbeat/EPOCH.json`, a counter): on
-the same machine a dead process is known at once, elsewhere a counter that stands still for `PATIENCE_S` on the
-challenger's own monotonic clock. The heartbeat only decides when to try; safety comes from the segments alone.
+the same machine a dead process is known at once, elsewhere a counter that its challenger sees stand still for
+`PATIENCE_S`, a second at a time. The heartbeat only decides when to try; safety comes from the segments alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -122,9 +123,10 @@ class Log(LogView):
             log.warning("%s was last held by run '%s' on host %s, which cannot be asked from here: waiting up to "
                         "%.0f s to see whether it lives (--takeover does not wait)", self.store.root, holder["run"],
                         holder["host"], PATIENCE_S)
-            deadline = time.monotonic() + PATIENCE_S
-            while time.monotonic() < deadline:
-                time.sleep(min(1.0, PATIENCE_S / 10))
+            # looks are counted, not seconds: while this machine stands still nobody is watched
+            step = min(1.0, PATIENCE_S / 10)
+            for _ in range(math.ceil(PATIENCE_S / step)):
+                time.sleep(step)
                 now = self._heartbeat(epoch)
                 if now.get("closed"):
                     return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -85,17 +87,18 @@ def test_group_commit_by_count_and_by_age(store, monkeypatch):
     monkeypatch.setattr(store_log, "SEGMENT_RECORDS", 10)
     monkeypatch.setattr(store_log, "SEGMENT_S", 0.2)
     with Log.open(store) as log:
+        began = time.monotonic()
         for i in range(25):
             log.append(record(f"k{i:02}"))
-        deadline = time.monotonic() + 10
-        while len(Log.read(store)) < 25 and time.monotonic() < deadline:   # the last 5 by age, without any call
+        while len(Log.read(store)) < 25 and time.monotonic() < began + 60:   # the last 5 by age, without any call
             time.sleep(0.05)
+        took = time.monotonic() - began
         sizes = [len(json.loads(store.read(p))["body"].get("records", ())) for p in store.list("log")
                  if "heartbeat" not in p]
     assert sizes[0] == 0
     assert max(sizes) <= 10
     assert sum(sizes) == 25
-    assert len(sizes) <= 1 + 2 + 3
+    assert len(sizes) <= 1 + 2 + 1 + took / 0.2          # the epoch, two by count, and by age no two at the same age
 
 
 def test_quarantine_is_replayed_by_stage_key(store):
@@ -114,13 +117,14 @@ def test_quarantine_is_replayed_by_stage_key(store):
 
 def test_condemned_rows_are_replayed_until_their_part_is_there(store, monkeypatch):
     monkeypatch.setattr(store_log, "SEGMENT_S", 0.1)
+    monkeypatch.setattr(store_log, "HEARTBEAT_S", 3600)  # `first` hears of `second` when it commits, not before
     first = Log.open(store, run="first")
     first.condemn("k1", 7, 2, "crash:SIGSEGV")
     first.condemn("k1", 7, 0, "memory")                  # the first one counts
     first.condemn("k1", 3, 2, "cpu_limit")
     first.condemn("k2", 7, 1, "memory")
     assert first.condemned("k1") == {7: (2, "crash:SIGSEGV"), 3: (2, "cpu_limit")}
-    deadline = time.monotonic() + 10                     # without any call, and nobody closes it: it died
+    deadline = time.monotonic() + 60                     # without any call, and nobody closes it: it died
     while not Log.read(store).condemned("k2") and time.monotonic() < deadline:
         time.sleep(0.02)
     for view in (Log.read(store), second := Log.open(store, run="second", takeover=True)):
@@ -152,7 +156,8 @@ def test_quarantine_entries_outside_records_are_still_read(tmp_path):
         assert log.epoch == 2 and log.quarantined(["s1"]).keys() == {"d1", "d2"}
 
 
-def test_second_driver_is_refused_then_takes_over_and_the_first_is_fenced(store):
+def test_second_driver_is_refused_then_takes_over_and_the_first_is_fenced(store, monkeypatch):
+    monkeypatch.setattr(store_log, "HEARTBEAT_S", 3600)  # the first one hears of it when it commits, not before
     first = Log.open(store, run="first")
     first.append(record("mine"))
     first.flush()
@@ -176,6 +181,7 @@ def test_second_driver_is_refused_then_takes_over_and_the_first_is_fenced(store)
 
 def test_fencing_met_in_the_background_reaches_the_driver(store, monkeypatch):
     monkeypatch.setattr(store_log, "SEGMENT_S", 0.05)
+    monkeypatch.setattr(store_log, "HEARTBEAT_S", 3600)
     first, idle = Log.open(store, run="first"), Log.open(store, run="idle", takeover=True)
     idle.verify()
     Log.open(store, run="second", takeover=True).close()
@@ -183,7 +189,7 @@ def test_fencing_met_in_the_background_reaches_the_driver(store, monkeypatch):
         idle.verify()
     idle.close()
     first.append(record("late"))
-    first._thread.join(10)
+    first._thread.join(60)
     assert not first._thread.is_alive()
     with pytest.raises(Fenced):
         first.close()
@@ -191,15 +197,16 @@ def test_fencing_met_in_the_background_reaches_the_driver(store, monkeypatch):
     assert "late" not in Log.read(store)
 
 
-def test_clean_close_needs_no_waiting(store, monkeypatch):
+def test_clean_close_needs_no_waiting(store, monkeypatch, caplog):
+    caplog.set_level(logging.WARNING, "tokenmill")
     monkeypatch.setattr(store_log, "alive", lambda holder: None)      # as if it were another machine
     Log.open(store).close()
-    began = time.monotonic()
     Log.open(store).close()
-    assert time.monotonic() - began < store_log.PATIENCE_S
+    assert "waiting up to" not in caplog.text
 
 
-def test_dead_process_on_this_machine_is_seen_at_once(tmp_path):
+def test_dead_process_on_this_machine_is_seen_at_once(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "tokenmill")
     code = f"""
         import os
         from pipeline.store.log import Log
@@ -208,10 +215,9 @@ def test_dead_process_on_this_machine_is_seen_at_once(tmp_path):
         os.kill(os.getpid(), 9)
     """
     assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)]).returncode == -signal.SIGKILL
-    began = time.monotonic()
     with Log.open(Store(tmp_path)) as log:
         assert log.epoch == 2
-    assert time.monotonic() - began < store_log.PATIENCE_S
+    assert "waiting up to" not in caplog.text
 
 
 def test_elsewhere_the_heartbeat_decides(store, monkeypatch):
@@ -239,7 +245,7 @@ def test_a_driver_that_was_taken_over_leaves_no_heartbeat_behind(store, monkeypa
     with first._lock:                                    # it stands still
         second = Log.open(store, takeover=True)
         second.collect_garbage()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while first._failed is None and time.monotonic() < deadline:
         time.sleep(0.02)
     assert isinstance(first._failed, Fenced)
@@ -382,6 +388,7 @@ def test_kill_9_while_appending_loses_nothing_acknowledged(tmp_path):
         child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True,
                                  cwd=Path(__file__).parents[2])
         assert child.stdout.readline() == "open\n"
+        acknowledged += [child.stdout.readline().strip() for _ in range(3)]       # however slow the disk is
         time.sleep(rng.random() * 0.15)
         child.kill()
         acknowledged += [line.strip() for line in child.stdout if line.endswith("\n")]
@@ -419,6 +426,38 @@ def test_missing_segment_and_unknown_format(tmp_path):
     (tmp_path / "log" / "00000002.json").write_bytes(store_log.encode_segment({"format": 99}))
     with pytest.raises(StoreError, match="format 99"):
         Log.read(store)
+
+
+def test_a_listing_that_passed_a_segments_place_before_it_was_made(store, monkeypatch):
+    """A large folder is listed piece by piece while a driver appends: it may tell a segment and not the one before."""
+    with Log.open(store) as log:
+        for key in ("a", "b", "c"):
+            log.append(record(key))
+            log.flush()
+        whole = Store.list
+        monkeypatch.setattr(Store, "list", lambda self, prefix: (
+            path for path in whole(self, prefix) if path not in ("log/00000002.json", "log/00000003.json")))
+        assert [r.key for r in Log.read(store).records()] == ["a", "b", "c"]
+
+
+def test_a_challenger_that_stood_still_has_not_watched(store, monkeypatch):
+    """The machine of both stops for longer than anybody waits: the holder, which could not write either, is no deader
+    than its challenger."""
+    monkeypatch.setattr(store_log, "alive", lambda holder: None)
+    monkeypatch.setattr(store_log, "HEARTBEAT_S", 3600)
+    first, now, naps = Log.open(store, run="first"), time.monotonic, []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:                               # after it, both go on
+            first._beat()
+    monkeypatch.setattr(store_log, "time", SimpleNamespace(
+        sleep=sleep, time=time.time, monotonic=lambda: now() + 60 * bool(naps)))
+    with pytest.raises(Held, match="first"):
+        Log.open(store)
+    assert len(naps) == 3
+    monkeypatch.undo()
+    first.close()
 
 
 def test_unwritable_store(tmp_path, monkeypatch):
@@ -526,7 +565,7 @@ def test_storage_that_looks_before_it_writes_is_refused(moody, monkeypatch):
     """fsspec's own way to create a file passes two writes in a row, and lets two drivers win at the same time."""
     monkeypatch.setattr(Moody, "pipe_file", fsspec.AbstractFileSystem.pipe_file)
     assert moody.put_absent("one", b"1") and not moody.put_absent("one", b"2"), "one writer sees nothing of it"
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=120)
     exists = Moody.exists
 
     def look(self, path, **kw):
