@@ -50,7 +50,7 @@ while head := sys.stdin.buffer.readline():
     print(json.dumps(answer(sys.stdin.buffer.read(int(head)))), flush=True)
 """
 
-    def __init__(self, code: str, memory: int, wall_s: float = 120.0) -> None:
+    def __init__(self, code: str, memory: int, wall_s: float = 1200.0) -> None:
         self.wall_s = wall_s
         self.process = subprocess.Popen([sys.executable, "-c", self.LOOP.format(code=code), str(memory)],
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])

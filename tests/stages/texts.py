@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 from tests.conftest import SHARED
 
@@ -48,12 +49,19 @@ def real_texts(limit: int = 200) -> list[str]:
         return [json.loads(line)["text"] for line in lines][:limit]
 
 
-def assert_linear(read: Callable[[str], object], make: Callable[[int], str], least: int = 1_000) -> None:
-    """Ten times the text takes no more than about ten times as long."""
-    took = []
-    for n in (least, 10 * least):
-        text = make(n)
-        began = time.process_time()
-        read(text)
-        took.append(time.process_time() - began)
-    assert took[1] < 40 * max(took[0], 0.05), "10 times the text, not 100 times the time"
+def assert_linear(read: Callable[[Any], object], make: Callable[[int], Any], least: int = 1_000, most: float = 40,
+                  floor: float = 0.05) -> None:
+    """Ten times the text takes no more than about ten times as long; less than `floor` seconds count as that many.
+
+    What else the machine does adds to one measurement and not to the other, so that the best of five pairs counts.
+    """
+    for _ in range(5):
+        took = []
+        for n in (least, 10 * least):
+            text = make(n)
+            began = time.process_time()
+            read(text)
+            took.append(time.process_time() - began)
+        if took[1] < most * max(took[0], floor):
+            return
+    raise AssertionError(f"10 times the text, not 100 times the time: {took}")
