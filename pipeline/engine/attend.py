@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import os
 import select
 import sys
@@ -61,6 +62,9 @@ class DriverLog:
         self._closing = threading.Event()
 
     def __enter__(self) -> DriverLog:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True)      # said in time, and in its order; this flushes, too
         sys.stdout.flush()
         sys.stderr.flush()
         self._saved = [os.dup(1), os.dup(2)]

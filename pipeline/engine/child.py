@@ -62,6 +62,8 @@ def main() -> None:
     limits.first_to_go()
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)                                       # whatever prints cannot disturb the protocol
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(line_buffering=True)     # and what it said before a crash is there
     devnull = os.open(os.devnull, os.O_RDONLY)
     os.dup2(devnull, 0)
     os.close(devnull)
