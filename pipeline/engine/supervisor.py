@@ -299,15 +299,17 @@ class Supervisor:
 
     def _excess(self, child: ChildProcess, now: float) -> Fault | None:
         """The limit a child is over, if any."""
+        cursor = child.cursor.read()
         try:
             cpu, memory = measure.cpu_seconds(child.pid), measure.anonymous_mb(child.pid)
             working = measure.working_seconds(child.pid)
         except (OSError, IndexError):            # it is dying
             return None
-        cursor = child.cursor.read()
-        if cursor != child.position or working - child.cpu_quiet > 1.0:
+        # what it used while it went on, since our last look or in the middle of this one, was for nobody knows whom
+        moved = cursor != child.position or cursor != child.cursor.read()
+        if moved or working - child.cpu_quiet > 1.0:
             child.quiet_since, child.cpu_quiet = now, working
-        if cursor != child.position:
+        if moved:
             child.position, child.cpu_position = cursor, cpu
         (first, last, stage), used = cursor, cpu - child.cpu_position
         if first < 0 or stage < 0:

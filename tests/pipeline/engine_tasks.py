@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -106,9 +107,10 @@ def spin(a: dict[str, Any]) -> None:
 
 
 def hog(a: dict[str, Any]) -> None:
+    """Asks for memory and does not touch it: filling it takes CPU time, of which a slow machine may need too much."""
     held = []
     while True:
-        held.append(bytearray(b"x" * (16 << 20)))
+        held.append(bytes(16 << 20))
 
 
 def once(a: dict[str, Any]) -> None:
@@ -122,6 +124,12 @@ def warm(a: dict[str, Any]) -> None:
     """Crashes only in a process that has run other tasks before."""
     if len(RAN) > 1:
         ctypes.string_at(0)
+
+
+def wait_for(mark: str | Path) -> None:
+    """Returns when that file is there: whoever makes it says when the time has come, not a clock."""
+    while not os.path.exists(mark):
+        time.sleep(0.01)
 
 
 def mapped(a: dict[str, Any]) -> None:
@@ -138,7 +146,7 @@ def mapped(a: dict[str, Any]) -> None:
 
 POISON = {"segfault": lambda a: ctypes.string_at(0), "spin": spin, "exit": lambda a: os._exit(3), "memory": hog,
           "warm": warm, "once": once, "sleep": lambda a: time.sleep(3600), "mapped": mapped,
-          "killed": lambda a: os.kill(os.getpid(), signal.SIGKILL)}
+          "held": lambda a: wait_for(a["mark"]), "killed": lambda a: os.kill(os.getpid(), signal.SIGKILL)}
 
 
 class Fails:
@@ -235,10 +243,10 @@ class Straggles:
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
-        mark = inputs.args.get("mark")
-        if mark and not os.path.exists(mark):
-            Path(mark).touch()
-            time.sleep(3600)
+        if mark := inputs.args.get("mark"):
+            with contextlib.suppress(FileExistsError):       # two attempts at once: one of them is the first
+                Path(mark).touch(exist_ok=False)
+                time.sleep(3600)
         Path(out.path("n.txt")).write_text(str(inputs.args["n"]))
         return {"n": 1}
 
@@ -263,9 +271,21 @@ class Waits:
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
-        while not os.path.exists(inputs.args["mark"]):
-            time.sleep(0.1)
+        wait_for(inputs.args["mark"])
         return {"n": 1}
+
+
+class Held:
+    """A row-wise pass that stays at each of its `rows` until the file `marks`/ROW is there."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        for row in range(inputs.args["rows"]):
+            cursor.set(row, row, 2)
+            wait_for(Path(inputs.args["marks"], str(row)))
+        return {"kept": inputs.args["rows"]}
 
 
 class Noisy:

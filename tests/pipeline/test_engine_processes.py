@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -13,16 +14,19 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from pipeline.engine.faults import Inquest
+from pipeline.engine import limits as measure
+from pipeline.engine.faults import CPU_LIMIT, Inquest
 from pipeline.engine.inline import InlineBackend
 from pipeline.engine.limits import Limits
 from pipeline.engine.local import ProcessBackend
 from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import CannotRun, Interrupted, Scheduler, TaskFailed
 from pipeline.engine.supervisor import Supervisor
+from pipeline.engine.task import Cursor
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 
@@ -35,13 +39,20 @@ def store(tmp_path):
     return Store(tmp_path / "store")
 
 
+@pytest.fixture(autouse=True)
+def room(monkeypatch):
+    """A machine with memory to spare: what else runs on this one neither kills children nor bounds how many there are.
+    """
+    monkeypatch.setattr(measure, "memory_use", lambda: (1 << 30, 64 << 30))
+
+
 @pytest.fixture
 def processes(store, tmp_path):
     """Makes process backends; afterwards nothing of them may be left, no process and no scratch."""
     made = []
 
     def make(workers=2, **limits):
-        backend = ProcessBackend(store, workers, limits=Limits(**{"cpu_s": 0.3, **limits}), scratch=str(tmp_path))
+        backend = ProcessBackend(store, workers, limits=Limits(**limits), scratch=str(tmp_path))
         made.append(backend)
         return backend
 
@@ -60,7 +71,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def until(condition, seconds=20.0):
+def until(condition, seconds=120.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = condition()
@@ -68,6 +79,31 @@ def until(condition, seconds=20.0):
             return found
         time.sleep(0.02)
     raise AssertionError("it did not come to pass in time")
+
+
+def at_work(backend):
+    """Children that are at a document, as another thread than the supervisor's sees them."""
+    found = []
+    for child in list(backend.supervisor._children):
+        with contextlib.suppress(ValueError):            # it was buried meanwhile
+            if child.cursor.read()[0] >= 0:
+                found.append(child)
+    return found
+
+
+def judged(backend, row, **limits):
+    """These limits hold while a child is at this row. Until then it starts and imports what it is to run, for which it
+    takes as long as the machine pleases."""
+    backend.start()
+    supervisor = backend.supervisor
+    patient, excess = supervisor.limits, supervisor._excess
+
+    def judge(child, now):
+        supervisor.limits = replace(patient, **limits) if child.cursor.read()[0] == row else patient
+        return excess(child, now)
+
+    supervisor._excess = judge
+    return backend
 
 
 def inline(store, specs, tmp_path):
@@ -106,7 +142,7 @@ def test_four_kinds_of_poison_cost_exactly_their_rows(processes, store, tmp_path
     poison = {0: {5: "segfault"}, 1: {0: "spin"}, 2: {39: "exit"}, 3: {8: "memory"}, 4: {2: "segfault", 3: "exit"}}
     specs = t.row_specs(poison=poison, memory_mb=100, batch=batch)
     log = t.MemoryLog()
-    records = Scheduler(processes(2, cpu_s=0.25), log).run(specs)
+    records = Scheduler(processes(2, cpu_s=0.5), log, straggler_s=3600.0).run(specs)
     assert len(list(store.list("objects"))) == 6          # dead attempts and inquiries left nothing behind
     check_poison(records, specs, inline(store, t.row_specs(memory_mb=100, batch=batch), tmp_path))
     lines = store.read(records[4].files["rows.txt"].path).decode().split()
@@ -123,26 +159,55 @@ def test_one_that_never_ends_in_a_large_batch_is_found_and_one_batch_that_is_slo
     assert (slow.quarantine, slow.counters["kept"]) == ([], 40)
 
 
+@pytest.mark.parametrize("seen", [10.0, 15.0], ids=["before it went on", "after"])
+def test_what_a_child_uses_while_it_is_measured_is_charged_to_no_document(store, tmp_path, monkeypatch, seen):
+    """A supervisor that is not scheduled in the middle of a look: the child has gone on by six documents and 5 s."""
+    cpu, cursor = 10.0, Cursor()
+    child = SimpleNamespace(pid=1, cursor=cursor, position=(3, 3, 0), cpu_position=cpu, cpu_quiet=cpu, quiet_since=0.0,
+                            empty_mb=96.0, job=SimpleNamespace(spec=t.row_specs(parts=1)[0]))
+    cursor.set(3, 3, 0)
+
+    def stands_still(pid):
+        cursor.set(9, 9, 0)
+        return seen
+
+    monkeypatch.setattr(measure, "anonymous_mb", lambda pid: 50.0)
+    monkeypatch.setattr(measure, "working_seconds", lambda pid: cpu)
+    monkeypatch.setattr(measure, "cpu_seconds", stands_still)
+    supervisor = Supervisor(store.root, 1, Limits(cpu_s=1.0), scratch=str(tmp_path))
+    try:
+        assert supervisor._excess(child, 1.0) is None
+        found = []
+        for cpu in (15.2, 16.1, 16.3):
+            monkeypatch.setattr(measure, "cpu_seconds", lambda pid, cpu=cpu: cpu)
+            found.append(supervisor._excess(child, 2.0))
+        assert found == [None, None, CPU_LIMIT], "a second at row 9"
+    finally:
+        supervisor.close()
+
+
 def test_killed_children_condemn_nobody(processes, store, tmp_path):
-    specs = t.row_specs(parts=4, ms=15)
+    mark = tmp_path / "mark"                             # until it is there, every part stays at its row 20
+    specs = t.row_specs(parts=4, poison={p: {20: "held"} for p in range(4)}, mark=str(mark))
     backend = processes(2)
+    backend.start()
     killed = []
 
     def chaos():
         rng = random.Random(7)
-        for _ in range(3):
-            pids = until(lambda: backend.supervisor and backend.supervisor.pids)
-            time.sleep(0.3)
-            victim = rng.choice(pids)
-            if alive(victim):
+        try:
+            for _ in range(3):
+                victim = rng.choice(until(lambda: [c.pid for c in at_work(backend) if c.pid not in killed]))
                 os.kill(victim, rng.choice([signal.SIGKILL, signal.SIGTERM]))
                 killed.append(victim)
+        finally:
+            mark.touch()
 
     thread = threading.Thread(target=chaos)
     thread.start()
     records = Scheduler(backend, t.MemoryLog()).run(specs)
     thread.join()
-    assert len(killed) >= 2
+    assert len(killed) == 3
     assert t.outcome(records) == inline(store, specs, tmp_path)
     assert all(r.quarantine == [] for r in records)
 
@@ -175,17 +240,21 @@ def test_the_suspect_is_probed_in_a_child_that_has_seen_nothing_else(processes):
 
 
 def test_a_stopped_child_is_not_a_hung_document(processes, store, tmp_path):
-    specs = t.row_specs(parts=1, ms=20)
+    mark = tmp_path / "mark"
+    specs = t.row_specs(parts=1, poison={0: {20: "held"}}, mark=str(mark))
     backend = processes(1, cpu_s=0.2)
+    backend.start()
     stopped = []
 
     def stall():
-        [pid] = until(lambda: backend.supervisor and backend.supervisor.pids)
-        stopped.append(pid)
-        time.sleep(0.5)
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(2.0)
-        os.kill(pid, signal.SIGCONT)
+        try:
+            [child] = until(lambda: at_work(backend))
+            stopped.append(child.pid)
+            os.kill(child.pid, signal.SIGSTOP)
+            time.sleep(2.0)
+            os.kill(child.pid, signal.SIGCONT)
+        finally:
+            mark.touch()
 
     thread = threading.Thread(target=stall)
     thread.start()
@@ -199,18 +268,21 @@ def test_a_child_that_stands_still_is_run_again_but_its_document_is_not_condemne
     specs = t.row_specs(parts=1, poison={0: {3: "sleep"}})
     log = t.MemoryLog()
     with pytest.raises(TaskFailed, match="stood still 2 times, at row 0"):      # a batch of 8 starts at row 0
-        Scheduler(processes(1, wall_s=2.5), log, max_attempts=1).run(specs)
+        Scheduler(judged(processes(1), 0, wall_s=1.0), log, max_attempts=1).run(specs)
     assert log.appended == []
 
 
-def test_a_supervisor_nobody_asked_for_a_while_takes_no_child_for_stalled(store, tmp_path):
-    """A machine, or a driver, that stood still: what happened meanwhile nobody has seen."""
-    supervisor = Supervisor(store.root, 1, Limits(wall_s=1.5, hanging_s=1.5), scratch=str(tmp_path))
+def test_a_supervisor_nobody_asked_for_a_while_takes_no_child_for_stalled(store, tmp_path, monkeypatch):
+    """A machine, or a driver, that stood still for an hour: what happened meanwhile nobody has seen."""
+    ahead = [0.0]
+    monkeypatch.setattr("pipeline.engine.supervisor.time", SimpleNamespace(
+        monotonic=lambda: time.monotonic() + ahead[0], sleep=time.sleep))
+    supervisor = Supervisor(store.root, 1, Limits(wall_s=120.0, hanging_s=120.0), scratch=str(tmp_path))
     try:
         spec = t.spec(t.Waits, mark=str(tmp_path / "mark"))
         events = supervisor.poll([{"id": 1, "spec": spec.to_json(), "attempt": "1-1", "skip": []}], 0.5)
         pids = supervisor.pids
-        time.sleep(3.0)
+        ahead[0] = 3600.0
         events += supervisor.poll([], 0.3)
         assert supervisor.pids == pids
         (tmp_path / "mark").touch()
@@ -231,7 +303,8 @@ def test_a_row_at_which_children_get_killed_from_outside_is_not_condemned_either
     assert log.appended == []
 
 
-def test_a_crash_in_set_up_fails_the_run_with_the_childs_last_words(processes):
+def test_a_crash_in_set_up_fails_the_run_with_the_childs_last_words(processes, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     with pytest.raises(TaskFailed, match="outside any document") as caught:
         Scheduler(processes(1), t.MemoryLog(), max_attempts=1).run([t.spec(t.SetupDies)])
     assert "Segmentation fault" in caught.value.reasons[0]
@@ -241,9 +314,9 @@ def test_a_crash_in_set_up_fails_the_run_with_the_childs_last_words(processes):
 @pytest.mark.parametrize(("record", "place"), [(-1, "outside any document"), (3, "while reading record 3")])
 def test_what_computes_for_ever_outside_documents_fails_the_run_and_is_named(processes, record, place):
     spec = t.spec(t.Endless, record=record)
-    enough = 0.3 if record < 0 else 4.0                  # to import what it runs takes time, too
+    backend = judged(processes(1), record, reading_cpu_s=0.3, cpu_s=0.1)
     with pytest.raises(TaskFailed, match=f"t 0 failed 1 times.*Endless.*\n.*it computes {place}"):
-        Scheduler(processes(1, reading_cpu_s=enough, cpu_s=0.1), t.MemoryLog(), max_attempts=1).run([spec])
+        Scheduler(backend, t.MemoryLog(), max_attempts=1).run([spec])
 
 
 def test_a_full_disk_is_waited_for_and_held_against_nobody(processes, tmp_path):
@@ -340,28 +413,42 @@ def test_declared_memory_bounds_what_runs_together(store, tmp_path):
 
 
 def test_memory_pressure_kills_the_largest_child_and_condemns_nobody(processes, store, tmp_path, monkeypatch):
-    from pipeline.engine import limits, supervisor
+    from pipeline.engine import supervisor
 
     monkeypatch.setattr(supervisor, "PRESSURE_S", 0.2)
-    until_then = time.monotonic() + 1.2
-    specs = t.row_specs(parts=3, ms=10)
+    mark = tmp_path / "mark"                             # the pressure is over, and its parts may end
+    specs = t.row_specs(parts=3, poison={p: {20: "held"} for p in range(3)}, mark=str(mark))
     backend = processes(3)
     backend.memory_mb = 2000
-    monkeypatch.setattr(limits, "memory_use", lambda: (90 if time.monotonic() < until_then else 10, 100))
+
+    def use():
+        if backend.supervisor is not None and backend.supervisor._allowed < 3:
+            mark.touch()
+        return 10 if mark.exists() else 90, 100
+
+    monkeypatch.setattr(measure, "memory_use", use)
     records = Scheduler(backend, t.MemoryLog()).run(specs)
+    assert mark.exists(), "fewer run than before"
     assert t.outcome(records) == inline(store, specs, tmp_path)
-    assert backend.supervisor._allowed < 3
 
 
 def test_memory_that_others_have_filled_does_not_end_the_run(processes, store, tmp_path, monkeypatch):
     """Killing the last child would help nobody: it goes on, one after the other."""
-    from pipeline.engine import limits, scheduler, supervisor
+    from pipeline.engine import scheduler, supervisor
 
     monkeypatch.setattr(supervisor, "PRESSURE_S", 0.1)
     monkeypatch.setattr(scheduler, "MAX_LOST", 2)
-    specs, backend = t.row_specs(parts=3, ms=15), processes(3)
+    mark = tmp_path / "mark"                             # only one is left
+    specs = t.row_specs(parts=3, poison={p: {20: "held"} for p in range(3)}, mark=str(mark))
+    backend = processes(3)
     backend.memory_mb = 2000
-    monkeypatch.setattr(limits, "memory_use", lambda: (95 << 30, 100 << 30))
+
+    def use():
+        if backend.supervisor is not None and backend.supervisor._allowed == 1:
+            mark.touch()
+        return 95 << 30, 100 << 30
+
+    monkeypatch.setattr(measure, "memory_use", use)
     assert t.outcome(Scheduler(backend, t.MemoryLog()).run(specs)) == inline(store, specs, tmp_path)
     assert backend.supervisor._allowed == 1
 
@@ -372,7 +459,7 @@ from pipeline.engine.local import ProcessBackend
 from pipeline.engine.scheduler import Interrupted, Scheduler
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
-backend = ProcessBackend(Store(sys.argv[1]), 2, scratch=sys.argv[2])
+backend = ProcessBackend(Store(sys.argv[1]), 2, memory_mb=2000, scratch=sys.argv[2])
 try:
     Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=4, ms=1000))
 except Interrupted as e:
@@ -388,10 +475,10 @@ def test_a_driver_that_ends_leaves_no_process(tmp_path, signum):
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path / "store"), str(tmp_path)], cwd=REPO,
                               stdout=subprocess.PIPE, text=True)
     children = until(lambda: len(found := children_of(driver.pid)) == 2 and found)
-    time.sleep(0.5)
+    until(lambda: len(list(tmp_path.glob("tokenmill-*/scratch-*/*/attempt-*"))) == 2)        # they are at work
     driver.send_signal(signum)
-    out, _ = driver.communicate(timeout=20)
-    until(lambda: not any(alive(p) for p in children), 5)
+    out, _ = driver.communicate(timeout=120)
+    until(lambda: not any(alive(p) for p in children))
     scratch = list(tmp_path.glob("tokenmill-*/scratch-*"))
     if signum == signal.SIGKILL:
         assert driver.returncode == -signal.SIGKILL
@@ -412,16 +499,19 @@ def children_of(pid: int) -> list[int]:
 
 
 def test_stopped_and_run_again_gives_the_same(processes, store, tmp_path):
+    class Stopping(t.MemoryLog):
+        """Asks for a stop with its first record, from another thread."""
+
+        def append(self, record):
+            if not self.appended:
+                stop = threading.Thread(target=scheduler.stop)
+                stop.start()
+                stop.join()
+            return super().append(record)
+
     specs = t.row_specs(parts=6, ms=10)
-    log, backend = t.MemoryLog(), processes(2)
+    log, backend = Stopping(), processes(2)
     scheduler = Scheduler(backend, log)
-
-    def stop_in_the_middle():
-        while not log.records:
-            time.sleep(0.01)
-        scheduler.stop()
-
-    threading.Thread(target=stop_in_the_middle, daemon=True).start()
     with pytest.raises(Interrupted):
         scheduler.run(specs)
     assert 0 < len(log.records) < 6
@@ -481,26 +571,30 @@ def test_a_large_task_is_overtaken_but_not_for_ever(store, tmp_path):
 
 
 class Watching(Progress):
-    """Notes what hangs."""
+    """Notes at which rows of a `Held` task it hangs (row → seconds), and lets it leave a row it was told of `times`."""
 
-    def __init__(self):
+    def __init__(self, marks, times):
         super().__init__("quiet")
-        self.hung = []
+        self.marks, self.times, self.hung = marks, times, {}
+        marks.mkdir()
+
+    def held(self, rows):
+        return t.spec(t.Held, order=1, rows=rows, marks=str(self.marks))
 
     def hanging(self, spec, row, stage, seconds):
-        self.hung.append((spec.order, row, stage, seconds))
+        if spec.order == 1 and stage == 2:
+            self.hung.setdefault(row, []).append(seconds)
+            if len(self.hung[row]) >= self.times:
+                (self.marks / str(row)).touch()
 
 
-def test_what_makes_no_progress_is_named_and_goes_on(processes):
-    specs = t.row_specs(parts=2, rows=3, batch=1)
-    specs[1] = t.spec(t.Rows, order=1, first=3, rows=3, batch=1, ms=900)
-    watch = Watching()
-    records = Scheduler(processes(2, hanging_s=0.3), t.MemoryLog(), watch).run(specs)
-    assert [r.counters["kept"] for r in records] == [3, 3]
-    rows = [row for order, row, stage, seconds in watch.hung if order == 1 and stage == 2]
-    assert sorted(set(rows)) == [0, 1, 2]
-    assert all(0.3 <= seconds < 5 for _, _, _, seconds in watch.hung)
-    assert rows.count(1) <= 2, "once, and again when it has lasted twice as long"
+def test_what_makes_no_progress_is_named_and_goes_on(processes, tmp_path):
+    watch = Watching(tmp_path / "marks", times=2)
+    records = Scheduler(processes(2, hanging_s=0.3), t.MemoryLog(), watch).run([*t.row_specs(parts=1), watch.held(3)])
+    assert [r.counters["kept"] for r in records] == [40, 3]
+    assert list(watch.hung) == [0, 1, 2]
+    for told in watch.hung.values():
+        assert all(seconds >= 0.3 * 2 ** n for n, seconds in enumerate(told)), "again when it has lasted twice as long"
 
 
 def test_no_more_is_in_flight_than_the_slots_and_as_much_at_hand(processes):
