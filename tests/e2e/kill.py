@@ -7,6 +7,7 @@ built), `copy` (N-th part is about to be copied on S3).
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -15,12 +16,10 @@ from typing import Any
 
 def die_at(owner: Any, name: str, nth: int) -> None:
     """Kill this process when `owner.name` is called for the `nth` time."""
-    original, calls = getattr(owner, name), 0
+    original, calls = getattr(owner, name), itertools.count(1)      # counts threads, too, each once
 
     def patched(*args: Any, **kw: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == nth:
+        if next(calls) == nth:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*args, **kw)
 

@@ -6,8 +6,10 @@
 The proxy forwards one request after the other of each connection, unchanged, and does what `trouble` says about it:
 answers by itself (`503`, `slow down`, `deny`), closes without an answer (`drop`), answers half of the body (`cut`),
 performs the request and closes without passing the answer on (`lost reply`), or keeps silent until the client gives up
-(`hang`). What changes objects it forwards one at a time: S3 creates an object if there is none in one step, moto looks
-and then creates, and two that ask at once may both be told that they made it.
+(`hang`). It asks moto one thing at a time: S3 creates an object if there is none in one step, moto looks and then
+creates, and two that ask at once may both be told that they made it; and it answers 500 to who reads or lists what
+another one replaces or removes just then. A request that its client did not live to send whole goes no further, as on
+S3; moto would keep what came of it.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _forward(self) -> None:
-        body = self._body()
+        try:
+            body = self._body()
+        except ConnectionError:
+            self._break()
+            return
         request = Request(self.command, self.path, len(body))
         what = self.server.decide(request)
         if what in ("503", "slow down"):
@@ -63,10 +69,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._break()
             return
         if what == "hang":
-            time.sleep(self.server.hang_s)
+            with contextlib.suppress(OSError):
+                self.connection.recv(1)                 # nothing comes until the client closes
             self._break()
             return
-        with self.server.writing if self.command not in ("GET", "HEAD") else contextlib.nullcontext():
+        with self.server.asking:
             got, data = self._ask(body)
         request.received = len(data)
         if what == "lost reply":
@@ -80,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward
 
     def _ask(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
-        upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=60)
+        upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=300)
         try:
             headers = {k: v for k, v in self.headers.items()
                        if k.lower() not in ("connection", "expect", "transfer-encoding", "content-length")}
@@ -91,18 +98,26 @@ class _Handler(BaseHTTPRequestHandler):
             upstream.close()
 
     def _body(self) -> bytes:
+        """Raises ConnectionError when the client has gone before its end."""
         if self.headers.get("Expect", "").lower() == "100-continue":
             self.send_response_only(100)
             self.end_headers()
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
             data = b""
-            while size := int(self.rfile.readline().split(b";")[0], 16):
-                data += self.rfile.read(size)
+            while size := int(self._exactly(self.rfile.readline()).split(b";")[0], 16):
+                data += self._exactly(self.rfile.read(size), size)
                 self.rfile.readline()
-            while self.rfile.readline().strip():
+            while self._exactly(self.rfile.readline()).strip():
                 pass
             return data
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        size = int(self.headers.get("Content-Length") or 0)
+        return self._exactly(self.rfile.read(size), size)
+
+    @staticmethod
+    def _exactly(data: bytes, size: int = 1) -> bytes:
+        if len(data) < size:
+            raise ConnectionError("the client is gone")
+        return data
 
     def _answer(self, status: int, headers: list[tuple[str, str]], data: bytes, size: str | None = None,
                 cut: bool = False) -> None:
@@ -130,9 +145,9 @@ class _Proxy(ThreadingHTTPServer):
 
     def __init__(self, upstream: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.upstream, self.hang_s = upstream, 5.0
+        self.upstream = upstream
         self.trouble: Trouble | None = None
-        self.lock, self.writing = threading.Lock(), threading.Lock()
+        self.lock, self.asking = threading.Lock(), threading.Lock()
         self.seen: list[Request] = []
 
     def decide(self, request: Request) -> str | None:
@@ -151,8 +166,8 @@ class S3Server:
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"],
             stdout=said, stderr=subprocess.STDOUT, env={**os.environ, **KEYS, "PYTHONUNBUFFERED": "1"})
-        deadline = time.monotonic() + 60
-        while (found := re.search(r"http://127\.0\.0\.1:(\d+)", (folder / "moto.log").read_text())) is None:
+        deadline = time.monotonic() + 300
+        while (found := re.search(r"http://127\.0\.0\.1:(\d+)\s", (folder / "moto.log").read_text())) is None:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"moto's server does not start: {(folder / 'moto.log').read_text()[-2000:]}")
             time.sleep(0.05)

@@ -141,7 +141,7 @@ def test_processes_that_share_it_and_are_killed(place):
     """Four workers, of which one after the other is killed wherever it is, and the disk watched meanwhile."""
     rng = random.Random(7)
     workers = [start(place, seed, 60) for seed in range(4)]
-    most, serial, deadline = 0, 4, time.monotonic() + 60
+    most, serial, deadline = 0, 4, time.monotonic() + 600
     for worker in workers:
         assert worker.stdout.readline()
     while serial < 10 and time.monotonic() < deadline:
@@ -157,7 +157,7 @@ def test_processes_that_share_it_and_are_killed(place):
         while worker.poll() is None and time.monotonic() < deadline:
             most = max(most, used(place))
             time.sleep(0.02)
-        out, _ = worker.communicate(timeout=60)
+        out, _ = worker.communicate(timeout=300)
         assert worker.returncode == 0 and out.endswith("well\n")
     # the cap, one file in use of each living worker, and what dead ones used until somebody swept
     assert most <= (8 + 4 + 6) * MB + 200_000
@@ -182,7 +182,7 @@ def test_one_of_those_who_wait_downloads(place):
     """
     running = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(place), str(i)], cwd=ROOT)
                for i in range(5)]
-    assert [p.wait(60) for p in running] == [0] * 5
+    assert [p.wait(300) for p in running] == [0] * 5
     assert (place / "made").read_text() == "x"
     assert {(place / "use" / str(i)).read_bytes() for i in range(5)} == {b"data"}
 
@@ -287,7 +287,7 @@ def test_a_really_full_disk(s3, bucket, tmp_path):
     small.mkdir()
     command = f"mount -t tmpfs -o size=6m tmpfs {small} && exec {sys.executable} -c \"$CODE\""
     done = subprocess.run(["unshare", "--mount", "--map-root-user", "sh", "-c", command], cwd=ROOT, text=True,
-                          capture_output=True, timeout=100,
+                          capture_output=True, timeout=300,
                           env={**os.environ, "CODE": textwrap.dedent(code), "SMALL": str(small),
                                "TOKENMILL_CACHE": str(small / "cache"), "TOKENMILL_CACHE_SIZE": "1GB"})
     if "unshare" in done.stderr or "mount:" in done.stderr:

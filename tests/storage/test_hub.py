@@ -90,10 +90,14 @@ class _Hub(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128                                    # 5 would be fewer than come at once
+
+
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), _Hub)
     server.files, server.seen = {}, []
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": f"http://127.0.0.1:{server.server_port}",
