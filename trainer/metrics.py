@@ -127,8 +127,13 @@ class TensorBoard:
         self.writer: SummaryWriter | None = None
 
     def void(self, step: int) -> None:
-        self.close()
-        self.writer = self.open(purge_step=step)
+        if self.writer is None:
+            self.writer = self.open(purge_step=step)
+            return
+        # not another file: they are read in the order of their names, and those of one second stand there as it falls
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        self.writer.file_writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self.writer = self.writer or self.open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import math
 import re
@@ -54,10 +55,18 @@ def steps(run) -> list[dict]:
     return [line for line in read(run.out / "metrics.jsonl") if line["event"] == "step"]
 
 
-def test_tensorboard_has_no_step_twice(tmp_path):
-    """What a kill or a rewind made void is not drawn: a curve that goes back on itself is read wrongly."""
+@pytest.mark.parametrize("number", [7, 97])         # that of the first file: between two rewinds it gets longer
+def test_tensorboard_has_no_step_twice(tmp_path, monkeypatch, number):
+    """What a kill or a rewind made void is not drawn: a curve that goes back on itself is read wrongly. Files are read
+    in the order of their names, of which the second counts first, and then a number that no zeros precede."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
+
+    second = 1_000_000_000
+    numbers = itertools.count(number)
+    monkeypatch.setattr(event_file_writer, "time", types.SimpleNamespace(time=lambda: second))
+    monkeypatch.setattr(event_file_writer, "_global_uid", types.SimpleNamespace(get=lambda: next(numbers)))
 
     def drawn() -> list[tuple[int, float]]:
         board = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -66,13 +75,14 @@ def test_tensorboard_has_no_step_twice(tmp_path):
 
     for first, turns in ((0, ("start",)), (3, ("resume",)), (5, ("rewind", "rewind")), (0, ("start",))):
         metrics = Metrics(tmp_path, True)
-        for turn in turns:
+        for again, turn in enumerate(turns):
             metrics.write(turn, first)
             for step in range(first + 1, first + 5):
-                metrics.write("step", step, loss=float(10 * first + step))
+                metrics.write("step", step, loss=float(10 * first + step + again))
         metrics.close()
+        second += 1                                  # no process begins in the second in which another ended
         assert [step for step, _ in drawn()] == list(range(1, first + 5))
-        assert drawn()[-4:] == [(step, 10 * first + step) for step in range(first + 1, first + 5)]
+        assert drawn()[-4:] == [(step, 10 * first + step + again) for step in range(first + 1, first + 5)]
 
 
 def test_printed_steps_have_what_is_measured_at_intervals(done):
