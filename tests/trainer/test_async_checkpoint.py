@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -68,7 +69,7 @@ class Gate:
         class Waiting(writer):
             def write_data(self, plan, planner):
                 gate.reached.set()
-                assert gate.open.wait(60)
+                assert gate.open.wait(600)
                 return super().write_data(plan, planner)
 
         self.writer = Waiting
@@ -122,7 +123,14 @@ def test_there_is_one_in_flight_and_the_next_waits_for_it(folder, tmp_path, alon
     def wait(saver: ckpt.Saver) -> None:
         if saver.writing is not None and not gate.open.is_set():
             seen.append((saver.writing.meta["step"], [c.step for c in ckpt.complete(tmp_path / "checkpoints")]))
-            threading.Timer(0.3, gate.open.set).start()
+            join = saver.writing.thread.join
+
+            def late() -> None:                      # opens while it is waited for, so that all of it is time waited
+                time.sleep(0.3)
+                gate.open.set()
+                join()
+
+            saver.writing.thread.join = late
         real(saver)
 
     with mock.patch.object(ckpt, "FileSystemWriter", gate.writer), mock.patch.object(ckpt.Saver, "wait", wait):
@@ -176,7 +184,7 @@ def test_what_one_rank_could_not_hear_of_it_leaves_to_the_first(tmp_path, alone,
 def test_a_kill_in_the_background_leaves_a_loadable_latest(folder, sync, tmp_path, alone, where, left):
     arguments = ["run", str(folder), "--out", str(tmp_path), *(x for key in ASYNC for x in ("--set", key))]
     killed = subprocess.run([sys.executable, "-c", KILL, where, *arguments], cwd=ROOT, capture_output=True, text=True,
-                            timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                            timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert ckpt.latest(tmp_path / "checkpoints").step == left
     train(opened(folder, tmp_path), alone, 20, quiet)
@@ -190,7 +198,7 @@ def test_a_signal_waits_for_its_checkpoint(folder, tmp_path, alone, number):
     gate, real = Gate(), ckpt.Saver.poll
 
     def poll(saver: ckpt.Saver) -> None:
-        if saver.writing is not None and not gate.open.is_set() and gate.reached.wait(30):
+        if saver.writing is not None and not gate.open.is_set() and gate.reached.wait(600):
             os.kill(os.getpid(), number)
             gate.open.set()
         real(saver)

@@ -25,6 +25,27 @@ from trainer.train import train
 ROOT = Path(__file__).resolve().parents[2]
 
 
+#: a training that has done two steps and goes on when it has been told to stop, and not before
+HELD = """
+import sys, time
+from trainer import signals
+from trainer.__main__ import main
+from trainer.window import Window
+
+flush, done = Window.flush, []
+
+def held(self, interrupted):
+    found = flush(self, interrupted)
+    done.append(1)
+    while len(done) == 2 and not signals._caught:
+        time.sleep(0.01)
+    return found
+
+Window.flush = held
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def losses(out: Path) -> dict[int, float]:
     path = out / "metrics.jsonl"
     return {line["step"]: line["loss"] for line in read(path) if line["event"] == "step"} if path.exists() else {}
@@ -37,7 +58,7 @@ def test_torchrun_is_taken_at_its_word(tmp_path, alone):
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer", "run",
          str(folder), "--device", "cpu", "--ranks", "7"],              # --ranks is for those who have no launcher
-        cwd=ROOT, capture_output=True, text=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        cwd=ROOT, capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-3000:]
     assert [line["world"] for line in read(folder / "train" / "metrics.jsonl") if line["event"] == "start"] == [2]
     assert done.stdout.count("held-out loss") == 1                     # one rank speaks
@@ -84,8 +105,8 @@ def test_ctrl_c_during_set_up_is_no_traceback(tmp_path, monkeypatch, capfd):
 
 def test_ctrl_c_saves_also_when_it_ends_who_listens(tmp_path):
     """`train run RUN 2>&1 | tee log`: a terminal sends it to both, and what is said then raises."""
-    folder = make_run(tmp_path, documents=1200, total=30_000)
-    training = subprocess.Popen([sys.executable, "-m", "trainer", "run", str(folder), "--device", "cpu"], cwd=ROOT,
+    folder = make_run(tmp_path, documents=200, total=1920)
+    training = subprocess.Popen([sys.executable, "-c", HELD, "run", str(folder), "--device", "cpu"], cwd=ROOT,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                 env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
@@ -96,7 +117,7 @@ def test_ctrl_c_saves_also_when_it_ends_who_listens(tmp_path):
     finally:
         training.kill()
         training.wait()
-    assert [c.step for c in complete(folder / "train" / "checkpoints")] == [len(losses(folder / "train"))]
+    assert [c.step for c in complete(folder / "train" / "checkpoints")] == [len(losses(folder / "train"))] == [3]
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
@@ -154,7 +175,7 @@ def test_help_imports_no_torch():
     script = ("import sys\nfrom trainer.__main__ import COMMANDS, main\n"
               "assert [main(['--help'])] + [main([c, '--help']) for c in COMMANDS] == [0] * (len(COMMANDS) + 1)\n"
               "print([m for m in ('torch', 'ray', 'pyarrow') if m in sys.modules])")
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
     assert all(f"usage: tokenmill train {command} " in done.stdout for command in COMMANDS)

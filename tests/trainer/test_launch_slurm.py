@@ -56,7 +56,7 @@ def losses(out: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in read(path) if line["event"] == "step"} if path.exists() else {}
 
 
-def ended(job: subprocess.Popen[bytes], log: Path, seconds: float = 150) -> int:
+def ended(job: subprocess.Popen[bytes], log: Path, seconds: float = 600) -> int:
     """The exit code of a job; what it said, when it does not end."""
     try:
         return job.wait(seconds)
@@ -99,7 +99,7 @@ def test_paths_and_settings_reach_the_ranks_as_they_are(host, capsys):  # noqa: 
     (host / "bin" / "torchrun").write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" > "$STAND_IN/given"\n')
     (host / "bin" / "torchrun").chmod(0o755)
     job = start(host, str(script_file), "--quiet", nodes=2)
-    assert job.wait(60) == 0
+    assert ended(job, host / "job-job.sbatch-0.log") == 0
     given = (host / "given").read_text().splitlines()
     assert given[given.index("-m"):] == ["-m", "trainer", "run", str(run), "--out", str(host / "o; touch made"),
                                          "--set", "optimizer.lr=0.002", "--quiet"]
@@ -143,7 +143,7 @@ def test_on_two_nodes_it_is_stopped_and_goes_on_as_if_it_had_not_been(host, tmp_
     assert ended(again, log) == 0, log.read_text()[-5000:]
     check_nothing_is_left(host)
     alone = subprocess.run([sys.executable, "-m", "trainer", "run", str(run), "--out", str(tmp_path / "alone"),
-                            "--device", "cpu", "--quiet"], cwd=ROOT, capture_output=True, text=True, timeout=200,
+                            "--device", "cpu", "--quiet"], cwd=ROOT, capture_output=True, text=True, timeout=600,
                            env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert alone.returncode == 0, alone.stderr
     assert 3 <= stopped < len(losses(out))

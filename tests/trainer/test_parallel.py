@@ -39,7 +39,7 @@ def four(run, tmp_path_factory):
     with world("cpu") as here:
         (out / "init.alone.json").write_text(json.dumps(initial_hashes(run, here)))
         loop.train(open_run(run, None, str(out / "one"), []), here, 30, quiet)
-    launch("tests.trainer.ranks", 4, "parallel", run, str(out), timeout=300)
+    launch("tests.trainer.ranks", 4, "parallel", run, str(out))
     with world("cpu") as here:
         for name in FOUR:
             loop.train(open_run(run, None, str(out / name), []), here, 30, quiet)

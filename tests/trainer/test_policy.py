@@ -394,6 +394,6 @@ def test_no_step_waits_for_the_device(folder, tmp_path, alone):
 def test_a_kill_between_any_two_lines_changes_nothing(folder, tmp_path):
     """Twelve of the 250 lines of what writes ledger, checkpoints and worst rows, and of going back."""
     done = subprocess.run([sys.executable, "-m", "tests.trainer.killed_anywhere", str(folder), str(tmp_path), "12",
-                           "1"], capture_output=True, text=True, timeout=560, check=False, cwd=ROOT,
+                           "1"], capture_output=True, text=True, timeout=1200, check=False, cwd=ROOT,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr[-5000:]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from tests.trainer.synthetic import make_run
+from trainer import data
 from trainer.__main__ import main
 from trainer.data import Data
 from trainer.run import TrainingError, open_run
@@ -61,14 +65,24 @@ def test_verdicts():
 
 
 def test_a_loader_that_is_too_slow_is_found_out(folder, monkeypatch, capsys):
-    """However slow the machine is: a second of loading against a microsecond of computing."""
-    step = Data.step
+    """However slow the machine is: it loads while it is waited for, twenty milliseconds and more against a microsecond
+    of computing."""
+    step, waited_for, looks = Data.step, threading.Event(), itertools.count()
+
+    def look() -> float:
+        now = time.perf_counter()
+        if next(looks) % 2 == 0:                     # of two looks at a wait the one at its beginning
+            waited_for.set()
+        return now
 
     def slow(self, *args):
+        assert waited_for.wait(600)
+        waited_for.clear()
         time.sleep(0.02)
         return step(self, *args)
 
     monkeypatch.setattr(Data, "step", slow)
+    monkeypatch.setattr(data, "time", SimpleNamespace(perf_counter=look))
     assert main(["soak", str(folder), "--steps", "5", "--rate", "100M"]) == 1
     assert "spent waiting for data" in capsys.readouterr().out
 

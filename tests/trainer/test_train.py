@@ -241,7 +241,7 @@ def test_a_signal_ends_two_ranks_with_a_checkpoint(tmp_path):
             if line.startswith("step      3/"):
                 process.send_signal(signal.SIGTERM)
                 break
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM, err

@@ -24,7 +24,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: i
 @no_gpu
 def test_without_cuda_it_says_so_and_writes_what_it_found(tmp_path):
     done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "train_speed.py"), "--out", "speed.json", "--ways",
-                           "nanochat"], cwd=tmp_path, capture_output=True, text=True, timeout=280)
+                           "nanochat", "--timeout", "550"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no CUDA device" in done.stdout and "mean nothing" in done.stdout
     found = json.loads((tmp_path / "speed.json").read_text())
@@ -87,12 +87,21 @@ def test_what_fails_is_a_line_of_the_table(monkeypatch, outcome, said):
     assert f"failed: {found['error']}" in train_speed.row({"model": "125m", "way": "titan", **found})
 
 
-def test_a_measurement_that_takes_too_long_leaves_nothing_behind(tmp_path):
+def test_a_measurement_that_takes_too_long_leaves_nothing_behind(tmp_path, monkeypatch):
     """torch's compile workers are children of it, and would hold its pipes."""
-    script = f"sleep 1000 & echo $! > {tmp_path}/worker; echo said; echo compiling >&2; sleep 1000"
+    script = f"sleep 1000 & echo $! > {tmp_path}/worker; echo said; echo compiling >&2; > {tmp_path}/begun; sleep 1000"
+
+    class Begun(subprocess.Popen):
+        """Its time runs from when it has said what it says."""
+
+        def wait(self, timeout=None):
+            until((tmp_path / "begun").exists, 120, "what it says")
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Begun)
     assert train_speed.child(["sh", "-c", script], 0.5) == (None, "said\n", "compiling\n")
     worker = Path(tmp_path, "worker").read_text().strip()
-    until(lambda: not alive(int(worker)), 30, "the end of the worker")
+    until(lambda: not alive(int(worker)), 120, "the end of the worker")
     assert train_speed.child(["sh", "-c", "echo 1; exit 3"], math.inf) == (3, "1\n", "")
 
 
