@@ -24,7 +24,7 @@ def quiet(_text: str) -> None:
 
 def failing(run: str, out: str, here: World) -> None:
     """The second rank cannot write its share of the second checkpoint. Every rank must hear of it, and end."""
-    real, calls = ckpt.FileSystemWriter, []
+    real, real_poll, calls = ckpt.FileSystemWriter, ckpt.Saver.poll, []
 
     class Full(real):
         def write_data(self, plan, planner):
@@ -34,8 +34,13 @@ def failing(run: str, out: str, here: World) -> None:
         calls.append(path)
         return (Full if len(calls) == 2 and here.rank == 1 else real)(path)
 
+    def poll(saver: ckpt.Saver) -> None:             # the second has failed by the next step
+        if saver.writing is not None and len(calls) == 2:
+            saver.writing.thread.join()
+        real_poll(saver)
+
     try:
-        with mock.patch.object(ckpt, "FileSystemWriter", writer):
+        with mock.patch.object(ckpt, "FileSystemWriter", writer), mock.patch.object(ckpt.Saver, "poll", poll):
             train(open_run(run, None, f"{out}/failing", SET), here, 20, quiet)
     except ckpt.CheckpointError as error:
         Path(f"{out}/failing.{here.rank}").write_text(str(error))

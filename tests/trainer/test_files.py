@@ -27,7 +27,7 @@ def other(tmp_path):
                                env={**os.environ, "PYTHONPATH": str(ROOT)})
     held = tmp_path / "out" / "trainer.pid"
     try:
-        until(lambda: held.exists() and held.read_text().startswith(f"{process.pid} "), 120, "another trainer")
+        until(lambda: held.exists() and held.read_text().startswith(f"{process.pid} "), 600, "another trainer")
         yield process
     finally:
         process.kill()

@@ -110,10 +110,10 @@ def test_ctrl_c_saves_also_when_it_ends_who_listens(tmp_path):
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                 env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
-        until(lambda: len(losses(folder / "train")) >= 2, 200, "two steps")
+        until(lambda: len(losses(folder / "train")) >= 2, 600, "two steps")
         training.stdout.close()
         training.send_signal(signal.SIGINT)
-        assert training.wait(200) == 128 + signal.SIGINT
+        assert training.wait(600) == 128 + signal.SIGINT
     finally:
         training.kill()
         training.wait()
@@ -141,11 +141,11 @@ def test_nobody_trains_on_when_the_launcher_is_killed(tmp_path):
     launcher = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path,
                                 env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
-        until(lambda: len(list(tmp_path.glob("started.*"))) == 2, 120, "two ranks")
+        until(lambda: len(list(tmp_path.glob("started.*"))) == 2, 600, "two ranks")
     finally:
         launcher.send_signal(signal.SIGKILL)
         launcher.wait()
-    until(lambda: len(list(tmp_path.glob("stopped.*"))) == 2, 120, "their end")
+    until(lambda: len(list(tmp_path.glob("stopped.*"))) == 2, 600, "their end")
 
 
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])

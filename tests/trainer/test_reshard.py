@@ -68,4 +68,4 @@ def test_a_rank_that_cannot_write_ends_all(out):
     assert all("step_00000010" in text for text in said)
     assert any("No space left" in text for text in said)
     assert ckpt.latest(out / "failing" / "checkpoints").step == 5
-    assert max(losses(out / "failing")) < 15
+    assert max(losses(out / "failing")) == 11
