@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -74,8 +75,8 @@ def stoppable(address: str | None = None) -> Iterator[None]:
 
     try:
         yield
-    except Interrupted as e:
-        raise UserError(str(e)) from None
+    except KeyboardInterrupt as e:                    # before and after the tasks it comes as Python has it
+        raise UserError(str(e if isinstance(e, Interrupted) else Interrupted(signal.SIGINT))) from None
     except BrokenPipeError:
         raise
     except ConnectionError as e:

@@ -48,6 +48,6 @@ class Said:
 def process(*arguments: str | Path, python: bool = False, **env: str) -> Said:
     """Calls it in a process of its own; `python`: runs Python with these arguments instead."""
     command = [sys.executable, *([] if python else ["-m", "pipeline.cli"]), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT,
                           env={**os.environ, **env})
     return Said(done.returncode, done.stdout, done.stderr)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import shutil
 import signal
 import socket
@@ -90,7 +92,7 @@ def test_a_missing_package_is_named():
 
 def test_head_has_seen_enough(site):
     line = f"{sys.executable} -m pipeline.cli inspect extracted --store {site}/store -n 0 --chars 0 --json | head -1"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
     assert json.loads(done.stdout)["id"] and done.stderr == ""
 
 
@@ -171,6 +173,7 @@ def test_a_store_in_use_is_not_touched(site, tmp_path, tokenmill):
 def test_waiting_for_a_holder_that_cannot_be_seen_is_said(site, tmp_path, monkeypatch, caplog):
     from pipeline.store import log
 
+    caplog.set_level(logging.WARNING, "tokenmill")            # a command before may have been --quiet
     store = copy(site, tmp_path)
     held = Log.open(Store(store), run="other")
     try:
@@ -184,6 +187,14 @@ def test_waiting_for_a_holder_that_cannot_be_seen_is_said(site, tmp_path, monkey
     assert "last held by run 'other'" in caplog.text and "waiting up to" in caplog.text
 
 
+def has_child(pid: int) -> bool:
+    """Whether a driver has begun to work: then it has its signal handlers, too."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):      # it had another one, which is gone
+        return any(b"pipeline.engine.child" in Path(f"/proc/{child}/cmdline").read_bytes()
+                   for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return False
+
+
 def test_ctrl_c_says_what_is_kept(site, tmp_path):
     shutil.copytree(site / "crawl", tmp_path / "crawl")
     data = (site / "crawl" / "a.warc.gz").read_bytes()
@@ -195,10 +206,22 @@ def test_ctrl_c_says_what_is_kept(site, tmp_path):
                             str(tmp_path / "store"), "--backend", "process", "--workers", "1", "--json"],
                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert '"planned"' in run.stdout.readline()
-    time.sleep(0.5)
+    while not has_child(run.pid):
+        assert run.poll() is None
+        time.sleep(0.02)
     run.send_signal(signal.SIGINT)
-    _, err = run.communicate(timeout=60)
+    _, err = run.communicate(timeout=600)
     assert run.returncode == 1 and err == "error: stopped by SIGINT; what was committed is kept, run again to go on\n"
+
+
+def test_ctrl_c_before_anything_runs_says_it_too(site, tmp_path, tokenmill, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.engine.inline.InlineBackend.start", interrupted)
+    said = tokenmill("run", site / "recipe.yaml", "--store", tmp_path / "store", "--backend", "inline", "--quiet")
+    assert said.code == 1
+    assert said.err == "error: stopped by SIGINT; what was committed is kept, run again to go on\n"
 
 
 # -- plan ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 
 import pyarrow as pa
@@ -33,6 +32,12 @@ S = "The quick brown fox jumps over the lazy dog, and nobody in the village ever
 PAGE = ("<!DOCTYPE html><html lang=en><head><title>A title</title></head><body><nav><a href=/a>Menu</a></nav><article>"
         "<h1>A <b>heading</b></h1>" + "".join(f"<p>Number {i}: {S * 3}</p>" for i in range(4))
         + "<table><tr><th>Name<th>Value<tr><td>alpha<td>1</table></article><footer>Imprint</footer></body></html>")
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """A machine may be busy for longer than a user has patience."""
+    monkeypatch.setattr(kinds, "PATIENCE", 3600.0)
 
 
 @pytest.fixture
@@ -174,8 +179,14 @@ def test_mistakes_are_named_with_what_to_do(tmp_path, page, tokenmill):
 
 
 def test_who_waits_is_told_for_what(page, tokenmill, monkeypatch):
+    told, echo = threading.Event(), kinds.typer.echo
+
+    def tell(*said, **kw):
+        echo(*said, **kw)
+        told.set()
+    monkeypatch.setattr(kinds.typer, "echo", tell)
     monkeypatch.setattr(kinds, "PATIENCE", 0.01)
-    monkeypatch.setattr(Html, "setup", lambda self: time.sleep(0.5))
+    monkeypatch.setattr(Html, "setup", lambda self: told.wait(60))
     assert "preparing the step 'html'" in tokenmill("extract", page).err
 
 
