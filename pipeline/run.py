@@ -77,9 +77,12 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
             note_attempt(store, name, attempt, "local", recipe=recipe.name, base=recipe.base)
 
         def snapshot(doc: dict[str, Any]) -> None:
+            data = json.dumps(doc).encode()
             log.verify()                          # a driver that was taken over leaves its successor's progress alone
-            backend.emit(name, doc)
-            store.write(f"runs/{name}/progress.json", json.dumps(doc).encode())
+            try:
+                store.write(f"runs/{name}/progress.json", data)        # at once: the look must not grow old
+            finally:
+                backend.emit(name, doc)
 
         progress = Progress(show, snapshot, facts={"run": name, "attempt": attempt})
         ending.callback(lambda: progress.close(state, error))

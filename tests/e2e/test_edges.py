@@ -18,6 +18,7 @@ from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.dataset import iter_rows, manifest
 from pipeline.store.fs import Store
+from pipeline.store.log import Fenced, Log
 
 STAGES = '''
 from stages.stage import Stage
@@ -153,6 +154,32 @@ def test_an_input_that_changes_after_planning_is_refused(tmp_path):
 
     with pytest.raises(TaskFailed, match=r"t01\.txt .* changed since the run was planned"):
         go(tmp_path, "sources: {a: {read: text, path: a}}\ndatasets: {d: {from: a, steps: []}}\n", backend=Later)
+
+
+def test_who_is_taken_over_while_it_tells_its_metrics_leaves_the_progress_alone(tmp_path):
+    """Between the look at the log and the write there is nothing that may take its time."""
+    texts(tmp_path / "a", 3)
+    theirs = []
+
+    class TakenOver:
+        """The inline backend of a driver that stands still in its metrics, until another one has the store."""
+
+        def __init__(self, store):
+            self.inner = make_backend("inline", 1, None)(store)
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        def emit(self, run, snapshot):
+            if not theirs:
+                theirs.append(Log.open(Store(tmp_path / "store"), run=run, takeover=True))
+                Store(tmp_path / "store").write(f"runs/{run}/progress.json", b"of the other one")
+
+    with pytest.raises(Fenced):
+        go(tmp_path, "sources: {a: {read: text, path: a}}\ndatasets: {d: {from: a, steps: []}}\n", backend=TakenOver)
+    theirs[0].close()
+    [progress] = (tmp_path / "store" / "runs").glob("*/progress.json")
+    assert progress.read_bytes() == b"of the other one"
 
 
 def test_remote_files_whose_names_look_alike(tmp_path):
