@@ -52,13 +52,14 @@ def labels_of(path: str | Path | None) -> frozenset[str] | None:
     has more than `LOOKED_INTO` bytes, which take seconds to load."""
     try:
         info = os.stat(path or "")
-        return None if info.st_size > LOOKED_INTO else _labels(str(path), info.st_mtime_ns)
+        return None if info.st_size > LOOKED_INTO else _labels(
+            str(path), info.st_ino, info.st_size, info.st_mtime_ns)
     except (OSError, ValueError, ImportError):
         return None
 
 
 @lru_cache(maxsize=8)
-def _labels(path: str, _mtime_ns: int) -> frozenset[str]:
+def _labels(path: str, *_file: int) -> frozenset[str]:
     return frozenset(FastText(path).labels())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from pipeline.engine.process import THREADS
 
 
 def mutate(draw: Random, data: bytearray, others: Sequence[bytes], tokens: Sequence[bytes],
@@ -53,7 +56,8 @@ while head := sys.stdin.buffer.readline():
     def __init__(self, code: str, memory: int, wall_s: float = 1200.0) -> None:
         self.wall_s = wall_s
         self.process = subprocess.Popen([sys.executable, "-c", self.LOOP.format(code=code), str(memory)],
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
+                                        env={**os.environ, **dict.fromkeys(THREADS, "1")})
 
     def ask(self, data: bytes) -> Any:
         """What it says of `data`; AssertionError when it does not end, or ends for good."""

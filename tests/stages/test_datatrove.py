@@ -46,7 +46,7 @@ def their_run(block: str, args: dict, text: str) -> tuple[bool, str, dict]:
     if block == "formatters.PIIFormatter":
         args = {**args, "email_replacement": tuple(args["email_replacement"])}
     if block == "extractors.Trafilatura":
-        args = {**args, "deduplicate": False, "timeout": 60}
+        args = {**args, "deduplicate": False, "timeout": 600}
     package, name = block.split(".")
     made = getattr({"filters": filters, "formatters": formatters, "extractors": extractors}[package], name)(**args)
     out = list(made.run([Theirs(text=text, id="1", metadata={"url": "http://x.org/"})]))

@@ -295,7 +295,7 @@ try:
 except MemoryError:
     print("memory")
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert said.stdout.strip() == "memory", (said.stdout, said.stderr[-500:])
 
 

@@ -74,7 +74,7 @@ def models(tmp_path_factory) -> dict[str, str]:
     (folder / "train.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
     for name in ("softmax", "hs", "words", "bigrams", "pruned"):
         # in a process of its own, whose allocator hands out zeros: fastText trusts it to (see `train_quality`)
-        subprocess.run([sys.executable, "-c", TRAIN, name], cwd=folder, check=True, timeout=120,
+        subprocess.run([sys.executable, "-c", TRAIN, name], cwd=folder, check=True, timeout=600,
                        env={**os.environ, "MALLOC_PERTURB_": "255", "MALLOC_MMAP_THRESHOLD_": "131072"})
     return {"lid176": str(lid176_model())} | {path.stem: str(path) for path in folder.glob("*.bin")}
 

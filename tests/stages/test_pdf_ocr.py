@@ -246,6 +246,7 @@ def test_cpu_and_memory_end_at_the_budget(tmp_path):
         while True:
             pass
 
+    glyphs(IMAGE)                                        # compiled here, as `Pdf` does, not in the budget
     fine = command(tmp_path, "fine", "cat >/dev/null")
     assert died(command(tmp_path, "busy", "while :; do :; done"), cpu_s=1) == signal.SIGXCPU
     assert died(fine, draw=spin, cpu_s=1) == signal.SIGXCPU                          # drawing is in the same budget

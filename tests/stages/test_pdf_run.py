@@ -64,7 +64,7 @@ def test_what_ocr_dies_of_costs_its_document_and_is_in_the_log(tmp_path, monkeyp
         data = scan.replace(b"600 800", b"%d 800" % width)
         assert data != scan
         (tmp_path / "in" / f"{name}.pdf").write_bytes(data)
-    store = run(tmp_path, "store", "{ocr: tesseract, ocr_cpu_s: 1}")
+    store = run(tmp_path, "store", "{ocr: tesseract, ocr_cpu_s: 4}")
     kept = {row["locator"]["file"]: row["text"] for row in rows(store / "datasets/papers")}
     assert kept == {f"{name}.pdf": "seen" for name in ("killed", "fine", "well")}
     assert {row["file"]: row["reason"] for row in rows(store / "quarantine/papers")} == {

@@ -204,7 +204,7 @@ def test_the_command_writes_a_run_and_the_second_format_reuses_the_exchange(setu
     command = [sys.executable, "-m", "pipeline.cli", "materialize", "r", "--store", str(store), "--backend", "inline"]
     for format, tasks in (("bytes", ["scatter", "write"]), ("parquet", ["write"])):
         before = {p.name for p in (store / "objects").glob("*")}
-        done = subprocess.run([*command, "--format", format, "--json"], capture_output=True, text=True, timeout=120,
+        done = subprocess.run([*command, "--format", format, "--json"], capture_output=True, text=True, timeout=600,
                               check=False)
         assert done.returncode == 0, done.stderr
         said = json.loads(done.stdout.splitlines()[-1])
@@ -217,7 +217,7 @@ def test_the_command_writes_a_run_and_the_second_format_reuses_the_exchange(setu
         fresh = {p.name for p in (store / "objects").glob("*")} - before
         files = {f.name.split(".", 1)[1].split(".")[0] for k in fresh for f in (store / "objects" / k).glob("*")}
         assert any(f.startswith("phase") for f in files) == ("scatter" in tasks)
-    failed = subprocess.run([*command[:4], "nosuch", *command[5:]], capture_output=True, text=True, timeout=60,
+    failed = subprocess.run([*command[:4], "nosuch", *command[5:]], capture_output=True, text=True, timeout=600,
                             check=False)
     assert failed.returncode == 2
     assert "no run 'nosuch'" in failed.stderr
@@ -242,6 +242,8 @@ MEMORY = textwrap.dedent("""
     from pipeline.store.fs import Store
     import pipeline.tasks.materialize, numpy, pyarrow.parquet
     pyarrow.array(numpy.zeros(1))                # imports pandas where it is installed
+    pyarrow.set_cpu_count(1)                     # as a worker has it: the stack of a thread counts, and how many there
+    pyarrow.set_io_thread_count(1)               # are would follow from cores and from how fast they happen to work
     doc = json.loads(sys.stdin.read())
     used = next(int(l.split()[1]) << 10 for l in open("/proc/self/status") if l.startswith("VmData"))
     resource.setrlimit(resource.RLIMIT_DATA, (used + doc["limit"], used + doc["limit"]))
@@ -258,7 +260,7 @@ def limited(run: Runner, drafts: list[TaskDraft], limit: int) -> tuple[list[Task
              for i, d in enumerate(drafts)]
     doc = {"specs": specs, "store": str(run.store.local), "scratch": str(run.root), "limit": limit}
     done = subprocess.run([sys.executable, "-c", MEMORY], input=json.dumps(doc), capture_output=True, text=True,
-                          timeout=500, check=False, env={**os.environ, "OPENBLAS_NUM_THREADS": "1",
+                          timeout=1200, check=False, env={**os.environ, "OPENBLAS_NUM_THREADS": "1",
                                                               "ARROW_DEFAULT_MEMORY_POOL": "system"})
     assert done.returncode == 0, done.stderr[-3000:]
     records = [PartRecord.from_json(r) for r in json.loads(done.stdout)]

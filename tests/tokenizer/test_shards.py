@@ -156,11 +156,11 @@ tokens, ends = shards.read(0, len(shards)), shards.ends(0, len(shards) + 1)
 assert tokens.tolist() == [4, 5, 6, 7, 3] * 120 and len(ends) == 120
 others = [open({__file__!r}) for _ in range(20)]
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     refused = code.replace(f"({limit}, hard)", "(50, 50)").replace("shards.ahead", "try: shards.ahead").replace(
         "tokens, ends", "except ShardError as error: print(error); raise SystemExit\ntokens, ends")
-    done = subprocess.run([sys.executable, "-c", refused], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", refused], capture_output=True, text=True, timeout=600, check=False)
     assert sys.version_info >= (3, 13) or "raise the limit (ulimit -n)" in done.stdout, done.stderr
 
 
