@@ -135,8 +135,9 @@ def cluster(monkeypatch, *, change=None, error="", open_=False, dashboard="127.0
 
     def on_every_node(address, target, arguments):
         theirs = {**fingerprint(declared_libraries()), **(change or {})}
-        node = {"name": "n1", "id": "1", "began": time.time(), "ended": time.time()}
-        asked = {"fingerprint": theirs, "time": time.time() + late, "checks": []}
+        now = time.time()
+        node = {"name": "n1", "id": "1", "began": now, "ended": now}
+        asked = {"fingerprint": theirs, "time": now + late, "checks": []}
         return {"dashboard": dashboard, "nodes": [{**node, **({"error": error} if error else {"result": asked})}]}
 
     monkeypatch.setattr(jobs, "check_gcs", check_gcs)
