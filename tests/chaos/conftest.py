@@ -63,7 +63,7 @@ def undisturbed(corpus, kernels, tmp_path_factory) -> Undisturbed:
 def reference(recipe: Path, store: str, kernels: str) -> Undisturbed:
     driver = Driver({**os.environ, "NUMBA_CACHE_DIR": kernels}, recipe, store)
     try:
-        assert driver.finish(300) == 0, driver.stderr
+        assert driver.finish() == 0, driver.stderr
     finally:
         driver.close()
     tasks = Counter(e["node"] for e in driver.told("done") if "key" in e)
@@ -111,7 +111,7 @@ def check_gone(mark: str) -> None:
         return {p for p in marked(mark) if named(p, "pipeline.") or named(p, "SupervisorActor")}
 
     try:
-        until(lambda: not ours(), 20, f"the end of all processes ({ours()})")
+        until(lambda: not ours(), 120, f"the end of all processes ({ours()})")
     finally:
         signal_all(marked(mark), signal.SIGKILL)
 
@@ -166,9 +166,9 @@ class World:
 
     def check_workers_are_gone(self) -> None:
         """Supervisors and children of runs that have ended."""
-        until(lambda: not [p for p in self._seen if alive(p)], 20, f"the end of all workers ({self._seen})")
+        until(lambda: not [p for p in self._seen if alive(p)], 120, f"the end of all workers ({self._seen})")
         if self.cluster is not None:
-            until(lambda: not (self.cluster.children or self.cluster.supervisors), 20, "the end of all workers")
+            until(lambda: not (self.cluster.children or self.cluster.supervisors), 120, "the end of all workers")
 
     def replace_cluster(self, nodes: int = 2) -> Cluster:
         """The cluster is lost, or left; another one is got."""

@@ -54,7 +54,7 @@ class Driver:
         """Tasks finished in the nodes whose name begins with `phase`."""
         return sum(n for node, n in self._done.items() if node.startswith(phase))
 
-    def until(self, phase: str, count: int, seconds: float = 90.0) -> None:
+    def until(self, phase: str, count: int, seconds: float = 300.0) -> None:
         """Return as soon as `count` tasks of the phase are done."""
         deadline = time.monotonic() + seconds
         with self._news:
@@ -64,7 +64,7 @@ class Driver:
                 assert time.monotonic() < deadline, f"task {count} of {phase} was not done within {seconds:.0f} s:\n" \
                                                     f"{self.where}\n{self.stderr}"
 
-    def until_event(self, kind: str, seconds: float = 90.0) -> dict[str, Any]:
+    def until_event(self, kind: str, seconds: float = 300.0) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         with self._news:
             while True:
@@ -78,14 +78,14 @@ class Driver:
     def send(self, signum: int) -> None:
         os.kill(self.pid, signum)
 
-    def finish(self, seconds: float = 120.0) -> int:
+    def finish(self, seconds: float = 550.0) -> int:
         """Its exit code."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the run did not end within {seconds:.0f} s:\n{self.where}\n{self.stderr}") from None
         for thread in self._readers:
-            thread.join(10)
+            thread.join(60)
         return code
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 
-def until(condition: Callable[[], Any], seconds: float = 30.0, what: str = "it") -> Any:
+def until(condition: Callable[[], Any], seconds: float = 300.0, what: str = "it") -> Any:
     """The first true value of `condition`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

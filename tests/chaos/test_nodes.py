@@ -47,7 +47,7 @@ def test_the_head_is_lost_and_the_run_resumed_on_a_new_cluster(world, undisturbe
     driver.until(*moment(world, undisturbed, phase))
     world.note()
     cluster.kill_gcs() if what == "gcs" else cluster.kill_head()
-    code = driver.finish(90)
+    code = driver.finish()
     if code != 0:                     # it may have had all that it needed: nothing but its end is left then
         assert code in (1, -signal.SIGABRT), driver.stderr
         assert "What was committed is kept: run again" in driver.stderr
@@ -68,7 +68,7 @@ def test_a_node_is_frozen(world, undisturbed):
     node = world.rng.choice([n for n in cluster.nodes if n.children])
     node.send(signal.SIGSTOP)
     try:
-        assert driver.finish(150) == 0, driver.stderr
+        assert driver.finish() == 0, driver.stderr
     finally:
         node.kill()
     assert not driver.told("condemned")
@@ -83,7 +83,7 @@ def test_a_sick_machine(world, undisturbed):
                                  "RAY_min_memory_free_bytes": "-1"})
     driver = world.run()
     try:
-        assert driver.finish(150) == 0, driver.stderr
+        assert driver.finish() == 0, driver.stderr
     finally:
         sick.kill()
     assert not driver.told("condemned")

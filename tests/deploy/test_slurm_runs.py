@@ -167,16 +167,16 @@ def test_a_run_on_three_nodes_is_stopped_by_the_time_limit_and_ends_in_its_next_
             "--set", "datasets.clean.steps.slow_stage:Slow.seconds=0.7"]
 
     job = start(host, "tokenmill.sbatch", *line, nodes=3)
-    until(lambda: clean_done(store) >= 1, 240, job, first_log)
+    until(lambda: clean_done(store) >= 1, 600, job, first_log)
     assert len([p for p in family(host) if b"raylet" in Path(f"/proc/{p}/cmdline").read_bytes().split(b"\0")[0]]) == 3
     job.send_signal(signal.SIGUSR1)                       # what --signal=B:USR1@600 sends to the batch shell
-    assert job.wait(240) == 1, first_log.read_text()[-5000:]
+    assert job.wait(600) == 1, first_log.read_text()[-5000:]
     assert "back into the queue" in first_log.read_text()
     assert (host / "scontrol.log").read_text().split() == ["requeue", str(1000 + os.getpid() % 150)]
     check_nothing_is_left(host)
 
     again = start(host, "tokenmill.sbatch", *line, nodes=2, restart=1)         # as many as there are this time
-    assert again.wait(300) == 0, (host / "job-tokenmill.sbatch-1.log").read_text()[-5000:]
+    assert again.wait(900) == 0, (host / "job-tokenmill.sbatch-1.log").read_text()[-5000:]
     assert result(store) == result(local)
     check_nothing_is_left(host)
     token = (host / "token").read_text()                  # of the second turn; nobody wrote it down
@@ -189,7 +189,7 @@ def test_a_run_on_three_nodes_is_stopped_by_the_time_limit_and_ends_in_its_next_
 
 def check_nothing_is_left(host: Path) -> None:
     """No process, no token, no scratch."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (left := family(host)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left, [Path(f"/proc/{p}/cmdline").read_bytes() for p in left]
@@ -202,6 +202,6 @@ def test_a_cluster_that_does_not_come_up_is_an_error_and_leaves_nothing(host):
     (host / "bin" / "ray").chmod(0o755)
     job = start(host, "tokenmill.sbatch", "recipe.yaml", "--store", str(host / "store"), nodes=2)
     log = host / "job-tokenmill.sbatch-0.log"
-    assert job.wait(60) == 1
+    assert job.wait(300) == 1
     assert "no ports left" in log.read_text() and "Ray does not start on node0" in log.read_text()
     check_nothing_is_left(host)

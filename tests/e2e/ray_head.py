@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -20,11 +21,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def free_ports(n: int) -> list[int]:
+    """Below those the system hands out to whoever asks for any: Ray's processes take dozens of them before they come to
+    these. Above those Ray gives to its workers."""
+    found: list[int] = []
     with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(n)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
+        for port in random.SystemRandom().sample(range(20_000, 32_768), 1000):
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == n:
+                break
+    return found
 
 
 class Head:
@@ -67,11 +74,11 @@ class Head:
         """Until it takes jobs: the dashboard answers before its agent is there."""
         headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         request = urllib.request.Request(f"{self.url}/api/jobs/", headers=headers)
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             assert self.process.poll() is None, "the head ended before it was up"
             try:
-                with urllib.request.urlopen(request, timeout=5):
+                with urllib.request.urlopen(request, timeout=60):
                     return
             except (OSError, urllib.error.HTTPError):
                 time.sleep(0.3)
@@ -88,13 +95,13 @@ class Head:
 
     def kill(self) -> None:
         """As a machine that loses its power."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while (pids := self.pids()) and time.monotonic() < deadline:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.2)
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=120)
         assert not self.pids()
 
     def close(self) -> None:

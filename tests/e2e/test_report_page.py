@@ -79,7 +79,7 @@ def test_rewritten_identically(site):
         p.unlink()
     done = subprocess.run([sys.executable, "-m", "pipeline.cli", "report", site.run, "--store", str(site.store)],
                           cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": "7"}, capture_output=True, text=True,
-                          timeout=120)
+                          timeout=600)
     assert done.returncode == 0, done.stderr
     assert [p.read_bytes() for p in paths] == before
     assert render(json.loads(before[0])).encode() == before[1], "the page must not need more than report.json"
@@ -131,7 +131,7 @@ def test_a_run_without_anything(tmp_path):
                                      "datasets: {all: {from: docs, steps: []}}\n")
     done = subprocess.run([sys.executable, "-m", "pipeline.cli", "run", str(tmp_path / "r.yaml"), "--store",
                            str(tmp_path / "store"), "--backend", "inline", "--quiet", "--name", "none"], cwd=ROOT,
-                          capture_output=True, text=True, timeout=120)
+                          capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     html = (tmp_path / "store" / "runs" / "none" / "report.html").read_text()
     check_page(html)
@@ -155,7 +155,7 @@ def test_numbers_of_the_page(site):
 def trained(site) -> Site:
     """A model trained on the run by the trainer itself, the report written anew."""
     done = subprocess.run([sys.executable, "-m", "trainer", "run", str(site.folder)], cwd=ROOT,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240)
+                          env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     store = Store(str(site.store))
     write_report(store, site.run, Log.read(store).get)

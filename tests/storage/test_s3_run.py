@@ -81,7 +81,7 @@ def command(*args: str) -> subprocess.CompletedProcess:
     started = subprocess.Popen([sys.executable, "-X", "faulthandler", "-m", *args], cwd=ROOT, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "COLUMNS": "200"})
     try:
-        out, err = started.communicate(timeout=300)
+        out, err = started.communicate(timeout=900)
     except subprocess.TimeoutExpired:
         started.send_signal(signal.SIGABRT)
         pytest.fail(f"{args} stood still: {''.join(started.communicate(timeout=60))}")
