@@ -36,6 +36,7 @@ SEGMENT_S = 1.0              # age of the oldest waiting record at which a segme
 HEARTBEAT_S = 5.0
 PATIENCE_S = 20.0            # four heartbeats: a counter that stood still that long belongs to a dead or cut-off driver
 LISTS = "lists"              # objects/lists: arguments of tasks (engine.lists)
+VERIFY_REMOVALS = 1000       # files that are removed between two looks at whether the log is still ours
 RETRIES = 8                  # of a put whose outcome is unknown (time-outs of an object store)
 
 log = logging.getLogger("tokenmill")
@@ -326,8 +327,15 @@ class Log(LogView):
         beats = [path for path in self.store.list("log/heartbeat") if path < _heartbeat_name(self.epoch)]
         if self.store.local is not None:
             garbage += leftovers(self.store.local, self.store.local / _heartbeat_name(self.epoch))
-        self.verify()                       # looking took its time: lists may be those of the driver after us by now
-        self.store.remove_all([*garbage, *beats])
+
+        def still_ours() -> Iterator[str]:
+            # looking took its time, and so does removing: lists may be those of the driver after us by now
+            for n, path in enumerate([*garbage, *beats]):
+                if n % VERIFY_REMOVALS == 0:
+                    self.verify()
+                yield path
+
+        self.store.remove_all(still_ours())
         emptied = 0
         for key in folders if self.store.local is not None else ():
             with contextlib.suppress(OSError):                # in use

@@ -646,3 +646,23 @@ def test_garbage_of_older_epochs_alone_is_collected(store, tmp_path):
         assert log.collect_garbage() == (0, 0)
     if store.local:
         assert not (store.local / "objects" / "orphan").exists()
+
+
+def test_who_is_taken_over_while_it_collects_garbage_stops(store, tmp_path, monkeypatch):
+    """The same lists are written again under the same names by the driver after it."""
+    lists = [f"objects/lists/{n:064x}.json" for n in range(40)]
+    for path in lists:
+        assert store.put_absent(path, b"[]")
+    monkeypatch.setattr(store_log, "VERIFY_REMOVALS", 2)
+    first, remove, drivers = Log.open(store, run="first"), Store.remove, []
+
+    def takes_long(self, path: str) -> None:
+        if not drivers:
+            drivers.append(Log.open(store, run="second", takeover=True))
+        remove(self, path)
+    monkeypatch.setattr(store, "map", map)               # one after the other, as on a disk
+    monkeypatch.setattr(Store, "remove", takes_long)
+    with pytest.raises(Fenced, match="second"):
+        first.collect_garbage()
+    assert len(list(store.list("objects"))) == 38
+    drivers[0].close()
