@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,15 @@ settings.register_profile("steady", derandomize=True, deadline=None, database=No
 settings.load_profile("steady")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Ray neither kills for memory that something else on this machine has filled, nor gives up a worker that starts slowly
+os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
 
 #: files whose tests start a Ray of their own, or share the session's: never two of them at a time
 RAY_FILES = frozenset(
     path.relative_to(Path(__file__).parents[1]).as_posix() for path in Path(__file__).parent.rglob("test_*.py")
-    if "xdist_group(" in (text := path.read_text(encoding="utf-8")) or "ray_session" in text or "chaos" in path.parts)
+    if "chaos" in path.parts or any(word in path.read_text(encoding="utf-8")
+                                    for word in ("xdist_group(", "ray_session", "mark.ray")))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -55,16 +60,31 @@ def data():
     return shared_data
 
 
+class SlowClock:
+    """`time`, with a clock on which deadlines are ten times as far."""
+
+    time, sleep = time.time, time.sleep
+
+    @staticmethod
+    def monotonic() -> float:
+        return time.monotonic() / 10
+
+
 @pytest.fixture(scope="session")
 def ray_session():
-    """The session's one Ray: 2 CPUs on this machine. Whoever uses it marks the test `ray`."""
+    """The session's one Ray: 2 CPUs on this machine, and memory whatever is free. Whoever uses it marks the test `ray`.
+    """
     ray = pytest.importorskip("ray")
     if ray.is_initialized():
         yield ray
         return
     temp = tempfile.mkdtemp(prefix="tmr", dir="/tmp")      # short: socket paths may have 107 characters
-    ray.init(address="local", num_cpus=2, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False,
-             logging_level="ERROR", _node_ip_address="127.0.0.1", _temp_dir=temp)
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray gives its raylet 30 s to come up, whatever the machine does meanwhile, and there is no setting for that
+        patch.setattr("ray._private.node.time", SlowClock)
+        ray.init(address="local", num_cpus=2, object_store_memory=100 << 20, include_dashboard=False,
+                 log_to_driver=False, logging_level="ERROR", _node_ip_address="127.0.0.1", _temp_dir=temp,
+                 _memory=8 << 30)
     yield ray
     ray.shutdown()
     shutil.rmtree(temp, ignore_errors=True)

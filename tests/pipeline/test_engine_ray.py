@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,9 +35,13 @@ def on_ray(ray_session, store, tmp_path):
     from pipeline.engine.ray_backend import RayBackend
 
     made = []
+    # Ray takes its time to give back what the supervisors of the test before had: what is not free yet would be taken
+    # for somebody else's, and there would be two small supervisors instead of one
+    until(lambda: ray_session.available_resources().get("CPU") == ray_session.cluster_resources()["CPU"])
 
     def make(workers=2, **limits):
-        made.append(RayBackend(store, workers, limits=Limits(**{"cpu_s": 0.5, **limits}), child_memory_mb=300,
+        # memory_share: supervisors see the memory of this machine, and what else fills it is not our business here
+        made.append(RayBackend(store, workers, limits=Limits(**{"memory_share": 10.0, **limits}), child_memory_mb=300,
                                scratch=str(tmp_path)))
         return made[-1]
 
@@ -64,7 +67,7 @@ def test_results_equal_the_inline_backends(on_ray, store, tmp_path, workers, see
 def test_four_kinds_of_poison_cost_exactly_their_rows(on_ray, store, tmp_path):
     poison = {0: {5: "segfault"}, 1: {0: "spin"}, 2: {39: "exit"}, 3: {8: "memory"}}
     specs = t.row_specs(parts=5, poison=poison, memory_mb=100, batch=2)
-    records = Scheduler(on_ray(2), t.MemoryLog()).run(specs)
+    records = Scheduler(on_ray(2, cpu_s=0.5), t.MemoryLog()).run(specs)
     check_poison(records, specs, inline(store, t.row_specs(parts=5, memory_mb=100, batch=2), tmp_path))
 
 
@@ -78,7 +81,6 @@ def test_a_supervisor_that_dies_is_replaced_and_its_children_go_with_it(on_ray, 
     def chaos():
         try:
             node = until(lambda: next((n for n in list(backend.fleet.posts.values()) if n.open and n.ready), None))
-            time.sleep(0.6)
             pid, seen["children"] = until(lambda: next((x for x in supervised(tmp_path).items() if len(x[1]) == 2), 0))
             seen["supervisor"] = pid
             if how == "ray.kill":
@@ -94,7 +96,7 @@ def test_a_supervisor_that_dies_is_replaced_and_its_children_go_with_it(on_ray, 
     thread.join()
     assert backend.nodes_lost == 1
     assert len(seen["children"]) == 2
-    until(lambda: not any(alive(p) for p in [*seen["children"], seen["supervisor"]]), 5)
+    until(lambda: not any(alive(p) for p in [*seen["children"], seen["supervisor"]]))
     assert t.outcome(records) == inline(store, specs, tmp_path)
 
 
@@ -191,14 +193,13 @@ def test_no_more_is_in_flight_than_the_slots_and_as_much_at_hand(on_ray):
     assert 3 <= max(most) <= 4
 
 
-def test_what_makes_no_progress_is_named(on_ray):
+def test_what_makes_no_progress_is_named(on_ray, tmp_path):
     from tests.pipeline.test_engine_processes import Watching
 
-    watch = Watching()
-    specs = [t.spec(t.Rows, order=1, first=3, rows=2, batch=1, ms=1200)]
-    [record] = Scheduler(on_ray(1, hanging_s=0.4), t.MemoryLog(), watch).run(specs)
+    watch = Watching(tmp_path / "marks", times=1)
+    [record] = Scheduler(on_ray(1, hanging_s=0.4), t.MemoryLog(), watch).run([watch.held(2)])
     assert record.counters["kept"] == 2
-    assert {(order, row, stage) for order, row, stage, _ in watch.hung if row >= 0} == {(1, 0, 2), (1, 1, 2)}
+    assert list(watch.hung) == [0, 1]
 
 
 DRIVER = """
@@ -248,29 +249,29 @@ def family(tmp_path: Path, driver: int) -> set[int]:
 @pytest.mark.slow
 def test_embedded_with_three_workers(store, tmp_path):
     driver = drive(tmp_path, 0)
-    out, _ = driver.communicate(timeout=90)
+    out, _ = driver.communicate(timeout=300)
     assert driver.returncode == 0
     assert out.strip() == str(inline(store, t.row_specs(ms=0), tmp_path))
-    assert family(tmp_path, driver.pid) == set()
+    until(lambda: not family(tmp_path, driver.pid))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_an_embedded_driver_that_is_stopped_leaves_no_process(tmp_path, signum):
     driver = drive(tmp_path, 200)
-    until(lambda: list(tmp_path.glob("tokenmill-*/scratch-*/*/attempt-*")), 60)
+    until(lambda: list(tmp_path.glob("tokenmill-*/scratch-*/*/attempt-*")))
     processes = family(tmp_path, driver.pid)
     assert len(processes) > 4                   # gcs, raylet, a supervisor, three children, …
     if signum == signal.SIGINT:
         os.killpg(driver.pid, signum)           # as a terminal does it
     else:
         driver.send_signal(signum)
-    out, _ = driver.communicate(timeout=30)
+    out, _ = driver.communicate(timeout=120)
     if signum == signal.SIGINT:
         assert driver.returncode == 1
         assert "run again to go on" in out
         assert not list(tmp_path.glob("tokenmill-*/scratch-*"))
-    until(lambda: not any(alive(p) for p in processes), 20)
+    until(lambda: not any(alive(p) for p in processes))
 
 
 CLUSTER = """
@@ -285,10 +286,11 @@ node = {"object_store_memory": 80 << 20, "include_dashboard": False}
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **node})
 doomed, other = (cluster.add_node(num_cpus=1, **node) for _ in range(2))
 backend = RayBackend(Store(sys.argv[1]), address=cluster.address, child_memory_mb=300, scratch=sys.argv[2])
-found, places = [], set()
+found, places, mark = [], set(), sys.argv[2] + "/mark"
+held = [t.spec(t.Waits, order=i, weight=99, n=i, mark=mark) for i in range(2)]       # nodes are busy until it is there
 
 def work():
-    found.append(Scheduler(backend, t.MemoryLog(), max_attempts=1).run(t.row_specs(parts=10, rows=40, ms=20)))
+    found.append(Scheduler(backend, t.MemoryLog(), max_attempts=1).run([*held, *t.row_specs(parts=10)]))
 
 thread = threading.Thread(target=work)
 thread.start()
@@ -302,10 +304,11 @@ cluster.add_node(num_cpus=1, **node)
 while len(places) < 3 and thread.is_alive():
     places.update(backend.fleet.posts)
     time.sleep(0.05)
+open(mark, "w").close()
 thread.join()
 backend.close()
 cluster.shutdown()
-print(len(places), t.outcome(found[0]), flush=True)
+print(len(places), t.outcome(found[0][2:]), flush=True)
 """
 
 
@@ -314,7 +317,7 @@ def on_cluster(script: str, tmp_path: Path, cwd: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="tmr", dir="/tmp") as short:      # for Ray's sockets
         env = {**{k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}, "RAY_TMPDIR": short}
         done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "store"), str(tmp_path)], cwd=cwd, env=env,
-                              stdout=subprocess.PIPE, text=True, timeout=180)
+                              stdout=subprocess.PIPE, text=True, timeout=600)
     assert done.returncode == 0
     return done.stdout.splitlines()[-1]
 
@@ -322,7 +325,7 @@ def on_cluster(script: str, tmp_path: Path, cwd: Path) -> str:
 @pytest.mark.slow
 def test_a_node_dies_and_another_one_joins(store, tmp_path):
     said = on_cluster(CLUSTER, tmp_path, REPO)
-    expected = inline(store, t.row_specs(parts=10, rows=40, ms=20), tmp_path)
+    expected = inline(store, t.row_specs(parts=10), tmp_path)
     assert said == f"3 {expected}"
     assert not list(store.list("runs"))
 
