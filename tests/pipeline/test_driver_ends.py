@@ -85,6 +85,8 @@ def test_ctrl_c_in_a_commit_loses_nothing_and_fences_nobody(store, monkeypatch, 
 def test_a_commit_whose_folder_cannot_be_synced_is_no_commit(tmp_path, monkeypatch):
     """It is there to be read, but a power cut may take it: nobody is told that it is durable."""
     log = Log.open(Store(tmp_path))
+    log._stop.set()                                       # this thread alone commits
+    log._thread.join()
     fsync = os.fsync
 
     def folders_fail(fd):

@@ -239,14 +239,21 @@ def test_a_log_that_refuses_ends_the_run():
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_cleanly_and_a_rerun_goes_on(backend, signum):
-    specs = [*t.row_specs(parts=2), t.spec(t.Straggles, n=1, weight=0, mark=backend.scratch + "/../mark")]
+    mark = backend.scratch + "/../mark"                       # the last task runs, for an hour
+    specs = [*t.row_specs(parts=2), t.spec(t.Straggles, n=1, weight=0, mark=mark)]
     log = t.MemoryLog()
     before = signal.getsignal(signum)
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signum))
-    timer.start()
+    us = threading.get_ident()
+
+    def interrupt():
+        t.wait_for(mark)
+        signal.pthread_kill(us, signum)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
     with pytest.raises(Interrupted) as caught:
         Scheduler(backend, log).run(specs)
-    timer.join()
+    thread.join()
     assert caught.value.signum == signum
     assert log.flushed == 2
     assert signal.getsignal(signum) is before
@@ -303,7 +310,7 @@ def test_a_straggler_gets_a_twin_and_the_first_commit_counts():
 # -- progress ----------------------------------------------------------------------------------------------------------
 def test_json_progress_is_one_event_a_line_and_the_snapshot_adds_up(backend):
     stream, snaps = io.StringIO(), []
-    with Progress("json", snaps.append, stream=stream) as progress:
+    with Progress("json", snaps.append, stream=stream, clock=lambda: 0.0) as progress:       # nothing between
         Scheduler(backend, t.MemoryLog(), progress).run(t.row_specs(parts=3))
     events = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [e["event"] for e in events] == ["planned", "done", "done", "done", "end"]
