@@ -95,7 +95,8 @@ class Pdf(Stage):
         ocr_languages: str = signal("eng", "tesseract's names of languages, joined by +: deu+eng, script/Cyrillic",
                                     pattern=r"^(script/)?[A-Za-z]\w*(\+(script/)?[A-Za-z]\w*)*$")
         ocr_pages: int = signal(50, "most pages of a document read by OCR", gt=0)
-        ocr_cpu_s: int = signal(20, "CPU seconds of OCR a page may take, drawing included", gt=0)
+        # four times what a page of as many letters as are read (`ocr.GLYPHS`) takes; beside other work it takes twice
+        ocr_cpu_s: int = signal(60, "CPU seconds of OCR a page may take, drawing included", gt=0)
         ocr_memory_mb: int = signal(1_200, "memory OCR of a page may take, MB, drawing included", gt=0)
 
     def __init__(self, config: Any = None, **kw: Any) -> None:

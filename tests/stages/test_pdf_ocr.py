@@ -260,6 +260,12 @@ def test_cpu_and_memory_end_at_the_budget(tmp_path):
     assert words_of(fine, lambda: IMAGE, 5, 500) == [] and words_of(fine, lambda: IMAGE[30:], 5, 500) is None
 
 
+def test_a_page_that_is_read_stays_far_within_the_budget():
+    """How long it takes depends on the machine and on what else it does: what is read is decided by its letters."""
+    seconds = {"tesseract": 0.001, "rapidocr": 0.004}                                # a letter
+    assert all(3 * seconds[name] * most < Pdf().config.ocr_cpu_s for name, most in ocr.GLYPHS.items())
+
+
 def test_pages_beyond_the_cap_are_not_read(monkeypatch, tmp_path):
     fake = command(tmp_path, "fake", "cat >/dev/null; printf '5\\t1\\t1\\t1\\t1\\t1\\t9\\t9\\t50\\t20\\t80\\tseen\\n'")
     monkeypatch.setattr("stages.extract.pdf.engine", lambda name, languages: fake)
