@@ -230,7 +230,17 @@ def report(run: opt.RunArg, store: opt.StoreOpt = "store", json_lines: opt.JsonO
     if not at.exists(f"runs/{name}/plan.json"):
         raise UserError(f"run '{name}' has not finished, so there is nothing to report yet; run its recipe again "
                         f"({opt.as_typed('resume', name, at)})")
-    document = write_report(at, name, Log.read(at).get)
+
+    def what_ran() -> list[bytes]:
+        return [at.read(f"runs/{name}/{file}") for file in ("plan.json", "tasks.parquet")]
+
+    before = what_ran()
+
+    def verify() -> None:
+        if what_ran() != before:                     # its own report is newer than ours would be, or about to come
+            raise UserError(f"run '{name}' was run again meanwhile; that run writes the report itself")
+
+    document = write_report(at, name, Log.read(at).get, verify)
     typer.echo(json.dumps(document) if json_lines else f"{at.root}/runs/{name}/report.html")
 
 

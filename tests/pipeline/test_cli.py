@@ -286,6 +286,25 @@ def test_report(site, tmp_path, tokenmill):
     assert unfinished.code == 1 and "has not finished" in unfinished.err and "tokenmill resume" in unfinished.err
 
 
+@pytest.mark.parametrize("file", ["plan.json", "tasks.parquet"])
+def test_a_report_does_not_overwrite_that_of_a_run_that_ended_meanwhile(site, tmp_path, tokenmill, monkeypatch, file):
+    from pipeline.report import collect
+
+    at = copy(site, tmp_path) / "runs" / "first"
+    whole = collect.collect
+
+    def takes_long(*given):
+        document = whole(*given)
+        for name, data in ((file, (at / file).read_bytes() + b" "), ("report.html", b"theirs")):
+            (at / name).unlink()
+            (at / name).write_bytes(data)
+        return document
+    monkeypatch.setattr(collect, "collect", takes_long)
+    said = tokenmill("report", "first", "--store", tmp_path / "store")
+    assert said.code == 1 and "was run again meanwhile" in said.err
+    assert (at / "report.html").read_bytes() == b"theirs"
+
+
 # -- materialize -----------------------------------------------------------------------------------------------------
 def test_materialize_and_copy_out(site, tmp_path, tokenmill):
     store, out = copy(site, tmp_path), tmp_path / "rows"

@@ -74,9 +74,9 @@ def test_urls_that_may_not_be_kept(url, why):
 @pytest.mark.parametrize("text", ["http://" * 20000, "a://" + "b:" * 50000, "-----BEGIN PRIVATE KEY-----" * 4000,
                                   "token=" * 30000, "?" + "token" * 40000, "bearer " * 30000])
 def test_no_text_makes_it_slow(text):
-    start = time.process_time()
+    start = time.thread_time()
     redact(text)
-    assert time.process_time() - start < 5
+    assert time.thread_time() - start < 5
 
 
 def test_the_rules_of_urls_are_those_that_secret_in_uses():
