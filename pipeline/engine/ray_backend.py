@@ -42,6 +42,7 @@ POLL_S = 1.0             # longest time a supervisor holds a poll
 GROW_S = 2.0             # how often the cluster is looked at
 LATE_S = 10.0            # a poll this late: no new work until it is answered
 SILENT_S = 90.0          # this late: given up, like a dead one (Ray notices a node that stopped after about as long)
+STARTS = 3               # of a Ray of our own: it gives its processes 15 s, some 30, which may not do on a busy machine
 TINY = sys.float_info.min        # as good as 0
 
 log = logging.getLogger("tokenmill")
@@ -125,8 +126,17 @@ class RayBackend:
                 base = tempfile.gettempdir()          # Ray's sockets lie below; their path may have 107 characters
                 self._temp = Scratch(base if len(base) <= 8 else "/tmp")
                 cpus = self.workers or len(os.sched_getaffinity(0))
-                ray.init(address="local", num_cpus=cpus, object_store_memory=self.object_store_mb << 20,
-                         include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=self._temp.path, **quiet)
+                for left in reversed(range(STARTS)):
+                    try:
+                        ray.init(address="local", num_cpus=cpus, object_store_memory=self.object_store_mb << 20,
+                                 include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=self._temp.path,
+                                 **quiet)
+                        break
+                    except Exception as e:
+                        ray.shutdown()
+                        if not left:
+                            raise
+                        log.warning("Ray did not start here (%s): once more", " ".join(str(e).split())[:200])
                 self.fleet.fit_s, self.fleet.idle_s = 0.0, None           # nobody else comes, and nobody else is there
             self._own = True
         if self._temp is None:
