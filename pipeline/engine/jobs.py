@@ -195,12 +195,12 @@ def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout:
                            f"status), and run this on a machine of the cluster") from None
     try:
         nodes = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeManagerHostname"], n["NodeID"]))
-        began = time.time()
+        began, deadline = time.time(), time.monotonic() + timeout
         asked = {_call.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(n["NodeID"], soft=False))
                  .remote(target, arguments): n for n in nodes}
         found, waiting = [], list(asked)
         while waiting:
-            done, waiting = ray.wait(waiting, timeout=max(0.0, began + timeout - time.time()))
+            done, waiting = ray.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
             for ref in done or waiting:
                 node = asked[ref]
                 said = {"name": f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})", "id": node["NodeID"],

@@ -190,13 +190,13 @@ def test_every_node_of_a_cluster_is_asked(ray_session, tmp_path):
     store = Store(tmp_path / "store")
     store.write("runs/here", b"")
     found = on_every_node(address, "pipeline.engine.examine:examine", {"store_root": store.root,
-                                                                       "witness": "runs/here"})
+                                                                       "witness": "runs/here"}, timeout=600)
     [node] = found["nodes"]
     assert node["began"] - 1 < node["result"]["time"] < node["ended"] + 1
     assert node["result"]["fingerprint"] == fingerprint(declared_libraries())
     assert by_name(node["result"]["checks"])["store: commits"]["level"] == "green"
-    [node] = on_every_node(address, "pipeline.engine.examine:examine", {"nonsense": 1})["nodes"]
+    [node] = on_every_node(address, "pipeline.engine.examine:examine", {"nonsense": 1}, timeout=600)["nodes"]
     assert "nonsense" in node["error"]
-    [pid] = [n["result"] for n in on_every_node(address, "os:getpid", {})["nodes"]]
+    [pid] = [n["result"] for n in on_every_node(address, "os:getpid", {}, timeout=600)["nodes"]]
     assert pid != os.getpid()
     assert ray_session.is_initialized(), "it was not ours to shut down"
