@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -42,6 +43,13 @@ def pytest_xdist_make_scheduler(config, log):
             return "ray" if file in RAY_FILES else file
 
     return ByFile(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """A command that a test before called with --quiet has silenced the warnings of this process: which one that was
+    hangs on how the tests are spread over workers."""
+    logging.getLogger("tokenmill").setLevel(logging.NOTSET)
 
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
