@@ -26,6 +26,7 @@ class ChaosStorage(LocalFileSystem):
     def _fails(self, kind, path):
         """The exception of this request, if it is to fail."""
         said = os.environ["CHAOS_STORAGE"]
+        path = os.path.relpath(self._strip_protocol(path), os.path.dirname(said))       # where the store lies is chance
         name = hashlib.blake2b(f"{os.environ.get('CHAOS_SEED', '')}/{kind}/{path}".encode(), digest_size=8)
         draw = int.from_bytes(name.digest(), "little")
         if draw / 2**64 >= SHARE:
