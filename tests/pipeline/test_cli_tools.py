@@ -161,6 +161,22 @@ def test_tokenizer_train_and_eval(site, tmp_path, tokenmill):
     assert "bytes/token" in tokenmill("tokenizer", "eval", tmp_path / "t.json", site / "docs").out
 
 
+@pytest.mark.parametrize("name", ["t.json", "t.model"])
+def test_a_tokenizer_is_the_old_or_the_new_one_at_any_time(site, tmp_path, tokenmill, monkeypatch, name):
+    def half(texts, vocab, path, *_):
+        Path(path).write_text("{")
+        assert (tmp_path / name).read_text() == "old"
+        raise FetchError("so far")                                    # any error that a user is told in a line
+
+    (tmp_path / name).write_text("old")
+    for trainer in ("train_bpe", "train_sentencepiece"):
+        monkeypatch.setattr(f"tokenizer.train.{trainer}", half)
+    kind = "bpe" if name.endswith(".json") else "sentencepiece"
+    said = tokenmill("tokenizer", "train", site / "docs", "--kind", kind, "--out", tmp_path / name)
+    assert said.code == 1 and "so far" in said.err
+    assert (tmp_path / name).read_text() == "old" and [p.name for p in tmp_path.iterdir()] == [name]
+
+
 def test_tokenizer_names_the_mistake(site, tmp_path, tokenmill):
     at = ("tokenizer", "train", site / "docs")
     much = ["--kind", "sentencepiece", "--vocab", 90000, "--out", tmp_path / "x.model"]
