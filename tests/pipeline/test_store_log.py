@@ -224,10 +224,11 @@ def test_elsewhere_the_heartbeat_decides(store, monkeypatch):
     monkeypatch.setattr(store_log, "alive", lambda holder: None)
     monkeypatch.setattr(store_log, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(store_log, "SEGMENT_S", 0.1)
-    monkeypatch.setattr(store_log, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(store_log, "PATIENCE_S", 60.0)   # it lives, however long a heartbeat takes on this disk
     first = Log.open(store, run="first")
     with pytest.raises(Held, match="first"):
         Log.open(store)
+    monkeypatch.setattr(store_log, "PATIENCE_S", 1.0)
     first._stop.set()                                    # the process stands still
     first._thread.join()
     began = time.monotonic()
