@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import random
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -101,7 +102,10 @@ def serve():
 
 @pytest.fixture
 def no_token(monkeypatch, tmp_path):
-    """A shell without a token; `auth.use_token` may change it."""
+    """A shell without a token; `auth.use_token` may change it. Servers of this machine may answer late."""
+    for module in ("pipeline.engine.auth", "pipeline.engine.jobs"):
+        if module in sys.modules:
+            monkeypatch.setattr(f"{module}.CONNECT_S", 120.0)
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "TOKENMILL_ADDRESS"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

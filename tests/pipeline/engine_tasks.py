@@ -259,6 +259,8 @@ class Devices:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         start = time.monotonic()
+        if mark := inputs.args.get("mark"):
+            wait_for(mark)
         time.sleep(inputs.args.get("s", 0.15))
         return {"n": inputs.args["n"], "seen": os.environ.get("CUDA_VISIBLE_DEVICES", "all"), "start": start,
                 "end": time.monotonic()}
