@@ -120,7 +120,7 @@ def test_what_slurm_would_not_take_is_refused_before_anything_is_written(tmp_pat
 @linux
 @pytest.mark.slow
 def test_on_two_nodes_it_is_stopped_and_goes_on_as_if_it_had_not_been(host, tmp_path, monkeypatch):  # noqa: F811
-    run = make_run(tmp_path, documents=600, total=15360)
+    run = make_run(tmp_path, documents=1800, total=46_080)       # seconds are left when three steps are seen
     out = host / "out"
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name, text in (("srun", SRUN), ("scancel", SCANCEL)):
@@ -129,7 +129,7 @@ def test_on_two_nodes_it_is_stopped_and_goes_on_as_if_it_had_not_been(host, tmp_
     script_file = host / "train.sbatch"
     assert main(["slurm", str(run), "--out", str(out), "--nodes", "2", "--script", str(script_file)]) == 0
     job, log = start(host, str(script_file), "--device", "cpu", nodes=2), host / "job-train.sbatch-0.log"
-    until(lambda: len(losses(out)) >= 3, 200, job, log)
+    until(lambda: len(losses(out)) >= 3, 600, job, log)
     job.send_signal(signal.SIGUSR1)                       # what --signal=B:USR1@120 sends to the batch shell
     assert ended(job, log) != 0 and "back into the queue" in log.read_text(), log.read_text()[-5000:]
     assert (host / "scontrol.log").read_text().startswith("requeue ")
