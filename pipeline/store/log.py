@@ -21,7 +21,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -328,16 +328,16 @@ class Log(LogView):
         if self.store.local is not None:
             garbage += leftovers(self.store.local, self.store.local / _heartbeat_name(self.epoch))
 
-        def still_ours() -> Iterator[str]:
-            # looking took its time, and so does removing: lists may be those of the driver after us by now
-            for n, path in enumerate([*garbage, *beats]):
+        def still_ours(names: Iterable[str]) -> Iterator[str]:
+            # looking took its time, and so does removing: lists and folders may be those of the driver after us by now
+            for n, name in enumerate(names):
                 if n % VERIFY_REMOVALS == 0:
                     self.verify()
-                yield path
+                yield name
 
-        self.store.remove_all(still_ours())
+        self.store.remove_all(still_ours([*garbage, *beats]))
         emptied = 0
-        for key in folders if self.store.local is not None else ():
+        for key in still_ours(folders if self.store.local is not None else ()):
             with contextlib.suppress(OSError):                # in use
                 os.rmdir(self.store.local / "objects" / key)
                 emptied += 1

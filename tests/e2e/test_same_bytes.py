@@ -98,7 +98,7 @@ def test_another_partition_size(site, expected, tmp_path, size):
 
 def command(*args: str, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *args], cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True,
-                          timeout=3600)
+                          timeout=1800)
 
 
 @pytest.mark.parametrize("env", [{"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "2"}, {"PYTHONHASHSEED": "0"}])

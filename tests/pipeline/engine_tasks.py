@@ -127,8 +127,12 @@ def warm(a: dict[str, Any]) -> None:
 
 
 def wait_for(mark: str | Path) -> None:
-    """Returns when that file is there: whoever makes it says when the time has come, not a clock."""
+    """Returns when that file is there: whoever makes it says when the time has come, not a clock. A mark that nobody
+    makes fails the task; the engine's limit might never end what looks for it all the while."""
+    deadline = time.monotonic() + 600
     while not os.path.exists(mark):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"nobody made {mark}")
         time.sleep(0.01)
 
 

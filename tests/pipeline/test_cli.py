@@ -206,8 +206,9 @@ def test_ctrl_c_says_what_is_kept(site, tmp_path):
                             str(tmp_path / "store"), "--backend", "process", "--workers", "1", "--json"],
                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert '"planned"' in run.stdout.readline()
+    deadline = time.monotonic() + 600
     while not has_child(run.pid):
-        assert run.poll() is None
+        assert run.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=600)

@@ -280,11 +280,11 @@ def test_counters_of_nothing_that_would_be_there_are_there(own):
 def test_a_document_is_not_condemned_for_what_both_thresholds_take_together(own):
     """A little more than half of what it may take, and twice that while verdicts are replayed."""
     def make(store: Store) -> ProcessBackend:
-        return ProcessBackend(store, 1, limits=Limits(cpu_s=1.9))
+        return ProcessBackend(store, 1, limits=Limits(cpu_s=2.0))
 
-    own("store", [40], make, most=50, cpu_s=1.0)
-    found = own("store", [40], make, most=35, cpu_s=1.0)
-    anew = own("anew", [40], most=35, cpu_s=1.0)
+    own("store", [40], make, most=50, cpu_s=1.2)
+    found = own("store", [40], make, most=35, cpu_s=1.2)
+    anew = own("anew", [40], most=35, cpu_s=1.2)
     [record] = anew.values()
     assert record.files["dropped.parquet"].rows == 1
     assert found[record.key].quarantine == [] and found[record.key].counters["quarantined"] == {}

@@ -85,7 +85,7 @@ from pathlib import Path
 from numba.core.caching import IndexDataCacheFile as Files
 from kernels import square
 
-kind, after = float if sys.argv[1] == "fraction" else int, {}
+kind = float if sys.argv[1] == "fraction" else int
 
 def put(name):
     Path(name).touch()

@@ -15,7 +15,7 @@ from pipeline.store.fs import Store
 def test_what_a_client_did_not_live_to_send_is_no_object(s3_server, bucket, framing, sent):
     """Drivers are killed while they write: half a segment of the log would be a damaged one."""
     path = bucket.removeprefix("s3://") + "/x"
-    with socket.create_connection(("127.0.0.1", s3_server.proxy.server_port)) as client:
+    with socket.create_connection(("127.0.0.1", s3_server.proxy.server_port), timeout=300) as client:
         client.sendall(f"PUT /{path} HTTP/1.1\r\nHost: s3\r\n{framing}\r\n\r\n{sent}".encode())
         client.shutdown(socket.SHUT_WR)
         assert client.recv(1) == b"", "it was answered"

@@ -201,7 +201,7 @@ def test_runs_without_a_space_do_not_hold_up_bpe(tmp_path):
             "train_bpe([*corpus(50), open(sys.argv[1], encoding='utf-8').read(), ' ' * 300_000], 400, sys.argv[2])")
     (tmp_path / "genome.txt").write_text("".join(letters), encoding="utf-8")
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "genome.txt"), str(tmp_path / "t.json")], check=True,
-                   cwd=Path(__file__).resolve().parents[2])
+                   timeout=1200, cwd=Path(__file__).resolve().parents[2])
     assert load_tokenizer(tmp_path / "t.json").vocab_size == 400
 
 
