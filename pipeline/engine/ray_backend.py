@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -76,6 +77,15 @@ def _wish() -> None:
     driver, which a standing request (`ray.autoscaler.sdk.request_resources`) would not."""
 
 
+def _end_what_began(error: BaseException) -> None:
+    """Kill the processes of a Ray that did not come up: `ray.shutdown` knows only of one that did."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, ray._private.node.Node):
+            node.kill_all_processes(check_alive=False, wait=True)
+            return
+
+
 class RayBackend:
     """Runs tasks on Ray: on its own on this machine (`address` None), or on the cluster at `address`.
 
@@ -133,6 +143,7 @@ class RayBackend:
                                  **quiet)
                         break
                     except Exception as e:
+                        _end_what_began(e)
                         ray.shutdown()
                         if not left:
                             raise
