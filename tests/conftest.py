@@ -92,9 +92,10 @@ def ray_session():
     with pytest.MonkeyPatch.context() as patch:
         # Ray gives its raylet 30 s to come up, whatever the machine does meanwhile, and there is no setting for that
         patch.setattr("ray._private.node.time", SlowClock)
-        # as it was when this process imported Ray: a command called in it since (`--address`) may have found the user's
-        # token and told Ray's servers, but no longer us
-        patch.setenv("RAY_AUTH_MODE", "token" if authentication_utils.is_token_auth_enabled() else "disabled")
+        # A command called in this process since it imported Ray (`--address`) may have found the user's token and asked
+        # for it: Ray's servers would hear of that, its client not. Without a mode Ray itself tells both.
+        if os.environ.get("RAY_AUTH_MODE") == "token" and not authentication_utils.is_token_auth_enabled():
+            patch.delenv("RAY_AUTH_MODE")
         ray.init(address="local", num_cpus=2, object_store_memory=100 << 20, include_dashboard=False,
                  log_to_driver=False, logging_level="ERROR", _node_ip_address="127.0.0.1", _temp_dir=temp,
                  _memory=8 << 30)
