@@ -30,7 +30,7 @@ TOKENS = [b"<", b">", b"</div>", b"<div>", b"<table><tr><td>", b"</table>", b"<u
           b"colspan=99999 rowspan=9999 ", b"".join(b"<b id=%d>" % i for i in range(300)), b"</p>" * 300, b"<h1>",
           b"<caption>", b"<dd>", b"<blockquote>"]
 REASONS = {None, "not_html", "html_too_deep", "html_too_many_nodes", "no_text"}
-CPU_S, MEMORY = 60.0, 3 << 30
+CPU_S, MEMORY = 4.0, 3 << 30
 PAGES = 300 if settings.default.max_examples <= 100 else 10_000           # hypothesis' profile `fuzz`
 #: the first ones are tried with the fast tests
 FEW = 20

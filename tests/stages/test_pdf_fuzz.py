@@ -25,7 +25,7 @@ TOKENS = [b"/Length 99999999", b"<<", b">>", b"[", b"]", b"endobj", b"stream\n",
 REASONS = {None, "not_pdf", "pdf_too_large", "pdf_encrypted", "pdf_damaged", "pdf_too_many_pages",
            "pdf_too_many_chars", "pdf_no_text"}
 #: memory: what the stage declares, and what interpreter and libraries reserve before any work
-CPU_S, MEMORY = 60.0, (Pdf.memory_mb + 150) << 20
+CPU_S, MEMORY = 10.0, (Pdf.memory_mb + 150) << 20
 FILES = 60 if settings.default.max_examples <= 100 else 2_000              # hypothesis' profile `fuzz`
 
 CODE = """

@@ -90,7 +90,7 @@ def test_hostile_runs_take_linear_time():
                  "a@" + "b." * 500_000, "a@" + "b-" * 500_000, "@b.c" * 250_000):
         begun = time.process_time()
         ours(text, ipv6=True)
-        assert time.process_time() - begun < 60, text[:20]
+        assert time.process_time() - begun < 4, text[:20]
     # in a run longer than any address, what stands right beside an @ is still found
     text = "-" * 5000 + "a@b.org" + "-" * 5000
     assert "a@b.org" not in ours(text)

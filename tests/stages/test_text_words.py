@@ -143,7 +143,7 @@ def test_long_chunks_are_single_words_and_take_linear_time(theirs):
         words_of(text)
         spacy_rules().words(text)
         count_sentences(text)
-        assert time.process_time() - begun < 60, (text[:9], "the square of it takes minutes")
+        assert time.process_time() - begun < 6, text[:9]
 
 
 def test_the_cache_is_bounded_by_what_it_holds(monkeypatch):
