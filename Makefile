@@ -1,7 +1,10 @@
 # Needs Python 3.11 or newer, make, and the package registries on the first call. Everything else lands in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations 15
+# folder of real data: `make slow DATA=FOLDER`. Without it the tests that need real data are skipped
+DATA :=
+export TOKENMILL_TEST_DATA := $(DATA)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 

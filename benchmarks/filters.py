@@ -23,7 +23,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from fineweb_vs_datatrove import ROOT, SHARED, Bench, chained, rows
+from fineweb_vs_datatrove import DATA, ROOT, Bench, chained, rows
 from our_fineweb import NAMES
 
 RULES = NAMES[2:6]
@@ -34,7 +34,7 @@ CHAINS = {"all seven in a row": NAMES, "the four rules in a row": RULES}
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=Path, help="JSON lines of id, url, text; default: what datatrove extracts")
-    parser.add_argument("--input", type=Path, default=SHARED / "bench" / "realweb.warc.gz", help="WARC file")
+    parser.add_argument("--input", type=Path, default=DATA / "bench" / "realweb.warc.gz", help="WARC file")
     parser.add_argument("--work", type=Path, default=ROOT / ".cache" / "fineweb_vs_datatrove", help="scratch folder")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each row of filters and side")
     parser.add_argument("--limit", type=int, help="only so many texts")

@@ -15,10 +15,10 @@ Cost: the whole chain from WARC to files, one worker each, on the file F and on 
 word of ten is another, never seen one. CPU (user + system, all processes of the side) of the second run minus the
 first, divided by the pages, is the cost of a page; what is left of the first run is start-up. Memory: the largest sum
 of proportional set sizes of the side's processes. Repeated runs: medians.
-Quality of extraction: mean F1 of words against the gold texts that lie beside the file (shared test data only).
+Quality of extraction: mean F1 of words against the gold texts of the folder of real data.
 
 datatrove runs in its own virtual environment (benchmarks/peer-datatrove.txt), built at first use in WORK/peer.
-The default input is shared/data/bench/realweb.warc.gz beside the checkout, when it is there.
+The default input is bench/realweb.warc.gz in the folder of real data: `make bench DATA=FOLDER`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-SHARED = ROOT.parent / "shared" / "data"
+#: folder of real data
+DATA = Path(os.environ.get("TOKENMILL_TEST_DATA") or ROOT / ".cache" / "data")
 FILTERS = ("url", "language", "gopher_repetition", "gopher_quality", "c4", "fineweb")
 _TEXT = re.compile(rb"(<(?:script|style)\b.*?</(?:script|style)>)|>([^<>]+)<", re.DOTALL | re.IGNORECASE)
 _WORD = re.compile(rb"\b[A-Za-z]{3,}\b")
@@ -47,7 +48,7 @@ _WORD = re.compile(rb"\b[A-Za-z]{3,}\b")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--input", type=Path, default=SHARED / "bench" / "realweb.warc.gz", help="WARC file")
+    parser.add_argument("--input", type=Path, default=DATA / "bench" / "realweb.warc.gz", help="WARC file")
     parser.add_argument("--work", type=Path, default=ROOT / ".cache" / "fineweb_vs_datatrove", help="scratch folder")
     parser.add_argument("--engines", nargs="+", default=["trafilatura", "trafilatura-fast", "resiliparse", "mill"],
                         help="extraction on our side; trafilatura favours precision, as datatrove's does")
@@ -165,7 +166,7 @@ class Bench:
     # -- quality of extraction -----------------------------------------------------------------------------------
     def quality(self, engines: list[str]) -> dict[str, float]:
         gold = {}
-        for path in sorted((SHARED / "html" / "wcxb-dev" / "gold-in-bench").glob("*.json.gz")):
+        for path in sorted((DATA / "html" / "wcxb-dev" / "gold-in-bench").glob("*.json.gz")):
             row = json.loads(gzip.decompress(path.read_bytes()))
             gold[row["url"]] = row["ground_truth"]["main_content"]
         if not gold:

@@ -52,15 +52,37 @@ def pytest_runtest_setup():
     logging.getLogger("tokenmill").setLevel(logging.NOTSET)
 
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+#: folder of real data (`make test DATA=FOLDER`); without it the tests that need real data are skipped
+DATA = Path(os.environ["TOKENMILL_TEST_DATA"]).resolve() if os.environ.get("TOKENMILL_TEST_DATA") else None
+
+
+def pytest_configure(config):
+    """A mistyped folder is an error: it would skip every test that needs real data."""
+    if DATA is not None and not DATA.is_dir():
+        raise pytest.UsageError(f"DATA={DATA}: no such folder")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    """Keeps the exit status beside the tests that failed: `.ci/repeat.py` repeats those of a complete run only."""
+    cache = getattr(session.config, "cache", None)
+    if cache is not None and not hasattr(session.config, "workerinput"):
+        cache.set("ci/exitstatus", int(exitstatus))
 
 
 def shared_data(*parts: str) -> Path:
-    """Path below the shared test data; the test is skipped, visibly, where it is absent."""
-    path = SHARED.joinpath(*parts)
+    """Path below the folder of real data; the test is skipped, visibly, where it is absent."""
+    if DATA is None:
+        pytest.skip(f"needs real data, make test DATA=FOLDER: {'/'.join(parts)}")
+    path = DATA.joinpath(*parts)
     if not path.exists():
-        pytest.skip(f"test data not at hand: shared/data/{'/'.join(parts)}")
+        pytest.skip(f"not in the folder of real data: {'/'.join(parts)}")
     return path
+
+
+def real_files(pattern: str, *parts: str) -> list[Path]:
+    """Files below the folder of real data, sorted; none without it. For tests that real files only add to."""
+    return sorted(DATA.joinpath(*parts).rglob(pattern)) if DATA is not None else []
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
 import shutil
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -114,22 +116,43 @@ def test_lists_count_by_content_and_missing_ones_are_said(lists, tmp_path, monke
 
 
 # -- paragraphs -----------------------------------------------------------------------------------------------------
-def test_paragraphs_equal_datatrove_on_real_texts():
+LINE = "A wall of old brick runs along the foot of the hill, "
+
+
+def test_paragraphs_equal_datatrove():
     from datatrove.data import Document as Theirs
     from datatrove.pipeline.filters import C4ParagraphFilter
 
-    block, stage, verdicts = C4ParagraphFilter(), C4Paragraphs(), set()
-    for text in ["", "a", *random_texts(60, seed=4), *real_texts(150)]:
+    def page(*lengths: int) -> str:
+        return "\n".join((LINE * 9)[:length] for length in lengths)
+
+    near = [page(*lengths) for lengths in itertools.product((0, 199, 200, 201), repeat=4)]
+    block, stage, verdicts = C4ParagraphFilter(), C4Paragraphs(), Counter()
+    for text in ["", "a", page(200, 200), page(300, 200, 250) + "\n", *near, *random_texts(60, seed=4),
+                 *real_texts(150)]:
         doc = Document("id", text)
         reason = stage.process(doc)
         assert (reason is None) == (block.filter(Theirs(text=text, id="id")) is True)
         assert stage.verdict(Document("", signals=doc.signals)) == reason
-        verdicts.add(reason)
-    assert len(verdicts) == 2
+        verdicts[reason] += 1
+    assert verdicts["too_few_paragraphs"] > 100 and verdicts[None] > 60
 
 
 # -- MADLAD-400 -----------------------------------------------------------------------------------------------------
 SENTENCE = "The old wall stands there still. "
+#: sentences that hold one of the cursed strings, end in one or have a row, and others that nearly do
+CURSED = (*(f"They wrote{text}on the wall" for text in _CURSED), "Home | About us | ", "Look under nr.",
+          "He was born in 1990 г. ", "It weighs 5 кг. ", "and the old men can not eat any hot pie",
+          "they have seen that this will come from over here with more", "a b c d e f g h i j k",
+          "In rows, ab, cd, ef, gh, they stand")
+HARMLESS = ("They own loads of it.", "A volume of nine parts.", "The sextant was old.", "He wrote an mp2 player.",
+            "by the way all of the old men can not", "a b c d e f g h", "A face and a book.",
+            "It stands | for or | else.")
+
+
+def cursed_texts(count: int) -> list[str]:
+    rng = random.Random(8)
+    return ["! ".join(rng.choice((*CURSED, *HARMLESS, SENTENCE)) for _ in range(12)) for _ in range(count)]
 
 
 @pytest.mark.parametrize("rules", [("list_case", "length", "technical", "cursed"), ("length",), ("cursed", "length")])
@@ -152,7 +175,9 @@ def test_madlad_by_a_plain_implementation():
     patterns = [re.compile(p) for p in (*map(re.escape, _CURSED), *_CURSED_END, *_CURSED_ROWS)]
     assert len(patterns) == 32
     stage, hits = Madlad400(), 0
-    for text in [*random_texts(60, seed=7), *real_texts(100)]:
+    assert all(any(p.search(s) for s in CURSED) for p in patterns)
+    assert not any(p.search(s) for p in patterns for s in HARMLESS)
+    for text in [*random_texts(60, seed=7), *cursed_texts(40), *real_texts(100)]:
         sentences = [s for s in re.split(r"[.!?]+\s+", text) if s.strip()]
         doc = Document("id", text)
         stage.process(doc)
@@ -172,7 +197,7 @@ def test_madlad_by_a_plain_implementation():
                 assert stage._list_case(s, "") == lists, s
             bad.append(length or technical / len(s) > 0.2 or cursed or stage._list_case(s, ""))
         assert doc.signals["madlad400_questionable"] == sum(bad) / len(sentences)
-    assert hits > 20
+    assert hits > 100
 
 
 @settings(max_examples=200, deadline=None)

@@ -14,7 +14,7 @@ from functools import cache
 import pytest
 from hypothesis import settings
 
-from tests.conftest import SHARED
+from tests.conftest import real_files
 from tests.stages.fuzzing import Worker, mutate
 from tests.stages.test_html_engines import ARTICLE, synthetic
 from tests.stages.test_html_markup import IMAGE, KATEX, MATHJAX, TEXTS, WIKIPEDIA
@@ -71,8 +71,7 @@ def originals() -> list[bytes]:
     for language, encoding in (("japanese", "shift_jis"), ("russian", "koi8-r"), ("german", "utf-16")):
         text = f"<p>{TEXTS[language] * 4}</p>" * 6
         own.append(f"<html><head><title>x</title></head><body>{text}</body></html>".encode(encoding))
-    folder = SHARED / "html"
-    real = sorted(folder.rglob("*.html.gz")) if folder.exists() else []
+    real = real_files("*.html.gz", "html")
     pages = (gzip.decompress(p.read_bytes()) for p in real if p.stat().st_size < 25_000)
     return own + [page for page in pages if len(page) < 100_000]
 

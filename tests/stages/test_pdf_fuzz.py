@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from stages.extract.pdf import Pdf
-from tests.conftest import SHARED
+from tests.conftest import real_files
 from tests.stages.fuzzing import Worker, mutate
 from tests.stages.test_extract_pdf import lines, pdf
 
@@ -56,7 +56,7 @@ def originals() -> list[bytes]:
     own = [pdf(lines("A line of text.", "Another one that is longer."), table),
            pdf(*[lines(f"Page {i}.") for i in range(9)]),
            pdf(b"q 0 1 -1 0 300 100 cm\n" + lines("Turned text on a page.") + b"Q\n" + table)]
-    hard = sorted((SHARED / "pdf" / "hard").rglob("*.pdf")) if (SHARED / "pdf" / "hard").exists() else []
+    hard = real_files("*.pdf", "pdf", "hard")
     return own + [p.read_bytes() for p in hard if p.stat().st_size < 100_000]
 
 

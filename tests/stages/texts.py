@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.conftest import SHARED
+from tests.conftest import real_files
 
 PROSE = """The house stood at the end of a long road, and nobody had lived in it for years. Mr. Hill, who owned it,
 didn't care; he'd moved to the U.S. in 1999 (or so they say). "What's to be done with it?" he asked.
@@ -41,12 +41,12 @@ def random_texts(count: int, seed: int = 0) -> list[str]:
 
 
 def real_texts(limit: int = 200) -> list[str]:
-    """Texts of real web documents (shared test data), or none."""
-    path = SHARED / "quality" / "dclm_human_dev.jsonl.gz"
-    if not path.exists():
-        return []
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line)["text"] for line in lines][:limit]
+    """Texts of real web documents, or none (`make test DATA=FOLDER` has them)."""
+    texts = []
+    for path in real_files("dclm_human_dev.jsonl.gz", "quality"):
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            texts += [json.loads(line)["text"] for line in lines]
+    return texts[:limit]
 
 
 def assert_linear(read: Callable[[Any], object], make: Callable[[int], Any], least: int = 1_000, most: float = 40,

@@ -1,0 +1,87 @@
+"""What CI repeats: each failed test once, alone, and nothing of a run that did not come to its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+#: `test_flaky` fails in the first process that runs it
+FLAKY = '''
+import pathlib, pytest
+
+@pytest.mark.xdist_group("one")
+@pytest.mark.parametrize("word", ["é [x]"])
+def test_flaky(word):
+    mark = pathlib.Path("ran")
+    before, _ = mark.exists(), mark.touch()
+    assert before
+'''
+BAD = '''
+import pathlib, pytest
+
+def test_good(): pass
+def test_bad(): assert False
+def test_skipped():
+    mark = pathlib.Path("skips")
+    if mark.exists(): pytest.skip("not here")
+    mark.touch()
+    assert False
+'''
+MANY = '''
+import pytest
+
+@pytest.mark.parametrize("n", range(21))
+def test_one(n): assert False
+'''
+
+
+@pytest.fixture
+def repeat(tmp_path, monkeypatch):
+    """Runs the script on tests in a folder of its own, of which is kept what is kept of this repository's."""
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_sessionfinish\n")
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio")      # they take longer than the tests
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+    def run(*command: str, **tests: str) -> tuple[int, list[str], str]:
+        for name, text in tests.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        done = subprocess.run([sys.executable, ROOT / ".ci" / "repeat.py", tmp_path / "flaky", *command], cwd=tmp_path,
+                              capture_output=True, text=True, check=False)
+        flaky = tmp_path / "flaky"
+        return done.returncode, flaky.read_text().splitlines() if flaky.exists() else [], done.stdout + done.stderr
+
+    return run
+
+
+SUITE = (".venv/bin/python", "-m", "pytest", "-q", "-o", "markers=xdist_group")
+
+
+def test_a_test_that_passes_alone_is_listed_as_flaky(repeat):
+    code, flaky, said = repeat(*SUITE, "-n", "2", "--dist", "loadgroup", test_some=FLAKY)
+    assert (code, flaky) == (0, ["  test_some.py::test_flaky[\\xe9 [x]]"]), said
+    assert "1 failed in" in said and "1 passed in" in said
+
+
+def test_a_test_that_fails_again_fails(repeat):
+    code, flaky, said = repeat(*SUITE, test_some=BAD)
+    assert (code, flaky) == (1, []), said
+    assert "failed again: test_some.py::test_bad\nfailed again: test_some.py::test_skipped\n" in said
+    assert said.count("once more, alone") == 2
+    # as an installation that fails: what failed in the run before is not repeated
+    assert repeat("false")[0] == 2
+
+
+def test_a_run_that_did_not_end_is_not_repeated(repeat):
+    code, flaky, said = repeat(*SUITE, test_other="import nothing_of_this_name\n", test_some=FLAKY)
+    assert (code, flaky) == (2, []) and "nothing is repeated" in said, said
+
+
+def test_many_failures_are_not_repeated(repeat):
+    code, flaky, said = repeat(*SUITE, test_some=MANY)
+    assert (code, flaky) == (1, []) and "21 tests failed" in said and "once more" not in said, said
