@@ -26,13 +26,14 @@ class Only:
         self.inner = inner
 
     def find_spec(self, name, path=None, target=None):
-        return self.inner.find_spec(name, path, target) if name.partition(".")[0] in allowed else None
+        ours = name in ("pipeline", "pipeline.base") or name.startswith("pipeline.base.")
+        return self.inner.find_spec(name, path, target) if ours or name.partition(".")[0] in allowed else None
 
     def __getattr__(self, name):
         return getattr(self.inner, name)
 
 sys.meta_path[:] = [Only(finder) for finder in sys.meta_path]
-for name in ("pydantic", "ray", "datatrove", "trafilatura", "tokenizers", "tensorboard", "pipeline"):
+for name in ("pydantic", "ray", "datatrove", "trafilatura", "tokenizers", "tensorboard", "pipeline.store"):
     try:
         __import__(name)
     except ModuleNotFoundError:

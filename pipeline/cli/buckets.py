@@ -106,8 +106,8 @@ def _columns(paths: Sequence[Path], scores: Sequence[str], by: str | None,
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
+    from pipeline.base.parquet import open_parquet
     from pipeline.recipe.errors import nearest
     from stages.filter.buckets import group_name
 
@@ -116,7 +116,7 @@ def _columns(paths: Sequence[Path], scores: Sequence[str], by: str | None,
     for path in paths:
         with reading(path):
             try:
-                file = pq.ParquetFile(path)
+                file = open_parquet(path)
             except pa.ArrowInvalid as e:
                 raise BadUsage(f"{path} is no Parquet file ({e})") from None
             with file:

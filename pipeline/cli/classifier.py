@@ -350,14 +350,15 @@ def _scorer(model: Path, label: str | None, raw: bool) -> tuple[Stage, str]:
 
 def _write_scores(out: Path, scored: Iterator[tuple[str, float]]) -> None:
     import pyarrow as pa
-    import pyarrow.parquet as pq
+
+    from pipeline.base.parquet import parquet_writer
 
     if out.suffix == ".jsonl":
         with open(out, "w", encoding="utf-8") as f:
             f.writelines(json.dumps({"id": id, "score": value}) + "\n" for id, value in scored)
         return
     schema = pa.schema([("id", pa.string()), ("score", pa.float64())])
-    with pq.ParquetWriter(out, schema, compression="zstd") as writer:
+    with parquet_writer(out, schema) as writer:
         while rows := list(islice(scored, _ROWS)):
             writer.write_table(pa.table({"id": [r[0] for r in rows], "score": [r[1] for r in rows]}, schema))
 

@@ -260,10 +260,12 @@ def _lines(path: str) -> str:
 
 def _table(path: str) -> str:
     import pyarrow as pa
-    import pyarrow.parquet as pq
+
+    from pipeline.base.parquet import open_parquet
 
     try:
-        schema = pq.read_schema(path)
+        with open_parquet(path) as file:
+            schema = file.schema_arrow
     except (pa.ArrowException, OSError):
         return "parquet"                                      # its reader says what is wrong
     if set(schema.names) >= {"content", "max_stars_repo_path"}:           # The Stack

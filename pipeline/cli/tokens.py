@@ -242,12 +242,13 @@ def _places(found: ShardSet, id: str) -> list[dict[str, Any]]:
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
+
+    from pipeline.base.parquet import open_parquet
 
     out: list[dict[str, Any]] = []
     for offset, info in zip(found.offsets, found.manifest.shards):
         before = 0
-        with pq.ParquetFile(found.folder / info.table) as f:
+        with open_parquet(found.folder / info.table) as f:
             for batch in f.iter_batches(1 << 16, columns=["id", "end"]):
                 ends = batch.column("end").to_numpy()
                 hits = np.flatnonzero(pc.starts_with(batch.column("id"), id).to_numpy(zero_copy_only=False))

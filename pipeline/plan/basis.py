@@ -22,8 +22,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import parquet_writer
 from pipeline.plan.nodes import DOCUMENTS, ChainStep, Node
 from pipeline.plan.passes import Planner
 from pipeline.recipe.model import Recipe
@@ -51,7 +51,7 @@ def write_basis(store: Store, run: str, planner: Planner, nodes: list[Node], epo
     document = {"version": VERSION, "epoch": epoch, "nodes": redact_json(node_ingredients(planner, nodes))}
     store.write(f"runs/{run}/basis.json", json.dumps(document, indent=1, sort_keys=True).encode())
     out = io.BytesIO()
-    with pq.ParquetWriter(out, INPUTS, compression="zstd") as writer:
+    with parquet_writer(out, INPUTS) as writer:
         for source in planner.sources_used():
             files = iter(planner.source_files(source))
             while some := list(islice(files, ROWS)):               # there may be millions

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import open_parquet, parquet_writer
 from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Scheduler, TaskFailed
 from pipeline.engine.scratch import Scratch
@@ -235,10 +235,10 @@ def _units(name: str, chosen: list[SourceFile], files: list[SourceFile], records
                                f"({record.counters['covered'] / size:.1%}); it stands for the rest")
     (folder / name).mkdir(parents=True)
     paths = [folder / name / f"unit-{u:02d}.sample.parquet" for u in range(UNITS)]
-    writers = [pq.ParquetWriter(p, SCHEMA, compression="zstd") for p in paths]
+    writers = [parquet_writer(p, SCHEMA) for p in paths]
     rows_in = [0] * UNITS
     for record in records:
-        with pq.ParquetFile(store.fetch(record.files["drawn.parquet"].path, str(folder))) as file:
+        with open_parquet(store.fetch(record.files["drawn.parquet"].path, str(folder))) as file:
             for group in range(file.num_row_groups):
                 of_unit: dict[int, list[dict[str, Any]]] = {}
                 for row in file.read_row_group(group).to_pylist():

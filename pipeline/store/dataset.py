@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import parquet_writer
 from pipeline.engine.scratch import Scratch
 from pipeline.engine.task import FileInfo, PartRecord
 from pipeline.store.fs import Store, StoreError, cannot_write, make_folder, swap_folders, sync
@@ -188,7 +188,7 @@ class ManifestWriter:
     """Writes a manifest, a few rows at a time."""
 
     def __init__(self, path: Path) -> None:
-        self._writer = pq.ParquetWriter(path, MANIFEST_SCHEMA, compression="zstd")
+        self._writer = parquet_writer(path, MANIFEST_SCHEMA)
         self._rows: list[dict[str, Any]] = []
 
     def add(self, part: Part) -> None:

@@ -18,6 +18,7 @@ from typing import BinaryIO, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.base.parquet import open_parquet, read_table
 from pipeline.store import disk
 from pipeline.store.cache import fetch
 from pipeline.store.disk import make_folder, swap_folders, sync
@@ -81,18 +82,14 @@ class Store:
 
     @contextlib.contextmanager
     def parquet(self, path: str) -> Iterator[pq.ParquetFile]:
-        """A Parquet file, open. Read it with `use_threads=False`.
-
-        Neither Arrow's reading ahead nor its threads may touch a file that is a Python object: one of them that lets go
-        of a buffer while the interpreter ends wants the lock of an interpreter that is no more, and the process aborts
-        ("terminate called without an active exception") after its work is done: one command in seven on a busy machine.
-        """
-        with self.open(path) as f, pq.ParquetFile(f, pre_buffer=False) as file:
+        """A Parquet file, open (`pipeline.base.parquet`). Read it with `use_threads=False`: a thread of Arrow that
+        drops a buffer of a Python file while the interpreter ends aborts the process."""
+        with self.open(path) as f, open_parquet(f) as file:
             yield file
 
     def table(self, path: str) -> pa.Table:
         """A small Parquet file, whole. FileNotFoundError when there is none."""
-        return pq.ParquetFile(io.BytesIO(self.read(path)), pre_buffer=False).read(use_threads=False)
+        return read_table(io.BytesIO(self.read(path)))
 
     def list(self, prefix: str) -> Iterator[str]:
         """Paths of all files below `prefix`, sorted. Leftovers of writers that died are not files."""

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import open_parquet, parquet_writer
 from stages.document import Document
 
 #: bytes of a row group, uncompressed; the document that does not fit starts the next. A quarter of what contracts §4
@@ -80,8 +80,8 @@ class PartWriter:
         self._bytes = 0
         self._ids: list[pa.Array] = []
         self._digests: list[bytes] = []
-        self._writer = pq.ParquetWriter(
-            path, schema, compression="zstd", compression_level=3, version="2.6", data_page_version="1.0",
+        self._writer = parquet_writer(
+            path, schema, compression_level=3, version="2.6", data_page_version="1.0",
             use_dictionary=["source", "language", "locator.file", "reason", "stage"],
             # no minima and maxima of texts: they would repeat whole documents in the footer
             write_statistics=["id", "source", "language", "date", "reason", "stage", "locator.offset", "locator.record",
@@ -225,7 +225,7 @@ def read_documents(path: str, columns: Iterable[str] | None = None, batch_rows: 
 
     Memory: one row group of the columns asked for. Signals that are null are not in `doc.signals`.
     """
-    with pq.ParquetFile(path, memory_map=True) as file:
+    with open_parquet(path, memory_map=True) as file:
         wanted = [c for c in file.schema_arrow.names if columns is None or c in set(columns)]
         for group in range(file.num_row_groups):
             for batch in file.iter_batches(batch_rows, row_groups=[group], columns=wanted, use_threads=False):

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import parquet_writer
 from pipeline.engine.scratch import Scratch
 from pipeline.store.fs import Store
 
@@ -24,7 +24,7 @@ def write_tasks(store: Store, run: str, nodes: Iterable[tuple[str, Iterable[str]
     """
     with Scratch() as scratch:
         local = os.path.join(scratch.path, "tasks.parquet")
-        with pq.ParquetWriter(local, SCHEMA, compression="zstd") as writer:
+        with parquet_writer(local, SCHEMA) as writer:
             for name, keys in nodes:
                 for some in _chunks(keys):
                     names = pa.DictionaryArray.from_arrays(pa.array([0] * len(some), pa.int32()), [name])

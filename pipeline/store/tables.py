@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import parquet_writer
 from pipeline.redact import redact
 from stages.scrub.pii import scrub_text
 from stages.stage import ProcessDied
@@ -40,7 +40,7 @@ class RowWriter:
 
     def __init__(self, path: str, schema: pa.Schema) -> None:
         self.schema = schema
-        self.writer = pq.ParquetWriter(path, schema, compression="zstd")
+        self.writer = parquet_writer(path, schema)
         self.pending: list[dict[str, Any]] = []
         self.rows = 0
 

@@ -22,8 +22,8 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import read_table
 from pipeline.engine.lists import unfold
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
 from pipeline.recipe.code import import_planned
@@ -149,7 +149,7 @@ class _Run:
     def _part(self, part: dict[str, Any]) -> Iterator[Document | _Removed]:
         removed: dict[int, dict[str, Any]] = {}
         if part.get("removed"):
-            for row in pq.read_table(self.inputs.fetch(part["removed"])).to_pylist():
+            for row in read_table(self.inputs.fetch(part["removed"])).to_pylist():
                 removed[row["row"]] = row
         for row, doc in enumerate(read_documents(self.inputs.fetch(part["text"]))):
             said = removed.get(row)

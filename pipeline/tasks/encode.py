@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import open_parquet, parquet_writer
 from pipeline.engine.lists import unfold
 from pipeline.engine.task import Counters, Cursor, Inputs, Out, content_key
 from pipeline.store.dataset import QUARANTINE, link_committed
@@ -214,7 +214,7 @@ class _PartWriter:
         self.out, self.split = out, split
         self.tokens = self.documents = 0
         self.body = open(out.path(f"{split}.tokens"), "wb")  # noqa: SIM115  closed by `close`
-        self.table = pq.ParquetWriter(out.path(f"{split}.parquet"), PART_TABLE, compression="zstd")
+        self.table = parquet_writer(out.path(f"{split}.parquet"), PART_TABLE)
         self.pending: list[pa.RecordBatch] = []
         self.mask = MaskWriter(lambda: out.path(f"{split}.loss"))
 
@@ -263,7 +263,7 @@ class AssembleShard:
             body = np.memmap(inputs.fetch(piece["tokens"]), dtype, "r")
             loss = np.memmap(inputs.fetch(piece["loss"]), "u1", "r") if "loss" in piece else None
             begin = 0
-            with pq.ParquetFile(inputs.fetch(piece["table"])) as table:
+            with open_parquet(inputs.fetch(piece["table"])) as table:
                 for batch in table.iter_batches(TABLE_BATCH):
                     ends = batch.column("end").to_numpy().astype(np.int64)
                     starts = np.concatenate([[begin], ends[:-1]])

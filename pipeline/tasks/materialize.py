@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import parquet_writer
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
 from pipeline.store.dataset import link_committed
 from pipeline.store.fs import Store
@@ -213,8 +213,7 @@ def _write_parquet(path: str, args: Mapping[str, Any], token: np.dtype, held: Ma
     schema = parquet_schema(token, "loss" in held)
     names = args["streams"]
     step = max(1, BLOCK_BYTES // (width * token.itemsize))
-    with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=["stream"],
-                          write_statistics=["sample"]) as to:
+    with parquet_writer(path, schema, use_dictionary=["stream"], write_statistics=["sample"]) as to:
         for a in range(0, rows, step):
             b = min(a + step, rows)
             ends = [unpack_bounds(row, length) for row in _bits(held["bounds"][a:b])]

@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
-
+from pipeline.base.parquet import open_parquet, read_table
 from pipeline.engine.task import Counters, Inputs, PartRecord
 from pipeline.store.parts import read_documents
 from stages.document import Document
@@ -78,7 +77,7 @@ class Earlier:
     def _open(self, files: dict[str, str], said: Mapping[str, Any], steps: Sequence[Step], sides: Sequence[str],
               until_drop: bool) -> None:
         missing = [name for name in ("kept.parquet", *(f"side.{s}.parquet" for s in sides)) if name not in files]
-        metadata = {} if missing else pq.read_schema(files["kept.parquet"]).metadata or {}
+        metadata = {} if missing else _schema_metadata(files["kept.parquet"])
         if missing or THRESHOLDS not in metadata:
             raise ValueError(f"the earlier parts lack {', '.join(missing) or 'their thresholds'}")
         self.counters: Counters = said["counters"]
@@ -88,14 +87,14 @@ class Earlier:
         self._now, self._until_drop = steps, until_drop
         self._places = {step.name: i for i, step in enumerate(steps)}
         self._sure = not (_ambiguous(steps, self._changed) or _ambiguous(self.steps, self._changed))
-        ids = pq.read_table(files["kept.parquet"], columns=["id"])["id"].to_pylist()
+        ids = read_table(files["kept.parquet"], columns=["id"])["id"].to_pylist()
         self._rows = {id: row for row, id in enumerate(ids)}
         self._kept = enumerate(read_documents(files["kept.parquet"]))
         self._sides = {s: _Rows(files[f"side.{s}.parquet"]) for s in sides}
-        facts = pq.read_table(files["dropped.parquet"], columns=["id", "stage", "reason"]).to_pydict()
+        facts = read_table(files["dropped.parquet"], columns=["id", "stage", "reason"]).to_pydict()
         self._fates = dict(zip(facts["id"], zip(facts["stage"], facts["reason"])))
         self._dropped = read_documents(files["dropped.parquet"])
-        lost = pq.read_table(files["quarantine.parquet"], columns=["id", "reason"]).to_pydict()
+        lost = read_table(files["quarantine.parquet"], columns=["id", "reason"]).to_pydict()
         #: documents that no stage has seen then: they were condemned
         self.skipped = {id for id, why in zip(lost["id"], lost["reason"]) if not why.startswith("error:")}
         self._failed = set(lost["id"]) - self.skipped
@@ -176,7 +175,7 @@ class _Rows:
 
     @staticmethod
     def _read(path: str) -> Iterator[dict[str, Any]]:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             for batch in file.iter_batches(1024):
                 yield from batch.to_pylist()
 
@@ -205,3 +204,8 @@ def _ambiguous(steps: Sequence[Step], changed: Sequence[int]) -> bool:
                     or ("language" in mine and later.stage.sets_language)):
                 return True
     return False
+
+
+def _schema_metadata(path: str) -> dict[bytes, bytes]:
+    with open_parquet(path) as file:
+        return file.schema_arrow.metadata or {}

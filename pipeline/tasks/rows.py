@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import open_parquet
 from stages.document import Document
 from stages.text.language_codes import names
 from stages.text.scripts import CODES
@@ -103,7 +103,7 @@ def rows_of(path: str, where: Where, columns: Sequence[str], batch: int = BATCH)
     if "language" in where.equal and "signals" not in need:
         need |= {"signals.script"}
     first = 0
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         # a batch that crosses row groups would keep all of them in memory
         for group in range(file.num_row_groups):
             for block in file.iter_batches(batch, row_groups=[group], columns=sorted(need)):

@@ -6,8 +6,8 @@ import heapq
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import parquet_writer
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
 from stages.catalog import reader_class
 from stages.read.reader import Slice
@@ -83,7 +83,7 @@ class _Draw:
 
 
 def _write(out: Out, drawn: list[tuple[int, dict[str, Any]]]) -> None:
-    with pq.ParquetWriter(out.path("drawn.parquet"), SCHEMA, compression="zstd") as writer:
+    with parquet_writer(out.path("drawn.parquet"), SCHEMA) as writer:
         rows, size = [], 0
         for n, row in drawn:
             rows.append(row)

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import open_parquet, parquet_writer
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
 from pipeline.tasks.rows import Where, rows_of
 from stages.barrier import Done, PartRef, TaskDraft, Wave
@@ -104,7 +104,7 @@ class PickTexts:
         ids: list[str] = []
         texts: list[str] = []
         held = 0
-        with pq.ParquetWriter(out.path("picked.parquet"), PICKED, compression="zstd") as to:
+        with parquet_writer(out.path("picked.parquet"), PICKED) as to:
             def flush() -> None:
                 nonlocal held
                 to.write_table(pa.table([pa.array(ids, pa.string()), pa.array(texts, pa.large_string())],
@@ -143,7 +143,7 @@ def _chosen(path: str, where: Where, seed: int, last: int) -> tuple[list[str], n
 
 def picked_texts(path: str) -> Iterator[tuple[str, str]]:
     """(id, text) of what PickTexts wrote. Memory: a row group."""
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         for group in range(file.num_row_groups):
             for batch in file.iter_batches(256, row_groups=[group]):
                 yield from zip(batch.column("id").to_pylist(), batch.column("text").to_pylist())

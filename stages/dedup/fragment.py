@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import read_table, write_table
 from stages.barrier import SLICE_SCHEMA, FileRef, PartRef, TaskResult
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def fixed_bytes(column: pa.ChunkedArray) -> tuple[NDArray[np.bool_], NDArray[np.
 
 def read_side(path: str, columns: list[str], rows: NDArray[Any] | None = None) -> pa.Table:
     """Columns of a side table; with `rows` (sorted, unique) only those rows of the part, which must all be there."""
-    table = pq.read_table(path, columns=["row", *columns])
+    table = read_table(path, columns=["row", *columns])
     if rows is None:
         return table
     have = table["row"].to_numpy()
@@ -201,7 +201,7 @@ def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: Any, ver
 def write_slice(out: Any, part: int, table: pa.Table) -> None:
     """Write the slice of the group's `part`-th part. Its content is that of its rows, not of the Parquet bytes."""
     name = f"slice.{part}.parquet"
-    pq.write_table(table, out.path(name), compression="zstd", write_statistics=False)
+    write_table(table, out.path(name), write_statistics=False)
     h = hashlib.sha256()
     for row in table.to_pylist():
         similarity = "" if row["similarity"] is None else row["similarity"].hex()

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import open_parquet
 from stages.dedup.cluster import MEMBER
 from stages.dedup.fragment import (
     VERDICT,
@@ -99,7 +99,7 @@ class Shingles:
 def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
     """Texts of the given rows (ascending) of a part; a row group without any of them is not read."""
     first = done = 0
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         for number in range(file.num_row_groups):
             stop = first + file.metadata.row_group(number).num_rows
             upto = int(np.searchsorted(rows, stop))

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.base.parquet import open_parquet
 from stages.document import BadRecord, Document
 from stages.read.authored import left_out
 from stages.read.code import CodeConfig, examine
@@ -90,7 +91,7 @@ class CodeTable(Parquet):
         if pieces is None or not self.config.repository:
             return pieces
         try:
-            with pq.ParquetFile(local) as file:
+            with open_parquet(local) as file:
                 ends = [self._ends(file, group) for group in range(file.num_row_groups)]
         except (pa.ArrowException, OSError) as e:
             if environment(e):

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.base.parquet import open_parquet
 from stages.document import BadRecord, Document, document_id
 from stages.read.jsonl import make_document
 from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, locator, skipped
@@ -50,7 +51,7 @@ class Parquet(Reader):
         check_file(local, slice.path)
         ordinal, group = slice.ordinal, slice.start
         try:
-            with pq.ParquetFile(local) as file:
+            with open_parquet(local) as file:
                 columns = self._columns(file.schema_arrow, slice.path)
                 stop = file.num_row_groups if slice.stop is None else slice.stop
                 for group in range(slice.start, stop):
@@ -196,7 +197,7 @@ class Parquet(Reader):
         """Pieces of whole row groups; `start` and `stop` count row groups."""
         check_file(local, path)
         try:
-            with pq.ParquetFile(local) as file:
+            with open_parquet(local) as file:
                 sizes = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
                 held = [(g.num_rows, g.total_byte_size) for g in sizes]
         except (pa.ArrowException, OSError) as e:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import open_parquet
 from stages.document import BadRecord, Document, document_id
 from stages.read.conversation import (
     TEMPLATES,
@@ -83,7 +83,7 @@ class Records(Reader):
         check_file(local, slice.path)
         ordinal, group = slice.ordinal, slice.start
         try:
-            with pq.ParquetFile(local) as file:
+            with open_parquet(local) as file:
                 wanted = self._keys()
                 columns = [n for n in file.schema_arrow.names if n in wanted]
                 if missing := [key for key in self.config.keep if key.partition(".")[0] not in columns]:

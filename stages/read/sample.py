@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import open_parquet
 from stages.document import BadRecord, Document
 from stages.read.reader import Reader, Skipped, Slice, bad, check_file, environment
 
@@ -65,7 +65,7 @@ class Sample(Reader):
         check_file(local, slice.path)
         ordinal = slice.ordinal
         try:
-            with pq.ParquetFile(local) as file:
+            with open_parquet(local) as file:
                 for group in range(file.num_row_groups):
                     for batch in file.iter_batches(64, row_groups=[group]):
                         for row in batch.to_pylist():

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from pyarrow import ArrowException, fs
 
+from pipeline.base.parquet import open_parquet
 from tokenizer.shards.layout import ENDS, MANIFEST, TABLE_ROWS, Manifest, ShardError
 
 
@@ -193,7 +194,7 @@ class ShardSet:
         """The document table of a shard. Raises ShardError where it is missing, or damaged as reading shows."""
         path = self.folder / self.manifest.shards[shard].table
         try:
-            with self.filesystem.open_input_file(str(path)) as file, pq.ParquetFile(file) as table:
+            with self.filesystem.open_input_file(str(path)) as file, open_parquet(file) as table:
                 yield table
         except FileNotFoundError as e:
             raise ShardError(f"{path}: missing; publish the shard set again") from e

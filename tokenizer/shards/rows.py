@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import open_parquet
 from tokenizer.shards.layout import ShardError
 
 MAGIC = "tokenmill-rows"
@@ -145,7 +145,7 @@ class RowSet:
 
     def _row_of_parquet(self, i: int, file: RowFile, at: int) -> Row:
         if self._open[0] != i:
-            table = pq.ParquetFile(self.folder / file.files["parquet"])
+            table = open_parquet(self.folder / file.files["parquet"])
             sizes = [table.metadata.row_group(g).num_rows for g in range(table.num_row_groups)]
             self._open = (i, (table, np.cumsum([0, *sizes]), {}))
         table, starts, cache = self._open[1]

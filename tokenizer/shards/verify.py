@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import open_parquet
 from tokenizer.shards.layout import ENDS, TABLE, TABLE_ROWS, ShardError
 from tokenizer.shards.reader import ShardSet
 
@@ -72,7 +72,7 @@ def _table(shards: ShardSet, shard: int, ends: np.ndarray) -> list[str]:
     info = shards.manifest.shards[shard]
     ids = hashlib.sha256()
     at = text_bytes = 0
-    with pq.ParquetFile(shards.folder / info.table) as table:
+    with open_parquet(shards.folder / info.table) as table:
         if table.schema_arrow.names != TABLE.names:
             return [f"{info.table}: columns {table.schema_arrow.names}, expected {TABLE.names}"]
         for batch in table.iter_batches(TABLE_ROWS):

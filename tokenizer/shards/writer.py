@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipeline.base.parquet import parquet_writer
 from tokenizer.shards.layout import ENDS, TABLE, TABLE_ROWS, ShardError, token_dtype
 
 
@@ -64,7 +64,7 @@ class ShardWriter:
         self.tokens = self.documents = self.text_bytes = 0
         self._body: BinaryIO = open(body, "wb")  # noqa: SIM115  closed by `close`
         self._ends: BinaryIO = open(ends, "wb")  # noqa: SIM115
-        self._table = pq.ParquetWriter(table, TABLE, compression="zstd", compression_level=3, write_statistics=True)
+        self._table = parquet_writer(table, TABLE, compression_level=3, write_statistics=True)
         self._rows: list[pa.Table] = []
         self._waiting = 0
         self._hash = {name: hashlib.sha256() for name in ("body", "ends", "ids")}

@@ -131,8 +131,9 @@ def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bo
     if `whole`, signals, meta and some text. Returns what to say when some are not there."""
     import pyarrow as pa
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
     from pyarrow import fs
+
+    from pipeline.base.parquet import read_table
 
     by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for d in wanted:
@@ -142,7 +143,8 @@ def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bo
                    if f.type == fs.FileType.Directory)
     for folder in names if missing else ():
         try:
-            table = pq.read_table(f"{folder}/_manifest.parquet", columns=["part", "key"], filesystem=store)
+            with store.open_input_file(f"{folder}/_manifest.parquet") as source:
+                table = read_table(source, ["part", "key"])
         except FileNotFoundError:
             continue
         table = table.filter(pc.is_in(table["key"], pa.array(sorted(missing), pa.string())))
@@ -161,8 +163,8 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
     """Add what the rows `at` of a part say; whether it is there. A row of another id is not the document: the dataset
     has changed."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
+    from pipeline.base.parquet import open_parquet
     from trainer.config import ConfigError
 
     try:
@@ -170,7 +172,7 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
     except FileNotFoundError:
         return False
     try:
-        file = pq.ParquetFile(source)
+        file = open_parquet(source)
     except pa.ArrowInvalid as error:
         raise ConfigError(f"{part}: damaged ({error}); run the recipe that writes {dataset} again") from None
     with source, file:

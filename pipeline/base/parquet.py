@@ -1,0 +1,47 @@
+"""The one door to Parquet: every file is written with page checksums, and every page that is read is checked.
+
+A flipped bit in a compressed page often decodes to other text without an error. With a checksum a page (CRC-32 of its
+compressed bytes) reading such a page fails instead. Page headers and the footer have no checksum of their own: what has
+a recorded sha256 is compared with it as well, where it is fetched (`pipeline.store.fs.Store.fetch`).
+
+Files of others are read through the same door: what parquet-mr and Spark wrote has checksums, what has none is read as
+it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+#: a path, or an open file (Python's or pyarrow's)
+Source = str | os.PathLike[str] | BinaryIO | pa.NativeFile
+
+
+def open_parquet(source: Source, *, memory_map: bool = False) -> pq.ParquetFile:
+    """An open Parquet file whose pages are checked as they are read; use it as a context manager.
+
+    Arrow does not read ahead: one of its threads that drops a buffer of a Python file while the interpreter ends aborts
+    the process. For the same reason read a Python file with `use_threads=False`.
+    """
+    return pq.ParquetFile(source, memory_map=memory_map, pre_buffer=False, page_checksum_verification=True)
+
+
+def read_table(source: Source, columns: Sequence[str] | None = None) -> pa.Table:
+    """A whole file, or some of its columns, read by the calling thread alone."""
+    with open_parquet(source) as file:
+        return file.read(columns=None if columns is None else list(columns), use_threads=False)
+
+
+def parquet_writer(where: Source, schema: pa.Schema, **options: Any) -> pq.ParquetWriter:
+    """A writer of zstd-compressed pages with checksums; `options` are those of `pyarrow.parquet.ParquetWriter`."""
+    return pq.ParquetWriter(where, schema, write_page_checksum=True, **{"compression": "zstd", **options})
+
+
+def write_table(table: pa.Table, where: Source, *, row_group_size: int | None = None, **options: Any) -> None:
+    """A table as one file, written as by `parquet_writer`."""
+    with parquet_writer(where, table.schema, **options) as writer:
+        writer.write_table(table, row_group_size=row_group_size)
