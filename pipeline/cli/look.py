@@ -141,9 +141,9 @@ def _list_datasets(store: Store, json_lines: bool) -> None:
     import pyarrow.compute as pc
 
     from pipeline.engine.progress import size
-    from pipeline.store.dataset import manifest
+    from pipeline.store.dataset import MANIFEST, manifest
 
-    names = sorted({p.split("/")[1] for p in store.list("datasets") if p.endswith("/_manifest.parquet")})
+    names = sorted({p.split("/")[1] for p in store.list("datasets") if p.endswith("/" + MANIFEST)})
     if not names and not json_lines:
         typer.echo(f"no dataset in {store.root} yet", err=True)
     width = max((len(n) for n in names), default=0)

@@ -1,11 +1,13 @@
 """Published datasets: folders of Parquet parts that anything can read, with a manifest.
 
-    datasets/NAME/part-ORDER-KEY.parquet  _manifest.parquet      kept documents
+    datasets/NAME/part-ORDER-KEY.parquet  .manifest              kept documents
     dropped/NAME/  quarantine/NAME/                              the same for dropped documents and bad records
     quarantine/shards=STREAM/                                    and for what could not be encoded for a token stream
 
-A part is a second name (hard link) of what a task wrote, or a copy made by the object store. The manifest has a row a
-part. On a local disk a folder is built aside and exchanged for the old one in one step, so that at any moment, whatever
+A part is a second name (hard link) of what a task wrote, or a copy made by the object store. The manifest is Parquet,
+too, with a row a part. Its name begins with a dot and has no suffix: pandas, pyarrow, Hugging Face datasets and Spark
+pass over such a name, and a glob over `*.parquet` never meets it, so all of them find nothing but parts in the folder.
+On a local disk a folder is built aside and exchanged for the old one in one step, so that at any moment, whatever
 is killed, a glob over `datasets/NAME/part-*.parquet` counts exactly the rows of the manifest beside it. On object
 storage new parts come first, then the manifest, then old parts go: who reads what the manifest names is always right,
 and a rerun after a crash puts the glob right too.
@@ -36,7 +38,8 @@ from pipeline.engine.task import FileInfo, PartRecord
 from pipeline.store.fs import Store, StoreError, cannot_write, make_folder, swap_folders, sync
 from pipeline.store.parts import DuplicateId, RowDigester
 
-MANIFEST, QUARANTINE = "_manifest.parquet", "quarantine.parquet"
+#: hidden, and no `.parquet`: `datasets.load_dataset` of the folder would take it for a part
+MANIFEST, QUARANTINE = ".manifest", "quarantine.parquet"
 #: no attempt names, no times: equal data has equal manifests
 MANIFEST_SCHEMA = pa.schema([
     ("part", pa.string()),                     # file name in this folder

@@ -144,7 +144,7 @@ def test_funnel(site, report):
 def test_kept_dropped_and_quarantined(site, report, dataset):
     said = report["datasets"][dataset]
     [[docs, size]] = site.sql(f"select count(*), sum(strlen(text)) from {{kept:{dataset}}}")
-    [[parts]] = site.sql(f"select count(*) from '{site.store}/datasets/{dataset}/_manifest.parquet'")
+    [[parts]] = site.sql(f"select count(*) from read_parquet('{site.store}/datasets/{dataset}/.manifest')")
     assert (said["docs"], said["bytes"], said["parts"]) == (docs, size, parts)
     assert said["kept"] == {s: {"docs": n, "bytes": b} for s, n, b in site.sql(
         f"select source, count(*), sum(strlen(text)) from {{kept:{dataset}}} group by all")}
@@ -368,7 +368,7 @@ def test_lineage(site, report):
         contents = [i["content"] for name, i in files if node["kind"] != "pass" or name == "kept.parquet"]
         if node["publishes"]:
             assert sorted(contents) == sorted(r[0] for r in site.sql(
-                f"select content from '{site.store}/datasets/{node['dataset']}/_manifest.parquet'"))
+                f"select content from read_parquet('{site.store}/datasets/{node['dataset']}/.manifest')"))
         assert said["content"] == hashlib.sha256("\n".join(sorted(contents)).encode()).hexdigest()
         [task] = [t for t in report["tasks"] if t["node"] == node["name"]]
         assert (task["kind"], task["tasks"]) == (node["kind"], len(node["keys"]))

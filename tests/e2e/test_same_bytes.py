@@ -134,7 +134,7 @@ def test_killed_at_any_point_and_run_again(site, expected, tmp_path, point, nth)
         for folder in ("datasets", "dropped"):
             at = tmp_path / folder / dataset
             [rows] = duckdb.sql(f"select count(*) from '{at}/part-*.parquet'").fetchall()[0]
-            [said] = duckdb.sql(f"select sum(rows) from '{at}/_manifest.parquet'").fetchall()[0]
+            [said] = duckdb.sql(f"select sum(rows) from read_parquet('{at}/.manifest')").fetchall()[0]
             assert rows == said
     referenced = {i["path"] for p in (tmp_path / "log").glob("0*.json")
                   for r in json.loads(p.read_text())["body"].get("records", ()) for i in r["files"].values()}

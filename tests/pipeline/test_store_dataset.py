@@ -15,15 +15,18 @@ from pathlib import Path
 
 import duckdb
 import fsspec
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engine.task import FileInfo, PartRecord
+from pipeline.plan.inputs import list_source
 from pipeline.store import dataset
 from pipeline.store.dataset import dataset_hash, iter_rows, manifest, publish
 from pipeline.store.fs import Store, StoreError, swap_folders
 from pipeline.store.log import Fenced
 from pipeline.store.parts import DuplicateId, PartWriter, document_schema
+from stages.catalog import reader_class
 from stages.document import Document
 
 ROOT = Path(__file__).parents[2]
@@ -94,18 +97,58 @@ def test_publish_manifest_and_rows(store, tmp_path):
     publish(store, "clean", [*records[1:], part(store, tmp_path, key(9), [77])])
     assert [r["id"] for r in iter_rows(store, "datasets/clean")] == [document(i).id for i in [*range(20, 27), 77]]
     assert sorted(p.split("/")[-1] for p in store.list("datasets/clean")) == \
-        ["_manifest.parquet", *manifest(store, "clean")["part"].to_pylist()]
+        [".manifest", *manifest(store, "clean")["part"].to_pylist()]
     assert manifest(store, "clean", "dropped").num_rows == 0
+
+
+# -- what other libraries find in the folder ---------------------------------------------------------------------------
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A published dataset of 17 rows in three parts, the second of them empty."""
+    store = Store(tmp_path / "test_store")               # `test` is a word that Hugging Face datasets makes a split of
+    publish(store, "clean", [part(store, tmp_path, key(n), range(n * 10, n * 10 + size))
+                             for n, size in enumerate((10, 0, 7))])
+    return store.local / "datasets" / "clean"
+
+
+def test_a_folder_shows_nothing_but_its_parts(folder):
+    """By the rules of the libraries themselves: Hugging Face datasets takes every file but those with a name or a
+    folder that begins with a dot, and `__` folders; pyarrow, and with it pandas, those without a dot or `_`."""
+    shown = [p.relative_to(folder) for p in folder.rglob("*")
+             if not any(name.startswith((".", "__")) for name in p.relative_to(folder).parts)]
+    assert sorted(map(str, shown)) == [f"part-{n:06d}-{key(n)[:12]}.parquet" for n in range(3)]
+    assert ds.dataset(folder).count_rows() == 17
+    [every] = duckdb.connect().execute(f"select count(*) from '{folder}/**/*.parquet'").fetchall()[0]
+    assert every == 17
+    # Hugging Face datasets reads by the rows of the first row group, which must not be zero
+    assert [pq.read_metadata(folder / p).num_row_groups for p in sorted(shown)] == [1, 0, 1]
+    listed = list_source("again", [str(folder)], suffixes=reader_class("parquet").suffixes)
+    assert [f.path for f in listed] == sorted(map(str, shown)), "a folder of ours is a source like any other"
+
+
+def test_pandas_reads_the_folder(folder):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    table = pandas.read_parquet(folder)
+    assert sorted(table["id"]) == sorted(document(i).id for i in [*range(10), *range(20, 27)])
+
+
+def test_hugging_face_datasets_reads_the_folder(folder, tmp_path):
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    found = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
+    assert list(found) == ["train"]
+    ids = [document(i).id for i in [*range(10), *range(20, 27)]]
+    assert found["train"]["id"][:] == ids
+    assert [row["id"] for row in datasets.load_dataset(str(folder), split="train", streaming=True)] == ids
 
 
 def test_equal_data_have_equal_manifests(store, tmp_path):
     records = [part(store, tmp_path, key(n), range(n * 10, n * 10 + 5)) for n in range(3)]
     publish(store, "clean", records)
-    first = store.read("datasets/clean/_manifest.parquet")
+    first = store.read("datasets/clean/.manifest")
     for n, record in enumerate(records):
         record.attempt, record.cpu_s = f"00000007-{n:08d}", 1.5
     publish(store, "clean", records)
-    assert store.read("datasets/clean/_manifest.parquet") == first
+    assert store.read("datasets/clean/.manifest") == first
 
 
 def test_errors(store, tmp_path):
@@ -349,7 +392,7 @@ def test_copying_stops_where_the_store_is_anothers(tmp_path, monkeypatch):
     monkeypatch.setattr(dataset, "VERIFY_PARTS", 2)
     store, verify = Store(f"memory://v{tmp_path.name}-{os.getpid()}"), TakenOver()
     publish(store, "clean", [part(store, tmp_path, key(0), [1])])
-    before = store.read("datasets/clean/_manifest.parquet")
+    before = store.read("datasets/clean/.manifest")
     ours = [part(store, tmp_path, key(n), [n]) for n in range(1, 40)]
 
     def records():
@@ -359,7 +402,7 @@ def test_copying_stops_where_the_store_is_anothers(tmp_path, monkeypatch):
 
     with pytest.raises(Fenced):
         publish(store, "clean", records(), verify=verify)
-    assert store.read("datasets/clean/_manifest.parquet") == before
+    assert store.read("datasets/clean/.manifest") == before
     assert len(list(store.list("datasets/clean"))) <= 4
     fsspec.filesystem("memory").rm(store.root, recursive=True)
 

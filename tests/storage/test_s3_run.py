@@ -109,7 +109,7 @@ def test_killed_on_s3_and_run_again(site, expected, remote_site, tmp_path, point
         for kind in ("datasets", "dropped"):
             named = manifest(at, dataset, kind)["part"].to_pylist()
             there = [p.rpartition("/")[2] for p in at.list(f"{kind}/{dataset}")]
-            assert sorted(there) == sorted([*named, "_manifest.parquet"])
+            assert sorted(there) == sorted([*named, ".manifest"])
 
 
 @pytest.mark.slow

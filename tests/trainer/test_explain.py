@@ -36,7 +36,7 @@ def dataset(store: Path, name: str, keys: tuple[str, ...]) -> None:
             for i in range(DOCUMENTS)]
     pq.write_table(pa.Table.from_pylist(rows), folder / "part-000000.parquet", row_group_size=50)
     pq.write_table(pa.Table.from_pylist([{"part": "part-000000.parquet", "key": keys[0]}]),
-                   folder / "_manifest.parquet")
+                   folder / ".manifest")
 
 
 @pytest.fixture(scope="module")

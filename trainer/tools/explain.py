@@ -143,7 +143,7 @@ def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bo
                    if f.type == fs.FileType.Directory)
     for folder in names if missing else ():
         try:
-            with store.open_input_file(f"{folder}/_manifest.parquet") as source:
+            with store.open_input_file(f"{folder}/.manifest") as source:
                 table = read_table(source, ["part", "key"])
         except FileNotFoundError:
             continue
