@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -15,7 +17,7 @@ from pipeline.driver import TooManyErrors, check_error_rate, drive
 from pipeline.engine.attend import GRACE_S, attending
 from pipeline.engine.lists import writes_to
 from pipeline.engine.progress import Progress
-from pipeline.engine.scheduler import Backend, Scheduler
+from pipeline.engine.scheduler import Backend, Scheduler, TaskFailed
 from pipeline.plan.basis import write_basis
 from pipeline.plan.nodes import Node
 from pipeline.plan.passes import Planner
@@ -30,6 +32,9 @@ from pipeline.store.log import Log
 from pipeline.store.runs import write_tasks
 from pipeline.tasks.encode import publish_shards
 from pipeline.tasks.fit_tokenizer import publish_tokenizer
+
+
+logger = logging.getLogger("tokenmill")
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
     name = run or run_name(recipe)
     backend = make_backend(store)                 # holds nothing before it is started
     log = Log.open(store, run=name, takeover=takeover)
-    state, error = "failed", None
+    state, error, trace = "failed", None, None
     with contextlib.ExitStack() as ending:        # from the last to the first, whatever one raises
         ending.callback(log.close)
         grace_s = GRACE_S if attempt is not None else 0.0      # Ray Jobs waits for it (`engine.jobs`), others may not
@@ -85,7 +90,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
                 backend.emit(name, doc)
 
         progress = Progress(show, snapshot, facts={"run": name, "attempt": attempt})
-        ending.callback(lambda: progress.close(state, error))
+        ending.callback(lambda: progress.close(state, error, trace))
         ending.callback(backend.close)
         try:
             progress.begin()
@@ -97,7 +102,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
             state = "stopped"
             raise
         except Exception as e:
-            error = str(e) or type(e).__name__
+            error, trace = str(e) or type(e).__name__, "".join(traceback.format_exception(e))
             raise
 
 
@@ -139,7 +144,12 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
             check_error_rate(node, result.encoded, max_error_rate)
 
     with attending(store, name, attempt, lambda: scheduler.stop(grace_s=GRACE_S)):
-        results = drive(nodes, scheduler, finished)
+        try:
+            results = drive(nodes, scheduler, finished)
+        except TaskFailed:
+            for said in read_badly:                       # it may be why
+                logger.warning("%s", said)
+            raise
     log.flush()
     log.verify()
     warnings = [*recipe.warnings, *planner.warnings, *read_badly]

@@ -72,6 +72,13 @@ def role_of(config: type[BaseModel], field: str) -> str:
     return extra.get("role", "signal") if isinstance(extra, dict) else "signal"
 
 
+class SettingsError(ValueError):
+    """A setting does not fit the input or the machine. The message says file, key and remedy, and nothing else is
+    shown. `permanent` tells the engine that no other attempt can succeed; errors of other packages have it, too."""
+
+    permanent = True
+
+
 class ProcessDied(Exception):
     """A process that a stage started for a document died of the signal `-returncode`, as subprocess has it. The engine
     takes it as the death of its own worker: two strikes and a probe before the document is condemned, and nobody is

@@ -31,6 +31,8 @@ PROBES = (
 class TokenizerError(ValueError):
     """A tokenizer that cannot be loaded or used; the message names the file and the remedy."""
 
+    permanent = True
+
 
 class Backend(Protocol):
     """What encodes and decodes; ids are below `vocab_size`."""

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -25,11 +26,18 @@ def build() -> typer.Typer:
     app = typer.Typer(name="tokenmill", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                       rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
                       help="From raw web pages, PDFs, code and books to training tokens, and a trainer for them.")
+    app.callback()(settings)
     for module in (runs, cluster, doctor, look, data, classifier, lm, buckets, extract, tokens):
         module.register(app)
     app.command("train", add_help_option=False,
                 context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
     return app
+
+
+def settings(ctx: typer.Context,
+             debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors; may stand anywhere.")] =
+             False) -> None:
+    ctx.obj = debug
 
 
 def train(ctx: typer.Context) -> None:
@@ -44,13 +52,14 @@ def train(ctx: typer.Context) -> None:
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run one command line (without the program's name); returns the exit code. Known errors become one line on stderr,
-    anything else keeps its traceback; no secret gets into either, nor into what is logged meanwhile."""
+    """Run one command line (without the program's name); returns the exit code. Errors become one line on stderr, with
+    --debug after their traceback; no secret gets into either, nor into what is logged meanwhile."""
+    arguments, debug = take_debug(arguments)
     logging.getLogger("tokenmill").addFilter(mask_record)
     if isinstance(sys.stdout, io.TextIOWrapper):                  # what a terminal has no characters for is spelled
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = typer.main.get_command(build()).main(list(arguments), prog_name="tokenmill", standalone_mode=False)
+        code = typer.main.get_command(build()).main(arguments, prog_name="tokenmill", standalone_mode=False)
         sys.stdout.flush()
         if code == STOPPED:
             typer.echo("stopped", err=True)
@@ -69,4 +78,13 @@ def run_command(arguments: Sequence[str]) -> int:
     except Exception as e:
         from pipeline.cli.errors import report_error
 
-        return report_error(e)
+        return report_error(e, debug)
+
+
+def take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """The command line with --debug, which may stand anywhere, where the group of commands looks for it; whether it was
+    there. The trainer has a command line of its own."""
+    end = 0 if list(arguments[:1]) == ["train"] else next((i for i, a in enumerate(arguments) if a == "--"), len(arguments))
+    rest = [a for a in arguments[:end] if a != "--debug"]
+    debug = len(rest) < end
+    return [*(["--debug"] if debug else []), *rest, *arguments[end:]], debug

@@ -20,17 +20,28 @@ class BadUsage(UserError):
     """Arguments that make no sense: exit code 2."""
 
 
-def report_error(e: BaseException) -> int:
-    """Say on stderr what went wrong, secrets masked: a line for what a user can mend, a traceback for anything else.
-    Returns the exit code."""
+def report_error(e: BaseException, debug: bool = False) -> int:
+    """Say on stderr what went wrong, in one line, secrets masked; with `debug` after its traceback and those of the
+    workers. Returns the exit code."""
     from pipeline.cli.show import plain
     from pipeline.redact import redact
 
-    if isinstance(e, (KeyboardInterrupt, SystemExit, *known_errors())):
-        typer.echo(plain(redact(f"error: {e}")), err=True)
-    else:
+    if debug:
         typer.echo(plain(redact("".join(traceback.format_exception(e))).rstrip()), err=True)
+    typer.echo(plain(redact(f"error: {in_words(e)}")), err=True)
     return 2 if isinstance(e, usage_errors()) else 1
+
+
+def in_words(e: BaseException) -> str:
+    """One line about an error."""
+    from pipeline.store.errors import FULL, cannot_write
+
+    if isinstance(e, (KeyboardInterrupt, SystemExit, *known_errors())):
+        return str(e)
+    if isinstance(e, OSError) and e.errno in FULL:
+        return str(cannot_write(e.filename or "a file", e))
+    text = " ".join(f"{type(e).__name__}: {e}".rstrip(": ").split())
+    return f"{text} (unexpected: the same command with --debug shows where it comes from)"
 
 
 def known_errors() -> tuple[type[BaseException], ...]:

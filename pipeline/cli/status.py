@@ -30,8 +30,8 @@ def document(store: Store, found: Standing) -> dict[str, Any]:
             "report": f"{store.root}/{report}" if store.exists(report) else None}
 
 
-def text(store: Store, found: Standing) -> str:
-    """The standing for people, a few lines."""
+def text(store: Store, found: Standing, debug: bool = False) -> str:
+    """The standing for people, a few lines; with `debug` the traceback of what it failed with, too."""
     p, facts = found.progress, found.facts
     head = [found.run, found.state]
     if p.get("seconds"):
@@ -56,7 +56,9 @@ def text(store: Store, found: Standing) -> str:
             row = f"  row {t['row']:,}" if t["row"] >= 0 else ""
             lines.append(f"  {t['node']}  {t['label']}  {clock(t['seconds'])}{row}")
     if found.error:
-        lines += ["error", *(f"  {line}" for line in _without_tracebacks(found.error)[:12])]
+        lines += ["error", *(f"  {line}" for line in found.error.splitlines()[:12])]
+    if debug and p.get("traceback"):
+        lines += ["traceback", *(f"  {line}" for line in p["traceback"].splitlines())]
     report = f"runs/{found.run}/report.html"
     if found.state == "done" and store.exists(report):
         lines.append(f"report: {store.root}/{report}")
@@ -86,22 +88,6 @@ def _progress(p: dict[str, Any], ended: bool) -> list[str]:
         lines += ["  " + "  ".join([row[0].ljust(width[0]), *(c.rjust(w) for c, w in zip(row[1:], width[1:]))]).rstrip()
                   for row in rows]
     return lines
-
-
-def _without_tracebacks(message: str) -> list[str]:
-    """Lines of a message; a traceback in it ends with the line that is not indented any more, which was said before it
-    already. All of it is in the log."""
-    found, inside = [], False
-    for line in message.splitlines():
-        if line.startswith("Traceback (most recent call last)"):
-            inside = True
-        elif inside:
-            inside = line.startswith("  ") and not line.startswith("  attempt ")
-            if line.startswith("  attempt "):
-                found.append(line)
-        else:
-            found.append(line)
-    return found
 
 
 def _first(message: str) -> str:

@@ -69,7 +69,7 @@ def job_of(found: Standing) -> Any:
         return str(e)
 
 
-def status(run: RunArg, store: StoreOpt = "store",
+def status(ctx: typer.Context, run: RunArg, store: StoreOpt = "store",
            watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until it ends.")] =
            False, json_lines: JsonOpt = False) -> None:
     """Show how a run stands.
@@ -89,7 +89,7 @@ def status(run: RunArg, store: StoreOpt = "store",
     shown = None
     while True:
         found = look(at, name)
-        now = json.dumps(document(at, found)) if json_lines else text(at, found)
+        now = json.dumps(document(at, found)) if json_lines else text(at, found, bool(ctx.obj))
         if watch and not json_lines and sys.stdout.isatty():
             typer.echo("\x1b[2J\x1b[H" + now)
         elif now != shown:

@@ -20,8 +20,7 @@ from typing import Any, BinaryIO
 
 from pipeline.engine import limits
 from pipeline.engine.attempt import run_attempt
-from pipeline.engine.faults import MEMORY_EXIT, hinders
-from pipeline.engine.inline import describe
+from pipeline.engine.faults import MEMORY_EXIT, failure
 from pipeline.engine.task import Cursor, TaskSpec
 from pipeline.store.fs import Store
 from stages.stage import ProcessDied
@@ -106,8 +105,7 @@ def _work(message: dict[str, Any], cursor: Cursor, empty: int) -> dict[str, Any]
         print(f"{e}", file=sys.stderr, flush=True)
         limits.die_of(-e.returncode)
     except Exception as e:
-        kind = "environment" if hinders(e) else "exception"
-        return {"failed": describe(e), "kind": kind, "traceback": traceback.format_exc()[-8000:]}
+        return {"failed": failure(e, cursor.read()[0]), "traceback": traceback.format_exc()[-8000:]}
     finally:
         limits.limit_data(None)
     return {"record": record.to_json()}

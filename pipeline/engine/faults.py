@@ -16,10 +16,12 @@ then handed back to the scheduler. So are a full disk and storage that does not 
 from __future__ import annotations
 
 import errno
+import re
 import signal
 from dataclasses import dataclass, field
+from typing import Any
 
-from pipeline.store.errors import FULL, EnvironmentFailure
+from pipeline.store.errors import FULL, EnvironmentFailure, StoreError
 
 #: signals a process brings upon itself by what it executes. Not SIGBUS: it says that a page of a mapped file (a model,
 #: a list) could not be read, because storage is away or a disk full, or that memory itself is broken
@@ -64,6 +66,34 @@ def classify(returncode: int) -> Fault:
 def hinders(error: Exception) -> bool:
     """Whether an error a task raised is, for now, the machine's or the storage's fault and not the task's."""
     return isinstance(error, EnvironmentFailure) or (isinstance(error, OSError) and error.errno in (*FULL, *_AWAY))
+
+
+def permanent(error: Exception) -> bool:
+    """Whether every other attempt would meet the same error: of a class that says so of itself (`SettingsError`, a
+    tokenizer that cannot be loaded, an input that changed). Its message says all there is to say."""
+    return getattr(error, "permanent", False) is True
+
+
+def failure(error: Exception, row: int) -> dict[str, Any]:
+    """What an attempt that raised `error` at `row` tells of it: a "failed" event but for its id and traceback. An error
+    of the operating system has no row: it may pass, so its repetition proves nothing."""
+    if hinders(error):
+        return {"kind": "environment", "message": describe(error)}
+    if permanent(error):
+        return {"kind": "permanent", "message": describe(error)}
+    return {"kind": "exception", "message": describe(error), **({} if isinstance(error, OSError) else {"row": row})}
+
+
+def describe(error: BaseException) -> str:
+    """'Type: message' of an error, for people; the message alone where it says file, key and remedy itself."""
+    if isinstance(error, StoreError) or getattr(error, "permanent", False) is True:
+        return str(error)
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def gist(message: str) -> str:
+    """`message` without its paths. Forty workers that meet a full disk name forty files and say one thing."""
+    return re.sub(r"\S*/\S*", "…", message)
 
 
 #: memory that ran out while nothing but the task itself was at work

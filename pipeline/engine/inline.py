@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.engine.attempt import run_attempt
+from pipeline.engine.faults import failure
 from pipeline.engine.scratch import Scratch
 from pipeline.engine.task import Cursor, Kind, TaskSpec
 from pipeline.store.fs import Store
@@ -56,11 +57,12 @@ class InlineBackend:
             return []
         a = self._queue.popleft()
         spec = TaskSpec.from_json(a["spec"])
+        cursor = Cursor()
         try:
-            record = run_attempt(spec, self.store, a["attempt"], Cursor(), self.scratch,
+            record = run_attempt(spec, self.store, a["attempt"], cursor, self.scratch,
                                  skip={row: {"stage": stage, "reason": reason} for row, stage, reason in a["skip"]})
         except Exception as e:
-            return [{"event": "failed", "id": a["id"], "kind": "exception", "message": describe(e),
+            return [{"event": "failed", "id": a["id"], **failure(e, cursor.read()[0]),
                      "traceback": traceback.format_exc()[-8000:]}]
         finally:
             self.interruptible = False
@@ -75,8 +77,3 @@ class InlineBackend:
         if self._own is not None:
             self._own.close()
             self.scratch = self._own = None
-
-
-def describe(error: BaseException) -> str:
-    """'Type: message' of an error, one line for people."""
-    return f"{type(error).__name__}: {error}".rstrip(": ")

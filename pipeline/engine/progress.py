@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
+from pipeline.engine.faults import gist
 from pipeline.engine.metrics import OUTCOMES, outcomes
 from pipeline.engine.task import PartRecord, TaskSpec
 from pipeline.redact import redact
@@ -26,6 +27,7 @@ from pipeline.store.fs import StoreError
 
 SNAPSHOT_S = 3.0
 PLAIN_S = 20.0          # between two lines where there is no terminal to redraw
+AGAIN_S = 600.0         # until a failure is said again that differs from an earlier one in nothing but paths
 SHOWN = 50              # of what runs, and of what failed, in a snapshot: what runs longest, what failed last
 LONGEST = 1000          # characters of a message in a snapshot
 
@@ -93,8 +95,12 @@ class Progress:
         self._stream = stream or (sys.stdout if mode == "json" else sys.stderr)
         self.nodes: dict[str, _Node] = {}
         self.state, self.slots, self.tasks = "running", 0, []
-        self.facts, self.error = dict(facts or {}), None
-        self.failures: dict[tuple[str, str, str, str], int] = {}     # (node, label, kind, message) → times, latest last
+        self.facts = dict(facts or {})
+        self.error: str | None = None
+        self.traceback: str | None = None
+        #: (node, kind, gist of the message) → its latest label and message, and how often; latest last
+        self.failures: dict[tuple[str, str, str], tuple[str, str, int]] = {}
+        self._told: dict[str, float] = {}                            # gist of a message → when it was said
         self._hung: dict[str, tuple[int, str]] = {}                  # key of a task → row and place it stands at
         self._written = self._said = self._begun = clock()
         self._bars: Bars | None = None
@@ -146,15 +152,24 @@ class Progress:
         self._draw(spec.node)
         self._tick()
 
-    def failed(self, spec: TaskSpec, kind: str, message: str) -> None:
+    def failed(self, spec: TaskSpec, kind: str, message: str, again: bool) -> None:
+        """An attempt failed. `again`: there will be another; otherwise the run ends, and its error says why."""
         self.nodes[spec.node].failed += 1
         message = redact(message)
-        key = (spec.node, spec.label or spec.key, kind, message[:LONGEST])
-        self.failures[key] = self.failures.pop(key, 0) + 1
+        key = (spec.node, kind, gist(message))
+        _, _, times = self.failures.pop(key, ("", "", 0))
+        self.failures[key] = spec.label or spec.key, message[:LONGEST], times + 1
         if len(self.failures) > SHOWN:
             del self.failures[next(iter(self.failures))]
         self._event("failed", node=spec.node, key=spec.key, label=spec.label, kind=kind, message=message)
-        self._say(f"{spec.node}: {spec.label or spec.key}: {message} ({kind}, trying again)")
+        if again:
+            self._say_once(message, f"{spec.node}: {spec.label or spec.key}: {message} ({kind}, trying again)")
+
+    def hindered(self, spec: TaskSpec, message: str) -> None:
+        """A task waits for the environment: for space on a disk, for storage that does not answer."""
+        message = redact(message)
+        self._event("hindered", node=spec.node, key=spec.key, label=spec.label, message=message)
+        self._say_once(message, f"{spec.node}: {spec.label or spec.key}: {message} (waiting, then trying again)")
 
     def repeated(self, spec: TaskSpec) -> None:
         """A task waits for another attempt, because one failed, or was lost or given back by its worker."""
@@ -210,22 +225,24 @@ class Progress:
         spent = max(now - self._begun, 1e-3)
         rate = sum(n.weight_run for n in self.nodes.values()) / spent
         failures = [{"node": node, "label": label, "kind": kind, "message": message, "times": times}
-                    for (node, label, kind, message), times in self.failures.items()]
+                    for (node, kind, _), (label, message, times) in self.failures.items()]
         return {**self.facts, "state": self.state, "seconds": round(now - self._begun, 1), "slots": self.slots,
                 "parts": sum(n.parts for n in self.nodes.values()), "done": sum(n.done for n in self.nodes.values()),
                 "docs": sum(n.docs for n in self.nodes.values()),
                 "docs_per_s": round(sum(n.docs_run for n in self.nodes.values()) / spent, 1),
                 "bytes_left": left, "eta_s": 0 if left == 0 else round(left / rate) if rate else None,
-                "nodes": nodes, "running": self.tasks, "failures": failures, "error": self.error}
+                "nodes": nodes, "running": self.tasks, "failures": failures, "error": self.error,
+                "traceback": self.traceback}
 
     def begin(self) -> None:
         """Write the first snapshot: from now on others see that this run is under way."""
         self._write()
 
-    def close(self, state: str = "done", error: str | None = None) -> None:
+    def close(self, state: str = "done", error: str | None = None, traceback: str | None = None) -> None:
         """`state`: done, failed or stopped, and the `error` it ended with. Writes the last snapshot."""
         self.state, self.tasks = state, []
         self.error = None if error is None else redact(error)[:4 * LONGEST]
+        self.traceback = None if traceback is None else redact(traceback)[-16 * LONGEST:]
         for node in self.nodes.values():
             node.running = 0
         for name in self.nodes:
@@ -235,7 +252,7 @@ class Progress:
         elif self.mode == "rich":
             self._lines()
         self._write()
-        self._event("end", **{k: v for k, v in self.snapshot().items() if k not in ("running", "nodes", "failures")})
+        self._event("end", **{k: v for k, v in self.snapshot().items() if k not in ("running", "nodes", "failures", "traceback")})
 
     def __enter__(self) -> Progress:
         return self
@@ -272,6 +289,13 @@ class Progress:
         if self.mode == "rich":
             console = self._bars.console if self._bars is not None else self._console
             console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _say_once(self, message: str, line: str) -> None:
+        """Say `line` unless the gist of its message was said lately: what one worker meets, all of them meet."""
+        now, key = self._clock(), gist(message)
+        if now - self._told.get(key, -AGAIN_S) >= AGAIN_S:
+            self._told[key] = now
+            self._say(line)
 
     def _lines(self) -> None:
         for name, node in self.nodes.items():

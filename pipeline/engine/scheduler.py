@@ -5,7 +5,9 @@ which is all that ever crosses a process or machine boundary:
 
     assignment  {"id", "spec", "attempt", "skip": [[row, stage, reason], …]}
     event       {"event": "done",      "id", "record"}
-                {"event": "failed",    "id", "kind", "message", "traceback"}   kind: exception | environment
+                {"event": "failed",    "id", "kind", "message", "traceback"}   kind: exception | environment | permanent;
+                                       "row" where the task itself raised: the row it stood at
+                {"event": "hindered",  "id", "message"}                        a full disk, silent storage: it waits
                 {"event": "lost",      "ids", "message"}                       the node died; nobody is to blame
                 {"event": "returned",  "ids", "message"}                       never started, or its node was drained
                 {"event": "hanging",   "id", "row", "stage", "seconds"}        no progress for so long; it goes on
@@ -14,8 +16,10 @@ which is all that ever crosses a process or machine boundary:
 
 A condemnation goes into the log at once: whatever happens to this driver, later attempts at that key skip the row,
 unless the task fails for good: that takes back what was said of its rows, since it may all have been the task's doing.
-An `exception` is the task's own doing and counts against `max_attempts`. `environment` (a killed child, memory
-pressure) and `lost` do not, but both are bounded, so that a task which takes its node down every time ends the run.
+An `exception` is the task's own doing and counts against `max_attempts`; raised twice in a row with the same message at
+the same row it is deterministic and ends the run, and so does a `permanent` one at once (a setting that does not fit).
+`environment` (a killed child, memory pressure) and `lost` do not count there, but both are bounded, so that a task which
+takes its node down every time ends the run.
 `returned` costs nothing at all.
 Only O(slots) assignments exist at a time, however many tasks there are.
 """
@@ -27,10 +31,11 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pipeline.engine.faults import gist
 from pipeline.engine.queue import Batch, Records, TaskQueue
 from pipeline.engine.task import Kind, PartRecord, TaskSpec
 from pipeline.store.log import attempt_name
@@ -96,7 +101,8 @@ class Listener(Protocol):
 
     def planned(self, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> None: ...
     def done(self, spec: TaskSpec, record: PartRecord) -> None: ...
-    def failed(self, spec: TaskSpec, kind: str, message: str) -> None: ...
+    def failed(self, spec: TaskSpec, kind: str, message: str, again: bool) -> None: ...
+    def hindered(self, spec: TaskSpec, message: str) -> None: ...
     def repeated(self, spec: TaskSpec) -> None: ...
     def doubled(self, spec: TaskSpec) -> None: ...
     def condemned(self, spec: TaskSpec, row: int, reason: str) -> None: ...
@@ -114,12 +120,17 @@ class Interrupted(KeyboardInterrupt):
 
 
 class TaskFailed(Exception):
-    """A task failed for good. `reasons` lists every failure of its attempts, in order."""
+    """A task failed for good. `reasons` lists the message of every failed attempt, in order; what the worker printed of
+    it (a traceback, its last words) is a note of the exception."""
 
-    def __init__(self, spec: TaskSpec, reasons: list[str]) -> None:
+    def __init__(self, spec: TaskSpec, reasons: list[str], tracebacks: Sequence[str] = ()) -> None:
         self.spec, self.reasons = spec, reasons
-        listing = "\n".join(f"  attempt {i}: {r}" for i, r in enumerate(reasons, 1))
-        super().__init__(f"{spec.node}: {spec.label or spec.key} failed {len(reasons)} times ({spec.task})\n{listing}")
+        times = f" {len(reasons)} times" if len(reasons) > 1 else ""
+        latest, count = {gist(r): r for r in reasons}, Counter(map(gist, reasons))
+        listing = "; ".join(r if len(latest) == 1 else f"{r} (× {count[g]})" for g, r in latest.items())
+        super().__init__(f"{spec.node}: {spec.label or spec.key} failed{times}: {listing}")
+        for traceback in dict.fromkeys(tracebacks):
+            self.add_note(f"in {spec.task}:\n{traceback}")
 
 
 class CannotRun(TaskFailed):
@@ -127,7 +138,7 @@ class CannotRun(TaskFailed):
 
     def __init__(self, spec: TaskSpec, why: str) -> None:
         super().__init__(spec, [why])
-        self.args = (f"{spec.node}: {spec.label or spec.key} cannot run ({spec.task}): {why}",)
+        self.args = (f"{spec.node}: {spec.label or spec.key} cannot run: {why}",)
 
 
 @dataclass
@@ -141,6 +152,8 @@ class _History:
     """What happened to one key so far."""
 
     reasons: list[str] = field(default_factory=list)
+    tracebacks: list[str] = field(default_factory=list)
+    raised: tuple[str, int] | None = None        # message and row of the latest failure, where the task itself raised
     exceptions: int = 0
     lost: int = 0
 
@@ -260,6 +273,9 @@ class Scheduler:
                 if self.progress:
                     self.progress.hanging(self._flights[event["id"]].spec, event["row"], event["stage"],
                                           event["seconds"])
+            case "hindered" if event["id"] in self._flights:
+                if self.progress:
+                    self.progress.hindered(self._flights[event["id"]].spec, event["message"])
             case "condemned" if event["id"] in self._flights:
                 spec = self._flights[event["id"]].spec
                 self.log.condemn(spec.key, event["row"], event["stage"], event["reason"])
@@ -341,15 +357,21 @@ class Scheduler:
     def _failed(self, spec: TaskSpec, event: dict[str, Any]) -> None:
         """Note a failed attempt, and repeat it; raises TaskFailed when it was the last one."""
         past = self._history[spec.key]
-        past.reasons.append(event["message"] + (f"\n{event['traceback'].rstrip()}" if event.get("traceback") else ""))
+        past.reasons.append(event["message"])
+        if event.get("traceback"):
+            past.tracebacks.append(event["traceback"].rstrip())
+        raised = (event["message"], event["row"]) if "row" in event else None
+        final = event["kind"] == "permanent" or (raised is not None and raised == past.raised)
+        past.raised = raised
         if event["kind"] == "exception":
             past.exceptions += 1
         else:
             past.lost += 1
+        final = final or past.exceptions >= self.max_attempts or past.lost >= MAX_LOST
         if self.progress:
-            self.progress.failed(spec, event["kind"], event["message"])
-        if past.exceptions >= self.max_attempts or past.lost >= MAX_LOST:
-            raise TaskFailed(spec, past.reasons)
+            self.progress.failed(spec, event["kind"], event["message"], not final)
+        if final:
+            raise TaskFailed(spec, past.reasons, past.tracebacks)
         self._repeat(spec)
 
     def _repeat(self, spec: TaskSpec) -> None:

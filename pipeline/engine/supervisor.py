@@ -19,9 +19,19 @@ from itertools import islice
 from typing import Any
 
 from pipeline.engine import limits as measure
-from pipeline.engine.faults import CPU_LIMIT, ENDLESS, MEMORY, PRESSURE, STALLED, Fault, GaveUp, Inquest, classify
+from pipeline.engine.faults import (
+    CPU_LIMIT,
+    ENDLESS,
+    MEMORY,
+    PRESSURE,
+    STALLED,
+    Fault,
+    GaveUp,
+    Inquest,
+    classify,
+    describe,
+)
 from pipeline.engine.fingerprint import fingerprint
-from pipeline.engine.inline import describe
 from pipeline.engine.limits import READING_BYTES, Devices, Limits, visible_gpus
 from pipeline.engine.pools import OWN_MB, share
 from pipeline.engine.process import ChildProcess
@@ -238,10 +248,10 @@ class Supervisor:
     def _answered(self, child: ChildProcess, message: dict[str, Any]) -> None:
         job = child.job
         child.finished()
-        if message.get("kind") == "exception":
-            self._event(job, "failed", kind="exception", message=message["failed"], traceback=message["traceback"])
+        if "failed" in message and message["failed"]["kind"] == "environment":
+            self._hindered(job, message["failed"]["message"], message["traceback"])
         elif "failed" in message:
-            self._hindered(job, message["failed"], message["traceback"])
+            self._event(job, "failed", **message["failed"], traceback=message["traceback"])
         else:
             try:
                 if job.inquest.passed():
@@ -259,6 +269,7 @@ class Supervisor:
         try:
             job.rests = time.monotonic() + job.inquest.hindered(message)
             self._queue.append(job)
+            self._event(job, "hindered", message=message)
         except GaveUp as e:
             self._event(job, "failed", kind=e.kind, message=str(e), traceback=traceback)
 
@@ -373,7 +384,7 @@ class Supervisor:
         self.devices.give_back(self._parts.pop(child))
 
     def _event(self, job: _Job, event: str, **fields: Any) -> None:
-        if event == "failed":                     # secrets of this node: the driver may not know them
+        if event in ("failed", "hindered"):       # secrets of this node: the driver may not know them
             fields = redact_json(fields)
         self._events.append({"event": event, "id": job.assignment["id"], **fields})
 

@@ -172,6 +172,8 @@ def merge_counters(into: Counters, other: Mapping[str, Any], maxima: bool = True
 class ChangedInput(Exception):
     """A file is not what it was when the run was planned."""
 
+    permanent = True
+
 
 def _changed(ref: Mapping[str, Any]) -> ChangedInput:
     return ChangedInput(f"{ref['$file']} (below {ref['root']}) changed since the run was planned; run again")
@@ -218,7 +220,10 @@ class Cursor:
         self.set(-1, -1, -1)
 
     def read(self) -> tuple[int, int, int]:
-        return struct.unpack_from("<qqq", self._buffer, 0)  # type: ignore[return-value]
+        """A writer that is preempted between its three stores leaves the next first row before an older last one: a
+        range of no rows, which no CPU time would be enough for."""
+        first, last, stage = struct.unpack_from("<qqq", self._buffer, 0)
+        return first, max(first, last), stage
 
 
 class Inputs:

@@ -22,7 +22,8 @@ from tokenizer.train import train_bpe, train_sentencepiece
 
 FIT = "pipeline.tasks.fit_tokenizer:FitTokenizer"
 LOAD = "pipeline.tasks.fit_tokenizer:LoadTokenizer"
-NO_DOCUMENT = "tokenizer.train.from: there is no document to train on; the report's funnel says why"
+NO_DOCUMENT = ("tokenizer.train.from: there is no document to train on; see that the sources hold text, and what the "
+               "steps left out (tokenmill inspect DATASET --dropped)")
 
 
 class FitTokenizer:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from pipeline.base.parquet import open_parquet
 from stages.document import Document
+from stages.stage import SettingsError
 from stages.text.language_codes import names
 from stages.text.scripts import CODES
 
@@ -32,7 +33,7 @@ class Where:
         self.equal = {k: [v] if isinstance(v, str) else list(v) for k, v in given.items()}
         self.ranges = {k: (v.get("min"), v.get("max")) for k, v in spec.pop("signals", {}).items()}
         if spec:
-            raise ValueError(f"where: unknown keys {sorted(spec)}; known are source, language, signals")
+            raise SettingsError(f"where: unknown keys {sorted(spec)}; known are source, language, signals")
 
     def speaks(self, language: str | None, script: float | None) -> bool:
         """Whether a document is in a language wanted: by its label, and the number of its script where it is known."""
@@ -56,7 +57,7 @@ class Where:
             signals = batch.column("signals")
             if signals.type.get_field_index(name) < 0:
                 known = ", ".join(f.name for f in signals.type)
-                raise ValueError(f"where.signals: the dataset has no signal '{name}'; it has {known}")
+                raise SettingsError(f"where.signals: the dataset has no signal '{name}'; it has {known}")
             value = pc.struct_field(signals, name).to_numpy(zero_copy_only=False).astype(float)
             keep &= ~np.isnan(value)
             keep &= value >= low if low is not None else True

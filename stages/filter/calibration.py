@@ -37,6 +37,8 @@ Knots = list[list[int]]
 class CalibrationError(ValueError):
     """A calibration file that is none, or is another model's; the message says which and what to do."""
 
+    permanent = True
+
 
 class Table:
     """One monotone map of grid integers.

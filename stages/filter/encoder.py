@@ -182,6 +182,8 @@ class Encoder(Stage):
 class _Unfit(ValueError):
     """A model, or a setting, that does not do; `field` is the setting to change."""
 
+    permanent = True
+
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field

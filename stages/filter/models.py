@@ -22,6 +22,8 @@ LOOKED_INTO = 64 << 20
 class MissingModel(FileNotFoundError):
     """A model that has to be fetched first; the message says how."""
 
+    permanent = True
+
 
 def lid176() -> Path:
     """Path of the language model.

@@ -39,6 +39,8 @@ KEPT, WORDS = 128 << 20, 1 << 18
 class UnknownFormat(ValueError):
     """A model this module cannot read; the library can."""
 
+    permanent = True
+
 
 class WordSums:
     """A fastText classifier, asked as `stages.filter.models.FastText` is. Threads may share one.

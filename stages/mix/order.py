@@ -38,6 +38,8 @@ _LOW = np.uint64(0xFFFFFFFF)
 class CurriculumError(ValueError):
     """A curriculum that cannot be read or carried out; the message names the key and the remedy."""
 
+    permanent = True
+
 
 # -- permutation -------------------------------------------------------------------------------------------------
 def round_keys(key: str, rounds: int = ROUNDS) -> np.ndarray:

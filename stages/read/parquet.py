@@ -14,7 +14,7 @@ from pipeline.base.parquet import open_parquet
 from stages.document import BadRecord, Document, document_id
 from stages.read.jsonl import make_document
 from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, locator, skipped
-from stages.stage import StageConfig, signal
+from stages.stage import SettingsError, StageConfig, signal
 
 #: rows turned into documents at a time, and bytes they may have: by the mean row, and if each were the largest entry
 #: of a dictionary (one page of text that a million rows name takes a few bytes in the file)
@@ -75,14 +75,14 @@ class Parquet(Reader):
         names = schema.names
         for column in (self.config.text, *self.config.keep):
             if column not in names:
-                raise ValueError(f"{path}: no column '{column}'; it has {', '.join(names)}. "
+                raise SettingsError(f"{path}: no column '{column}'; it has {', '.join(names)}. "
                                  "Say which holds the text with `text:`, and mend `keep:`")
         kind = schema.field(self.config.text).type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
                 or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-            raise ValueError(f"{path}: column '{self.config.text}' is {kind}, not text; name another with `text:`")
+            raise SettingsError(f"{path}: column '{self.config.text}' is {kind}, not text; name another with `text:`")
         wanted = {self.config.text, self.config.id, self.config.url, self.config.date, self.config.language,
                   *self.config.keep}
         return [n for n in names if n in wanted]

@@ -33,7 +33,7 @@ from stages.read.conversation import (
 from stages.read.jsonl import Jsonl, clean, make_document
 from stages.read.parquet import Parquet, per_batch
 from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, skipped
-from stages.stage import StageConfig, signal
+from stages.stage import SettingsError, StageConfig, signal
 
 #: keys of what is no text (in lines and arrays; of tables they are not read)
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
@@ -87,8 +87,8 @@ class Records(Reader):
                 wanted = self._keys()
                 columns = [n for n in file.schema_arrow.names if n in wanted]
                 if missing := [key for key in self.config.keep if key.partition(".")[0] not in columns]:
-                    raise ValueError(f"{slice.path}: no column '{missing[0]}'; it has "
-                                     f"{', '.join(file.schema_arrow.names)}. Mend `keep:`")
+                    raise SettingsError(f"{slice.path}: no column '{missing[0]}'; it has "
+                                        f"{', '.join(file.schema_arrow.names)}. Mend `keep:`")
                 stop = file.num_row_groups if slice.stop is None else slice.stop
                 for group in range(slice.start, stop):
                     info, seen = file.metadata.row_group(group), ordinal

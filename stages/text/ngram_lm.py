@@ -50,6 +50,8 @@ _ALIGN = 64
 class BadModel(ValueError):
     """The file is no model, or a damaged one; the message names it and says what to do."""
 
+    permanent = True
+
 
 # -- hashing and tables ------------------------------------------------------------------------------------------------
 @njit(cache=True, nogil=True)

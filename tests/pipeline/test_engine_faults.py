@@ -7,8 +7,21 @@ import signal
 
 import pytest
 
-from pipeline.engine.faults import CPU_LIMIT, ENDLESS, MEMORY, PRESSURE, STALLED, GaveUp, Inquest, classify, hinders
+from pipeline.engine.faults import (
+    CPU_LIMIT,
+    ENDLESS,
+    MEMORY,
+    PRESSURE,
+    STALLED,
+    GaveUp,
+    Inquest,
+    classify,
+    failure,
+    hinders,
+)
+from pipeline.engine.task import Cursor
 from pipeline.store.errors import EnvironmentFailure, StoreError
+from stages.stage import SettingsError
 
 SEGV = classify(-signal.SIGSEGV)
 OUTSIDE = classify(-signal.SIGKILL)
@@ -160,3 +173,20 @@ def test_the_environment_is_given_time_and_then_another_node():
     (ValueError("x"), False)])
 def test_errors_that_are_the_machines(error, verdict):
     assert hinders(error) is verdict
+
+
+def test_a_cursor_read_while_its_writer_is_preempted_has_rows():
+    """The first of three stores is done: 6309, but the last row is still that of before."""
+    cursor = Cursor()
+    cursor.set(6309, 6308, 0)
+    assert cursor.read() == (6309, 6309, 0)
+    assert Inquest().died(CPU_LIMIT, cursor.read()) is None, "a suspect to be probed, not a row that was to be skipped"
+
+
+@pytest.mark.parametrize(("error", "told"), [
+    (SettingsError("a: no column 'text'"), {"kind": "permanent", "message": "a: no column 'text'"}),
+    (EnvironmentFailure("the disk is full"), {"kind": "environment", "message": "the disk is full"}),
+    (KeyError("x"), {"kind": "exception", "message": "KeyError: 'x'", "row": 7}),
+    (OSError("reset"), {"kind": "exception", "message": "OSError: reset"})])
+def test_what_an_attempt_that_raised_tells(error, told):
+    assert failure(error, 7) == told

@@ -95,9 +95,45 @@ def test_a_task_that_always_raises_ends_the_run_with_its_message(backend):
     log = t.MemoryLog()
     with pytest.raises(TaskFailed, match="no such thing as bread") as caught:
         Scheduler(backend, log, max_attempts=3).run([t.spec(t.Fails, what="bread", weight=5), *t.row_specs(parts=3)])
-    assert len(caught.value.reasons) == 3
-    assert "Traceback" in caught.value.reasons[0]
+    assert caught.value.reasons == ["ValueError: no such thing as bread"] * 2      # the second time it is no accident
+    assert str(caught.value) == "t: t 0 failed 2 times: ValueError: no such thing as bread"
+    assert "Traceback" in caught.value.__notes__[0]
     assert log.flushed == len(log.appended)
+
+
+RAISED = {"event": "failed", "kind": "exception", "traceback": "Traceback …"}
+
+
+@pytest.mark.parametrize(("answers", "tried"), [
+    ([{**RAISED, "kind": "permanent", "message": "no column 'text'"}], 1),
+    ([{**RAISED, "message": "KeyError: 'x'", "row": 3}] * 2, 2),
+    ([{**RAISED, "message": "KeyError: 'x'", "row": 3}, {**RAISED, "message": "KeyError: 'x'", "row": 4}] * 2, 4),
+    ([{**RAISED, "message": "KeyError: 'x'", "row": 3}, {**RAISED, "message": "KeyError: 'y'", "row": 3}] * 2, 4),
+    ([{**RAISED, "message": "OSError: reset"}] * 4, 4)])            # without a row: of the system, or of a child
+def test_what_can_only_fail_again_is_not_tried_again(answers, tried):
+    specs = t.row_specs(parts=1)
+    b = Scripted({specs[0].key: [[a] for a in answers]})
+    with pytest.raises(TaskFailed) as caught:
+        Scheduler(b, t.MemoryLog(), max_attempts=4).run(specs)
+    assert len(b.taken) == len(caught.value.reasons) == tried
+    assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
+
+
+def test_a_full_disk_is_said_once_however_many_meet_it():
+    """Every worker names its own file; one line says it, and the one that ends the run names the last."""
+    specs, out = t.row_specs(parts=2), io.StringIO()
+    said = [f"cannot write /disk/st/objects/{i:032x}/a.parquet: No space left on device; free some space" for i in
+            range(2 * MAX_LOST)]
+    b = Scripted({s.key: [[{"event": "hindered", "message": said[2 * i + n]},
+                           {**ENVIRONMENT, "message": said[2 * i + n], "traceback": "Traceback …"}]
+                          for i in range(MAX_LOST)] for n, s in enumerate(specs)})
+    progress = Progress("rich", stream=out)
+    with pytest.raises(TaskFailed) as caught:
+        Scheduler(b, t.MemoryLog(), progress).run(specs)
+    assert out.getvalue().count("No space left") == 1 and "waiting, then trying again" in out.getvalue()
+    assert str(caught.value).count("No space left") == 1 and f"failed {MAX_LOST} times" in str(caught.value)
+    [shown] = progress.snapshot()["failures"]
+    assert shown["times"] > MAX_LOST and shown["kind"] == "environment"
 
 
 def test_a_hiccup_is_retried(backend, tmp_path):
@@ -360,7 +396,7 @@ def test_names_of_nodes_are_no_emoji():
     plain, spec = io.StringIO(), replace(t.row_specs(parts=1)[0], node="index:b:x")
     with Progress("rich", stream=plain) as progress:
         progress.planned([spec], {})
-        progress.failed(spec, "exception", "no")
+        progress.failed(spec, "exception", "no", True)
         progress.done(spec, run_record(spec))
     assert "index:b:x: 1/1" in plain.getvalue()
 

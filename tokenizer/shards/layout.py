@@ -45,6 +45,8 @@ ENDS = np.dtype("<u8")
 class ShardError(ValueError):
     """A shard set that is damaged, or not the one that was asked for; the message names file and remedy."""
 
+    permanent = True
+
 
 def token_dtype(vocab_size: int) -> np.dtype:
     """u16 while every id fits, by vocabulary size and never by the data."""
