@@ -2,12 +2,12 @@
 
     python benchmarks/dedup_driver_memory.py [--documents 5000000] [--workers 2] [--rounds] [--scratch DIR]
 
-Makes parts of 100,000 documents with random band keys (no signature is computed: the waves are what is measured), a
-tenth of them near-duplicates of another document: the same text but for one word of forty, and 1 to 14 band keys in
-common. Half of these copy one document in a hundred, so that clusters are large and keys are hot. Runs the waves of
-`minhash` with every task in a worker process, as the engine does, and prints the time of each wave, the removals (which
-are known), and how much the resident set of the driver grew from before the first wave to its peak. Exits 1 when that
-is over 200 MB or a planted near-duplicate is missed.
+Makes two parts or more, of 100,000 documents at most, with random band keys (no signature is computed: the waves are
+what is measured), a tenth of them near-duplicates of another document: the same text but for one word of forty, and 1
+to 14 band keys in common. Half of these copy one document in a hundred, so that clusters are large and keys are hot.
+Runs the waves of `minhash` with every task in a worker process, as the engine does, and prints the time of each wave,
+the removals (which are known), and how much the resident set of the driver grew from before the first wave to its peak.
+Exits 1 when that is over 200 MB or a planted near-duplicate is missed.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ def memory_mb(field: str) -> float:
     raise OSError(f"no {field} in /proc/self/status")
 
 
-def make_part(root: str, number: int, rows: int) -> dict[str, Any]:
+def make_part(root: str, number: int, rows: int, before: int) -> dict[str, Any]:
     """Write text and side table of one part; documents 90 % originals, 10 % near-duplicates of originals of the part
-    before (every part can be made alone: an original is a function of its part and row)."""
+    before, of `before` rows (every part can be made alone: an original is a function of its part and row)."""
     words, bands = originals(number, rows)
     copies = rows // 10
-    if number:
+    if number and copies:
         rng = np.random.default_rng([2, number])
-        before_words, before_bands = originals(number - 1, PART)
-        source = rng.integers(0, PART - PART // 10, copies)
-        source[:copies // 2] = rng.integers(0, PART // 100, copies // 2)
+        before_words, before_bands = originals(number - 1, before)
+        source = rng.integers(0, before - before // 10, copies)
+        source[:copies // 2] = rng.integers(0, max(1, before // 100), copies // 2)
         words[-copies:] = before_words[source]
         words[-copies:, rng.integers(0, WORDS)] = letters(rng, copies, 1)[:, 0]
         shared = np.arange(BANDS)[None, :] < rng.integers(1, BANDS + 1, copies)[:, None]
@@ -109,10 +109,11 @@ def main() -> int:
     if given.rounds:
         cluster.ONE_TASK = 0
     with tempfile.TemporaryDirectory(prefix="dedup-", dir=given.scratch) as root:
-        sizes = [min(PART, given.documents - start) for start in range(0, given.documents, PART)]
+        most = min(PART, (given.documents + 1) // 2)         # the first part holds no near-duplicates
+        sizes = [min(most, given.documents - start) for start in range(0, given.documents, most)]
         began = time.monotonic()
         with processes(given.workers) as pool:
-            refs = list(pool.map(make_part, [root] * len(sizes), range(len(sizes)), sizes))
+            refs = list(pool.map(make_part, [root] * len(sizes), range(len(sizes)), sizes, [most] * len(sizes)))
         parts = [PartRef(f"{n:032x}", "synthetic", 0, rows, ref["kept"]["bytes"], ref["kept"], ref["side"])
                  for n, (rows, ref) in enumerate(zip(sizes, refs))]
         say(f"{given.documents:,} documents in {len(parts)} parts made in {time.monotonic() - began:.0f} s")
@@ -146,8 +147,9 @@ def measure(pool: ProcessPoolExecutor, root: str, parts: list[PartRef]) -> int:
                                   args).to_json())
         records = [PartRecord.from_json(r) for r in pool.map(attempt, specs, [root] * len(specs))]
         done[wave.name] = [TaskResult({n: f.ref() for n, f in r.files.items()}, r.counters) for r in records]
+        counts = counters.setdefault(wave.name, {})             # a wave without tasks counts nothing
         for r in records:
-            merge_counters(counters.setdefault(wave.name, {}), r.counters)
+            merge_counters(counts, r.counters)
         if records:
             say(f"  {wave.name:9s} {len(records):3d} tasks {time.monotonic() - started:6.1f} s, "
                 f"{sum(r.cpu_s for r in records):6.1f} s of CPU, largest {max(r.rss_mb for r in records):5.0f} MB, "
@@ -156,13 +158,14 @@ def measure(pool: ProcessPoolExecutor, root: str, parts: list[PartRef]) -> int:
             todo.pop(0)
     slices = list(barrier.slices(parts, done))
     took, grown = time.monotonic() - began, memory_mb("VmHWM") - before
-    removed = counters["slices"]["removed"]["synthetic"]["minhash"]
+    removed = counters["slices"].get("removed", {}).get("synthetic", {}).get("minhash", 0)
+    clusters, verified = counters["clusters"], counters["verify"]
     planted = sum(p.rows // 10 for p in parts[1:])
     print(json.dumps({
         "documents": documents, "band_records": documents * BANDS, "seconds": round(took, 1),
         "documents_per_s": round(documents / took), "records_per_s": round(documents * BANDS / took),
-        "candidates": counters["clusters"]["candidates"], "clusters": counters["clusters"]["clusters"],
-        "largest_cluster": counters["clusters"]["max_cluster"], "comparisons": counters["verify"]["comparisons"],
+        "candidates": clusters.get("candidates", 0), "clusters": clusters.get("clusters", 0),
+        "largest_cluster": clusters.get("max_cluster", 0), "comparisons": verified.get("comparisons", 0),
         "planted": planted, "removed": removed, "slices": sum(s is not None for s in slices),
         "driver_mb_before": round(before), "driver_mb_grown": round(grown, 1)}, indent=1))
     if removed != planted:

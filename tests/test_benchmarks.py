@@ -14,6 +14,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 @pytest.mark.parametrize(("script", "arguments", "says"), [
     ("driver_memory.py", ["--partitions", "100", "200"], "growth:"),
     ("loader.py", ["--tokens", "2000000", "--shards", "2"], "numpy.memmap"),
+    ("dedup_driver_memory.py", ["--documents", "4000"], '"planted": 200,\n "removed": 200'),
     ("engine_overhead.py", ["--docs", "500", "1000", "--backend", "process", "inline"], "by the engine"),
 ])
 def test_a_benchmark_runs(tmp_path, script, arguments, says):

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 
 #: number of categorical colours the style sheet defines
 COLORS = 10
+#: width of a digit of the axis' type (11 px) in the widest of its fonts, and the room between two labels
+DIGIT, SPACE = 7.2, 8
 
 
 def digits(value: float) -> str:
@@ -86,27 +89,37 @@ def meter(share: float, color: int = 0) -> str:
             f'<rect class="track" width="100%" height="8" rx="2"/>{filled}</svg>')
 
 
-def bars(values: Sequence[tuple[str, int, str]], color: int, *, label: str, every: int = 1) -> str:
-    """Upright bars: (label under it, value, what it says in full); each `every`-th label is written."""
+def bars(values: Sequence[tuple[str, int, str]], color: int, *, label: str) -> str:
+    """Upright bars: (label under it, value, what it says in full); so many labels are written as fit side by side."""
     width, height, gap = 360, 110, 2
     step = (width - 10) / max(1, len(values))
     top = max((v for _, v, _ in values), default=0)
+    written = axis([name for name, _, _ in values], step, width)
     out = []
-    for i, (name, value, said) in enumerate(values):
+    for i, (_, value, said) in enumerate(values):
         tall = max((height - 26) * value / top, 1.5) if value else 0
         if value:
             out.append(f'<rect class="c{color % COLORS}" x="{5 + i * step:.1f}" y="{height - 18 - tall:.1f}" '
                        f'width="{max(step - gap, 1):.1f}" height="{tall:.1f}" rx="1.5">'
                        f"<title>{escape(said)}</title></rect>")
-        if i % every == 0:
-            # a label longer than its bar would stand out of the picture at its edges
-            ends = {0: "start", len(values) - 1: "end"} if step < 7 * len(name) else {}
-            anchor = ends.get(i, "middle")
-            out.append(f'<text class="axis" x="{5 + (i + {"start": 0, "end": 1}.get(anchor, 0.5)) * step:.1f}" '
-                       f'y="{height - 4}" text-anchor="{anchor}">'
-                       f"{escape(name)}</text>")
+    out += [f'<text class="axis" x="{left + room / 2:.1f}" y="{height - 4}" text-anchor="middle">{escape(name)}</text>'
+            for name, left, room in written]
     return (f'<svg class="hist" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">{"".join(out)}'
             f"</svg>")
+
+
+def axis(names: Sequence[str], step: float, width: float) -> list[tuple[str, float, float]]:
+    """(label, left edge, width) of every n-th label, centred under its bar as far as the picture goes. n is the
+    smallest for which no two labels touch."""
+    boxes = []
+    for i, name in enumerate(names):
+        room = DIGIT * len(name)
+        boxes.append((name, min(max(5 + (i + 0.5) * step - room / 2, 0.0), max(width - room, 0.0)), room))
+    for every in range(1, len(boxes)):
+        chosen = boxes[::every]
+        if all(left + room + SPACE <= after for (_, left, room), (_, after, _) in pairwise(chosen)):
+            return chosen
+    return boxes[:1]
 
 
 def lengths(bins: dict[str, int], color: int, *, low: int, high: int, label: str) -> str:
@@ -114,7 +127,7 @@ def lengths(bins: dict[str, int], color: int, *, low: int, high: int, label: str
     values = [(number(2 ** b), bins.get(str(b), 0),
                f"{number(2 ** b)} to {number(2 ** (b + 1))} characters: {plural(bins.get(str(b), 0), 'document')}")
               for b in range(low, high + 1)]
-    return bars(values, color, label=label, every=max(1, len(values) // 5))
+    return bars(values, color, label=label)
 
 
 def similarities(bins: dict[str, int], color: int, *, of: int, label: str) -> str:
@@ -130,4 +143,4 @@ def scores(values: Sequence[tuple[float, float, int]], color: int, *, label: str
     """Documents by score: (from, to, documents) of each bar, in order."""
     named = [(digits(low) if low else "0", docs, f"{digits(low)} to {digits(high)}: {plural(docs, 'document')}")
              for low, high, docs in values]
-    return bars(named, color, label=label, every=max(1, len(named) // 6))
+    return bars(named, color, label=label)

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -110,6 +111,14 @@ def test_hostile_pages_are_only_text(site):
     assert "javascript:alert(&#39;x&#39;)//&#34;&gt;&lt;b onmouseover=alert(3) c=d" in html
     assert "alert(1)" in json.dumps(site.report) and EVIL_URL in [
         s["url"] for d in site.report["datasets"].values() for r in d["reasons"] for s in r["samples"]]
+
+
+def test_reasons_stand_as_inspect_takes_them(site):
+    html = (site.folder / "report.html").read_text()
+    said = site.report["datasets"].values()
+    reasons = {r["reason"] for d in said for r in d["reasons"]} | {name for d in said for name in d["quarantined"]}
+    assert {"lorem_ipsum", "error:ValueError"} <= reasons
+    assert all(f"<code>{escape(reason)}</code>" in html for reason in reasons)
 
 
 def test_names_and_reasons_from_documents_are_escaped(site):

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,30 @@ def test_only_the_row_groups_asked_for_are_read(tmp_path, monkeypatch):
                         lambda self, i, **kw: (read.append(i), original(self, i, **kw))[1])
     assert take(store, info, [5, 0], ["text"])[5]["text"][0] == "f"
     assert groups > 2 and sorted(read) == [0, groups - 1]
+
+
+def label_boxes(drawn: str) -> list[tuple[float, float, str]]:
+    """(left, right, text) of the labels under a chart, in the type of the page: a digit is 7 of 11 px wide."""
+    boxes = []
+    for e in ET.fromstring(drawn).iter("text"):
+        wide, x = 7.0 * len(e.text), float(e.get("x"))
+        left = x - {"start": 0, "middle": wide / 2, "end": wide}[e.get("text-anchor")]
+        boxes.append((left, left + wide, e.text))
+    return boxes
+
+
+@pytest.mark.parametrize("drawn", [
+    *(charts.scores([(2.0 ** (i - low), 2.0 ** (i + 1 - low), i) for i in range(bars)], 0, label="x")
+      for bars in (1, 2, 9, 11, 17, 40) for low in (0, 9, 14)),
+    charts.scores([(i / 8 - 1, (i + 1) / 8 - 1, 3) for i in range(13)], 0, label="x"),
+    *(charts.similarities({str(low): 4, "19": 2}, 0, of=20, label="x") for low in (0, 7, 15, 19)),
+    *(charts.lengths({str(low): 4, "30": 2}, 0, low=low, high=30, label="x") for low in (0, 12, 29))])
+def test_labels_of_charts_stand_side_by_side(drawn):
+    boxes = label_boxes(drawn)
+    assert boxes[0][0] >= -0.5 and boxes[-1][1] <= 360.5, "within the picture"
+    assert all(right + 4 <= left for (_, right, _), (left, _, _) in pairwise(boxes)), boxes
+    bars = len(ET.fromstring(drawn).findall("rect"))
+    assert len(boxes) >= min(bars, 4), "enough of them to read the axis"
 
 
 # -- training --------------------------------------------------------------------------------------------------------
