@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 
 def forward(arguments: Sequence[str]) -> int:
-    """Hand the command line to the trainer; returns its exit code."""
+    """Hand the command line to the trainer; returns its exit code. After `run` the run's report gets a section about
+    the training."""
     try:
         from trainer.__main__ import main
 
-        return main(list(arguments))
+        code = main(list(arguments))
     except ModuleNotFoundError as e:
         if e.name != "torch":
             raise
         print("error: training needs the package 'torch', which is not installed; pip install 'tokenmill[trainer]'",
               file=sys.stderr)
         return 1
+    if code == 0 and arguments[:1] == ["run"] and not {"-h", "--help"} & set(arguments):
+        _report(arguments)
+    return code
+
+
+def _report(arguments: Sequence[str]) -> None:
+    """Write the report anew after `train run`, where it can be: the trainer is installed without the pipeline on GPU
+    nodes, --out puts a training outside its run, and of several ranks one writes."""
+    from trainer.__main__ import parser
+
+    options = parser("run").parse_args(arguments)
+    if options.out or os.environ.get("RANK", "0") != "0":
+        return
+    folder = os.path.abspath(options.run) if os.path.isdir(options.run) else options.run
+    try:
+        written = _add_training(folder, options.store or "store")
+    except ModuleNotFoundError as e:
+        if (e.name or "").partition(".")[0] in ("pipeline", "stages", "tokenizer"):
+            raise
+        return
+    if written and not (options.quiet or options.json):
+        print(f"report: {written}")
+
+
+def _add_training(run: str, store: str) -> str | None:
+    """The report that was written, if any. The training is done, whatever is wrong with the report."""
+    from pipeline.cli.errors import known_errors
+    from pipeline.cli.options import resolve_run
+    from pipeline.report.collect import add_training
+
+    try:
+        at, name = resolve_run(run, store)
+        return f"{at.root}/runs/{name}/report.html" if add_training(at, name) else None
+    except known_errors() as e:
+        print(f"warning: the report has no section about this training: {e}", file=sys.stderr)
+        return None

@@ -22,6 +22,8 @@ from pipeline.store.runs import RunTasks
 
 Get = Callable[[str], PartRecord | None]
 
+#: of report.json
+VERSION = 1
 #: said of runs whose plan does not know `about`: their passes counted less
 OLDER = ("this run was made by an older version of Tokenmill, whose passes did not count scores, personal data, "
          "similarities, pages of PDFs and languages of dropped documents: none is shown; run its recipe again")
@@ -33,16 +35,39 @@ def write_report(store: Store, run: str, get: Get, verify: Callable[[], None] = 
     `get` gives the record of a key: `Log.get`, or `Log.read(store).get` where nothing runs. `verify` (`Log.verify`) is
     asked before anything is written: collecting may take long.
     """
+    document = collect(store, run, get)
+    _write(store, document, latest=True, verify=verify)
+    return document
+
+
+def add_training(store: Store, run: str) -> bool:
+    """Write the report of a run once more, with what the trainer has left in runs/RUN/train.
+
+    All else is taken from report.json: a folder that holds a run without the log and the parts it was made from, as on
+    another cluster, must not lose its figures. Returns False where there is no report of this version or no training.
+    """
+    at, section = f"runs/{run}/report.json", training(store, run)
+    if section is None or not store.exists(at):
+        return False
+    document = json.loads(store.read(at))
+    if document["version"] != VERSION:
+        return False
+    latest = store.exists("report.json") and json.loads(store.read("report.json"))["run"] == run
+    _write(store, {**document, "training": section}, latest=latest)
+    return True
+
+
+def _write(store: Store, document: dict[str, Any], *, latest: bool, verify: Callable[[], None] = lambda: None) -> None:
+    """Write the report into the folder of its run and, of the latest run, into the store's."""
     from pipeline.report.html import render
 
-    document = collect(store, run, get)
     page = render(document).encode()
     data = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False).encode()
     verify()
-    store.write(f"runs/{run}/report.json", data)
-    store.write("report.json", data)
-    store.write(f"runs/{run}/report.html", page)
-    return document
+    store.write(f"runs/{document['run']}/report.json", data)
+    if latest:
+        store.write("report.json", data)
+    store.write(f"runs/{document['run']}/report.html", page)
 
 
 def collect(store: Store, run: str, get: Get) -> dict[str, Any]:
@@ -52,7 +77,7 @@ def collect(store: Store, run: str, get: Get) -> dict[str, Any]:
     tokens = token_counts(store, nodes)
     curriculum = curriculum_of(store, run)
     document = {
-        "version": 1, "run": run, "recipe": plan["recipe"], "about": plan.get("about"),
+        "version": VERSION, "run": run, "recipe": plan["recipe"], "about": plan.get("about"),
         "missing_records": sum(n["tasks"] for n in plan["nodes"]) - sum(n.tasks for n in nodes),
         "names": names(plan, passes, tokens),
         "sources": {name: source_section(name, info, passes) for name, info in plan["sources"].items()},

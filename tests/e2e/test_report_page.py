@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html import escape
@@ -13,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.report.collect import write_report
+from pipeline.cli.training import forward
 from pipeline.report.html import render
-from pipeline.store.fs import Store
-from pipeline.store.log import Log
 from tests.e2e.report_site import EVIL_URL, SECRETS, Site, build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,14 +159,68 @@ def test_numbers_of_the_page(site):
 
 
 # -- training --------------------------------------------------------------------------------------------------------
+def a_training(folder: Path, loss: float):
+    """Stands for the trainer: leaves its summary in the folder of the run."""
+    def main(arguments: list[str]) -> int:
+        (folder / "train").mkdir(exist_ok=True)
+        (folder / "train" / "summary.json").write_text(json.dumps({
+            "parameters": 10, "steps": 3, "tokens": 90, "seconds": 1.5, "train_loss_last": loss, "heldout_loss": loss,
+            "heldout_loss_before": 9.0, "streams": {}}))
+        return 0
+
+    return main
+
+
+@pytest.fixture
+def copied(site, tmp_path) -> Path:
+    """The folder of the run and the store's report without the log and the parts, as copied to another cluster."""
+    shutil.copytree(site.folder, tmp_path / "store" / "runs" / site.run)
+    shutil.copyfile(site.store / "report.json", tmp_path / "store" / "report.json")
+    return tmp_path / "store" / "runs" / site.run
+
+
+def test_train_run_adds_its_section_to_the_report(copied, monkeypatch, capsys):
+    before = json.loads((copied / "report.json").read_text())
+    assert before["training"] is None and "held-out loss" not in (copied / "report.html").read_text()
+    for arguments, loss in (([str(copied)], 4.25), ([copied.name, "--store", str(copied.parents[1]), "--quiet"], 3.75)):
+        monkeypatch.setattr("trainer.__main__.main", a_training(copied, loss))
+        assert forward(["run", *arguments]) == 0
+        after = json.loads((copied / "report.json").read_text())
+        assert after["training"]["heldout_loss"] == loss and {**after, "training": None} == before
+        assert f"<b>{loss:.2f}</b><span>held-out loss" in (copied / "report.html").read_text()
+        assert json.loads((copied.parents[1] / "report.json").read_text()) == after
+    assert capsys.readouterr().out == f"report: {copied}/report.html\n"
+
+
+def test_the_report_stays_as_it_is(copied, monkeypatch):
+    """After a training elsewhere, by another rank, without the pipeline's packages; the store's is of a later run."""
+    before = (copied / "report.json").read_bytes()
+    monkeypatch.setattr("trainer.__main__.main", a_training(copied, 4.25))
+    assert forward(["run", str(copied), "--out", "elsewhere"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setenv("RANK", "1")
+        assert forward(["run", str(copied)]) == 0
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "pipeline.report.html")
+        patch.setitem(sys.modules, "jinja2", None)
+        assert forward(["run", str(copied)]) == 0
+    monkeypatch.setattr("trainer.__main__.main", lambda arguments: 1)
+    assert forward(["run", str(copied)]) == 1
+    assert (copied / "report.json").read_bytes() == before
+    later = json.dumps({"run": "later"}).encode()
+    (copied.parents[1] / "report.json").write_bytes(later)
+    monkeypatch.setattr("trainer.__main__.main", a_training(copied, 4.25))
+    assert forward(["run", str(copied)]) == 0
+    assert (copied / "report.json").read_bytes() != before and (copied.parents[1] / "report.json").read_bytes() == later
+
+
 @pytest.fixture(scope="module")
 def trained(site) -> Site:
-    """A model trained on the run by the trainer itself, the report written anew."""
-    done = subprocess.run([sys.executable, "-m", "trainer", "run", str(site.folder)], cwd=ROOT,
+    """A model trained on the run by `tokenmill train run`, which writes the report anew."""
+    done = subprocess.run([sys.executable, "-m", "pipeline.cli", "train", "run", str(site.folder)], cwd=ROOT,
                           env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    store = Store(str(site.store))
-    write_report(store, site.run, Log.read(store).get)
+    assert done.stdout.endswith(f"report: {site.folder}/report.html\n")
     return site
 
 
