@@ -9,10 +9,10 @@ import sys
 from typing import TextIO
 
 
-def of_a_run() -> argparse.ArgumentParser:
+def of_a_run(optional: bool = False) -> argparse.ArgumentParser:
     """A parent parser for commands about one run: RUN, --store, --out, --set (`options.overrides`)."""
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("run", metavar="RUN",
+    shared.add_argument("run", metavar="RUN", nargs="?" if optional else None,
                         help="folder or URL of the run (STORE/runs/RUN), or its name with --store")
     shared.add_argument("--store", help="the store RUN's shard paths are relative to (default: two folders above RUN)")
     shared.add_argument("--out", help="where checkpoints, metrics and plot go (default: RUN/train)")

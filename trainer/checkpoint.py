@@ -4,7 +4,8 @@
     checkpoints/step_00000120/COMPLETE     created only if absent, when everything is on disk; names the attempt
 
 A folder without COMPLETE does not exist for a reader, so a kill at any point leaves the checkpoint before it. Two
-trainers in one folder: the second to complete a step is refused. COMPLETE names every file with its size and sha256.
+trainers in one folder: the second to complete a step is refused. COMPLETE names every file with its size and sha256;
+`trainer.damage` compares them before anything is loaded.
 
 Written in the background (`async`), the state is first copied to the CPU (pinned, on CUDA), then a thread of each rank
 writes the copy while training goes on; the copy, the files and the commit are those of a synchronous checkpoint. There
@@ -46,6 +47,8 @@ VERSION = 1
 NEVER = Count(0)
 #: folders of checkpoints, and not of the copies somebody may have put beside them
 STEP = "step_" + "[0-9]" * 8
+#: what COMPLETE is called once the checkpoint has turned out to be damaged
+ASIDE = "DAMAGED"
 #: how long a listing over NFS may be an old one (its default is at most 60 s)
 PATIENCE_S = 90
 
@@ -80,11 +83,20 @@ class CheckpointConfig:
 class Checkpoint:
     folder: Path                  # of the attempt that was committed
     meta: dict[str, Any]
-    sha256: dict[str, str] = field(default_factory=dict)     # of its files; {} of one that is older than these
+    files: dict[str, int] = field(default_factory=dict)      # name → bytes
+    sha256: dict[str, str] = field(default_factory=dict)     # name → sum
 
     @property
     def step(self) -> int:
         return self.meta["step"]
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A committed checkpoint that cannot be used. `why` names the file."""
+
+    step: int
+    why: str
 
 
 def put_absent(path: Path, data: bytes) -> bool:
@@ -116,39 +128,67 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
-def complete(folder: Path) -> list[Checkpoint]:
-    """The committed checkpoints of a run, oldest first. Raises CheckpointError for one whose files have gone."""
-    found = []
+def survey(folder: Path) -> tuple[list[Checkpoint], list[Damaged]]:
+    """The committed checkpoints of a run, oldest first, and those that are damaged as far as COMPLETE, meta.json and
+    the sizes of the files show. (`trainer.damage` reads the bytes.)"""
+    sound, damaged = [], []
     for marker in sorted(folder.glob(f"{STEP}/COMPLETE")):
         try:
-            commit = json.loads(marker.read_bytes())
-            attempt = marker.parent / commit["attempt"]
-            for name, size in commit["files"].items():
-                if not (attempt / name).is_file() or (attempt / name).stat().st_size != size:
-                    if not marker.exists():          # it is just being deleted
-                        raise FileNotFoundError
-                    raise CheckpointError(f"{attempt / name}: missing or not {size} bytes though committed; delete "
-                                          f"{marker.parent} to go on from the checkpoint before it")
-            meta = json.loads((attempt / "meta.json").read_bytes())
-            found.append(Checkpoint(attempt, meta, commit.get("sha256", {})))
-        except FileNotFoundError:
+            sound.append(_committed(marker))
+        except FileNotFoundError:            # it is just being deleted
             continue
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{marker.parent}: COMPLETE or meta.json is damaged ({error!r}); delete that folder "
-                                  f"to go on from the checkpoint before it") from None
-    return sorted(found, key=lambda c: c.step)
+        except CheckpointError as error:
+            damaged.append(Damaged(int(marker.parent.name.removeprefix("step_")), str(error)))
+    return sorted(sound, key=lambda c: c.step), damaged
+
+
+def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
+    """(attempt, {file: bytes}, {file: sha256}) of a COMPLETE. Raises CheckpointError when it is damaged."""
+    try:
+        said = json.loads(marker.read_bytes())
+        attempt, files, sums = marker.parent / said["attempt"], said["files"], said["sha256"]
+        if not files.keys() == sums.keys() >= {"meta.json"} or not all(type(n) is int for n in files.values()):
+            raise ValueError("files without size or sum")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{marker}: damaged ({error!r})") from None
+    return attempt, files, sums
+
+
+def _committed(marker: Path) -> Checkpoint:
+    """The checkpoint that a COMPLETE commits. Raises CheckpointError when it is damaged, FileNotFoundError when it is
+    no longer there."""
+    attempt, files, sums = commit(marker)
+    for name, size in files.items():
+        if not (attempt / name).is_file() or (attempt / name).stat().st_size != size:
+            if not marker.exists():
+                raise FileNotFoundError(marker)
+            raise CheckpointError(f"{attempt / name}: missing or not {size} bytes though committed")
+    data = (attempt / "meta.json").read_bytes()
+    if hashlib.sha256(data).hexdigest() != sums["meta.json"]:
+        raise CheckpointError(f"{attempt / 'meta.json'}: sha256 is not what COMPLETE says: damaged or replaced")
+    return Checkpoint(attempt, json.loads(data), files, sums)
+
+
+def complete(folder: Path) -> list[Checkpoint]:
+    """The committed checkpoints of a run, oldest first. Raises CheckpointError for one that is damaged."""
+    sound, damaged = survey(folder)
+    if damaged:
+        raise CheckpointError(f"{damaged[0].why}; restore it from a copy, or delete "
+                              f"{folder / f'step_{damaged[0].step:08d}'} and use another one")
+    return sound
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    found = complete(folder)
-    return found[-1] if found else None
+    """The last of the committed checkpoints that are not damaged as `survey` shows."""
+    sound, _ = survey(folder)
+    return sound[-1] if sound else None
 
 
 def at(folder: Path, step: int) -> Checkpoint | None:
     """The checkpoint of `step` that the first rank has found, None for 0: on every rank the same, or an error."""
     since = time.monotonic()
     while step:
-        found = next((c for c in complete(folder) if c.step == step), None)
+        found = next((c for c in survey(folder)[0] if c.step == step), None)
         if found is not None:
             return found
         if time.monotonic() - since >= PATIENCE_S:
@@ -333,8 +373,8 @@ class Saver:
         files = {name: (job.attempt / name).stat().st_size for name in sorted(names)}
         sums |= {name: sha256(job.attempt / name) for name in files if name not in sums}
         job.size = sum(files.values())
-        commit = {"attempt": job.attempt.name, "files": files, "sha256": sums}
-        if not put_absent(step / "COMPLETE", json.dumps(commit, indent=1).encode()):
+        said = {"attempt": job.attempt.name, "files": files, "sha256": sums}
+        if not put_absent(step / "COMPLETE", json.dumps(said, indent=1).encode()):
             raise CheckpointError(f"{step}: another trainer has completed this step; two runs must not share a folder: "
                                   f"give one of them another --out")
         retain(self.folder, self.config)
@@ -358,19 +398,21 @@ def kept(found: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
 
 
 def retain(folder: Path, config: CheckpointConfig) -> None:
-    """Delete checkpoints that do not stay, and older attempts nobody committed."""
-    found = complete(folder)
+    """Delete checkpoints that do not stay, and older attempts nobody committed. Damaged ones are left alone."""
+    found, damaged = survey(folder)
     stay = kept(found, config)
     for old in found:
         if old.step not in stay:
             (old.folder.parent / "COMPLETE").unlink()      # first it stops to exist, then it goes
-    committed = {c.folder for c in found if c.step in stay}
+    committed, untouched = {c.folder for c in found if c.step in stay}, {d.step for d in damaged}
     for attempt in folder.glob(f"{STEP}/*/"):
-        if attempt not in committed and int(attempt.parent.name.removeprefix("step_")) <= found[-1].step:
+        step = int(attempt.parent.name.removeprefix("step_"))
+        if attempt not in committed and step not in untouched and step <= found[-1].step:
             shutil.rmtree(attempt, ignore_errors=True)     # what cannot go yet (NFS: somebody reads it) goes next time
-    for step in folder.glob(f"{STEP}/"):
-        if not any(step.iterdir()):
-            step.rmdir()
+    for place in folder.glob(f"{STEP}/"):
+        if {p.name for p in place.iterdir()} <= {ASIDE}:
+            (place / ASIDE).unlink(missing_ok=True)
+            place.rmdir()
 
 
 def load(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -7,6 +7,8 @@ with the number of tokens: bodies and document ends are memory maps.
 
 from __future__ import annotations
 
+import bisect
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from stages.mix.curriculum import Curriculum
 from stages.mix.order import Order
+from tokenizer.shards.layout import ENDS, ShardError
 from tokenizer.shards.reader import ShardSet
 from trainer.attention import DocMask, Masking, cumulative_lengths, document_mask
 from trainer.config import ConfigError
@@ -113,12 +116,58 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 
 def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> list[Row]:
-    """The windows of `length` tokens at `places` (index into `sets`, number of the window), for `collate`."""
+    """The windows of `length` tokens at `places` (index into `sets`, number of the window), for `collate`. Raises
+    ShardError for a shard that is short, or holds what cannot be."""
     places = list(places)
     for s, w in places:
         sets[s].ahead(w * length, w * length + length + 1)
-    return [(sets[s].window(w, length), sets[s].bounds(w, length), s,
-             sets[s].counts(w * length + 1, w * length + length + 1)) for s, w in places]
+    for shards, shard in sorted({(s, shard) for s, w in places for shard in touched(sets[s], w * length, length + 1)}):
+        refuse_short(sets[shards], shard)
+    rows: list[Row] = [(sets[s].window(w, length), sets[s].bounds(w, length), s,
+                        sets[s].counts(w * length + 1, w * length + length + 1)) for s, w in places]
+    for (s, w), (tokens, bounds, *_) in zip(places, rows):
+        refuse_unknown(sets[s], w * length, tokens)
+        refuse_unordered(sets[s], w * length, bounds, length)
+    return rows
+
+
+def touched(shards: ShardSet, start: int, count: int) -> range:
+    """Numbers of the shards that hold tokens [start, start + count)."""
+    return range(bisect.bisect_right(shards.offsets, start) - 1, bisect.bisect_left(shards.offsets, start + count))
+
+
+def refuse_short(shards: ShardSet, shard: int) -> None:
+    """Raise ShardError when a file of a shard has been cut since it was mapped: reading it would end the process by
+    SIGBUS, without a word."""
+    info = shards.manifest.shards[shard]
+    for name, size in ((info.body, info.tokens * shards.dtype.itemsize), (info.ends, info.documents * ENDS.itemsize)):
+        path = f"{shards.folder}/{name}"
+        try:
+            there = os.stat(path).st_size
+        except FileNotFoundError:
+            raise ShardError(f"{path}: gone; publish the shard set again") from None
+        if there < size:
+            raise ShardError(f"{path}: {there} bytes, the manifest says {size}: cut; publish the shard set again")
+
+
+def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
+    """Raise ShardError unless all `tokens`, those from `start` on, are of the vocabulary: the embedding would read
+    beyond its end, on a GPU as an assertion that names no data."""
+    if len(tokens) and tokens.max() >= shards.vocab_size:
+        first = int(np.argmax(tokens >= shards.vocab_size))
+        shard = touched(shards, start + first, 1)[0]
+        path, place = shards.folder / shards.manifest.shards[shard].body, start + first - shards.offsets[shard]
+        raise ShardError(f"{path}: token {int(tokens[first]):,} at offset {place:,} (byte "
+                         f"{place * shards.dtype.itemsize:,}), the vocabulary has {shards.vocab_size:,}: damaged; "
+                         f"publish the shard set again")
+
+
+def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: int) -> None:
+    """Raise ShardError unless `bounds` of the window from `start` on increase within it, as ends of documents do."""
+    if len(bounds) and not (bounds[0] >= 1 and bounds[-1] <= length and (bounds[1:] > bounds[:-1]).all()):
+        names = ", ".join(shards.manifest.shards[i].ends for i in touched(shards, start, length + 1))
+        raise ShardError(f"{shards.folder}/{names}: ends of documents near token {start:,} of the stream do not "
+                         f"increase: damaged; publish the shard set again")
 
 
 class Data:
@@ -159,9 +208,15 @@ class Data:
     def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
         """Windows of the held-out split of a stream for `collate`: all of them with the short last one, or, when there
         are more than `most`, `most` evenly spaced ones. A fixed function of the data."""
-        shards = self.heldout[stream]
-        return [(shards.read(start, stop), shards.ends(start + 1, stop) - start, stream,
-                 shards.counts(start + 1, stop)) for start, stop in self.heldout_windows(stream, length, most)]
+        shards, places = self.heldout[stream], self.heldout_windows(stream, length, most)
+        for shard in sorted({shard for start, stop in places for shard in touched(shards, start, stop - start)}):
+            refuse_short(shards, shard)
+        rows: list[Row] = [(shards.read(start, stop), shards.ends(start + 1, stop) - start, stream,
+                            shards.counts(start + 1, stop)) for start, stop in places]
+        for (start, stop), (tokens, bounds, *_) in zip(places, rows):
+            refuse_unknown(shards, start, tokens)
+            refuse_unordered(shards, start, bounds, stop - start)
+        return rows
 
     def heldout_windows(self, stream: int, length: int, most: int) -> list[tuple[int, int]]:
         """[start, stop) in the held-out tokens of each of `heldout_rows`."""

@@ -21,8 +21,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from stages.mix.curriculum import Curriculum
-from trainer.checkpoint import Checkpoint, Reader
+from trainer.checkpoint import Checkpoint, CheckpointError, Reader
 from trainer.config import ConfigError, build
+from trainer.damage import damage
 from trainer.model import ModelConfig, Transformer, phase_rope
 from trainer.rope import RopeScaling
 from trainer.tensor import fill
@@ -165,12 +166,15 @@ def factor(name: str, factors: Mapping[str, float]) -> float:
 def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None, shard: int = SHARD) -> list[str]:
     """Write the model of `checkpoint` into the new folder `out`; returns what to say about it.
 
-    The optimiser's state is not read. Positions are those of the phase the checkpoint is from. `tokenizer` (the file
-    the shards were encoded with) is copied when it is there. config.json comes last: without it `out` is no model.
+    Every byte of the checkpoint is compared with its sum first; the optimiser's state is not used. Positions are those
+    of the phase the checkpoint is from. `tokenizer` (the file the shards were encoded with) is copied when it is there.
+    config.json comes last: without it `out` is no model.
     """
     save_file = safetensors().torch.save_file
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"--out {out}: is not empty; give a new folder")
+    if lines := damage(checkpoint):
+        raise CheckpointError("; ".join(lines) + "; restore it from a copy, or export another --step")
     meta = checkpoint.meta
     curriculum = Curriculum.from_json(meta["curriculum"], f"{checkpoint.folder / 'meta.json'}: curriculum")
     config, factors = folded(build(ModelConfig, meta["config"]["model"], f"{checkpoint.folder / 'meta.json'}: model"))

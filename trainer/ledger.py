@@ -20,6 +20,7 @@ nothing.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -83,10 +84,23 @@ class Ledger:
                                        f"{meta['step']} knows of {known}; restore the file")
         return all(line["event"] != "rewind" or meta["step"] <= line["back"] for line in self.lines[known:])
 
+    def digest(self, lines: int) -> str:
+        """sha256 of the first `lines` lines, whenever they were written."""
+        told = [{key: value for key, value in line.items() if key != "time"} for line in self.lines[:lines]]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+    def check(self, meta: dict[str, Any]) -> None:
+        """Raise CheckpointError unless the lines that a checkpoint knows of are those of its time: others would have it
+        pass over other steps."""
+        known = meta.get("ledger_sha256")
+        if known is not None and self.digest(meta["ledger"]) != known:
+            raise ckpt.CheckpointError(f"{self.path}: its first {meta['ledger']} lines are not those that the "
+                                       f"checkpoint of step {meta['step']} knows; restore the file")
+
     def clear(self, checkpoints: Path, world: World) -> list[str]:
         """Delete the checkpoints that are not sound; every rank calls it. Returns their names (on the first rank)."""
         gone = []
-        for found in ckpt.complete(checkpoints) if world.first else ():
+        for found in ckpt.survey(checkpoints)[0] if world.first else ():
             if not self.sound(found.meta):
                 (found.folder.parent / "COMPLETE").unlink()          # first it stops to exist, then it goes
                 shutil.rmtree(found.folder.parent)

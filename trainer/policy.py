@@ -12,8 +12,7 @@ is set, it goes back to a checkpoint before the trouble and passes over the step
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trainer import checkpoint as ckpt
 from trainer.checkpoint import Checkpoint
 from trainer.config import TrainingError
+from trainer.damage import choose
 from trainer.ledger import Ledger
 from trainer.parallel import World
 
@@ -230,29 +229,21 @@ class Policy:
         self.left_out, self.above = (list(state["left_out"]), state["above"]) if state else ([], 0)
 
 
-def go_back(suspicion: Suspicion, config: RewindConfig, ledger: Ledger, checkpoints: Path,
-            world: World) -> Checkpoint | None:
+def go_back(suspicion: Suspicion, config: RewindConfig, ledger: Ledger, checkpoints: Path, world: World,
+            say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
     """Decide where to go back to, write it down, and clear away what lies between; every rank calls it. Returns the
-    checkpoint to go on from, None for the start. Raises TrainingError when there is no way back, or none any more."""
+    checkpoint to go on from, None for the start; a damaged one is passed over. Raises TrainingError when there is no
+    way back, or none any more."""
     if len(ledger.rewinds) >= config.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
         raise TrainingError(f"step {suspicion.step}: {suspicion.why}, since step {suspicion.first}; the steps {past} "
                             f"have been passed over already and train.stability.rewind.budget is used up: give "
                             f"the phases ahead a lower rate (tokenmill train edit, lr: {{peak: …}}) or raise the "
                             f"budget, and give the same command again")
-    refused, answer = TrainingError(f"step {suspicion.step}: no way back; the first rank says why"), (-1, -1)
-    if world.first:
-        try:
-            found, start = way_back(ckpt.complete(checkpoints), suspicion)
-            answer = (found.step if found else 0, start)
-        except TrainingError as error:
-            refused = error
-    back, start = struct.unpack("<qq", world.broadcast(struct.pack("<qq", *answer)))
-    if back < 0:
-        raise refused
-    found = ckpt.at(checkpoints, back)
-    ledger.rewind(suspicion.step, (start, suspicion.stop), back, found.folder.parent.name if found else "start",
-                  suspicion.why)
+    found = choose(checkpoints, world, say, lambda sound: way_back(sound, suspicion)[0])
+    _, start = way_back([found] if found else [], suspicion)
+    ledger.rewind(suspicion.step, (start, suspicion.stop), found.step if found else 0,
+                  found.folder.parent.name if found else "start", suspicion.why)
     ledger.clear(checkpoints, world)
     return found
 

@@ -20,6 +20,7 @@ from torch import nn
 from trainer import checkpoint as ckpt
 from trainer import hf, mfu, optim
 from trainer import metrics as log
+from trainer.damage import choose
 from trainer.data import Batch, Data, Prefetch
 from trainer.evaluate import Heldout, losses
 from trainer.files import replace
@@ -60,19 +61,9 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     checkpoints = run.out / "checkpoints"
     ledger = Ledger.open(run.out, world)
     ledger.clear(checkpoints, world)     # a kill between the decision to go back and going back
-    found, done = ckpt.latest(checkpoints) if world.first else None, run.out / "summary.json"
-    # what the first rank sees counts: ranks apart would wait for each other forever, or learn from different data
-    same = hashlib.sha256(json.dumps([curriculum.to_json(), asdict(config)], sort_keys=True).encode()).digest()
-    step, summed, firsts = struct.unpack("<q?32s", world.broadcast(
-        struct.pack("<q?32s", found.step if found else 0, done.exists(), same)))
-    if same != firsts:
-        raise TrainingError(f"rank {world.rank} has read another recipe or curriculum than the first rank: "
-                            f"{run.folder} has just been changed, or is not one folder for all; start again")
-    found = ckpt.at(checkpoints, step)
-    if found:
-        refuse_another(found, run)
-    first = next(run.steps(found.meta["samples"] if found else 0), None)
-    if summed if first is None else stop_at is not None and stop_at <= first.number:
+    found, first, through = resume_point(run, world, ledger, stop_at, say)
+    done = run.out / "summary.json"
+    if through:
         say(f"nothing to do: {found.folder.parent if found else run.out} is at "
             + ("the end of the curriculum" if first is None else f"or beyond step {stop_at}, where this was to stop"))
         return json.loads(done.read_text(encoding="utf-8")) if first is None and world.first else {}
@@ -134,7 +125,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
                 "phase": curriculum.phases[step.phase].name, "pinned": step.stop == curriculum.phases[step.phase].stop,
                 "code": code(), "config": config.identity(), "train": asdict(config), "chain": read.hex(),
                 "curriculum": curriculum.to_json(), "heldout": heldout,
-                "probe": {"samples": rows, "loss": probe}, "ledger": len(ledger.lines), "guard": guard.state(),
+                "probe": {"samples": rows, "loss": probe}, "ledger": len(ledger.lines),
+                "ledger_sha256": ledger.digest(len(ledger.lines)), "guard": guard.state(),
                 "policy": policy.state()}
         saver.save(model, optimizer, meta)
 
@@ -207,7 +199,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             if suspicion is None:
                 break
             saver.wait()
-            found = go_back(suspicion, config.stability.rewind, ledger, checkpoints, world)
+            found = go_back(suspicion, config.stability.rewind, ledger, checkpoints, world, say)
             number, samples, tokens = position(found)
             worst.begin(number)
             meters.rewound(number)
@@ -276,6 +268,34 @@ def forward_backward(model: nn.Module, step: Step, batch: Batch, run: Run, data:
         worst.add(step, start, nll, targets, part.stream)
         micro.add(targets.sum(), scale)
     return world.sum(sums), clip(model, config.clip, world)
+
+
+def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
+                 say: Callable[[str], None]) -> tuple[ckpt.Checkpoint | None, Step | None, bool]:
+    """The sound checkpoint to go on from (None: the start), the first step after it (None: there is none), and whether
+    nothing is left to do. Every rank calls it, and what the first one sees counts: ranks apart would wait for each
+    other forever, or learn from different data."""
+    same = hashlib.sha256(json.dumps([run.curriculum.to_json(), asdict(run.config)], sort_keys=True).encode()).digest()
+    summed, firsts = struct.unpack("<?32s", world.broadcast(
+        struct.pack("<?32s", (run.out / "summary.json").exists(), same)))
+    if same != firsts:
+        raise TrainingError(f"rank {world.rank} has read another recipe or curriculum than the first rank: "
+                            f"{run.folder} has just been changed, or is not one folder for all; start again")
+
+    def following(found: ckpt.Checkpoint | None) -> Step | None:
+        return next(run.steps(found.meta["samples"] if found else 0), None)
+
+    def through(found: ckpt.Checkpoint | None) -> bool:
+        if found:
+            refuse_another(found, run)
+        step = following(found)
+        return summed if step is None else stop_at is not None and stop_at <= step.number
+
+    found = choose(run.out / "checkpoints", world, say, lambda sound: sound[-1] if sound else None,
+                   lambda found: not through(found))
+    if found:
+        ledger.check(found.meta)
+    return found, following(found), through(found)
 
 
 def refuse_another(found: ckpt.Checkpoint, run: Run) -> None:

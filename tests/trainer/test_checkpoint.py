@@ -205,30 +205,31 @@ def test_a_checkpoint_of_the_first_trainer_is_one_of_this_training(folder, tmp_p
     assert differences(meta, run) == ["train.optimizer.lr: checkpoint 0.001, now 0.01"]
 
 
-def test_damage_is_named(folder, tmp_path, alone):
+def recommit(found: ckpt.Checkpoint) -> None:
+    """Have COMPLETE say that the files are as they should be."""
+    marker = found.folder.parent / "COMPLETE"
+    files = sorted(found.folder.iterdir())
+    marker.write_text(json.dumps({"attempt": found.folder.name, "files": {p.name: p.stat().st_size for p in files},
+                                  "sha256": {p.name: ckpt.sha256(p) for p in files}}))
+
+
+def test_a_checkpoint_that_gives_another_loss_is_not_gone_on_from(folder, tmp_path, alone):
+    """Its bytes are those that were committed, and yet model or data are not what they were."""
     train(opened(folder, tmp_path), alone, 8, quiet)
     found = ckpt.latest(tmp_path / "checkpoints")
-    body = next(found.folder.glob("*.distcp"))
-    content = body.read_bytes()
-    body.write_bytes(content[:-1])
-    with pytest.raises(ckpt.CheckpointError, match=r"distcp: missing or not \d+ bytes.*delete .*step_00000008"):
-        train(opened(folder, tmp_path), alone, 10, quiet)
-    body.write_bytes(content)
-    meta = json.loads((found.folder / "meta.json").read_text())
-    meta["probe"]["loss"] += 0.01
-    (found.folder / "meta.json").write_text(json.dumps(meta, indent=1, sort_keys=True))
-    marker = found.folder.parent / "COMPLETE"
-    commit = json.loads(marker.read_text())
-    commit["files"]["meta.json"] = (found.folder / "meta.json").stat().st_size
-    marker.write_text(json.dumps(commit))
+    meta = {**found.meta, "probe": {**found.meta["probe"], "loss": found.meta["probe"]["loss"] + 0.01}}
+    (found.folder / "meta.json").write_text(json.dumps(meta))
+    recommit(found)
     with pytest.raises(ckpt.CheckpointError, match="model or data have changed"):
         train(opened(folder, tmp_path), alone, 10, quiet)
 
 
 def first_rank(step: int, summed: bool = False, same: bool = True):
     """World.broadcast of another rank: an empty ledger, nothing to clear, and where the first one is."""
-    sent = iter([bytes(8), b"\0"])
-    return lambda _here, data: next(sent, None) or struct.pack("<q?", step, summed) + (data[9:] if same else bytes(32))
+    sent = iter([lambda _data: bytes(8), lambda _data: b"\0",
+                 lambda data: struct.pack("<?", summed) + (data[1:] if same else bytes(32)),
+                 lambda _data: struct.pack("<q", step)])
+    return lambda _here, data: next(sent)(data)
 
 
 def test_a_rank_that_does_not_see_the_checkpoint_does_not_begin_anew(folder, tmp_path, alone):
@@ -261,7 +262,9 @@ def committed(folder: Path, step: int) -> ckpt.Checkpoint:
     attempt = folder / f"step_{step:08d}" / "attempt"
     attempt.mkdir(parents=True)
     (attempt / "meta.json").write_text(json.dumps({"step": step, "tokens": step}))
-    ckpt.put_absent(attempt.parent / "COMPLETE", json.dumps({"attempt": "attempt", "files": {}}).encode())
+    commit = {"attempt": "attempt", "files": {"meta.json": (attempt / "meta.json").stat().st_size},
+              "sha256": {"meta.json": ckpt.sha256(attempt / "meta.json")}}
+    ckpt.put_absent(attempt.parent / "COMPLETE", json.dumps(commit).encode())
     return ckpt.latest(folder)
 
 
@@ -269,7 +272,7 @@ def test_a_listing_that_is_old_is_looked_at_again(tmp_path):
     """Another node of a file system over the network sees a new checkpoint a while later."""
     looks = mock.Mock(wraps=time, sleep=mock.Mock(side_effect=[committed(tmp_path / "late", 6)]))
     with mock.patch.object(ckpt, "time", looks), \
-            mock.patch.object(ckpt, "complete", side_effect=[[], ckpt.complete(tmp_path / "late")]):
+            mock.patch.object(ckpt, "survey", side_effect=[([], []), ckpt.survey(tmp_path / "late")]):
         assert ckpt.at(tmp_path, 6).step == 6
     assert ckpt.at(tmp_path, 0) is None
 
@@ -320,12 +323,8 @@ def test_metadata_of_a_hostile_checkpoint_runs_no_code(folder, tmp_path, alone):
         def __reduce__(self):
             return os.system, (f"touch {touched}",)
 
-    evil = pickle.dumps(Evil())
-    (found.folder / ".metadata").write_bytes(evil)
-    marker = found.folder.parent / "COMPLETE"
-    commit = json.loads(marker.read_text())
-    commit["files"][".metadata"] = len(evil)
-    marker.write_text(json.dumps(commit))
+    (found.folder / ".metadata").write_bytes(pickle.dumps(Evil()))
+    recommit(found)
     with pytest.raises(ckpt.CheckpointError, match=r"posix\.system, which none of this trainer's does"):
         train(opened(folder, tmp_path), alone, 4, quiet)
     assert not touched.exists()

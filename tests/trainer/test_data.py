@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import torch
 from stages.mix.curriculum import Curriculum
 from stages.mix.resolve import resolve
 from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, make_run
-from tokenizer.shards.layout import MANIFEST, Manifest, Shard, ShardError, file_name
+from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, Shard, ShardError, file_name
 from trainer.config import ConfigError
 from trainer.data import Data, Prefetch, collate, padding, runs, windows
 from trainer.loss import IGNORE
@@ -209,6 +211,8 @@ def test_what_does_not_count_is_no_target():
     counts = rng.random(1000) < 0.3
 
     class Shards:
+        offsets, vocab_size = [0, 1000], VOCAB
+
         def ahead(self, start, stop):
             pass
 
@@ -223,7 +227,8 @@ def test_what_does_not_count_is_no_target():
             return counts[start:stop]
 
     length = 64
-    rows = windows([Shards()], [(0, w) for w in range(15)], length)
+    with mock.patch("trainer.data.refuse_short"):
+        rows = windows([Shards()], [(0, w) for w in range(15)], length)
     batch = collate(rows, length)
     for w in range(15):
         for i in range(length):
@@ -233,3 +238,79 @@ def test_what_does_not_count_is_no_target():
     plain = collate([(*row[:3], None) for row in rows], length)
     assert plain.valid() == 15 * length - 2 > batch.valid() > 100
     assert torch.equal(plain.positions, batch.positions) and torch.equal(plain.tokens, batch.tokens)
+
+
+@pytest.fixture
+def copied(run, tmp_path):
+    """The run's data in files of its own: (data, the first shard of a stream, its folder)."""
+    shutil.copytree(run.store, tmp_path / "store")
+    data = Data(run.curriculum, tmp_path / "store")
+    return data, data.train[0].manifest.shards[0], data.train[0].folder
+
+
+def read_all(data: Data) -> None:
+    data.samples(range(0, 40))
+    data.heldout_rows(0, 32, 100)
+
+
+def patch(path: Path, at: int, value: bytes) -> None:
+    with open(path, "r+b") as f:
+        f.seek(at)
+        f.write(value)
+
+
+def test_a_token_beyond_the_vocabulary_is_an_error_that_names_file_and_offset(copied):
+    data, info, folder = copied
+    read_all(data)
+    for place in range(0, info.tokens, 7):                        # wherever the order begins
+        patch(folder / info.body, 2 * place, VOCAB.to_bytes(2, "little"))
+    with pytest.raises(ShardError, match=rf"split=train/{info.body}: token 97 at offset [\d,]+ \(byte [\d,]+\), the "
+                                         rf"vocabulary has 97: damaged; publish"):
+        read_all(data)
+    patch(folder / info.body, 0, bytes(2 * info.tokens))          # token 0 is one
+    read_all(data)
+
+
+def test_the_offset_is_that_in_the_shard(copied):
+    data, _, folder = copied
+    shards, second = data.train[0], data.train[0].manifest.shards[1]
+    window = -(-shards.offsets[1] // 32)                          # the first whole one of the second shard
+    place = window * 32 + 5 - shards.offsets[1]
+    patch(folder / second.body, 2 * place, b"\xff\xff")
+    with pytest.raises(ShardError, match=rf"{second.body}: token 65,535 at offset {place} "):
+        windows(data.train, [(0, window)], 32)
+
+
+def test_heldout_data_is_looked_at_too(copied):
+    data = copied[0]
+    shards = data.heldout[0]
+    patch(shards.folder / shards.manifest.shards[0].body, 10, b"\xff\xff")
+    with pytest.raises(ShardError, match=r"split=val/\S+: token 65,535 at offset 5 "):
+        data.heldout_rows(0, 32, 100)
+
+
+@pytest.mark.parametrize("kind", ["body", "ends"])
+def test_a_shard_that_is_cut_while_it_is_read_is_an_error(copied, kind):
+    """A page beyond the end of a mapped file would end the process by SIGBUS."""
+    data, info, folder = copied
+    read_all(data)
+    path = folder / getattr(info, kind)
+    size = path.stat().st_size
+    with open(path, "r+b") as f:
+        f.truncate(size // 2)
+    with pytest.raises(ShardError, match=rf"{path.name}: {size // 2} bytes, the manifest says {size}: cut"):
+        read_all(data)
+    path.unlink()
+    with pytest.raises(ShardError, match=rf"{path.name}: gone"):
+        read_all(data)
+
+
+def test_ends_that_do_not_increase_are_an_error(copied):
+    data, info, folder = copied
+    every = [(0, w) for w in range(info.tokens // 32)]
+    windows(data.train, every, 32)
+    ends = np.fromfile(folder / info.ends, ENDS)
+    ends[1::2] = ends[0::2][:len(ends) // 2]
+    patch(folder / info.ends, 0, ends.tobytes())
+    with pytest.raises(ShardError, match=rf"{info.ends}: ends of documents near token [\d,]+ of the stream"):
+        windows(data.train, every, 32)

@@ -4,6 +4,7 @@ Computed anew from the curriculum and the ledger, and compared with what the che
 window of every performed step, the sizes and sha256 of its files, the tokenizer, the shard sets (with `--shards` every
 byte of them). `--against LIST` (ids of documents, one a line, as decontamination lists them) looks each of them up in
 the document tables and says which of them the model has seen by this step; a training on one of them is a failure.
+`--checkpoint` reads the files of one checkpoint and nothing else.
 Exit code 0: everything holds; 1: something differs, or a listed document was seen.
 """
 
@@ -31,21 +32,67 @@ NAMED = 20
 
 
 def add_parser(commands: Any) -> None:
-    verify = commands.add_parser("verify", parents=[of_a_run()],
+    verify = commands.add_parser("verify", parents=[of_a_run(optional=True)],
                                  description="Check a checkpoint against its run; say which data the model has seen.")
     verify.add_argument("--step", type=positive, metavar="N", help="the checkpoint of step N (default: the latest)")
     verify.add_argument("--shards", action="store_true", help="read every byte of the shards, too")
     verify.add_argument("--against", metavar="LIST",
                         help="a file with ids of documents, one a line: fail when the model has seen one of them")
+    verify.add_argument("--checkpoint", nargs="?", const="", metavar="DIR|STEP",
+                        help="only read every byte of one checkpoint (a folder, or a step of RUN; default: RUN's "
+                             "latest) and name what is damaged")
 
 
 def run(options: argparse.Namespace) -> int:
+    from trainer.config import ConfigError
     from trainer.remote import reading
     from trainer.run import open_run
 
+    if options.checkpoint is not None:
+        return whole(options)
+    if options.run is None:
+        raise ConfigError("RUN is missing: give a run's folder, or --checkpoint DIR")
     opened = open_run(options.run, options.store, options.out, options.overrides)
     with reading(opened):
         return look(opened, options)
+
+
+def whole(options: argparse.Namespace) -> int:
+    """Read a whole checkpoint and name its damaged files."""
+    from trainer import checkpoint as ckpt
+    from trainer.damage import damage
+
+    marker = marked(options)
+    attempt, sizes, sums = ckpt.commit(marker)
+    lines = damage(ckpt.Checkpoint(attempt, {}, sizes, sums))
+    print(f"{marker.parent}: {len(sizes)} files, {sum(sizes.values()):,} bytes, "
+          + (f"{len(lines)} of them damaged" if lines else "every byte is what COMPLETE says"))
+    for line in lines:
+        print(f"  DAMAGED  {line}")
+    return 1 if lines else 0
+
+
+def marked(options: argparse.Namespace) -> Path:
+    """The COMPLETE of the checkpoint that --checkpoint means; DAMAGED of one that was set aside."""
+    from trainer.checkpoint import ASIDE, STEP
+    from trainer.config import ConfigError
+    from trainer.run import open_run
+
+    given = options.checkpoint
+    if given.isdecimal() or not given:
+        if options.run is None:
+            raise ConfigError(f"--checkpoint {given}: of which run? give its folder, or the checkpoint's")
+        folder = open_run(options.run, options.store, options.out, options.overrides).out / "checkpoints"
+        steps = [folder / f"step_{int(given):08d}"] if given else sorted(folder.glob(STEP))
+    else:
+        folder = Path(given)
+        within = [folder, folder / "checkpoints", folder / "train" / "checkpoints"]
+        steps = [folder.parent, folder, *sorted(p for top in within for p in top.glob(STEP))]
+    markers = [p / name for p in steps for name in (ASIDE, "COMPLETE") if (p / name).is_file()]
+    if not markers:
+        raise ConfigError(f"{steps[0] if given.isdecimal() else folder}: no checkpoint there; give the training's "
+                          f"--out, or a checkpoint's folder")
+    return markers[-1]
 
 
 def look(opened: Run, options: argparse.Namespace) -> int:
@@ -53,10 +100,13 @@ def look(opened: Run, options: argparse.Namespace) -> int:
     from trainer.config import ConfigError
     from trainer.ledger import Ledger
 
-    there = {c.step: c for c in ckpt.complete(opened.out / "checkpoints")}
-    if not there:
+    sound, damaged = ckpt.survey(opened.out / "checkpoints")
+    there, wrong_ones = {c.step: c for c in sound}, {d.step: d.why for d in damaged}
+    if not there and not wrong_ones:
         raise ConfigError(f"{opened.out / 'checkpoints'}: no checkpoint there; give the training's --out")
-    step = options.step or max(there)
+    step = options.step or max([*there, *wrong_ones])
+    if step in wrong_ones:
+        raise ckpt.CheckpointError(f"{wrong_ones[step]}; `verify --checkpoint` reads the rest of it")
     if step not in there:
         raise ConfigError(f"--step {step}: there is no such checkpoint; there are {', '.join(map(str, there))}")
     ids = read_ids(Path(options.against)) if options.against else []       # its error now, not after an hour's reading
@@ -106,8 +156,6 @@ def files(found: Checkpoint) -> tuple[list[str], str]:
     except FileNotFoundError as error:
         return [f"{error.filename}: gone meanwhile; a training that is running deletes what checkpoint.keep does not "
                 f"keep: verify a later one"], ""
-    if not found.sha256:
-        return wrong, f"{len(there)} of the size they had; COMPLETE is from before it held sums"
     wrong += [f"{p.name}: COMPLETE does not name it" for p in there if p.name not in found.sha256]
     return wrong, f"{len(there)}, {sum(p.stat().st_size for p in there):,} bytes, sha256 of all"
 
