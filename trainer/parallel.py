@@ -150,14 +150,19 @@ class World:
         return bytes(x.cpu().tolist())
 
 
+def check_device(device: str) -> None:
+    """Raises ConfigError for a GPU that is not there. To be asked before anything is read, fetched or started."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no CUDA device; use --device cpu, or a CUDA build of torch")
+
+
 @contextmanager
 def world(device: str) -> Iterator[World]:
     """Join the process group (gloo on CPU, NCCL on CUDA) and leave it at the end. `device`: auto, cpu or cuda. The
     ranks are arranged as one shard group; `arrange` does it as a configuration says."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch sees no CUDA device; use --device cpu, or a CUDA build of torch")
+    check_device(device)
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = torch.device("cpu")
     if device == "cuda":

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.store.remote import connect, version_of
+from pipeline.store.remote import Remote, connect, version_of
 from pipeline.store.retry import patiently
 from stages.stage import file_sha256
 
@@ -230,15 +230,21 @@ def _listed(pattern: str, listings: Listings) -> tuple[str, list[tuple[str, int,
         return folder, listings[pattern]
     if pattern not in listings:
         name = pattern[len(folder) + 1:] if folder.count("/") >= 2 else ""
-        one = connect(folder).head(name) if name else None
-        below = [one] if one else connect(pattern).list("")
+        one = _reached(folder).head(name) if name else None
+        below = [one] if one else _reached(pattern).list("")
         listings[pattern] = [(f"{folder if one else pattern}/{e.path}", e.size, e.version) for e in below]
     alone = [url for url, _, _ in listings[pattern]] == [pattern]
     return folder if alone else pattern, listings[pattern]
 
 
+def _reached(root: str) -> Remote:
+    remote = connect(root)
+    remote.reach()
+    return remote
+
+
 def _glob(folder: str, pattern: str) -> list[tuple[str, int, str]]:
-    remote = connect(folder)
+    remote = _reached(folder)
     cut = len(remote.prefix) + 1
     dotted = any(part.startswith(".") for part in pattern.split("/"))
     full = remote.at(pattern[len(folder) + 1:])

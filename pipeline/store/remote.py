@@ -11,6 +11,7 @@ import contextlib
 import errno
 import io
 import os
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,12 +19,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import fsspec
 
 from pipeline.redact import redact
 from pipeline.store.errors import ChangedFile, StoreError, disk_full
-from pipeline.store.retry import answer, patiently, say
+from pipeline.store.retry import answer, comes_back, patiently, say
 
 #: bytes of one request of a download, and how many are under way (their product is held in memory)
 PIECE, DOWNLOADS = 8 << 20, 8
@@ -31,6 +34,9 @@ PIECE, DOWNLOADS = 8 << 20, 8
 REQUESTS = 32
 #: least and most that a sequential reader fetches ahead
 AHEAD_LEAST, AHEAD_MOST = 256 << 10, 8 << 20
+
+#: seconds within which a server takes the first connection
+PROBE_S = 5.0
 
 #: [start, stop) in a file
 Range = tuple[int, int]
@@ -87,6 +93,22 @@ class Remote:
             raise StoreError(f"{root}: {e}; addresses begin with s3://, gs:// or hf://, everything else is a "
                              f"folder") from e
 
+    def reach(self) -> None:
+        """Raises StoreError when nobody takes a connection at a web address or the hub, after one try of a few seconds.
+        Requests are repeated for more than a minute, which is right for storage that has answered before."""
+        url = urlsplit(self.root)
+        if url.scheme == "hf":
+            url = urlsplit(str(getattr(self.fs, "endpoint", "")))
+        if url.scheme not in ("http", "https") or not url.hostname or _proxied(url):
+            return
+        port = url.port or (443 if url.scheme == "https" else 80)
+        try:
+            socket.create_connection((url.hostname, port), timeout=PROBE_S).close()
+        except OSError as e:
+            raise StoreError(f"cannot reach {url.hostname}:{port} for {redact(self.root)}: {e.strerror or e}; see that "
+                             f"the address is right and this machine has a network (behind a proxy: https_proxy), or "
+                             f"download the files and name them") from e
+
     def at(self, path: str) -> str:
         """Full path as fsspec knows it."""
         return f"{self.prefix}/{path}" if path else self.prefix
@@ -102,7 +124,12 @@ class Remote:
         """An object as it stands now; None when there is none."""
         def ask() -> dict[str, Any]:
             self.fs.invalidate_cache()                  # another driver's commits must be seen
-            return self.fs.info(self.at(path))
+            try:
+                return self.fs.info(self.at(path))
+            except FileNotFoundError as e:
+                if isinstance(e.__cause__, Exception) and comes_back(e.__cause__):
+                    raise e.__cause__ from None         # fsspec calls a web server that fails an absent file
+                raise
         try:
             info = self._ask("read", path, ask)
         except FileNotFoundError:
@@ -240,6 +267,10 @@ class Remote:
         """Remove an object if there is one."""
         with contextlib.suppress(FileNotFoundError):
             self._ask("remove", path, lambda: self.fs.rm_file(self.at(path)))
+
+
+def _proxied(url: SplitResult) -> bool:
+    return url.scheme in getproxies() and not proxy_bypass(url.hostname or "")
 
 
 def connect(root: str) -> Remote:

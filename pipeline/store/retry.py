@@ -79,6 +79,8 @@ def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = No
 def comes_back(error: Exception) -> bool:
     """Whether the same request may well succeed in a while."""
     status, code = answer(error)
+    if any("OfflineModeIsEnabled" in _kinds(e) for e in _chain(error)):      # a ConnectionError that was asked for
+        return False
     if status is not None or code:
         return status in _AGAIN_STATUS or code in _AGAIN_CODES
     if any(_broken(e) for e in _chain(error)):
@@ -131,6 +133,8 @@ def _final(what: str, url: str, error: Exception) -> Exception:
     if _kinds(error) & _NO_CREDENTIALS:
         remedy = ("there are no credentials for it: give them by environment variables, a profile or the machine's "
                   "role (docs/storage.md)")
+    elif "OfflineModeIsEnabled" in _kinds(error):
+        remedy = "HF_HUB_OFFLINE is set: unset it, or download the files and name them"
     elif status in (401, 403) or isinstance(error, PermissionError):
         remedy = f"access was refused: see that the credentials of this process may {what} there (docs/storage.md)"
     else:

@@ -130,6 +130,16 @@ def test_more_ranks_than_gpus_are_refused_before_they_start(stand_in, monkeypatc
     assert local.launch(["run"], 4, device) == 0
 
 
+@pytest.mark.parametrize("arguments", [["--ranks", "8"], []])
+def test_a_gpu_that_is_not_there_is_said_once_before_anything_begins(monkeypatch, capfd, arguments):
+    """Not by every rank, and not after a download: there is no such run."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert main(["run", "s3://nowhere/runs/r", "--out", "out", "--device", "cuda", *arguments]) == 2
+    assert capfd.readouterr().err == ("error: --device cuda: torch sees no CUDA device; use --device cpu, or a CUDA "
+                                      "build of torch\n")
+
+
 def test_nobody_trains_on_when_the_launcher_is_killed(tmp_path):
     """They are asked to stop in good order: the next start would train beside them."""
     rank = tmp_path / "rank.sh"

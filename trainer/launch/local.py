@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from trainer.arguments import say
 from trainer.config import ConfigError
+from trainer.parallel import check_device
 from trainer.signals import stopping
 
 #: seconds that the other ranks have to end by themselves when one has failed, and when one has stopped in good order
@@ -37,6 +38,7 @@ def launch(arguments: Sequence[str], ranks: int, device: str) -> int:
     When one fails, the others are ended. Signals go to all of them, so that each can write its share of a checkpoint;
     when this process is killed they get SIGTERM, so that nobody trains on behind the back of the next start.
     """
+    check_device(device)                          # here and once, not in every rank
     if device != "cpu" and torch.cuda.is_available() and ranks > torch.cuda.device_count():
         raise ConfigError(f"--ranks {ranks}: a rank takes a GPU, and this machine has {torch.cuda.device_count()}; ask "
                           f"for fewer, or train on the CPU with --device cpu")

@@ -39,6 +39,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from trainer.config import ConfigError
+    from trainer.parallel import check_device
     from trainer.remote import fetch_shards, is_url
     from trainer.run import open_run
 
@@ -52,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.out and (is_url(options.run) or is_url(options.store)):
         raise ConfigError("a run in object storage has no place for checkpoints; give one with --out, a folder that "
                           "all ranks see")
+    if not options.address:
+        check_device(options.device)
     training = open_run(options.run, options.store, options.out, options.overrides)
     if options.least and options.least > (options.gpus or options.ranks):
         raise ConfigError(f"--least {options.least} is more than the {options.gpus or options.ranks} ranks asked for")
