@@ -162,7 +162,8 @@ def check_error_rate(node: Node, records: Iterable[PartRecord], allowed: float, 
         raise TooManyErrors(
             f"{node.name}: {lost} of {seen} documents failed ({lost / seen:.1%}, allowed {allowed:.1%}): "
             f"{_listing(reasons)}. Look at quarantine/{folder}/, mend the stage, or raise `run.max_error_rate`")
-    return [said for name, read in sources.items() if (said := _reading(node, name, read, allowed, picks))]
+    said = [_reading(node, name, read, allowed, picks) for name, read in sources.items()]
+    return [*filter(None, said), *(_lost(name, read["lost"]) for name, read in sources.items() if "lost" in read)]
 
 
 def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, picks: bool) -> str:
@@ -176,6 +177,14 @@ def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, pick
         return (f"source '{source}': {bad} of {total} records could not be read ({bad / total:.1%}): "
                 f"{_listing(read['bad'])}; {where}")
     return ""
+
+
+def _lost(source: str, columns: dict[str, dict[str, int]]) -> str:
+    """What a user should hear about values of a source that no document has."""
+    listed = [f"'{name}' ({_listing(columns[name])})" for name in sorted(columns)]
+    more = f", and {len(listed) - 8} more" if len(listed) > 8 else ""
+    return (f"source '{source}': not kept are values of {', '.join(listed[:8])}{more}; list the columns you want under "
+            f"`keep:` of the source, or make them smaller before")
 
 
 def _listing(reasons: dict[str, int]) -> str:

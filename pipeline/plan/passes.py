@@ -171,12 +171,16 @@ class Planner:
         return nxt
 
     def _signals(self, plan: _PassPlan) -> tuple[str, ...]:
-        """Every signal a document of this pass can carry: its own chain's and those of all it comes from."""
+        """Every signal a document of this pass can carry: its own chain's and those of all it comes from, columns of
+        sources included."""
         names = {s for step in plan.chain for s in step.stage.signals}
         for kind, name in plan.inputs:
             if kind == "pass":
                 upstream = next(p for plans in [*self.passes.values()] for p in plans if p.name == name)
                 names.update(upstream.signals or self._signals(upstream))
+            elif kind == "source":
+                source = self.recipe.sources[name]
+                names.update(reader_class(source.read)(source.config).signals)
         return tuple(sorted(names))
 
     def quarantined(self, stage_keys: list[str]) -> Any:

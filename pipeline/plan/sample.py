@@ -275,7 +275,8 @@ def _recipe_of(recipe: Recipe, folder: Path, sources: dict[str, SourceSample], u
             if not some:
                 raise SampleError(f"source '{name}' gave no record at all; see that its files are what `read: "
                                   f"{source.read}` expects (tokenmill run says what is wrong with each)")
-            fed[name] = Source(read="sample", path=some, root=str(folder / name))
+            signals = reader_class(source.read)(source.config).signals
+            fed[name] = Source(read="sample", path=some, root=str(folder / name), config={"signals": signals})
     return recipe.model_copy(update={"sources": fed, "curriculum": None, "train": {}, "input": None,
                                      "run": recipe.run.model_copy(update={"partition": 1})})
 

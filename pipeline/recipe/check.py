@@ -109,7 +109,13 @@ def _reader(checker: Checker, source: Any, path: KeyPath) -> None:
     except ImportError as e:
         checker.fail((*path, "read"), _not_installed(f"the reader '{source.read}'", e))
         return
+    before = len(checker.problems)
     _settings(checker, config, source.config, path)
+    if len(checker.problems) == before:
+        try:
+            reader_class(source.read)(source.config)                # settings that do not fit one another
+        except ValueError as e:
+            checker.fail(path, str(e))
     keep = source.config.get("keep")
     for i, name in enumerate(keep if isinstance(keep, list) else ()):
         if name == "cluster":
@@ -199,10 +205,13 @@ def _where(recipe: Recipe, checker: Checker, inputs: list[str], where: dict[str,
 
 def _signals(recipe: Recipe, checker: Checker) -> None:
     """Steps that decide by signals of earlier ones: what nobody writes would be missing from every document. Signals
-    of datasets before are there, too."""
-    if all(stage_class(step.name).reads is Stage.reads for d in recipe.datasets.values() for step in d.steps):
+    of datasets before are there, too, and those of sources, which no step may write again: what a filter left of a
+    document before that step would have the one under the name of the other."""
+    given = {name: set(reader_class(source.read)(source.config).signals) for name, source in recipe.sources.items()}
+    if not any(given.values()) and all(
+            stage_class(step.name).reads is Stage.reads for d in recipe.datasets.values() for step in d.steps):
         return
-    written: dict[str, set[str]] = {}
+    written: dict[str, set[str]] = dict(given)
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]
         here = {s for i in dataset.inputs for s in written.get(i, ())}
@@ -212,6 +221,11 @@ def _signals(recipe: Recipe, checker: Checker) -> None:
                 if wanted not in here and wanted != "language":
                     checker.fail(("datasets", name, "steps", i, step.name, field),
                                  f"no step before this one writes a signal '{wanted}': {nearest(wanted, here)}")
+            for source in recipe.sources_of(name):
+                for twice in sorted(given[source] & set(stage.signals)):
+                    checker.fail(("sources", source, "signals"),
+                                 f"'{twice}' is what the step '{step.name}' of dataset '{name}' calls a signal of its "
+                                 f"own; take it out here (the column stays in meta), or take out that step")
             here |= set(stage.signals)
         written[name] = here
 

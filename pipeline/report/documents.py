@@ -22,10 +22,11 @@ def readers(name: str, passes: list[Node]) -> list[Node]:
 
 
 def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> dict[str, Any]:
-    """Files and bytes of a source; its records; those that were skipped or unreadable, by reason."""
+    """Files and bytes of a source; its records; those that were skipped or unreadable, by reason; values that no
+    document has, by column and reason."""
     found = next((p.counters["read"][name] for p in readers(name, passes)), {})
     return {**info, "records": found.get("records", 0), "skipped": dict(found.get("skipped", {})),
-            "bad": dict(found.get("bad", {}))}
+            "bad": dict(found.get("bad", {})), **({"lost": found["lost"]} if "lost" in found else {})}
 
 
 def funnel(sources: Mapping[str, Any], passes: list[Node],

@@ -36,7 +36,7 @@ from pipeline.tasks.storable import scrub_row
 from pipeline.tasks.tally import Tally
 from stages.catalog import reader_class
 from stages.document import BadRecord, Document
-from stages.read.reader import Skipped, Slice
+from stages.read.reader import Reader, Skipped, Slice
 
 #: documents (or bytes of raw input) held between two looks at the clock and the writers; decides nothing about text
 BATCH_DOCS, BATCH_BYTES = 256, 8 << 20
@@ -100,6 +100,7 @@ class _Run:
             "lengths": {}, "stages": {s.label: {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}}
                                       for s in self.steps}}
         self.chain = Chain(cursor, self.counters, self.until_drop)
+        self.reader: Reader | None = None
         if self.earlier is not None:
             self._take_over(self.earlier)
 
@@ -130,7 +131,7 @@ class _Run:
             yield from self._part(self.args["part"])
             return
         entry = self.args["reader"]
-        reader = reader_class(entry["name"])(entry["$volatile"]["config"])
+        self.reader = reader = reader_class(entry["name"])(entry["$volatile"]["config"])
         pieces = ((arg, Slice(self.args["source"], arg["$file"], arg.get("start", 0), arg.get("stop"),
                               arg.get("ordinal", 0))) for arg in self.args["slices"])
         yield from reader.read_files((self.inputs.fetch(arg, partial(reader.needs, piece)), piece)
@@ -217,6 +218,8 @@ class _Run:
                 batch, alive, size = [], 0, 0
         self._process(batch, alive)
         seen["records"] = records
+        if self.reader is not None and self.reader.lost:
+            seen["lost"] = self.reader.lost
         self.cursor.clear()
         return self._close()
 

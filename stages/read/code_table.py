@@ -25,9 +25,12 @@ from stages.stage import signal
 
 class CodeTable(Parquet):
     """Counted: what `parquet` and `code` count. `meta.path` and `meta.repository` say what the row says; a licence that
-    a column names goes before one that the head of the file names."""
+    a column names goes before one that the head of the file names. A repository keeps no other columns: they are of its
+    files."""
 
     name = "code_table"
+    version = 2
+    reserved = ("path", "repository", "licence", "code_language")
 
     class Config(Parquet.Config, CodeConfig):
         text: str = signal("content", "column of the file's text")
@@ -42,9 +45,15 @@ class CodeTable(Parquet):
         c = self.config
         if c.repository and not c.repository_name:
             raise ValueError("`repository: true` needs the column of the repository's name; set `repository_name:`")
+        if c.repository and c.signals:
+            raise ValueError("`signals:` are of one row, and with `repository: true` a document is made of many; take "
+                             "out one of the two")
         own = tuple(column for column in (c.file_path, c.repository_name, c.licence) if column)
-        self.config = c.model_copy(update={"keep": tuple(dict.fromkeys((*own, *c.keep)))})
-        self.kept = set(c.keep)
+        given = () if c.keep == "all" else c.keep
+        if c.keep != "all" or c.repository:
+            self.columns.all, self.columns.named = False, tuple(dict.fromkeys((*own, *given)))
+        self.required = tuple(dict.fromkeys((*self.required, *own)))
+        self._own = {self.columns.name(column) for column in own if column not in given}
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
         whole, name = None, None
@@ -53,7 +62,7 @@ class CodeTable(Parquet):
                 wide = item.reason == "too_large" and "row group" not in item.detail
                 yield Skipped("too_large", id=item.id, locator=item.locator) if wide else item
                 continue
-            now, record = item.meta.get(self.config.repository_name), item.locator["record"]
+            now, record = item.meta.get(self.columns.name(self.config.repository_name)), item.locator["record"]
             if whole is not None and now != name:
                 yield from whole.documents()
                 whole = None
@@ -69,14 +78,16 @@ class CodeTable(Parquet):
 
     def _examined(self, doc: Document) -> Document | Skipped:
         c, row = self.config, dict(doc.meta)
-        doc.meta = {k: v for k, v in row.items() if k in self.kept or k == "id"}
-        path, licences = str(row.get(c.file_path, "")), row.get(c.licence)
+        doc.meta = {k: v for k, v in row.items() if k not in self._own}
+        path, repository, licences = (row.get(self.columns.name(column)) for column in
+                                      (c.file_path, c.repository_name, c.licence))
+        path = str(path or "")
         reason = (None if c.vendored else left_out(path)) or examine(doc, doc.text, path, c)
         if reason:
             return Skipped(reason, id=doc.id, locator=doc.locator)
         doc.meta["path"] = path
-        if row.get(c.repository_name) is not None:
-            doc.meta["repository"] = row[c.repository_name]
+        if repository is not None:
+            doc.meta["repository"] = repository
         if licences := [licences] if isinstance(licences, str) else sorted(map(str, licences or ())):
             doc.meta["licence"] = " AND ".join(f"({x})" if " OR " in x else x for x in licences)
         return doc

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from stages.document import BadRecord, Document, document_id
+from stages.read.columns import Columns, ColumnsConfig, Lost, clean, json_value
 from stages.read.reader import BEYOND, Reader, Slice, Split, bad, check_file, locator, skipped
 from stages.read.streams import Damaged, Stream, coding_of, is_array, read_elements, read_lines
-from stages.stage import StageConfig, signal
+from stages.stage import signal
 
 #: deepest nesting of a line: far below where Python gives up, which depends on who calls
 MAX_DEPTH = 100
@@ -18,24 +19,30 @@ NULL = ()
 
 
 class Jsonl(Reader):
-    """Keys may be paths into nested objects ("metadata.url"). The set's own id is kept as `meta.id`.
+    """Keys may be paths into nested objects ("metadata.url"). The set's own id is kept as `meta.id`. What becomes of
+    keys that no setting names: `stages.read.columns`.
 
     Counted: `line_too_long`, `invalid_utf8`, `bad_json`, `missing_text` (no such key, or no string there); blank lines
     and empty texts as `empty`.
     """
 
     name = "jsonl"
-    version = 3
+    version = 4
     suffixes = tuple(f"{s}{z}" for s in (".jsonl", ".ndjson", ".json") for z in ("", ".gz", ".zst", ".bz2", ".xz"))
 
-    class Config(StageConfig):
+    class Config(ColumnsConfig):
         text: str = signal("text", "key of the text")
         id: str = signal("id", "key of the set's own id, kept in meta.id; '' for none")
         url: str = signal("url", "key of the URL; '' for none")
         date: str = signal("date", "key of the date; '' for none")
         language: str = signal("", "key of the language, if it is to be trusted")
-        keep: tuple[str, ...] = signal((), "further keys to keep in meta")
         max_line: int = signal(32 << 20, "longest line, bytes; beyond: line_too_long", gt=0)
+
+    def __init__(self, config: Any = None, **kw: Any) -> None:
+        super().__init__(config, **kw)
+        c = self.config
+        self.columns = columns_of(c, c.text)
+        self.signals, self.lost = c.signals, self.columns.lost
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
         for ordinal, offset, row in self.rows(local, slice):
@@ -90,7 +97,10 @@ class Jsonl(Reader):
             return bad("missing_text", slice, offset, ordinal, detail=f"no string at '{self.config.text}'")
         if not text or text.isspace():
             return skipped("empty", slice, offset, ordinal)
-        return make_document(slice, ordinal, offset, text, lambda key: _at(row, key), self.config)
+        kept = self.columns.of(row)
+        if self.config.text not in row:                   # what a path leads to is not to be kept as well
+            row = _without(row, self.config.text)
+        return make_document(slice, ordinal, offset, text, lambda key: _at(row, key), self.config, self.columns, kept)
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
         """A slice is its own bytes, and those that tell how the file is compressed. One that is compressed cannot be
@@ -155,10 +165,24 @@ def _at(row: Any, key: str) -> Any:
     return row
 
 
-def make_document(slice: Slice, ordinal: int, offset: int, text: str, get: Any, config: Any, *,
-                  surrogates: bool = True) -> Document:
-    """Document of a row whose values `get(key)` gives, by the keys that `config` names. Lone surrogates, which JSON can
-    spell and UTF-8 cannot, become U+FFFD."""
+def _without(row: dict[str, Any], path: str) -> dict[str, Any]:
+    """A copy of an object without the value at a dotted path."""
+    key, _, rest = path.partition(".")
+    if not rest:
+        return {k: v for k, v in row.items() if k != key}
+    return {**row, key: _without(row[key], rest)} if isinstance(row.get(key), dict) else row
+
+
+def columns_of(config: Any, *used: str, reserved: Iterable[str] = ()) -> Columns:
+    """The columns that the settings of a reader leave over."""
+    named = (config.id, config.url, config.date, config.language)
+    return Columns(config, (*named, *used), (*reserved, "id") if config.id else reserved)
+
+
+def make_document(slice: Slice, ordinal: int, offset: int, text: str, get: Any, config: Any, columns: Columns,
+                  kept: list[str], *, surrogates: bool = True) -> Document:
+    """Document of a row whose values `get(key)` gives, by the keys that `config` names, with those of `kept` in its
+    meta. Lone surrogates, which JSON can spell and UTF-8 cannot, become U+FFFD."""
     doc = Document(document_id(slice.source, slice.path, "", ordinal), clean(text) if surrogates else text,
                    source=slice.source, locator=locator(slice.path, offset, ordinal))
     if config.url and (value := get(config.url)) is not None:
@@ -168,28 +192,9 @@ def make_document(slice: Slice, ordinal: int, offset: int, text: str, get: Any, 
     if config.language and (value := get(config.language)) is not None:
         doc.language = clean(str(value))
     if config.id and (value := get(config.id)) is not None:
-        doc.meta["id"] = _json(value)
-    for key in config.keep:
-        if key and (value := get(key)) is not None:
-            doc.meta[key] = _json(value)
+        try:
+            doc.meta["id"] = json_value(value)
+        except Lost as e:
+            columns.lose(config.id, str(e))
+    columns.fill(doc, get, kept)
     return doc
-
-
-def _json(value: Any) -> Any:
-    """A value as it is read back from JSON."""
-    if type(value) is str:
-        return clean(value)
-    # NaN and Infinity are no JSON, though Python reads and writes them
-    plain = clean(json.dumps(value, default=str, ensure_ascii=False))
-    return json.loads(plain, parse_constant=lambda _: None)
-
-
-def clean(text: str) -> str:
-    """Without lone surrogates."""
-    if text.isascii():
-        return text
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text

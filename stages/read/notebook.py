@@ -15,8 +15,9 @@ from typing import Any
 from stages.document import BadRecord, Document
 from stages.extract.encoding import decode
 from stages.read.authored import left_out
+from stages.read.columns import clean
 from stages.read.files import Files
-from stages.read.jsonl import MAX_DEPTH, clean, deeper
+from stages.read.jsonl import MAX_DEPTH, deeper
 from stages.read.reader import Slice, bad, skipped
 from stages.stage import StageConfig, signal
 

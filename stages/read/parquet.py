@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from math import isfinite
+from types import NoneType
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,9 +14,10 @@ import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet
 from stages.document import BadRecord, Document, document_id
-from stages.read.jsonl import make_document
+from stages.read.columns import MAX_VALUE, Columns, ColumnsConfig
+from stages.read.jsonl import columns_of, make_document
 from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, locator, skipped
-from stages.stage import SettingsError, StageConfig, signal
+from stages.stage import SettingsError, signal
 
 #: rows turned into documents at a time, and bytes they may have: by the mean row, and if each were the largest entry
 #: of a dictionary (one page of text that a million rows name takes a few bytes in the file)
@@ -28,24 +31,36 @@ _TAIL = 64 << 10
 
 
 class Parquet(Reader):
-    """`offset` of a locator is the row group. Columns that do not exist are an error for `text` and `keep`, silently
-    absent for the others. Counted: `invalid_utf8`, `missing_text` (null), `empty`, `too_large`, `corrupt_parquet`, and
-    `bad_value`: another column holds what Python cannot (a timestamp beyond the year 9999)."""
+    """`offset` of a locator is the row group. Columns that do not exist are an error for `text` and those that `keep`
+    and `signals` name, silently absent for the others. What becomes of columns that no setting names:
+    `stages.read.columns`; binary ones are not even read. Counted: `invalid_utf8`, `missing_text` (null), `empty`,
+    `too_large`, `corrupt_parquet`, and `bad_value`: the id, url, date or language is what Python cannot hold (a
+    timestamp beyond the year 9999)."""
 
     name = "parquet"
+    version = 2
     libraries = ("pyarrow",)
     suffixes = (".parquet", ".parq")
     memory_mb = 800
 
-    class Config(StageConfig):
+    class Config(ColumnsConfig):
         text: str = signal("text", "column of the text")
         id: str = signal("id", "column of the set's own id, kept in meta.id; '' for none")
         url: str = signal("url", "column of the URL; '' for none")
         date: str = signal("date", "column of the date; '' for none")
         language: str = signal("", "column of the language, if it is to be trusted")
-        keep: tuple[str, ...] = signal((), "further columns to keep in meta")
         max_bytes: int = signal(64 << 20, "longest text, bytes; beyond: too_large", gt=0)
         max_group: int = signal(4 << 30, "largest row group, bytes inflated; beyond: too_large", gt=0)
+
+    #: names in `meta` that a reader of tables sets itself
+    reserved: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, config: Any = None, **kw: Any) -> None:
+        super().__init__(config, **kw)
+        c = self.config
+        self.columns = columns_of(c, c.text, reserved=self.reserved)
+        self.signals, self.lost = c.signals, self.columns.lost
+        self.required: tuple[str, ...] = (c.text, *self.columns.named, *c.signals)
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
         check_file(local, slice.path)
@@ -53,9 +68,12 @@ class Parquet(Reader):
         try:
             with open_parquet(local) as file:
                 columns = self._columns(file.schema_arrow, slice.path)
+                passed = unread(self.columns, file.schema_arrow)
                 stop = file.num_row_groups if slice.stop is None else slice.stop
                 for group in range(slice.start, stop):
                     first, info = ordinal, file.metadata.row_group(group)
+                    for column in passed:
+                        self.columns.lose(column, "binary", info.num_rows)
                     if info.total_byte_size > self.config.max_group:
                         yield bad("too_large", slice, group, ordinal, detail=f"{info.num_rows} rows of a row group of "
                                   f"{info.total_byte_size} bytes")
@@ -73,7 +91,7 @@ class Parquet(Reader):
 
     def _columns(self, schema: pa.Schema, path: str) -> list[str]:
         names = schema.names
-        for column in (self.config.text, *self.config.keep):
+        for column in self.required:
             if column not in names:
                 raise SettingsError(f"{path}: no column '{column}'; it has {', '.join(names)}. "
                                  "Say which holds the text with `text:`, and mend `keep:`")
@@ -83,16 +101,22 @@ class Parquet(Reader):
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
                 or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
             raise SettingsError(f"{path}: column '{self.config.text}' is {kind}, not text; name another with `text:`")
-        wanted = {self.config.text, self.config.id, self.config.url, self.config.date, self.config.language,
-                  *self.config.keep}
+        wanted = {self.config.text, *self._typed(), *self.columns.signals, *self.columns.of(names)}
+        wanted -= set(unread(self.columns, schema))
         return [n for n in names if n in wanted]
+
+    def _typed(self) -> tuple[str, ...]:
+        """Columns that are fields of a document."""
+        c = self.config
+        return c.id, c.url, c.date, c.language
 
     def _batch(self, batch: pa.RecordBatch, slice: Slice, group: int, ordinal: int) -> Iterator[Document | BadRecord]:
         texts, c = batch.column(self.config.text), self.config
-        used = {c.id, c.url, c.date, c.language, *c.keep}
+        kept = [n for n in self.columns.of(batch.schema.names) if n in batch.schema.names]
+        used = {*self._typed(), *self.columns.signals, *kept}
         others = {n: texts if n == c.text else _values(batch.column(n)) for n in batch.schema.names if n in used}
         listed = all(type(column) is list for column in others.values())
-        if listed and (found := self._plain(texts, others, slice, group, ordinal)):
+        if listed and (found := self._plain(texts, others, kept, slice, group, ordinal)):
             yield from found
             return
         if pa.types.is_dictionary(texts.type):                  # stays one: every row would get a copy of its text
@@ -124,7 +148,8 @@ class Parquet(Reader):
 
             try:
                 doc: Document | BadRecord = make_document(slice, ordinal + i, group, text,
-                                                          get if rows is None else rows[i].get, c, surrogates=False)
+                                                          get if rows is None else rows[i].get, c, self.columns, kept,
+                                                          surrogates=False)
             except MemoryError:
                 raise
             except UnicodeDecodeError as e:
@@ -133,10 +158,10 @@ class Parquet(Reader):
                 doc = bad("bad_value", slice, group, ordinal + i, detail=f"{type(e).__name__}: {e}")
             yield doc
 
-    def _plain(self, texts: pa.Array, others: dict[str, Any], slice: Slice, group: int,
+    def _plain(self, texts: pa.Array, others: dict[str, Any], kept: list[str], slice: Slice, group: int,
                ordinal: int) -> list[Document] | None:
         """The documents of a batch with nothing odd about it, at a third of the cost of looking at every row: strings
-        only, no text missing, blank, too large or not UTF-8, not much in all. None for any other batch."""
+        and numbers only, no text missing, blank, too large or not UTF-8, not much in all. None for any other batch."""
         c = self.config
         if texts.null_count or texts.nbytes > min(_PLAIN_BYTES, c.max_bytes) or c.text in others or not (
                 pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
@@ -147,9 +172,10 @@ class Parquet(Reader):
             return None
         absent = [None] * len(listed)
         ids, urls, dates, languages = (others.get(name, absent) for name in (c.id, c.url, c.date, c.language))
-        kept = [name for name in c.keep if name in others]
-        if not all(listed) or any(map(str.isspace, listed)) or any(
-                type(v) is not str and v is not None for column in others.values() for v in column):
+        if not all(listed) or any(map(str.isspace, listed)) or not all(
+                map(_sound, (others[name] for name in kept))) or not all(
+                map(_numbers, (others[name] for name in self.columns.signals))) or any(
+                type(v) is not str and v is not None for name in self._typed() for v in others.get(name, ())):
             return None
         source, path, docs = slice.source, slice.path, []
         for row, (text, url, date, language, id) in enumerate(zip(listed, urls, dates, languages, ids), ordinal):
@@ -158,10 +184,15 @@ class Parquet(Reader):
             if id is not None:
                 doc.meta["id"] = id
             docs.append(doc)
-        for name in kept:
+        for name in self.columns.signals:
             for doc, value in zip(docs, others[name]):
                 if value is not None:
-                    doc.meta[name] = value
+                    doc.signals[name] = float(value)
+        for name in kept:
+            key = self.columns.name(name)
+            for doc, value in zip(docs, others[name]):
+                if value is not None:
+                    doc.meta[key] = value
         return docs
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
@@ -218,10 +249,53 @@ def _values(column: pa.Array) -> list[Any] | pa.Array:
     """Values of a column; the column itself where that would take much memory, or one of them cannot be had."""
     if column.nbytes > _LISTED_BYTES:
         return column
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_integer(column.type):
+    kind = column.type
+    if any(fits(kind) for fits in (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer,
+                                   pa.types.is_float32, pa.types.is_float64, pa.types.is_boolean)):
         with suppress(UnicodeDecodeError):
             return column.to_pylist()
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        with suppress(pa.ArrowException, ArithmeticError, ValueError):
+            return _nanoseconds(column)
     return column
+
+
+def _nanoseconds(column: pa.Array) -> list[Any]:
+    """Times as Python has them, and as text where there are more digits: of such Arrow makes an error, or an object of
+    pandas where that is installed."""
+    whole = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    odd = pc.not_equal(whole.cast(column.type), column).to_pylist()
+    return [text if more else time for time, more, text in
+            zip(whole.to_pylist(), odd, pc.cast(column, pa.string()).to_pylist())]
+
+
+def _sound(column: list[Any]) -> bool:
+    """Whether `meta` holds the values of a column as they are."""
+    kinds = {type(v) for v in column} - {NoneType}
+    if kinds == {str}:
+        return max(len(v) for v in column if v is not None) <= MAX_VALUE
+    return kinds <= {bool, int} or (kinds == {float} and all(v is None or isfinite(v) for v in column))
+
+
+def _numbers(column: list[Any]) -> bool:
+    """Whether signals hold the values of a column, and exactly."""
+    kinds = {type(v) for v in column} - {NoneType}
+    return kinds <= {bool} or (kinds <= {int, float} and all(v is None or (isfinite(v) and float(v) == v)
+                                                              for v in column))
+
+
+def unread(columns: Columns, schema: pa.Schema) -> list[str]:
+    """Columns of bytes, which `meta` cannot hold; where `keep` names one, it may be text all the same."""
+    return [f.name for f in schema if columns.of([f.name]) and _binary(f.type)] if columns.all else []
+
+
+def _binary(kind: pa.DataType) -> bool:
+    """Whether there are bytes in values of a type."""
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or (
+            pa.types.is_binary_view(kind)):
+        return True
+    inner = [kind.value_type] if pa.types.is_dictionary(kind) else [kind.field(i).type for i in range(kind.num_fields)]
+    return any(map(_binary, inner))
 
 
 def per_batch(group: Any, columns: list[str], local: str | None = None) -> int:

@@ -85,6 +85,10 @@ class Reader:
         self.config = config
         #: what a person should hear about a file, e.g. why it cannot be split; filled by `splits` and `read`
         self.warnings: list[str] = []
+        #: signals that its documents carry: columns of the datasets made of them
+        self.signals: tuple[str, ...] = ()
+        #: values of the records read that no document has: {column: {reason: values}}
+        self.lost: dict[str, dict[str, int]] = {}
 
     def key(self) -> str:
         """32 hex characters over everything that decides what this reader makes of a file."""

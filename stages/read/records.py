@@ -1,22 +1,24 @@
 """Post-training sets in JSON Lines, JSON or Parquet as documents: rendered by a template, with the spans that count.
 
-Two readers, `sft` and `preference`; the formats, and what becomes of them, are those of `stages.read.conversation`.
-`loss_spans` of a document say which bytes of its text are what the assistant says: so such a set can join an annealing
-mixture as it is. Records that make no conversation are quarantined: `missing_turns` (none of the formats), `bad_turn`,
-`unknown_role`, `empty_turn`, `no_answer`, `starts_with_answer`, `disliked` (`label: false`), `not_text` (images,
-sound), `too_many_turns`, `marker_in_content`, `too_large`; and what is wrong with lines, arrays and tables (`bad_json`,
-`invalid_utf8`, …).
+Two readers, `sft` and `preference`; the formats, and what becomes of them, are those of `stages.read.conversation`,
+what becomes of keys that belong to none of them, of `stages.read.columns`. `loss_spans` of a document say which bytes
+of its text are what the assistant says: so such a set can join an annealing mixture as it is. Records that make no
+conversation are quarantined: `missing_turns` (none of the formats), `bad_turn`, `unknown_role`, `empty_turn`,
+`no_answer`, `starts_with_answer`, `disliked` (`label: false`), `not_text` (images, sound), `too_many_turns`,
+`marker_in_content`, `too_large`; and what is wrong with lines, arrays and tables (`bad_json`, `invalid_utf8`, …).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from pipeline.base.parquet import open_parquet
 from stages.document import BadRecord, Document, document_id
+from stages.read.columns import ColumnsConfig, clean
 from stages.read.conversation import (
     TEMPLATES,
     Refused,
@@ -30,16 +32,16 @@ from stages.read.conversation import (
     render,
     with_system,
 )
-from stages.read.jsonl import Jsonl, clean, make_document
-from stages.read.parquet import Parquet, per_batch
+from stages.read.jsonl import Jsonl, columns_of, make_document
+from stages.read.parquet import Parquet, per_batch, unread
 from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, skipped
-from stages.stage import SettingsError, StageConfig, signal
+from stages.stage import SettingsError, signal
 
-#: keys of what is no text (in lines and arrays; of tables they are not read)
+#: keys of what is no text (in lines and arrays; of tables they are not read, and never kept)
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
-class RecordsConfig(StageConfig):
+class RecordsConfig(ColumnsConfig):
     template: Literal["chatml", "llama3", "plain"] | Template = signal("chatml", "a named template, or one's own")
     system: tuple[str, ...] = signal(("system", "system_prompt"), "keys of the system's turn beside the others")
     tools: tuple[str, ...] = signal(("tools", "functions"), "keys of the functions the assistant may call")
@@ -47,7 +49,6 @@ class RecordsConfig(StageConfig):
     url: str = signal("url", "key of the URL; '' for none")
     date: str = signal("date", "key of the date; '' for none")
     language: str = signal("", "key of the language, if it is to be trusted")
-    keep: tuple[str, ...] = signal((), "further keys to keep in meta")
     max_bytes: int = signal(16 << 20, "longest line or text, bytes; beyond: line_too_long, too_large", gt=0)
 
 
@@ -57,7 +58,7 @@ class Records(Reader):
     suffixes = Jsonl.suffixes + Parquet.suffixes
     libraries = ("pyarrow",)
     memory_mb = 800
-    version = 4
+    version = 5
     Config = RecordsConfig
 
     def __init__(self, config: Any = None, **kw: Any) -> None:
@@ -66,6 +67,8 @@ class Records(Reader):
         self.template = TEMPLATES[named] if isinstance(named, str) else named
         self._lines = Jsonl(max_line=self.config.max_bytes)
         self._lines.warnings = self.warnings
+        self.columns = columns_of(self.config, *self._keys(), *MEDIA, reserved=("turns", "answer"))
+        self.signals, self.lost = self.config.signals, self.columns.lost
 
     # -- files -------------------------------------------------------------------------------------------------------
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
@@ -84,14 +87,19 @@ class Records(Reader):
         ordinal, group = slice.ordinal, slice.start
         try:
             with open_parquet(local) as file:
-                wanted = self._keys()
-                columns = [n for n in file.schema_arrow.names if n in wanted]
-                if missing := [key for key in self.config.keep if key.partition(".")[0] not in columns]:
+                names = file.schema_arrow.names
+                wanted, passed = self._keys(), unread(self.columns, file.schema_arrow)
+                kept = {n for n in self.columns.of(names) if n not in wanted and n not in passed}
+                columns = [n for n in names if n in wanted or n in kept]
+                named = (*self.columns.named, *self.columns.signals)
+                if missing := [key for key in named if key.partition(".")[0] not in columns]:
                     raise SettingsError(f"{slice.path}: no column '{missing[0]}'; it has "
-                                        f"{', '.join(file.schema_arrow.names)}. Mend `keep:`")
+                                     f"{', '.join(file.schema_arrow.names)}. Mend `keep:`")
                 stop = file.num_row_groups if slice.stop is None else slice.stop
                 for group in range(slice.start, stop):
                     info, seen = file.metadata.row_group(group), ordinal
+                    for column in passed:
+                        self.columns.lose(column, "binary", info.num_rows)
                     if info.total_byte_size > 4 << 30:
                         yield ordinal, group, bad("too_large", slice, group, ordinal, detail=f"{info.num_rows} rows of "
                                                   f"a row group of {info.total_byte_size} bytes")
@@ -99,7 +107,7 @@ class Records(Reader):
                         for batch in file.iter_batches(per_batch(info, columns, local), row_groups=[group],
                                                        columns=columns):
                             for i in range(len(batch)):
-                                yield seen, group, _row(batch, i, slice, group, seen)
+                                yield seen, group, self._row(batch, i, kept, slice, group, seen)
                                 seen += 1
                     else:
                         for seen in range(ordinal, ordinal + info.num_rows):
@@ -111,10 +119,28 @@ class Records(Reader):
             yield ordinal, group, bad("corrupt_parquet", slice, group, ordinal, detail=str(e).partition("\n")[0],
                                       fatal=True)
 
+    def _row(self, batch: pa.RecordBatch, i: int, kept: set[str], slice: Slice, group: int, ordinal: int) -> Any:
+        """A row of a batch, or what is wrong with it. A value of the columns `kept` that Python cannot hold is lost."""
+        with suppress(ArithmeticError, RecursionError, TypeError, ValueError, pa.ArrowInvalid):
+            return batch.slice(i, 1).to_pylist()[0]
+        row = {}
+        for name in batch.schema.names:
+            try:
+                row[name] = batch.column(name)[i].as_py()
+            except MemoryError:
+                raise
+            except (ArithmeticError, RecursionError, TypeError, ValueError, pa.ArrowException) as e:
+                reason = "invalid_utf8" if isinstance(e, UnicodeDecodeError) else "bad_value"
+                if name not in kept:
+                    return bad(reason, slice, group, ordinal, detail=getattr(e, "reason", type(e).__name__))
+                self.columns.lose(name, reason)
+        return row
+
     def _keys(self) -> set[str]:
         """Columns that are looked at."""
-        c = self.config.model_dump(exclude={"template", "max_bytes"})
+        c = self.config.model_dump(exclude={"template", "max_bytes", "keep", "answers"})
         named = [v for value in c.values() for v in ([value] if isinstance(value, str) else value)]
+        named += () if self.config.keep == "all" else self.config.keep
         return {part for name in named for part in (name, name.partition(".")[0])} - {""}
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
@@ -143,7 +169,8 @@ class Records(Reader):
                 yield bad("too_large", slice, offset, ordinal, member=member, detail=f"{spans[-1]['end']} bytes")
                 continue
             try:
-                doc = make_document(slice, ordinal, offset, text, lambda key: first(row, (key,)), self.config)
+                doc = make_document(slice, ordinal, offset, text, lambda key: first(row, (key,)), self.config,
+                                    self.columns, self.columns.of(row))
             except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as e:
                 yield bad("bad_value", slice, offset, ordinal, member=member, detail=type(e).__name__)
                 continue
@@ -212,13 +239,3 @@ def _refuse(reason: str, detail: str) -> list[Turn]:
     raise Refused(reason, detail)
 
 
-def _row(batch: pa.RecordBatch, i: int, slice: Slice, group: int, ordinal: int) -> Any:
-    """A row of a batch, or what is wrong with it."""
-    try:
-        return batch.slice(i, 1).to_pylist()[0]
-    except UnicodeDecodeError as e:
-        return bad("invalid_utf8", slice, group, ordinal, detail=e.reason)
-    except MemoryError:
-        raise
-    except (ArithmeticError, RecursionError, TypeError, ValueError, pa.ArrowException) as e:
-        return bad("bad_value", slice, group, ordinal, detail=type(e).__name__)

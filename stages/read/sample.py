@@ -15,6 +15,7 @@ import pyarrow as pa
 from pipeline.base.parquet import open_parquet
 from stages.document import BadRecord, Document
 from stages.read.reader import Reader, Skipped, Slice, bad, check_file, environment
+from stages.stage import StageConfig, signal
 
 #: `kind` is document, bad or skipped; `text` is UTF-8 that may hold lone surrogates; `rank` is its place in the
 #: draw, smaller is drawn earlier
@@ -59,7 +60,15 @@ class Sample(Reader):
     """Reads what `to_row` wrote."""
 
     name = "sample"
+    version = 2
     suffixes = (".sample.parquet",)
+
+    class Config(StageConfig):
+        signals: tuple[str, ...] = signal((), "signals of the documents")
+
+    def __init__(self, config: Any = None, **kw: Any) -> None:
+        super().__init__(config, **kw)
+        self.signals = self.config.signals
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
         check_file(local, slice.path)

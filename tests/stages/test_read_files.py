@@ -332,12 +332,14 @@ def test_parquet_one_bad_cell_is_one_bad_record(tmp_path):
     assert [i.reason if isinstance(i, BadRecord) else i.text for i in items] == ["one", "invalid_utf8", "bad_value"]
     assert [i.locator["record"] for i in items] == [0, 1, 2] and not any(getattr(i, "fatal", 0) for i in items)
     assert [i.id for i in items] == [document_id("s", "a.parquet", "", n) for n in range(3)]
-    items = read(Parquet(keep=("when",)), local)
-    assert [i.reason if isinstance(i, BadRecord) else i.text for i in items] == ["one", "invalid_utf8", "bad_value"]
+    reader = Parquet(url="", keep=("when", "url"))          # in meta it costs the value, not the document
+    items = read(reader, local)
+    assert [(i.text, i.meta.get("url")) for i in items] == [("one", "a"), ("two", None), ("three", "c")]
+    assert reader.lost == {"when": {"bad_value": 1}, "url": {"invalid_utf8": 1}} and "when" not in items[2].meta
 
 
-@pytest.mark.parametrize("odd", ["", "a blank text", "an empty text", "a null", "a number", "bytes", "a large one",
-                                 "not UTF-8", "views"])
+@pytest.mark.parametrize("odd", ["", "a blank text", "an empty text", "a null", "a number", "no number", "bytes",
+                                 "a large one", "not UTF-8", "views"])
 def test_batches_of_nothing_odd_are_read_as_row_by_row(tmp_path, monkeypatch, odd):
     texts = [f"Text {i}, größer: {chr(0x1F600 + i)}." for i in range(700)]
     more = {"lang": [None if i % 3 else "de" for i in range(700)], "when": ["2026-11-21"] * 700,
@@ -352,6 +354,8 @@ def test_batches_of_nothing_odd_are_read_as_row_by_row(tmp_path, monkeypatch, od
         texts[300] = None
     elif odd == "a number":
         more["note"] = list(range(700))
+    elif odd == "no number":
+        more["note"] = [i / 7 for i in range(699)] + [float("nan")]
     column = pa.array(texts)
     if odd == "bytes":
         column = column.cast(pa.binary())
@@ -371,7 +375,7 @@ def test_batches_of_nothing_odd_are_read_as_row_by_row(tmp_path, monkeypatch, od
     plain = Parquet._plain
     monkeypatch.setattr(Parquet, "_plain", lambda *a: quick.append(bool(found := plain(*a))) or found)
     found = read(reader, local)
-    assert any(quick) == (odd not in ("a number", "bytes", "a large one", "views")) and (all(quick) == (not odd))
+    assert any(quick) == (odd not in ("bytes", "a large one", "views")) and (all(quick) == (odd in ("", "a number")))
     monkeypatch.setattr(parquet, "_PLAIN_BYTES", 0)
     assert [all_facts(d) for d in found] == [all_facts(d) for d in read(reader, local)]
     assert len(found) == 700
