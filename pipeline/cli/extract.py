@@ -33,6 +33,7 @@ REMEDIES = {
     "not_html": "it does not begin like a web page",
     "no_text": "nothing of it is main text; try another --engine",
     "html_too_deep": "its elements nest too deep, or it is too tangled; try another --engine",
+    "pdf_cipher": "its fonts give other letters than they draw; read it with --set pdf.ocr=tesseract",
     "pdf_no_text": "it has no text layer (a scan); read it with --set pdf.ocr=tesseract",
     "pdf_encrypted": "take its password off first",
     "pdf_damaged": "it cannot be opened; try to repair it or fetch it again",
@@ -269,7 +270,7 @@ def no_text(made: Made, ocr: bool) -> str:
     said = REMEDIES.get(made.reason or "") or getattr(made.doc, "detail", "")
     if (made.reason or "").startswith("error: "):
         said = "a run puts this document into quarantine"
-    if made.reason == "pdf_no_text" and ocr:
+    if made.reason in ("pdf_no_text", "pdf_cipher") and ocr:
         said = "OCR found none, either"
     if made.reason == "no_text" and made.engine is None:
         said = "there is nothing but markup in it"
@@ -278,7 +279,7 @@ def no_text(made: Made, ocr: bool) -> str:
 
 def note(place: str, made: Made, ocr: bool) -> None:
     """Say which pages of a PDF were not read."""
-    pages = [str(n) for n, route in enumerate(made.doc.meta.get("pdf_routes", ""), 1) if route == "s"]
+    pages = [str(n) for n, route in enumerate(made.doc.meta.get("pdf_routes", ""), 1) if route in "sc"]
     if pages:
         which = ", ".join(pages[:8]) + (" …" if len(pages) > 8 else "")
         why = "OCR found none, or had read its ocr_pages" if ocr else "read them with --set pdf.ocr=tesseract"

@@ -13,7 +13,7 @@ from pipeline.store.fs import Store
 #: a barrier that removes more than this share of the documents of a source raises an alarm
 ALARM = 0.5
 #: what became of a page of a PDF (stages.extract.pdf.ROUTES)
-PAGES = ("text_layer", "ocr", "empty", "no_text", "unreadable")
+PAGES = ("text_layer", "ocr", "empty", "no_text", "unreadable", "cipher")
 
 
 def readers(name: str, passes: list[Node]) -> list[Node]:

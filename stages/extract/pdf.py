@@ -17,6 +17,7 @@ import pypdfium2.raw as pdfium_c
 from stages.document import Document
 from stages.extract.ocr import LIBRARIES, Engine, engine, glyphs, page_of, words_of
 from stages.extract.pdf_chars import PageChars, pieces_of
+from stages.extract.pdf_cipher import shifted
 from stages.extract.pdf_layout import blocks_of
 from stages.extract.pdf_picture import DECODED, dots, draw, pictures, size
 from stages.extract.pdf_quality import DEGRADED, FEW, Quality, quality_of
@@ -31,7 +32,9 @@ _PASSWORD = (pdfium_c.FPDF_ERR_PASSWORD, pdfium_c.FPDF_ERR_SECURITY)
 #: pages of Cyrillic by `eng` 41 to 56, of Latin by `rus` 24 to 36; in their language from 61, contents with leaders)
 _SURE = 58
 #: letters of `meta.pdf_routes`
-ROUTES = {"t": "text_layer", "o": "ocr", "e": "empty", "s": "no_text", "x": "unreadable"}
+ROUTES = {"t": "text_layer", "o": "ocr", "e": "empty", "s": "no_text", "x": "unreadable", "c": "cipher"}
+#: those of pages that nothing could read though something is on them
+UNREAD = "sxc"
 #: characters of a page that may stand on its head
 _LITTLE = 500
 #: characters below which a text layer over a picture of half the page is a stamp on it
@@ -43,7 +46,8 @@ pdfium_c.FPDF_SetSystemFontInfo(_NO_FONTS)
 
 
 class _Read(NamedTuple):
-    """A page as it goes into the text. `route`: t text layer, o OCR, e nothing is on it, s no text, and none by OCR."""
+    """A page as it goes into the text. `route`: t text layer, o OCR, e nothing is on it, s no text, and none by OCR,
+    c letters that are not those drawn, and none by OCR."""
 
     page: Page
     quality: Quality
@@ -53,29 +57,33 @@ class _Read(NamedTuple):
 
 class Pdf(Stage):
     """Takes `raw`, makes `text`. Reasons: `not_pdf`, `pdf_too_large` (bytes stored or inflated), `pdf_encrypted`,
-    `pdf_damaged`, `pdf_too_many_pages`, `pdf_too_many_chars`, `pdf_no_text` (scanned, mostly: a case for OCR).
+    `pdf_damaged`, `pdf_too_many_pages`, `pdf_too_many_chars`, `pdf_no_text` (scanned, mostly: a case for OCR),
+    `pdf_cipher` (its fonts give other letters than they draw, on every page that has text).
 
     The text layer is read by the places of its characters: columns one after the other, tables as rows of cells between
     bars, code in fixed pitch with its indents, running heads, feet and page numbers left out, words cut at line ends
     mended, lines joined to paragraphs, ligatures spelled out. Text across the page's main direction is left out.
 
     `ocr: tesseract` or `rapidocr` reads, by outcome, the pages whose text layer is missing (less than 16 characters,
-    less than 200 over a picture of half the page) or degraded (confidence below 50), and keeps what it is surer of. At
-    most `ocr_pages` a document; pages are not read whose pictures have too many pixels, or more letters than a budget
-    is enough for. A page that exceeds its CPU
+    less than 200 over a picture of half the page), degraded (confidence below 50) or of shifted letters, and keeps what
+    it is surer of. At most `ocr_pages` a document; pages are not read whose pictures have too many pixels, or more
+    letters than a budget is enough for. A page that exceeds its CPU
     seconds or memory, which are not those of the worker, sends the document to quarantine. An engine or language that
     is not at hand ends the run before it begins.
 
+    A page of shifted letters (`pdf_cipher.shifted`) that OCR does not read gives no text.
+
     Kept in meta, a character a page: `pdf_routes` (t text layer, o OCR, e empty, s no text though something is on it,
-    x does not load) and `pdf_confidence` (0 to 9). Signals: `pdf_pages`; `pdf_chars_per_page`, mean; `pdf_garbled`, the
-    share of characters that are U+FFFD, private or control (a broken font encoding); `pdf_spaces`, the share that are
-    spaces; `pdf_wordlike`, the share of words that look like words (1 where there are none); `pdf_confidence`, mean, 0
-    to 1; `pdf_ocr`, the share of pages read by OCR; `pdf_unread`, the share of pages that nothing could read though
-    something is on them (s, x). PDFium may crash on a damaged file; the engine then quarantines it.
+    x does not load, c shifted letters) and `pdf_confidence` (0 to 9). Signals: `pdf_pages`; `pdf_chars_per_page`,
+    mean; `pdf_garbled`, the share of characters that are U+FFFD, private or control (a broken font encoding);
+    `pdf_spaces`, the share that are spaces; `pdf_wordlike`, the share of words that look like words (1 where there
+    are none); `pdf_confidence`, mean, 0 to 1; `pdf_ocr`, the share of pages read by OCR; `pdf_unread`, the share of
+    pages that nothing could read though something is on them (s, x, c). PDFium may crash on a damaged file; the
+    engine then quarantines it.
     """
 
     name = "pdf"
-    version = 3
+    version = 4
     #: every rule here is in integers, but PDFium decides in floating point where words and lines end, and draws pages
     #: in it, and OCR is a neural network: the output may depend on the machine
     exact = False
@@ -189,6 +197,9 @@ class Pdf(Stage):
         finally:
             layer.close()
         quality = quality_of(chars)
+        cipher = shifted([piece.text for piece in chars.pieces])
+        if cipher:
+            quality = quality._replace(confidence=0)
         covered, pixels = pictures(page) if quality.chars < _STAMP or quality.confidence < DEGRADED else (False, 0)
         missing = quality.chars < FEW or (quality.chars < _STAMP and covered)
         if not missing and quality.confidence >= DEGRADED:
@@ -205,6 +216,8 @@ class Pdf(Stage):
                     return _Read(Page(blocks_of(seen[0]), seen[0].height), told, "o", tried)
             elif route == "s":
                 route = "e"
+        if cipher:
+            return _Read(Page([], chars.height), quality, "c", tried)
         return _Read(Page(blocks_of(chars), chars.height), quality, route, tried)
 
     def _see(self, engine: Engine, page: pdfium.PdfPage, dpi: int) -> tuple[PageChars, int] | None:
@@ -236,11 +249,11 @@ class Pdf(Stage):
         doc.signals["pdf_wordlike"] = wordlike / words if words else 1.0
         doc.signals["pdf_confidence"] = sum(read.quality.confidence for read in good) / (99 * len(good))
         doc.signals["pdf_ocr"] = routes.count("o") / len(reads)
-        doc.signals["pdf_unread"] = (routes.count("s") + routes.count("x")) / len(reads)
+        doc.signals["pdf_unread"] = sum(map(routes.count, UNREAD)) / len(reads)
         if title := title_of(file):
             doc.meta["title"] = title
         doc.text = text_of([read.page for read in good])
-        return None if doc.text else "pdf_no_text"
+        return None if doc.text else "pdf_cipher" if "c" in routes else "pdf_no_text"
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
         """{docs, unread: documents with pages that nothing could read though something is on them, pages: {route: n},
@@ -249,7 +262,7 @@ class Pdf(Stage):
         if not isinstance(routes, str):
             return None
         sure = (c for c, route in zip(doc.meta.get("pdf_confidence", ""), routes) if route in "to" and c.isdecimal())
-        return {"docs": 1, "unread": int("s" in routes or "x" in routes), "confidence": dict(Counter(sure)),
+        return {"docs": 1, "unread": int(any(route in routes for route in UNREAD)), "confidence": dict(Counter(sure)),
                 "pages": dict(Counter(ROUTES[route] for route in routes if route in ROUTES))}
 
 
