@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.cli.options import as_typed
 from pipeline.cli.show import plain
-from pipeline.engine.progress import clock, size
-from pipeline.store.attempts import Standing
+from pipeline.engine.progress import age, clock, size
+from pipeline.store.attempts import Standing, driver_of
 from pipeline.store.fs import Store
 
 #: of what runs and of what failed, shown at once
 SHOWN = 8
+#: seconds without a heartbeat (one comes every five) after which a driver is said to be stopped or to hang
+SILENT_S = 30.0
 HINTS = {
     "submitted": "its driver has not begun yet",
     "died": "its driver is gone without a word; tokenmill resume goes on from what it had committed",
@@ -25,6 +28,7 @@ def document(store: Store, found: Standing) -> dict[str, Any]:
     progress = {k: v for k, v in found.progress.items() if k not in ("run", "attempt", "state", "error")}
     report = f"runs/{found.run}/report.html"
     return {"run": found.run, "state": found.state, "attempt": found.attempt, "error": found.error,
+            "silent_s": found.silent_s, "age_s": found.age_s,
             "how": found.facts.get("how"), "address": found.facts.get("address"), "job": found.facts.get("job"),
             "begun": found.facts.get("begun"), "store": store.root, **progress,
             "report": f"{store.root}/{report}" if store.exists(report) else None}
@@ -43,6 +47,8 @@ def text(store: Store, found: Standing, debug: bool = False) -> str:
     lines = ["  ".join(map(str, head))]
     if found.state in HINTS:
         lines.append(f"  {HINTS[found.state]}")
+    if found.silent_s is not None:
+        lines += _signs(store, found, found.silent_s)
     if p:
         lines += _progress(p, found.ended)
     if p.get("failures"):
@@ -51,10 +57,15 @@ def text(store: Store, found: Standing, debug: bool = False) -> str:
             times = f" × {f['times']}" if f["times"] > 1 else ""
             lines.append(f"  {f['node']}  {f['label']}{times}  {f['kind']}: {_first(f['message'])}")
     if p.get("running"):
+        later = found.age_s or 0.0                             # it goes on, though nobody has written that down
+        hung = [t for t in p["running"] if t.get("hangs")]
+        if hung:
+            lines += ["without progress", *(f"  {t['node']}  {t['label']}  {t['hangs']}" for t in hung)]
         lines.append("running longest")
-        for t in p["running"][:SHOWN]:
+        for t in sorted(p["running"], key=lambda t: -t["seconds"])[:SHOWN]:
             row = f"  row {t['row']:,}" if t["row"] >= 0 else ""
-            lines.append(f"  {t['node']}  {t['label']}  {clock(t['seconds'])}{row}")
+            where = f"  process {t['pid']} on {t['host']}" if t.get("pid") else ""
+            lines.append(f"  {t['node']}  {t['label']}  {clock(t['seconds'] + later)}{row}{where}")
     if found.error:
         lines += ["error", *(f"  {line}" for line in found.error.splitlines()[:12])]
     if debug and p.get("traceback"):
@@ -63,6 +74,22 @@ def text(store: Store, found: Standing, debug: bool = False) -> str:
     if found.state == "done" and store.exists(report):
         lines.append(f"report: {store.root}/{report}")
     return plain("\n".join(lines))
+
+
+def _signs(store: Store, found: Standing, silent_s: float) -> list[str]:
+    """When the driver last gave a sign of life and made progress; where it gives none any more, what to do."""
+    words = [f"last sign of life {age(silent_s)} ago"]
+    if found.age_s is not None:
+        words.append(f"this is as of {age(found.age_s)} ago")
+        if (finished := found.progress.get("finished_s")) is not None:
+            words.append(f"last task finished {age(finished + found.age_s)} ago")
+    lines = ["  " + "  ".join(words)]
+    if silent_s > SILENT_S:
+        driver = driver_of(store)
+        lines.append(f"  no sign of life for {age(silent_s)}: its driver (process {driver.get('pid')} on "
+                     f"{driver.get('host')}) is stopped or hangs; kill -CONT {driver.get('pid')} there if it was "
+                     f"stopped, else {as_typed('resume', found.run, store)} --takeover goes on without it")
+    return lines
 
 
 def _progress(p: dict[str, Any], ended: bool) -> list[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _TICK = os.sysconf("SC_CLK_TCK")
+_STATES = {b"T": "stopped", b"t": "stopped", b"D": "waiting", b"R": "computing", b"S": "sleeping", b"I": "sleeping"}
 
 
 #: nothing sound reads, sorts or learns from its input more slowly than this many bytes a CPU second
@@ -35,12 +36,18 @@ class Limits:
     recycle_cpu_s: float = 600.0   # CPU seconds after which a child is replaced (a new one costs 1): libraries leak
     max_condemned: int = 100       # documents of one partition
     hanging_s: float = 120.0       # seconds without cursor movement: say so (nothing is done about it)
+    idle_s: float = 20.0           # the same of a child that uses no CPU time either: it is stopped, or it waits
 
     def batch_cpu_s(self, rows: int) -> float:
         """CPU seconds a batch may take in one stage. `cpu_s` is ten times what all but one document in a thousand take
         (contracts §5), so an eighth a document is plenty for many: one that never ends is not waited for by the hour.
         A batch that does take more goes on one by one, and nobody is condemned for it."""
         return self.cpu_s * min(rows, max(16, rows / 8))
+
+    def hangs(self, still: float, idle: float, told: int) -> bool:
+        """Whether to say that a task makes no progress: its cursor has not moved for `still` seconds and it has used no
+        CPU time for `idle`. Said again (after `told` times) whenever that has lasted twice as long."""
+        return still >= self.hanging_s * 2 ** told or min(still, idle) >= self.idle_s * 2 ** told
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,6 +65,14 @@ def working_seconds(pid: int) -> float:
     with open(f"/proc/{pid}/stat", "rb") as f:
         fields = f.read().rpartition(b")")[2].split()
     return sum(map(int, fields[11:15])) / _TICK
+
+
+def doing(pid: int) -> str:
+    """What the kernel says a process does: stopped, waiting (for a disk or a share, where no signal reaches it),
+    computing, or sleeping; "" when it is gone."""
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as f:
+        return _STATES.get(f.read().rpartition(b")")[2].split()[0], "")
+    return ""
 
 
 def anonymous_mb(pid: int) -> float:

@@ -21,6 +21,7 @@ from rich.progress import Progress as Bars
 
 from pipeline.engine.faults import gist
 from pipeline.engine.metrics import OUTCOMES, outcomes
+from pipeline.engine.scheduler import Running
 from pipeline.engine.task import PartRecord, TaskSpec
 from pipeline.redact import redact
 from pipeline.store.fs import StoreError
@@ -50,6 +51,7 @@ class _Node:
     doubled: int = 0            # second attempts beside a slow one
     outcomes_run: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))    # documents, run here
     running: int = 0
+    hung: int = 0
     cpu_s: float = 0.0
     started: float | None = None    # while tasks run; waiting for workers is not running
     spent: float = 0.0              # seconds it ran before that
@@ -101,7 +103,8 @@ class Progress:
         #: (node, kind, gist of the message) → its latest label and message, and how often; latest last
         self.failures: dict[tuple[str, str, str], tuple[str, str, int]] = {}
         self._told: dict[str, float] = {}                            # gist of a message → when it was said
-        self._hung: dict[str, tuple[int, str]] = {}                  # key of a task → row and place it stands at
+        self._hung: dict[str, tuple[int, int]] = {}                  # key of a task → row and stage it stands at
+        self._finished: float | None = None                          # when the last task did
         self._written = self._said = self._begun = clock()
         self._bars: Bars | None = None
         self._ids: dict[str, TaskID] = {}
@@ -135,6 +138,7 @@ class Progress:
     def done(self, spec: TaskSpec, record: PartRecord) -> None:
         node = self.nodes[spec.node]
         self._hung.pop(spec.key, None)
+        self._finished = self._clock()
         node.start(self._clock() - record.wall_s)
         node.done += 1
         node.weight_done += spec.weight
@@ -184,35 +188,33 @@ class Progress:
         self._event("condemned", node=spec.node, key=spec.key, label=spec.label, row=row, reason=reason)
         self._say(f"{spec.node}: {spec.label or spec.key}: document {row} goes into quarantine ({reason})")
 
-    def hanging(self, spec: TaskSpec, row: int, stage: int, seconds: float) -> None:
+    def hanging(self, task: Running) -> None:
         """A task whose cursor has stood still for so long. It may only be slow: limits and stragglers see to the rest.
         """
-        chain = spec.args.get("chain", ())
-        name = chain[stage].get("name", str(stage)) if 0 <= stage < len(chain) else str(stage) if stage >= 0 else "read"
-        place = "outside any document" if row < 0 else f"document {row} in stage {name}" if stage >= 0 else \
-            f"while record {row} is read"
-        self._hung[spec.key] = row, place
-        self._event("hanging", node=spec.node, key=spec.key, label=spec.label, row=row, stage=name if row >= 0 else "",
-                    seconds=round(seconds, 1))
-        self._say(f"{spec.node}: {spec.label or spec.key}: no progress for {clock(seconds)}, {place}")
+        spec = task.spec
+        self._hung[spec.key] = task.row, task.stage
+        self._event("hanging", node=spec.node, key=spec.key, label=spec.label, row=task.row,
+                    stage=stage_of(task) if task.row >= 0 else "", seconds=task.still, host=task.host, pid=task.pid,
+                    does=task.does)
+        self._say(f"{spec.node}: {spec.label or spec.key}: {hang_of(task)}")
 
-    def running(self, slots: int, tasks: list[tuple[TaskSpec, float, int]]) -> None:
-        """`tasks`: what runs, for how many seconds, at which row (-1: outside any document). One that makes no progress
-        has the place it stands at as `hangs`."""
+    def running(self, slots: int, tasks: list[Running]) -> None:
+        """What runs. A task that was said to hang is shown first, with what hangs and what to do, until it goes on."""
         self.slots = slots
-        longest = sorted(tasks, key=lambda t: -t[1])[:SHOWN]
-        for spec, _, row in tasks:
-            if spec.key in self._hung and self._hung[spec.key][0] != row:        # it goes on
-                del self._hung[spec.key]
-        self.tasks = [{"node": s.node, "label": s.label or s.key, "seconds": round(seconds, 1), "row": row,
-                       **({"hangs": self._hung[s.key][1]} if s.key in self._hung else {})}
-                      for s, seconds, row in longest]
-        counts = Counter(s.node for s, _, _ in tasks)
+        for t in tasks:
+            if t.spec.key in self._hung and self._hung[t.spec.key] != (t.row, t.stage):        # it goes on
+                del self._hung[t.spec.key]
+        ranked = sorted(tasks, key=lambda t: (t.spec.key not in self._hung, -t.seconds))[:SHOWN]
+        self.tasks = [{"node": t.spec.node, "label": t.spec.label or t.spec.key, "seconds": round(t.seconds, 1),
+                       "row": t.row, "stage": stage_of(t) if t.row >= 0 else "", "still": t.still, "host": t.host,
+                       "pid": t.pid, **({"hangs": hang_of(t)} if t.spec.key in self._hung else {})} for t in ranked]
+        counts = Counter(t.spec.node for t in tasks)
+        hung = Counter(t.spec.node for t in tasks if t.spec.key in self._hung)
         for name, node in self.nodes.items():
-            node.running = counts[name]
-        for spec, seconds, _ in tasks:
-            self.nodes[spec.node].start(self._clock() - seconds)
-        for name in {s.node for s, _, _ in tasks}:
+            node.running, node.hung = counts[name], hung[name]
+        for t in tasks:
+            self.nodes[t.spec.node].start(self._clock() - t.seconds)
+        for name in counts:
             self._draw(name)
         self._tick()
 
@@ -226,7 +228,8 @@ class Progress:
         rate = sum(n.weight_run for n in self.nodes.values()) / spent
         failures = [{"node": node, "label": label, "kind": kind, "message": message, "times": times}
                     for (node, kind, _), (label, message, times) in self.failures.items()]
-        return {**self.facts, "state": self.state, "seconds": round(now - self._begun, 1), "slots": self.slots,
+        finished = None if self._finished is None else round(now - self._finished, 1)
+        return {**self.facts, "state": self.state, "at": round(time.time(), 1), "finished_s": finished, "seconds": round(now - self._begun, 1), "slots": self.slots,
                 "parts": sum(n.parts for n in self.nodes.values()), "done": sum(n.done for n in self.nodes.values()),
                 "docs": sum(n.docs for n in self.nodes.values()),
                 "docs_per_s": round(sum(n.docs_run for n in self.nodes.values()) / spent, 1),
@@ -244,7 +247,7 @@ class Progress:
         self.error = None if error is None else redact(error)[:4 * LONGEST]
         self.traceback = None if traceback is None else redact(traceback)[-16 * LONGEST:]
         for node in self.nodes.values():
-            node.running = 0
+            node.running = node.hung = 0
         for name in self.nodes:
             self._draw(name)
         if self._bars is not None:
@@ -314,6 +317,8 @@ class Progress:
             words.append(f"{s['docs_per_s']:,.0f} docs/s")
         if s["quarantined"]:
             words.append(f"{s['quarantined']} in quarantine")
+        if node.hung:
+            words.append(f"{node.hung} without progress")
         if s["done"] == s["parts"]:
             words.append(clock(s["seconds"]))
         elif s["eta_s"] is not None:
@@ -328,6 +333,38 @@ class Progress:
             self._ids[name] = self._bars.add_task(name, total=max(node.weight, 1), say="")
         self._bars.update(self._ids[name], total=max(node.weight, 1), say=self._words(node),
                           completed=node.weight_done if node.done < node.parts else max(node.weight, 1))
+
+
+def stage_of(task: Running) -> str:
+    """Name of the stage a task is in; "read" while a record is read."""
+    chain = task.spec.args.get("chain", ())
+    at = task.stage
+    return chain[at].get("name", str(at)) if 0 <= at < len(chain) else str(at) if at >= 0 else "read"
+
+
+#: what a child without progress does → what can be done about it
+_REMEDIES = {
+    "stopped": "kill -CONT {pid} there lets it go on, kill {pid} has its task run again",
+    "waiting": "a disk or a network share does not answer: dmesg there may say which",
+    "sleeping": "it waits for something, and is run again when that takes too long",
+    "computing": "it is slow, or does not end: then its document goes into quarantine",
+}
+
+
+def hang_of(task: Running) -> str:
+    """What is known of a task that makes no progress: for how long, where it stands, who works on it, what to do."""
+    place = "outside any document" if task.row < 0 else f"document {task.row} in stage {stage_of(task)}" \
+        if task.stage >= 0 else f"while record {task.row} is read"
+    words = [f"no progress for {age(task.still)}", place]
+    if task.pid:
+        words.append(f"process {task.pid} on {task.host}" + (f" ({task.does})" if task.does else ""))
+    remedy = _REMEDIES.get(task.does, "").format(pid=task.pid)
+    return ", ".join(words) + (f"; {remedy}" if remedy else "")
+
+
+def age(seconds: float) -> str:
+    """How long ago something was, for people: 75 → '75 s', 1234 → '20:34'."""
+    return f"{seconds:.0f} s" if seconds < 600 else clock(seconds)
 
 
 def docs_in(record: PartRecord) -> int:

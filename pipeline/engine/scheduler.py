@@ -10,9 +10,9 @@ which is all that ever crosses a process or machine boundary:
                 {"event": "hindered",  "id", "message"}                        a full disk, silent storage: it waits
                 {"event": "lost",      "ids", "message"}                       the node died; nobody is to blame
                 {"event": "returned",  "ids", "message"}                       never started, or its node was drained
-                {"event": "hanging",   "id", "row", "stage", "seconds"}        no progress for so long; it goes on
+                {"event": "hanging",   "id", …}                                makes no progress; fields as below
                 {"event": "condemned", "id", "row", "stage", "reason"}         a document is out
-                {"event": "progress",  "running": [{"id", "row", "seconds"}]}
+                {"event": "progress",  "running": [{"id", "row", "stage", "seconds", "still", "host", "pid", "does"}]}
 
 A condemnation goes into the log at once: whatever happens to this driver, later attempts at that key skip the row,
 unless the task fails for good: that takes back what was said of its rows, since it may all have been the task's doing.
@@ -96,6 +96,21 @@ class CommitLog(Protocol):
     def flush(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Running:
+    """A task at work: for how many seconds, at which row and stage (-1: outside any document), for how long its cursor
+    has not moved, in which process, and what that does (`limits.doing`)."""
+
+    spec: TaskSpec
+    seconds: float
+    row: int
+    stage: int = -1
+    still: float = 0.0
+    host: str = ""
+    pid: int = 0
+    does: str = ""
+
+
 class Listener(Protocol):
     """What the scheduler tells `pipeline.engine.progress.Progress`."""
 
@@ -106,8 +121,8 @@ class Listener(Protocol):
     def repeated(self, spec: TaskSpec) -> None: ...
     def doubled(self, spec: TaskSpec) -> None: ...
     def condemned(self, spec: TaskSpec, row: int, reason: str) -> None: ...
-    def hanging(self, spec: TaskSpec, row: int, stage: int, seconds: float) -> None: ...
-    def running(self, slots: int, tasks: list[tuple[TaskSpec, float, int]]) -> None: ...
+    def hanging(self, task: Running) -> None: ...
+    def running(self, slots: int, tasks: list[Running]) -> None: ...
 
 
 class Interrupted(KeyboardInterrupt):
@@ -271,8 +286,7 @@ class Scheduler:
                         self._repeat(self._flights.pop(i).spec)
             case "hanging" if event["id"] in self._flights:
                 if self.progress:
-                    self.progress.hanging(self._flights[event["id"]].spec, event["row"], event["stage"],
-                                          event["seconds"])
+                    self.progress.hanging(self._running(event))
             case "hindered" if event["id"] in self._flights:
                 if self.progress:
                     self.progress.hindered(self._flights[event["id"]].spec, event["message"])
@@ -383,8 +397,10 @@ class Scheduler:
 
     def _show(self, running: list[dict[str, Any]]) -> None:
         if self.progress:
-            tasks = [(self._flights[r["id"]].spec, r["seconds"], r["row"]) for r in running if r["id"] in self._flights]
-            self.progress.running(self.backend.slots, tasks)
+            self.progress.running(self.backend.slots, [self._running(r) for r in running if r["id"] in self._flights])
+
+    def _running(self, said: Mapping[str, Any]) -> Running:
+        return Running(self._flights[said["id"]].spec, **{k: v for k, v in said.items() if k not in ("id", "event")})
 
     # -- stop ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager

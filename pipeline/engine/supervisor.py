@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import selectors
 import shutil
+import socket
 import sys
 import time
 from collections import deque
@@ -58,7 +59,7 @@ class _Job:
     overtaken: int = 0       # jobs that were behind it and started before it
     place: tuple[int, int, int] = (-1, -1, -1)      # of its cursor,
     since: float = 0.0       # when it moved there,
-    tell_s: float = 0.0      # and how long it may stand there until somebody is told
+    told: int = 0            # and how often it was said that it stands there
 
 
 class Supervisor:
@@ -81,6 +82,7 @@ class Supervisor:
             own_print["sees_store"] = Store(store).exists(witness)
         self._env = {"NUMBA_CACHE_DIR": str(user_folder() / f"numba-{own_print['code'][:16]}"),
                      "TOKENMILL_CACHE": str(user_folder(scratch) / "cache"), **os.environ}
+        self._host = socket.gethostname()
         self._allowed = slots                    # fewer once memory got short
         self._queue: deque[_Job] = deque()
         self._children: list[ChildProcess] = []
@@ -108,8 +110,8 @@ class Supervisor:
         if time.monotonic() - self._said >= PROGRESS_S:
             self._said = time.monotonic()
             events.append({"event": "progress", "running": [
-                {"id": c.job.assignment["id"], "row": c.cursor.read()[0],
-                 "seconds": round(self._said - c.job.started, 1)} for c in self._children if c.job]})
+                {"id": c.job.assignment["id"], **self._standing(c, c.job, self._said), "row": c.cursor.read()[0]}
+                for c in self._children if c.job]})
         return events
 
     def cancel(self, ids: list[int]) -> None:
@@ -149,7 +151,7 @@ class Supervisor:
                 continue
             child.node = job.spec.node
             job.started = job.started or time.monotonic()
-            job.place, job.since, job.tell_s = (-1, -1, -1), time.monotonic(), self.limits.hanging_s
+            job.place, job.since, job.told = (-1, -1, -1), time.monotonic(), 0
             rows, skip = job.inquest.rows, job.inquest.skip
             child.give(job, {
                 "spec": job.assignment["spec"], "attempt": job.assignment["attempt"], "store": self.store,
@@ -292,7 +294,7 @@ class Supervisor:
                 if child in self._children:
                     self._died(child, None)
             elif child.job:
-                self._mind(child.job, child.cursor.read(), now)
+                self._mind(child, child.job, child.cursor.read(), now)
                 fault = self._excess(child, now)
                 if fault is not None:
                     self._died(child, fault)
@@ -300,13 +302,18 @@ class Supervisor:
             self._squeezed = now
             self._relieve()
 
-    def _mind(self, job: _Job, cursor: tuple[int, int, int], now: float) -> None:
+    def _mind(self, child: ChildProcess, job: _Job, cursor: tuple[int, int, int], now: float) -> None:
         """Say which task makes no progress, and where; again whenever that has lasted twice as long."""
         if cursor != job.place:
-            job.place, job.since, job.tell_s = cursor, now, self.limits.hanging_s
-        elif now - job.since >= job.tell_s:
-            job.tell_s *= 2
-            self._event(job, "hanging", row=cursor[0], stage=cursor[2], seconds=round(now - job.since, 1))
+            job.place, job.since, job.told = cursor, now, 0
+        elif self.limits.hangs(now - job.since, now - child.quiet_since, job.told):
+            job.told += 1
+            self._event(job, "hanging", **self._standing(child, job, now))
+
+    def _standing(self, child: ChildProcess, job: _Job, now: float) -> dict[str, Any]:
+        """Where the task of a child stands, and for how long it has."""
+        return {"row": job.place[0], "stage": job.place[2], "seconds": round(now - job.started, 1),
+                "still": round(now - job.since, 1), "host": self._host, "pid": child.pid, "does": measure.doing(child.pid)}
 
     def _excess(self, child: ChildProcess, now: float) -> Fault | None:
         """The limit a child is over, if any."""

@@ -43,7 +43,8 @@ class Standing:
 
     `state`: submitted (its driver has not begun), started, running, stopping, done, failed, stopped, cancelled (before
     it began), died (its driver is gone without a word), or unknown (its files cannot be read). `progress` is the
-    snapshot of this attempt, {} when there is none yet; `error` says why it failed.
+    snapshot of this attempt, {} when there is none yet; `error` says why it failed. `silent_s`: seconds since its
+    driver gave a sign of life, None where it is gone; `age_s`: since it wrote `progress`.
     """
 
     run: str
@@ -52,6 +53,8 @@ class Standing:
     facts: dict[str, Any]
     progress: dict[str, Any]
     error: str | None = None
+    silent_s: float | None = None
+    age_s: float | None = None
 
     @property
     def ended(self) -> bool:
@@ -73,38 +76,48 @@ def standing(store: Store, run: str) -> Standing:
             state = "cancelled"
         elif facts.get("error"):
             state = "failed"
-        elif facts.get("how") == "local" and not driver_lives(store, run):
+        elif facts.get("how") == "local" and silence(store, run) is None:
             state = "died"
         return Standing(run, state, attempt, facts, {}, facts.get("error"))
-    state = str(found["state"])
+    state, silent_s = str(found["state"]), None
     if state in ("running", "stopping"):
-        if not driver_lives(store, run):
+        silent_s = silence(store, run)
+        if silent_s is None:
             state = "died"
         elif asked_to_stop(store, run, attempt):
             state = "stopping"
-    return Standing(run, state, found.get("attempt", attempt), facts, found, found.get("error"))
+    age_s = max(0.0, time.time() - found["at"]) if isinstance(found.get("at"), float) else None
+    return Standing(run, state, found.get("attempt", attempt), facts, found, found.get("error"), silent_s, age_s)
 
 
-def driver_lives(store: Store, run: str) -> bool:
-    """Whether the store's present driver is one of `run` and alive. On its machine its process is looked for, elsewhere
-    its heartbeat counts: a fresh one, or one that goes on while we watch."""
+def silence(store: Store, run: str) -> float | None:
+    """Seconds since the store's present driver gave a sign of life; None when it is none of `run`, or is gone. On its
+    machine its process is looked for, elsewhere its heartbeat counts: a fresh one, or one that goes on while we watch.
+    A process that is there and silent is stopped, or hangs."""
     names = sorted(store.list("log/heartbeat"))
     beat = (_json(store, names[-1]) if names else None) or {}
     holder = beat.get("holder")
     if not isinstance(holder, dict) or beat.get("closed") or holder.get("run") != run:
-        return False
-    known = alive(holder)
+        return None
+    known, since = alive(holder), time.time() - float(beat.get("at", 0))
     if known is not None:
-        return known
-    if -AHEAD_S <= time.time() - float(beat.get("at", 0)) <= FRESH_S:
-        return True
+        return max(0.0, since) if known else None
+    if -AHEAD_S <= since <= FRESH_S:
+        return max(0.0, since)
     deadline = time.monotonic() + WATCH_S
     while time.monotonic() < deadline:
         time.sleep(min(1.0, WATCH_S / 10))
         now = _json(store, names[-1]) or {}
         if now.get("counter") != beat.get("counter"):
-            return not now.get("closed")
-    return False
+            return None if now.get("closed") else 0.0
+    return None
+
+
+def driver_of(store: Store) -> dict[str, Any]:
+    """{host, pid, run, …} of the store's latest driver; {} when there is none."""
+    names = sorted(store.list("log/heartbeat"))
+    holder = ((_json(store, names[-1]) if names else None) or {}).get("holder")
+    return holder if isinstance(holder, dict) else {}
 
 
 def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> dict[str, Any] | None:

@@ -16,9 +16,10 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 
+from pipeline.cli.status import text
 from pipeline.engine.attend import DriverLog, attending
 from pipeline.engine.local import ProcessBackend
-from pipeline.engine.progress import Progress
+from pipeline.engine.progress import Progress, clock
 from pipeline.engine.scheduler import Interrupted, Scheduler
 from pipeline.engine.task import ChangedInput
 from pipeline.recipe import code
@@ -127,6 +128,26 @@ def test_a_driver_on_another_machine_is_judged_by_its_heartbeat(store, monkeypat
             assert standing(store, "r").state == "running"
 
 
+def test_ages_are_said_and_a_frozen_driver_is_named(store, monkeypatch):
+    """Its process is there, so it is not dead; but nothing has come of it for 75 seconds."""
+    note_attempt(store, "r", 1, "local")
+    task = {"node": "clean", "label": "a.warc", "seconds": 10.0, "row": 3, "host": "w1", "pid": 77,
+            "hangs": "no progress for 40 s, document 3 in stage pii"}
+    progress(store, "r", attempt=1, state="running", at=1000.0, finished_s=4.0, running=[task])
+    beat(store, "r", at=1003.0)
+    for now, silent in ((1005.0, 2.0), (1078.0, 75.0)):
+        monkeypatch.setattr(attempts, "time", SimpleNamespace(time=lambda now=now: now))
+        found = standing(store, "r")
+        assert (found.state, found.silent_s, found.age_s) == ("running", silent, now - 1000)
+        shown = text(store, found)
+        assert f"last sign of life {silent:.0f} s ago  this is as of {now - 1000:.0f} s ago  last task finished " \
+               f"{now - 996:.0f} s ago" in shown
+        assert f"a.warc  {clock(10 + now - 1000)}  row 3  process 77 on w1" in shown
+        assert "clean  a.warc  no progress for 40 s, document 3 in stage pii" in shown
+        assert (f"no sign of life for 75 s: its driver (process {os.getpid()} on " in shown) == (silent > 30)
+        assert ("kill -CONT" in shown and "--takeover" in shown) == (silent > 30)
+
+
 def test_files_that_cannot_be_read(any_store):
     assert standing(any_store, "r").state == "started"
     for text in ("{", "[]", '{"state": "done"}', "{}"):
@@ -189,7 +210,7 @@ def test_a_stop_lets_what_runs_finish_within_its_grace(store, tmp_path, grace):
     class Listener(Progress):
         def running(self, slots, tasks):
             if len(tasks) == 2 and not seen:
-                seen.extend(spec.key for spec, _, _ in tasks)
+                seen.extend(task.spec.key for task in tasks)
                 scheduler.stop(grace_s=grace)
                 if grace:
                     mark.touch()

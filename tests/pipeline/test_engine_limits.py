@@ -155,3 +155,11 @@ def test_the_code_hash_sees_contents_and_names_but_not_places(tmp_path):
     assert first != code_hash({"stages": str(tmp_path / "b"), "trainer": ""})
     (tmp_path / "a" / "sub" / "m.py").rename(tmp_path / "a" / "sub" / "n.py")
     assert first != code_hash({"stages": str(tmp_path / "a"), "trainer": ""})
+
+
+@pytest.mark.parametrize(("still", "idle", "told", "said"), [
+    (19.0, 19.0, 0, False), (20.0, 20.0, 0, True), (75.0, 0.0, 0, False), (120.0, 0.0, 0, True),
+    (20.0, 500.0, 0, True), (39.0, 39.0, 1, False), (40.0, 40.0, 1, True), (239.0, 0.0, 1, False),
+    (240.0, 0.0, 1, True)])
+def test_who_uses_no_cpu_time_is_said_to_hang_sooner_than_who_computes(still, idle, told, said):
+    assert limits.Limits(hanging_s=120.0, idle_s=20.0).hangs(still, idle, told) is said

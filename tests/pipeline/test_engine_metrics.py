@@ -15,6 +15,7 @@ import pytest
 from pipeline.engine.inline import InlineBackend
 from pipeline.engine.metrics import KINDS, METRICS, OUTCOMES, kind_of, outcomes, samples
 from pipeline.engine.progress import Progress
+from pipeline.engine.scheduler import Running
 from pipeline.engine.task import PartRecord, TaskSpec
 from pipeline.plan.passes import Planner
 from pipeline.plan.tokens import token_nodes
@@ -66,12 +67,12 @@ def test_a_snapshot_becomes_tasks_by_state_and_documents_by_outcome():
              enumerate(["index:web:0", "clean:1", "clean", "clean", "deduped/minhash.0", "shards:web", "tokenizer:"])]
     progress.planned(specs, {"k2": record(specs[2], a_pass(1000, 1000, 0, 0))})
     now[0] = 10.0
-    progress.failed(specs[1], "exception", "no")
+    progress.failed(specs[1], "exception", "no", True)
     progress.repeated(specs[1])
     progress.doubled(specs[3])
     progress.done(specs[1], record(specs[1], a_pass(50, 40, 7, 3)))
     progress.done(specs[5], record(specs[5], {"train": {"docs": 5}, "val": {"docs": 1}, "quarantined": {"hang": 1}}))
-    progress.running(4, [(specs[3], 2.0, 7)])
+    progress.running(4, [Running(specs[3], 2.0, 7)])
     got = values("r", progress.snapshot(), lost=2)
     assert {k[3]: v for k, v in got.items() if k[:3] == ("tokenmill_tasks", "r", "pass")} == {
         "waiting": 0, "running": 1, "done": 2, "reused": 1}

@@ -7,6 +7,7 @@ import errno
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -581,11 +582,11 @@ class Watching(Progress):
     def held(self, rows):
         return t.spec(t.Held, order=1, rows=rows, marks=str(self.marks))
 
-    def hanging(self, spec, row, stage, seconds):
-        if spec.order == 1 and stage == 2:
-            self.hung.setdefault(row, []).append(seconds)
-            if len(self.hung[row]) >= self.times:
-                (self.marks / str(row)).touch()
+    def hanging(self, task):
+        if task.spec.order == 1 and task.stage == 2:
+            self.hung.setdefault(task.row, []).append(task.still)
+            if len(self.hung[task.row]) >= self.times:
+                (self.marks / str(task.row)).touch()
 
 
 def test_what_makes_no_progress_is_named_and_goes_on(processes, tmp_path):
@@ -595,6 +596,29 @@ def test_what_makes_no_progress_is_named_and_goes_on(processes, tmp_path):
     assert list(watch.hung) == [0, 1, 2]
     for told in watch.hung.values():
         assert all(seconds >= 0.3 * 2 ** n for n, seconds in enumerate(told)), "again when it has lasted twice as long"
+
+
+def test_a_child_that_is_stopped_is_named_with_its_process_until_it_goes_on(processes, tmp_path):
+    """Long before one that computes would be: it uses no CPU time."""
+    stopped = []
+
+    class Watch(Progress):
+        def running(self, slots, tasks):
+            super().running(slots, tasks)
+            if tasks and not stopped:
+                stopped.append(tasks[0].pid)
+                os.kill(tasks[0].pid, signal.SIGSTOP)
+            elif self.tasks and "hangs" in self.tasks[0]:
+                self.said = self.tasks[0]
+                os.kill(stopped[0], signal.SIGCONT)
+                (tmp_path / "mark").touch()
+
+    watch = Watch("quiet")
+    backend = processes(1, hanging_s=1e9, idle_s=0.5)
+    Scheduler(backend, t.MemoryLog(), watch).run([t.spec(t.Waits, mark=str(tmp_path / "mark"))])
+    pid = stopped[0]
+    assert watch.said["pid"] == pid and f"process {pid} on {socket.gethostname()} (stopped); kill -CONT {pid}" in \
+        watch.said["hangs"]
 
 
 def test_no_more_is_in_flight_than_the_slots_and_as_much_at_hand(processes):

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from pipeline.engine.progress import Progress
+from pipeline.engine.scheduler import Running
 from pipeline.engine.task import PartRecord, TaskSpec
 
 SPEC = TaskSpec("k", "m:T", "clean", {"chain": [{"name": "html"}, {"name": "pii"}]}, label="web: a.warc [3/8]")
@@ -20,16 +21,20 @@ def test_a_task_that_hangs_is_named_until_it_goes_on(row, stage, place, name):
     out = io.StringIO()
     progress = Progress("json", stream=out)
     progress.planned([SPEC], {})
-    progress.hanging(SPEC, row, stage, 130.04)
-    progress.running(1, [(SPEC, 140.0, row)])
-    assert progress.snapshot()["running"] == [
-        {"node": "clean", "label": "web: a.warc [3/8]", "seconds": 140.0, "row": row, "hangs": place}]
+    at = {"row": row, "stage": stage, "host": "w1", "pid": 77, "does": "stopped"}
+    progress.hanging(Running(SPEC, 139.0, still=20.5, **at))
+    for still in (21.5, 75.0):                                          # as long as it stands there, with its age
+        progress.running(1, [Running(SPEC, 140.0, still=still, **at)])
+        assert progress.snapshot()["running"] == [
+            {"node": "clean", "label": "web: a.warc [3/8]", "seconds": 140.0, "row": row, "stage": name, "still": still,
+             "host": "w1", "pid": 77, "hangs": f"no progress for {still:.0f} s, {place}, process 77 on w1 (stopped); "
+                                               f"kill -CONT 77 there lets it go on, kill 77 has its task run again"}]
     [said] = [e for e in map(json.loads, out.getvalue().splitlines()) if e["event"] == "hanging"]
     assert said == {"event": "hanging", "node": "clean", "key": "k", "label": "web: a.warc [3/8]", "row": row,
-                    "stage": name, "seconds": 130.0}
-    progress.running(1, [(SPEC, 141.0, row + 1)])
+                    "stage": name, "seconds": 20.5, "host": "w1", "pid": 77, "does": "stopped"}
+    progress.running(1, [Running(SPEC, 141.0, row + 1)])
     assert "hangs" not in progress.snapshot()["running"][0]
-    progress.running(1, [(SPEC, 142.0, row)])
+    progress.running(1, [Running(SPEC, 142.0, row)])
     assert "hangs" not in progress.snapshot()["running"][0]
 
 
@@ -37,11 +42,14 @@ def test_people_read_it_too_and_a_task_that_ends_hangs_no_more():
     out = io.StringIO()
     progress = Progress("rich", stream=out)
     progress.planned([SPEC], {})
-    progress.hanging(SPEC, 3, 0, 121)
-    assert "clean: web: a.warc [3/8]: no progress for 2:01, document 3 in stage html" in " ".join(
+    progress.hanging(Running(SPEC, 130.0, 3, 0, still=121.0))
+    assert "clean: web: a.warc [3/8]: no progress for 121 s, document 3 in stage html" in " ".join(
         out.getvalue().split())
+    progress.running(1, [Running(SPEC, 131.0, 3, 0, still=122.0)])
+    progress._lines()
+    assert "clean: 0/1  1 without progress" in out.getvalue()
     progress.done(SPEC, PartRecord("k", "m:T", "clean", "a", {}, {}))
-    progress.running(1, [(SPEC, 1.0, 3)])
+    progress.running(1, [Running(SPEC, 1.0, 3)])
     assert "hangs" not in progress.snapshot()["running"][0]
 
 

@@ -15,7 +15,7 @@ import pytest
 from pipeline.engine.attempt import run_attempt
 from pipeline.engine.inline import InlineBackend
 from pipeline.engine.progress import Progress, clock, size
-from pipeline.engine.scheduler import MAX_LOST, Interrupted, Scheduler, TaskFailed
+from pipeline.engine.scheduler import MAX_LOST, Interrupted, Running, Scheduler, TaskFailed
 from pipeline.engine.task import Cursor, TaskSpec
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
@@ -361,7 +361,7 @@ def test_eta_comes_from_bytes():
     p = Progress("quiet", clock=lambda: now[0])
     specs = [TaskSpec(str(i), "x", "n", {}, weight=w) for i, w in enumerate([900, 50, 50])]
     p.planned(specs, {})
-    p.running(1, [(specs[0], 0.0, -1)])
+    p.running(1, [Running(specs[0], 0.0, -1)])
     now[0] = 9.0
     record = run_record(specs[0])
     p.done(specs[0], record)
