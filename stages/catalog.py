@@ -97,6 +97,9 @@ def stage_class(name: str) -> Any:
 
 
 def reader_class(name: str) -> Any:
+    """Reader class of a source; a user's own is 'module:Class' (only with --allow-custom-stages)."""
+    if ":" in name:
+        return load(name)
     if name not in READERS:
         raise UnknownName("reader", name, READERS)
     return load(READERS[name])

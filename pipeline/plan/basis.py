@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from pipeline.base.parquet import parquet_writer
 from pipeline.plan.nodes import DOCUMENTS, ChainStep, Node
 from pipeline.plan.passes import Planner
+from pipeline.recipe.code import own_source
 from pipeline.recipe.model import Recipe
 from pipeline.redact import redact_json
 from pipeline.store.fs import Store
@@ -96,10 +97,8 @@ def _named(chain: list[ChainStep]) -> Iterator[tuple[str, ChainStep]]:
 
 def _step(prefix: str, step: ChainStep, recipe: Recipe) -> Ingredients:
     found = _stage(prefix, step.stage)
-    module = step.target.partition(":")[0]
-    if module.partition(".")[0] != "stages":
-        own = {importlib.import_module(module).__file__ or "", *recipe.code}
-        found[f"{prefix} source code"] = sorted(file_sha256(path) for path in own)
+    if own := own_source(step.target, recipe.code):
+        found[f"{prefix} source code"] = own
     return found
 
 
@@ -122,7 +121,9 @@ def _reader(planner: Planner, name: str) -> Ingredients:
     source = planner.recipe.sources[name]
     reader = reader_class(source.read)(source.config)
     prefix = f"sources.{name}"
+    own = own_source(source.read, planner.recipe.code)
     return {f"{prefix}.read": source.read, f"{prefix} reader version": reader.version,
+            **({f"{prefix} reader source code": own} if own else {}),
             f"{prefix} reader Python": python_version(),
             **{f"{prefix}.{k}": v for k, v in reader.config.model_dump(mode="json").items()},
             **{f"{prefix} library {n}": v for n, v in library_versions(reader.libraries).items()}}

@@ -35,6 +35,7 @@ from pipeline.plan.nodes import (
     spilled_parts,
 )
 from pipeline.plan.split import Partition, needs_index, partitions
+from pipeline.recipe.code import own_source
 from pipeline.recipe.model import Recipe, Step
 from pipeline.store.temp import Spilled
 from pipeline.tasks.replay import replay_arg
@@ -196,12 +197,7 @@ class Planner:
     def _made(self, name: str, target: str, config: Mapping[str, Any]) -> ChainStep:
         stage = (stage_class(name) if target == STAGES.get(name) else load(target))(dict(config))
         key, basis = stage.key(), stage.key(("signal", "resource"))
-        module = target.partition(":")[0]
-        if module.partition(".")[0] != "stages":         # a user's own stage: its source code counts (contracts §3)
-            import importlib
-
-            own = {importlib.import_module(module).__file__ or "", *self.recipe.code}
-            source = sorted(file_sha256(path) for path in own)
+        if source := own_source(target, self.recipe.code):  # a user's own stage: its source code counts (contracts §3)
             key, basis = content_key(key, 0, source), content_key(basis, 0, source)
         config = stage.config.model_dump(mode="json")
         resources = {f: file_sha256(path) for f, path in stage.resource_files().items()}
@@ -260,7 +256,10 @@ class Planner:
         cls = reader_class(source.read)
         reader = cls(source.config)
         config = reader.config.model_dump(mode="json")
-        return {"name": source.read, "key": reader.key(), "$volatile": {"config": config}}
+        key, hidden = reader.key(), {"config": config}
+        if own := own_source(source.read, self.recipe.code):
+            key, hidden = content_key(key, 0, own), {**hidden, "code": self.recipe.code_args()}
+        return {"name": source.read, "key": key, "$volatile": hidden}
 
     def expansion(self, source: str, path: str) -> float:
         """Expected uncompressed bytes per stored byte of an input file."""

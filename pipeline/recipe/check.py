@@ -16,6 +16,7 @@ from pipeline.recipe.model import Recipe
 from pipeline.recipe.quantities import parse_share, percent
 from pipeline.recipe.train import check_train
 from stages.catalog import READERS, STAGES, UnknownName, reader_class, stage_class
+from stages.read.reader import Reader
 from stages.stage import Stage, role_of
 
 
@@ -101,10 +102,21 @@ def _inputs(checker: Checker, names: list[str], known: Iterable[str], path: KeyP
 
 # -- readers and steps ----------------------------------------------------------------------------------------------
 def _reader(checker: Checker, source: Any, path: KeyPath) -> None:
+    if ":" in source.read and not checker.allow_custom:
+        checker.fail((*path, "read"), f"'{source.read}' is a reader of your own; such code is run only with "
+                                      f"--allow-custom-stages")
+        return
     try:
-        config = reader_class(source.read).Config
+        found = reader_class(source.read)
+        config = found.Config
+        if not issubclass(found, Reader):
+            raise AttributeError
     except UnknownName:
         checker.fail((*path, "read"), f"unknown reader '{source.read}': {nearest(source.read, READERS)}")
+        return
+    except (AttributeError, TypeError):
+        checker.fail((*path, "read"), f"'{source.read}' names no reader; write 'module:Class', where Class derives "
+                                      f"from Reader")
         return
     except ImportError as e:
         checker.fail((*path, "read"), _not_installed(f"the reader '{source.read}'", e))

@@ -1,4 +1,4 @@
-"""Files of the user's own stages (`code:` of a recipe), imported only with --allow-custom-stages.
+"""Files of the user's own stages and readers (`code:` of a recipe), imported only with --allow-custom-stages.
 
 They travel through the store: a run keeps copies in runs/RUN/code, and a worker that does not see the file the driver
 planned with, or sees another version of it, takes the copy. What it imports has the planned sha256, or nothing runs.
@@ -7,16 +7,20 @@ planned with, or sees another version of it, takes the copy. What it imports has
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.engine.scratch import user_folder
 from pipeline.engine.task import ChangedInput
 from pipeline.store.fs import Store
+from stages.catalog import reader_class
+from stages.read.reader import Reader
 from stages.stage import file_sha256
 
 _imported: set[tuple[str, str]] = set()          # (name, sha256) of files this process has imported as planned
@@ -67,6 +71,22 @@ def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
             path = _fetch(store, file, name)
         import_code([path])
         _imported.add((name, file["sha256"]))
+
+
+def planned_reader(store: Store, entry: Mapping[str, Any]) -> Reader:
+    """In a worker: the reader of a task's argument {name, key, $volatile: {config, code}}. What one of the user's own
+    gives is checked record by record (`pipeline.tasks.storable.checked`)."""
+    import_planned(store, entry["$volatile"].get("code", ()))
+    return reader_class(entry["name"])(entry["$volatile"]["config"])
+
+
+def own_source(target: str, files: Sequence[str]) -> list[str]:
+    """Hashes of the source code that a class of the user's own ('module:Class') rests on: its module and the recipe's
+    `code`. They enter its key. Empty for a class of ours."""
+    module = target.partition(":")[0]
+    if ":" not in target or module.partition(".")[0] == "stages":
+        return []
+    return sorted(file_sha256(path) for path in {importlib.import_module(module).__file__ or "", *files})
 
 
 def _fetch(store: Store, file: Mapping[str, str], name: str) -> str:

@@ -26,15 +26,14 @@ import pyarrow as pa
 from pipeline.base.parquet import read_table
 from pipeline.engine.lists import unfold
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
-from pipeline.recipe.code import import_planned
+from pipeline.recipe.code import import_planned, planned_reader
 from pipeline.store.parts import PartWriter, document_schema, read_documents
 from pipeline.store.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row
 from pipeline.tasks.chain import Chain, count, load_chain
 from pipeline.tasks.replay import Earlier, NotReproduced, thresholds, without_zeros
 from pipeline.tasks.rows import Where
-from pipeline.tasks.storable import scrub_row
+from pipeline.tasks.storable import checked, scrub_row
 from pipeline.tasks.tally import Tally
-from stages.catalog import reader_class
 from stages.document import BadRecord, Document
 from stages.read.reader import Reader, Skipped, Slice
 
@@ -130,12 +129,11 @@ class _Run:
         if "part" in self.args:
             yield from self._part(self.args["part"])
             return
-        entry = self.args["reader"]
-        self.reader = reader = reader_class(entry["name"])(entry["$volatile"]["config"])
+        self.reader = reader = planned_reader(self.inputs.store, self.args["reader"])
         pieces = ((arg, Slice(self.args["source"], arg["$file"], arg.get("start", 0), arg.get("stop"),
                               arg.get("ordinal", 0))) for arg in self.args["slices"])
-        yield from reader.read_files((self.inputs.fetch(arg, partial(reader.needs, piece)), piece)
-                                     for arg, piece in pieces)
+        yield from checked(reader, reader.read_files((self.inputs.fetch(arg, partial(reader.needs, piece)), piece)
+                                                     for arg, piece in pieces))
 
     def _announced(self) -> Iterator[tuple[int, Document | BadRecord | _Removed]]:
         """The records with their numbers. The cursor says which one is being read: there is no stage before the first.

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
-from stages.catalog import reader_class
+from pipeline.recipe.code import planned_reader
 
 
 class Index:
@@ -22,7 +22,7 @@ class Index:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        reader = reader_class(args["reader"]["name"])(args["reader"]["$volatile"]["config"])
+        reader = planned_reader(inputs.store, args["reader"])
         local = inputs.fetch(args["file"], partial(reader.needs, None))
         splits = reader.splits(local, args["file"]["$file"], args["target"])
         doc = None if splits is None else [dataclasses.asdict(s) for s in splits]

@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from pipeline.base.parquet import parquet_writer
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
-from stages.catalog import reader_class
+from pipeline.recipe.code import planned_reader
+from pipeline.tasks.storable import checked
 from stages.read.reader import Slice
 from stages.read.sample import SCHEMA, payload, to_row
 from stages.text.prf import prf
@@ -32,14 +33,13 @@ class DrawSample:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        entry = args["reader"]
-        reader = reader_class(entry["name"])(entry["$volatile"]["config"])
+        reader = planned_reader(inputs.store, args["reader"])
         draw = _Draw(int(args["share"] * 2**64), args["least"], args["most"])
         covered = read = 0
         for file in args["files"]:
             piece, before = Slice(args["source"], file["$file"]), read
             whole = True
-            for record in reader.read(inputs.fetch(file), piece):
+            for record in checked(reader, reader.read_files(iter([(inputs.fetch(file), piece)]))):
                 size = payload(record)
                 draw.see(record, prf(args["seed"], "sample", record.id), size)
                 read += size

@@ -60,8 +60,8 @@ class Skipped(BadRecord):
 
 
 class Reader:
-    """Base of all readers. Subclasses are registered in `stages.catalog.READERS`; they set the class attributes,
-    `Config` and `read`, and `splits` where a file can be cut.
+    """Base of all readers. Subclasses are registered in `stages.catalog.READERS`, or named 'module:Class' in a recipe;
+    they set the class attributes, `Config` and `read`, and `splits` where a file can be cut.
 
     Errors: a file that is missing, is a folder or may not be read raises OSError naming it: the environment is wrong,
     no document is to blame. Anything wrong *inside* a file is yielded as a `BadRecord` and counted.
@@ -73,6 +73,8 @@ class Reader:
     libraries: ClassVar[tuple[str, ...]] = ()
     #: what a directory source picks up, lower case
     suffixes: ClassVar[tuple[str, ...]] = ()
+    #: signals that its documents carry: columns of the datasets made of them
+    signals: tuple[str, ...] = ()
     #: what one child process needs while reading
     memory_mb: ClassVar[int] = 300
 
@@ -85,8 +87,6 @@ class Reader:
         self.config = config
         #: what a person should hear about a file, e.g. why it cannot be split; filled by `splits` and `read`
         self.warnings: list[str] = []
-        #: signals that its documents carry: columns of the datasets made of them
-        self.signals: tuple[str, ...] = ()
         #: values of the records read that no document has: {column: {reason: values}}
         self.lost: dict[str, dict[str, int]] = {}
 

@@ -97,7 +97,7 @@ def test_the_filter_of_the_page_runs_and_says_why(site, capfd):
     assert (said["reason"], said["stage"], said["docs"]) == ("too_many_questions", "Questions", len(bad))
     assert sorted(sample["excerpt"] for sample in said["samples"]) == [" ".join(text.split()) for text in bad]
     [page] = [path.read_text(encoding="utf-8") for path in store.glob("runs/*/report.html")]
-    assert "too many questions" in page and "Nobody knows." in page
+    assert "too_many_questions" in page and "Nobody knows." in page
     assert run_command([*arguments(site, inspect), "--json", "-n", "0"]) == 0
     found = [json.loads(row) for row in capfd.readouterr().out.splitlines()]
     assert sorted(row["text"] for row in found) == bad and {row["reason"] for row in found} == {"too_many_questions"}

@@ -425,7 +425,7 @@ def failing(monkeypatch):
         monkeypatch.setattr(streams, "open", lambda path, mode: io.BufferedReader(kind(path)), raising=False)
         monkeypatch.setattr(streams.zipfile, "io", SimpleNamespace(**{**vars(io), "open": streams.open}))
         monkeypatch.setattr(parquet.pq, "ParquetFile",
-                            lambda path: parquet_file(pa.PythonFile(io.BufferedReader(kind(path)), "r")))
+                            lambda path, **kw: parquet_file(pa.PythonFile(io.BufferedReader(kind(path)), "r")))
 
     parquet_file = pq.ParquetFile
     return break_disk
