@@ -15,7 +15,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
     ("driver_memory.py", ["--partitions", "100", "200"], "growth:"),
     ("loader.py", ["--tokens", "2000000", "--shards", "2"], "numpy.memmap"),
     ("dedup_driver_memory.py", ["--documents", "4000"], '"planted": 200,\n "removed": 200'),
-    ("engine_overhead.py", ["--docs", "500", "1000", "--backend", "process", "inline"], "by the engine"),
+    pytest.param("engine_overhead.py", ["--docs", "500", "1000", "--backend", "process", "inline"], "by the engine",
+                 marks=pytest.mark.slow),
 ])
 def test_a_benchmark_runs(tmp_path, script, arguments, says):
     done = subprocess.run([sys.executable, FOLDER / script, *arguments], capture_output=True, text=True, timeout=900,

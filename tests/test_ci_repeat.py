@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[1]
 FLAKY = '''
 import pathlib, pytest
 
-@pytest.mark.xdist_group("one")
 @pytest.mark.parametrize("word", ["é [x]"])
 def test_flaky(word):
     mark = pathlib.Path("ran")
@@ -59,7 +58,7 @@ def repeat(tmp_path, monkeypatch):
     return run
 
 
-SUITE = (".venv/bin/python", "-m", "pytest", "-q", "-o", "markers=xdist_group")
+SUITE = (".venv/bin/python", "-m", "pytest", "-q")
 
 
 def test_a_test_that_passes_alone_is_listed_as_flaky(repeat):

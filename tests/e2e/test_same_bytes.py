@@ -86,7 +86,8 @@ def expected(site, tmp_path_factory) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(("workers", "seed"), [(1, None), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("workers", "seed"), [
+    pytest.param(1, None, marks=pytest.mark.slow), (2, 1), pytest.param(3, 2, marks=pytest.mark.slow)])
 def test_any_number_of_workers_in_any_order(site, expected, tmp_path, workers, seed):
     assert in_process(site, tmp_path, backend="process", workers=workers, seed=seed) == expected
 
@@ -101,7 +102,8 @@ def command(*args: str, **env: str) -> subprocess.CompletedProcess:
                           timeout=1800)
 
 
-@pytest.mark.parametrize("env", [{"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "2"}, {"PYTHONHASHSEED": "0"}])
+@pytest.mark.parametrize("env", [
+    {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "2"}, pytest.param({"PYTHONHASHSEED": "0"}, marks=pytest.mark.slow)])
 def test_any_hash_seed_and_thread_count(site, expected, tmp_path, env):
     done = command("-m", "pipeline.cli", "run", str(site / "recipe.yaml"), "--store", str(tmp_path),
                    "--backend", "inline", "--quiet", **env)
@@ -117,8 +119,9 @@ def commits(store: Path) -> Counter:
     return found
 
 
-@pytest.mark.parametrize(("point", "nth"), [("partition", 130), ("commit", 3), ("commit", 9), ("map", 1), ("reduce", 1),
-                                            ("publish", 2)])
+@pytest.mark.parametrize(("point", "nth"), [
+    ("partition", 130), pytest.param("commit", 3, marks=pytest.mark.slow), ("commit", 9),
+    pytest.param("map", 1, marks=pytest.mark.slow), ("reduce", 1), pytest.param("publish", 2, marks=pytest.mark.slow)])
 def test_killed_at_any_point_and_run_again(site, expected, tmp_path, point, nth):
     args = ["run", str(site / "recipe.yaml"), "--store", str(tmp_path), "--backend", "inline", "--quiet"]
     died = command("-m", "tests.e2e.kill", point, str(nth), *args)

@@ -138,7 +138,7 @@ def check_poison(records, specs, clean):
             assert t.outcome([record])[0][1:] == clean[i][1:]
 
 
-@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_four_kinds_of_poison_cost_exactly_their_rows(processes, store, tmp_path, batch):
     poison = {0: {5: "segfault"}, 1: {0: "spin"}, 2: {39: "exit"}, 3: {8: "memory"}, 4: {2: "segfault", 3: "exit"}}
     specs = t.row_specs(poison=poison, memory_mb=100, batch=batch)

@@ -71,7 +71,7 @@ def test_four_kinds_of_poison_cost_exactly_their_rows(on_ray, store, tmp_path):
     check_poison(records, specs, inline(store, t.row_specs(parts=5, memory_mb=100, batch=2), tmp_path))
 
 
-@pytest.mark.parametrize("how", ["ray.kill", "SIGKILL"])
+@pytest.mark.parametrize("how", [pytest.param("ray.kill", marks=pytest.mark.slow), "SIGKILL"])
 def test_a_supervisor_that_dies_is_replaced_and_its_children_go_with_it(on_ray, ray_session, store, tmp_path, how):
     mark = tmp_path / "mark"                            # one of two children works until it is there
     specs = [t.spec(t.Waits, weight=99, mark=str(mark)), *t.row_specs(parts=4, ms=60)]

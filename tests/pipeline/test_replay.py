@@ -277,6 +277,7 @@ def test_counters_of_nothing_that_would_be_there_are_there(own):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
+@pytest.mark.slow
 def test_a_document_is_not_condemned_for_what_both_thresholds_take_together(own):
     """A little more than half of what it may take, and twice that while verdicts are replayed."""
     def make(store: Store) -> ProcessBackend:

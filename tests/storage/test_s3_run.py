@@ -60,7 +60,8 @@ def remote_recipe(site: Path, bucket: str, to: Path) -> Path:
     return to
 
 
-@pytest.mark.parametrize("backend", ["inline", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["inline", "process"])
 def test_everything_on_s3_equals_everything_on_disk(site, expected, remote_site, tmp_path, backend):
     recipe = load_recipe(remote_recipe(site, remote_site, tmp_path / "recipe.yaml"), [])
     store = f"{remote_site}/runs/a"

@@ -199,6 +199,7 @@ def test_a_driver_that_was_taken_over_is_fenced(s3, store):
 
 
 # -- sizes ---------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_listing_of_many_pages(s3_server, s3, store):
     names = sorted(f"many/{i % 7}/{hashlib.md5(str(i).encode()).hexdigest()}" for i in range(1345))
     list(store.map(lambda name: store.write(name, b"x"), names))

@@ -116,7 +116,9 @@ main(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize(("where", "left"), [("data", 6), ("commit", 6), ("committed", 12)])
+@pytest.mark.parametrize(("where", "left"), [
+    ("data", 6), pytest.param("commit", 6, marks=pytest.mark.slow),
+    pytest.param("committed", 12, marks=pytest.mark.slow)])
 def test_kill_in_a_checkpoint_leaves_a_loadable_latest(folder, whole, tmp_path, alone, where, left):
     arguments = ["run", str(folder), "--out", str(tmp_path), *(x for key in FAST for x in ("--set", key))]
     killed = subprocess.run([sys.executable, "-c", KILL, where, *arguments], cwd=ROOT, capture_output=True, text=True,

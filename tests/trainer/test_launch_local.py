@@ -51,6 +51,7 @@ def losses(out: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in read(path) if line["event"] == "step"} if path.exists() else {}
 
 
+@pytest.mark.slow
 def test_torchrun_is_taken_at_its_word(tmp_path, alone):
     """RANK, WORLD_SIZE and the store are torchrun's; the losses are those of one process."""
     folder = make_run(tmp_path, documents=200, total=1920)

@@ -230,6 +230,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, capsys):
     assert "cannot be written" in (said := capsys.readouterr().err) and "--out" in said
 
 
+@pytest.mark.slow
 def test_a_signal_ends_two_ranks_with_a_checkpoint(tmp_path):
     folder = make_run(tmp_path, documents=4000, total=200_000)
     command = [sys.executable, "-m", "trainer", "run", str(folder), "--ranks", "2", "--device", "cpu",
