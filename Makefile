@@ -10,34 +10,43 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 .PHONY: demo test slow chaos fuzz bench lint clean
 
-# torch first and alone: its wheel is chosen by the machine, the constraints then hold for all that depends on it
-.venv/.installed: pyproject.toml constraints.txt
+# what the demo runs on. torch first and alone: its wheel is chosen by the machine, the constraints then hold for all
+# that depends on it
+.venv/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --progress-bar off torch==2.13.0 -c constraints.txt
-	$(BIN)/pip install --quiet --progress-bar off -c constraints.txt -e '.[pipeline,trainer,s3,dev]'
+	@echo "installing PyTorch into .venv"
+	@$(BIN)/python demo/install.py torch==2.13.0 -c constraints.txt
+	@echo "installing Tokenmill with what the pipeline and the trainer need (about 130 packages, 300 MB)"
+	@$(BIN)/python demo/install.py -c constraints.txt -e '.[pipeline,trainer]'
+	touch $@
+
+# and what the tests need beyond it
+.venv/.installed: .venv/.demo
+	@echo "installing what the tests need"
+	@$(BIN)/python demo/install.py -c constraints.txt -e '.[pipeline,trainer,s3,dev]'
 	touch $@
 
 # the language model, which the language filter and its tests want
-.venv/.models: .venv/.installed pipeline/fetch.py
+.venv/.models: .venv/.demo pipeline/fetch.py
 	$(BIN)/python -c "from pipeline.fetch import fetch; print(fetch('lid176'))"
 	touch $@
 
 demo: .venv/.models     ## the whole way on real input, in under ten minutes on two cores
 	$(BIN)/python -m demo
 
-test: .venv/.models     ## all tests but the slow ones
+test: .venv/.installed .venv/.models     ## all tests but the slow ones
 	$(PYTEST) -m "not slow and not chaos and not gpu"
 
-slow: .venv/.models     ## the slow ones: whole recipes, kills, real corpora
+slow: .venv/.installed .venv/.models     ## the slow ones: whole recipes, kills, real corpora
 	$(PYTEST) -m "slow and not gpu"
 
-chaos: .venv/.models    ## kills at seeded points, poisoned documents, fenced drivers, clusters that come and go (long)
+chaos: .venv/.installed .venv/.models    ## kills at seeded points, poisoned documents, fenced drivers, clusters that come and go (long)
 	$(PYTEST) -m "not gpu" tests/chaos tests/e2e tests/deploy tests/storage tests/pipeline/test_bill.py tests/pipeline/test_engine_faults.py tests/pipeline/test_engine_processes.py tests/pipeline/test_engine_ray.py tests/pipeline/test_engine_cluster.py
 
-fuzz: .venv/.models     ## the property tests with many more examples
+fuzz: .venv/.installed .venv/.models     ## the property tests with many more examples
 	$(PYTEST) --hypothesis-profile fuzz -m "hypothesis and not gpu"
 
-bench: .venv/.models    ## the engine against a plain pool; the filters against datatrove, in an environment of its own
+bench: .venv/.installed .venv/.models    ## the engine against a plain pool; the filters against datatrove, in an environment of its own
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/fineweb_vs_datatrove.py
 

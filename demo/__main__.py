@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -11,10 +10,7 @@ from pathlib import Path
 from demo.fetch import main as fetch_main
 from pipeline.cli.errors import known_errors
 from pipeline.recipe import load_recipe
-from pipeline.report.collect import write_report
 from pipeline.run import default_workers, make_backend, run_recipe
-from pipeline.store.fs import Store
-from pipeline.store.log import Log
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = Path(__file__).with_name("recipe.yaml")
@@ -40,14 +36,13 @@ def main(store: str | None = None) -> int:
         print(f"warning: {warning}")
     milled = time.monotonic()
     folder = at / "runs" / made.run
-    print("\n3. training", flush=True)
+    print(f"\nThe report of the data is there to look at, while the model trains: {folder / 'report.html'}\n"
+          f"What was dropped, and why: tokenmill inspect clean --dropped --store {at}\n\n3. training", flush=True)
     # a process of its own: the trainer needs nothing of the pipeline, and sets its own threads
-    code = subprocess.run([sys.executable, "-m", "trainer", "run", str(folder)], cwd=ROOT, env=os.environ).returncode
+    code = subprocess.run([sys.executable, "-m", "pipeline.cli", "train", "run", str(folder)], cwd=ROOT).returncode
     if code:
         return code
     trained = time.monotonic()
-    held = Store(str(at))
-    write_report(held, made.run, Log.read(held).get)       # once more: now with the training in it
     print(closing(folder, made.datasets, made.shards))
     print(f"\ninput {fetched - began:.0f} s, tokens {milled - fetched:.0f} s, training {trained - milled:.0f} s")
     return 0

@@ -1,0 +1,80 @@
+"""`python demo/install.py ARGUMENTS…` is `pip install ARGUMENTS…` with a line now and then instead of none or hundreds.
+
+It runs before anything is installed, in the environment that it installs into: standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+
+#: seconds between two lines
+EVERY = 5.0
+_STEP = re.compile(r"\s*(Collecting|Processing|Downloading|Using cached|Building wheel for|"
+                   r"Installing collected packages:)\s+(\S.*)")
+
+
+class Progress:
+    """What pip does, from the lines it prints. While it unpacks it prints nothing: what lies there is counted."""
+
+    def __init__(self) -> None:
+        self.collected, self.packages, self.last = 0, 0, ""
+        self.before = installed()
+
+    def read(self, line: str) -> None:
+        if (step := _STEP.match(line)) is None:
+            return
+        if step[1] in ("Collecting", "Processing"):          # from an index, from a folder
+            self.collected += 1
+        elif step[1].startswith("Installing"):
+            self.packages = step[2].count(",") + 1
+        else:
+            size = re.search(r"\(([\d.]+ [kMG]B)\)", line)
+            self.last = f", {step[1].lower()} {Path(step[2].split()[0]).name.partition('-')[0]}" \
+                        f"{' ' + size[1] if size else ''}"
+
+    def __str__(self) -> str:
+        if not self.packages:
+            return f"{self.collected} packages looked up{self.last}"
+        return f"{min(max(installed() - self.before, 0), self.packages)} of {self.packages} packages installed"
+
+
+def installed() -> int:
+    return sum(1 for _ in Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info/RECORD"))
+
+
+def main(*arguments: str) -> int:
+    # Python compiles a module when it is first imported: doing that for all of them takes longer than installing them
+    command = [sys.executable, "-m", "pip", "install", "--progress-bar", "off", "--no-compile", *arguments]
+    pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                           env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    progress, lines, began = Progress(), [], time.monotonic()
+
+    def read() -> None:
+        for line in pip.stdout or ():
+            lines.append(line)
+            progress.read(line)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    said = ""
+    while reader.is_alive():
+        reader.join(EVERY)
+        if reader.is_alive() and (now := str(progress)) != said:
+            said = now
+            print(f"  {time.monotonic() - began:4.0f} s  {said}", flush=True)
+    if code := pip.wait():
+        print("".join(lines[-40:]), end="", file=sys.stderr, flush=True)
+    else:
+        print(f"  {time.monotonic() - began:4.0f} s  done", flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))
