@@ -34,7 +34,8 @@ def drive(nodes: list[Node], scheduler: Scheduler, finished: Callable[[Node, Any
             results[node.name] = stop.value
             finished(node, stop.value)
             return
-        active[scheduler.add(specs).number] = (node, work)
+        awaited = any(node.name in other.deps for other in nodes)
+        active[scheduler.add(specs, awaited).number] = (node, work)
 
     with scheduler:
         while waiting or active:

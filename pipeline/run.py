@@ -33,7 +33,6 @@ from pipeline.store.runs import write_tasks
 from pipeline.tasks.encode import publish_shards
 from pipeline.tasks.fit_tokenizer import publish_tokenizer
 
-
 logger = logging.getLogger("tokenmill")
 
 

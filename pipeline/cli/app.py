@@ -84,7 +84,9 @@ def run_command(arguments: Sequence[str]) -> int:
 def take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
     """The command line with --debug, which may stand anywhere, where the group of commands looks for it; whether it was
     there. The trainer has a command line of its own."""
-    end = 0 if list(arguments[:1]) == ["train"] else next((i for i, a in enumerate(arguments) if a == "--"), len(arguments))
+    end = next((i for i, a in enumerate(arguments) if a == "--"), len(arguments))
+    if list(arguments[:1]) == ["train"]:
+        end = 0
     rest = [a for a in arguments[:end] if a != "--debug"]
     debug = len(rest) < end
     return [*(["--debug"] if debug else []), *rest, *arguments[end:]], debug

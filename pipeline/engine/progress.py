@@ -229,7 +229,8 @@ class Progress:
         failures = [{"node": node, "label": label, "kind": kind, "message": message, "times": times}
                     for (node, kind, _), (label, message, times) in self.failures.items()]
         finished = None if self._finished is None else round(now - self._finished, 1)
-        return {**self.facts, "state": self.state, "at": round(time.time(), 1), "finished_s": finished, "seconds": round(now - self._begun, 1), "slots": self.slots,
+        return {**self.facts, "state": self.state, "at": round(time.time(), 1), "finished_s": finished,
+                "seconds": round(now - self._begun, 1), "slots": self.slots,
                 "parts": sum(n.parts for n in self.nodes.values()), "done": sum(n.done for n in self.nodes.values()),
                 "docs": sum(n.docs for n in self.nodes.values()),
                 "docs_per_s": round(sum(n.docs_run for n in self.nodes.values()) / spent, 1),
@@ -255,7 +256,8 @@ class Progress:
         elif self.mode == "rich":
             self._lines()
         self._write()
-        self._event("end", **{k: v for k, v in self.snapshot().items() if k not in ("running", "nodes", "failures", "traceback")})
+        left_out = ("running", "nodes", "failures", "traceback")
+        self._event("end", **{k: v for k, v in self.snapshot().items() if k not in left_out})
 
     def __enter__(self) -> Progress:
         return self

@@ -240,8 +240,8 @@ class RayBackend:
             silent = time.monotonic() - post.polled
             late, post.late = post.late, post.ready and silent > POLL_S + LATE_S
             if post.late and not late:
-                log.warning("the workers on node %s have not answered for %.0f s; what they hold goes to others in %.0f s "
-                            "unless they do: see whether that machine, or the network to it, stands still",
+                log.warning("the workers on node %s have not answered for %.0f s; what they hold goes to others in "
+                            "%.0f s unless they do: see whether that machine, or the network to it, stands still",
                             post.host, silent, SILENT_S - silent)
             if post.late and silent > SILENT_S:
                 events += self._lost(post, f"it has not answered for {silent:.0f} s")

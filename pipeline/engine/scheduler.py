@@ -5,8 +5,8 @@ which is all that ever crosses a process or machine boundary:
 
     assignment  {"id", "spec", "attempt", "skip": [[row, stage, reason], …]}
     event       {"event": "done",      "id", "record"}
-                {"event": "failed",    "id", "kind", "message", "traceback"}   kind: exception | environment | permanent;
-                                       "row" where the task itself raised: the row it stood at
+                {"event": "failed",    "id", "kind", "message", "traceback"}   exception | environment | permanent;
+                                                                               "row": where the task itself raised
                 {"event": "hindered",  "id", "message"}                        a full disk, silent storage: it waits
                 {"event": "lost",      "ids", "message"}                       the node died; nobody is to blame
                 {"event": "returned",  "ids", "message"}                       never started, or its node was drained
@@ -18,7 +18,7 @@ A condemnation goes into the log at once: whatever happens to this driver, later
 unless the task fails for good: that takes back what was said of its rows, since it may all have been the task's doing.
 An `exception` is the task's own doing and counts against `max_attempts`; raised twice in a row with the same message at
 the same row it is deterministic and ends the run, and so does a `permanent` one at once (a setting that does not fit).
-`environment` (a killed child, memory pressure) and `lost` do not count there, but both are bounded, so that a task which
+`environment` (a killed child, memory pressure) and `lost` do not count there, but both are bounded, so that a task that
 takes its node down every time ends the run.
 `returned` costs nothing at all.
 Only O(slots) assignments exist at a time, however many tasks there are.
@@ -31,19 +31,18 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pipeline.engine.faults import gist
 from pipeline.engine.queue import Batch, Records, TaskQueue
+from pipeline.engine.stragglers import Flight, to_double
 from pipeline.engine.task import Kind, PartRecord, TaskSpec
 from pipeline.store.log import attempt_name
 
 FLUSH_S = 1.0            # a record waits at most this long for its commit (contracts §1)
 MAX_LOST = 8             # node deaths and environment failures a task may meet before the run gives up on it
-STRAGGLER_FACTOR = 3.0   # a task this many times slower than the p95 of its node gets a second attempt beside the first
-STRAGGLER_KNOWN = 5      # tasks that must have finished before a p95 means anything
 STRAGGLER_S = 30.0       # never double a task that runs for less
 TIMES = 512              # latest tasks of a node that its p95 is taken of
 READ_AHEAD = 1000        # tasks of a batch that are read between two looks at the backend
@@ -159,7 +158,7 @@ class CannotRun(TaskFailed):
 @dataclass
 class _Flight:
     spec: TaskSpec
-    started: float
+    started: float               # by the scheduler's clock
 
 
 @dataclass
@@ -179,15 +178,17 @@ class Scheduler:
 
     `add` takes the tasks of a node, `step` goes on with all of them, `finished` gives those that are complete.
     `dispatch_seed` shuffles the order of dispatch (tests: nothing may depend on it); by default the largest goes first.
-    `grace_s`: for how long what runs may go on after a SIGTERM.
+    `grace_s`: for how long what runs may go on after a SIGTERM. `clock` measures how long tasks take.
     """
 
     def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
-                 dispatch_seed: int | None = None, straggler_s: float = STRAGGLER_S, grace_s: float = 0.0) -> None:
+                 dispatch_seed: int | None = None, straggler_s: float = STRAGGLER_S, grace_s: float = 0.0,
+                 clock: Callable[[], float] = time.monotonic) -> None:
         self.backend, self.log, self.progress = backend, log, progress
         self.max_attempts, self.straggler_s, self.grace_s = max_attempts, straggler_s, grace_s
         self.executed = self.reused = 0              # tasks: run here, and found in the log
-        self._dispatch_seed = dispatch_seed
+        self._dispatch_seed, self._clock = dispatch_seed, clock
+        self._awaited: set[str] = set()              # nodes of tasks that others wait for
         self._flights: dict[int, _Flight] = {}
         self._forget()
         self._history: dict[str, _History] = defaultdict(_History)
@@ -201,6 +202,7 @@ class Scheduler:
     def _forget(self) -> None:
         self._queue = TaskQueue(self.log.get, self._dispatch_seed)
         self._again: deque[TaskSpec] = deque()       # to be repeated, before anything new
+        self._left: Counter[str] = Counter()         # tasks in the queue, by node
 
     def __enter__(self) -> Scheduler:
         return self
@@ -229,10 +231,15 @@ class Scheduler:
                     if done is batch:
                         return list(records)
 
-    def add(self, specs: Iterable[TaskSpec]) -> Batch:
+    def add(self, specs: Iterable[TaskSpec], awaited: bool = False) -> Batch:
         """Run these tasks; they are read as the run goes on. What the log holds already is not run again, equal keys
-        run once."""
-        return self._queue.add(specs)
+        run once. `awaited`: other nodes cannot begin before they are done."""
+        def noted() -> Iterator[TaskSpec]:
+            for spec in specs:
+                self._awaited.add(spec.node)
+                yield spec
+
+        return self._queue.add(noted() if awaited else specs)
 
     def finished(self) -> list[tuple[Batch, Records]]:
         """Batches that are complete, once each."""
@@ -246,6 +253,7 @@ class Scheduler:
         self.check_stop()
         for specs, fresh in self._queue.read(READ_AHEAD):
             self.reused += len(fresh)
+            self._left.update({s.key: s.node for s in specs if s.key not in fresh}.values())
             if self.progress:
                 self.progress.planned(specs, fresh)
         if not (len(self._queue) or self._again or self._flights):
@@ -311,7 +319,7 @@ class Scheduler:
         self.log.append(record)
         self.executed += 1
         self._queue.done(spec.key)
-        self._times[spec.node].append(time.monotonic() - flight.started)
+        self._times[spec.node].append(self._clock() - flight.started)
         self._history.pop(spec.key, None)
         twins = [i for i, f in self._flights.items() if f.spec.key == spec.key]
         for i in twins:
@@ -331,11 +339,15 @@ class Scheduler:
                 self._dispatch(spec)
             else:
                 self._again.append(spec)
+        if len(self._queue) or self._again:          # before these take the room
+            self._double_stragglers(idle=False)
         for kind in self._queue.kinds():
             while self._queue.waiting.get(kind) and self._has_room(kind):
-                self._dispatch(self._queue.pop(kind))
+                spec = self._queue.pop(kind)
+                self._left[spec.node] -= 1
+                self._dispatch(spec)
         if not (len(self._queue) or self._again or self._queue.unread):
-            self._double_stragglers()
+            self._double_stragglers(idle=True)
 
     def _has_room(self, kind: Kind) -> bool:
         """One task a slot; and one more at hand for each slot while there is plenty, so that a slot never waits for us.
@@ -345,27 +357,24 @@ class Scheduler:
 
     def _dispatch(self, spec: TaskSpec) -> None:
         self._serial += 1
-        self._flights[self._serial] = _Flight(spec, time.monotonic())
+        self._flights[self._serial] = _Flight(spec, self._clock())
         skip = self.log.condemned(spec.key)      # by attempts of this driver and of those before it
         self.backend.submit({"id": self._serial, "spec": spec.to_json(),
                              "attempt": attempt_name(self.log.epoch, self._serial),
                              "skip": [[row, stage, reason] for row, (stage, reason) in sorted(skip.items())]})
 
-    def _double_stragglers(self) -> None:
-        """Start a second attempt of tasks that take suspiciously long, on idle slots. Whoever commits first counts."""
-        now = time.monotonic()
-        attempts = Counter(f.spec.key for f in self._flights.values())
-        for flight in list(self._flights.values()):
-            spec, known = flight.spec, sorted(self._times[flight.spec.node])
-            if len(known) < STRAGGLER_KNOWN or attempts[spec.key] > 1:
-                continue
-            p95 = known[int(0.95 * (len(known) - 1))]
-            if now - flight.started < max(self.straggler_s, STRAGGLER_FACTOR * p95):
-                continue
-            if self.backend.room_for(*spec.kind) > 0:
-                self._dispatch(spec)
+    def _double_stragglers(self, idle: bool) -> None:
+        """Start a second attempt of tasks that take suspiciously long. Whoever commits first counts."""
+        specs = {f.spec.key: f.spec for f in self._flights.values()}
+        unfinished = {*(node for node, n in self._left.items() if n > 0), *(s.node for s in self._again)}
+        for key in to_double([Flight(f.spec.key, f.spec.node, f.started) for f in self._flights.values()], self._times,
+                             self._clock(), idle=idle, unfinished=unfinished, awaited=self._awaited,
+                             slots=self.backend.slots, least_s=self.straggler_s):
+            # among what is at hand of tasks that wait, or on an idle slot
+            if self.backend.room_for(*specs[key].kind) > (0 if idle else -self.backend.slots):
+                self._dispatch(specs[key])
                 if self.progress:
-                    self.progress.doubled(spec)
+                    self.progress.doubled(specs[key])
 
     # -- failure -------------------------------------------------------------------------------------------------
     def _failed(self, spec: TaskSpec, event: dict[str, Any]) -> None:

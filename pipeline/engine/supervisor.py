@@ -313,7 +313,8 @@ class Supervisor:
     def _standing(self, child: ChildProcess, job: _Job, now: float) -> dict[str, Any]:
         """Where the task of a child stands, and for how long it has."""
         return {"row": job.place[0], "stage": job.place[2], "seconds": round(now - job.started, 1),
-                "still": round(now - job.since, 1), "host": self._host, "pid": child.pid, "does": measure.doing(child.pid)}
+                "still": round(now - job.since, 1), "host": self._host, "pid": child.pid,
+                "does": measure.doing(child.pid)}
 
     def _excess(self, child: ChildProcess, now: float) -> Fault | None:
         """The limit a child is over, if any."""

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 
-from pipeline.cli.status import text
+from pipeline.cli.status import text as status_text
 from pipeline.engine.attend import DriverLog, attending
 from pipeline.engine.local import ProcessBackend
 from pipeline.engine.progress import Progress, clock
@@ -139,7 +139,7 @@ def test_ages_are_said_and_a_frozen_driver_is_named(store, monkeypatch):
         monkeypatch.setattr(attempts, "time", SimpleNamespace(time=lambda now=now: now))
         found = standing(store, "r")
         assert (found.state, found.silent_s, found.age_s) == ("running", silent, now - 1000)
-        shown = text(store, found)
+        shown = status_text(store, found)
         assert f"last sign of life {silent:.0f} s ago  this is as of {now - 1000:.0f} s ago  last task finished " \
                f"{now - 996:.0f} s ago" in shown
         assert f"a.warc  {clock(10 + now - 1000)}  row 3  process 77 on w1" in shown

@@ -1,0 +1,124 @@
+"""Second attempts beside slow ones: the rule, and what it does to a plan on a virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.driver import drive
+from pipeline.engine.scheduler import Scheduler
+from pipeline.engine.stragglers import Flight, to_double
+from pipeline.engine.task import TaskSpec
+from pipeline.plan.nodes import Node
+from stages.text.prf import prf
+from tests.pipeline.engine_tasks import MemoryLog
+
+TIMES = {"a": [10.0] * 19 + [40.0], "b": [10.0] * 4}
+
+
+@pytest.mark.parametrize(("now", "rule", "expected"), [
+    (29.0, {"idle": True}, []), (30.0, {"idle": True}, ["x"]),                            # 3 × the p95, 10
+    (29.0, {"idle": True, "least_s": 35.0}, []), (35.0, {"idle": True, "least_s": 35.0}, ["x"]),
+    (90.0, {"idle": False}, []),                                                          # the slot is wanted
+    (90.0, {"idle": False, "awaited": {"a"}, "unfinished": {"a"}}, []),
+    (29.0, {"idle": False, "awaited": {"a"}}, []), (30.0, {"idle": False, "awaited": {"a"}}, ["x"])])
+def test_the_rule(now, rule, expected):
+    flights = [Flight("x", "a", 0.0), Flight("y", "a", now - 1), Flight("z", "b", 0.0)]   # too little is known of b
+    assert to_double(flights, TIMES, now, **rule) == expected
+    assert to_double([*flights, Flight("x", "a", now)], TIMES, now, **rule) == [], "once"
+
+
+def test_a_node_of_uneven_tasks_is_judged_by_its_slow_ones():
+    uneven = {"a": [10.0] * 10 + [90.0] * 10}
+    assert to_double([Flight("x", "a", 0.0)], uneven, 60.0, idle=False, awaited={"a"}) == []
+    assert to_double([Flight("x", "a", 0.0)], uneven, 90.0, idle=False, awaited={"a"}) == ["x"]
+
+
+def test_work_is_displaced_from_a_tenth_of_the_slots_at_most_by_the_longest_first():
+    flights = [Flight(f"x{i}", "a", float(-i)) for i in range(8)]
+    rule = {"idle": False, "awaited": {"a"}}
+    assert to_double(flights, TIMES, 100.0, slots=2, **rule) == ["x7"]
+    assert to_double(flights, TIMES, 100.0, slots=30, **rule) == ["x7", "x6", "x5"]
+    assert to_double([*flights, Flight("x7", "a", 99.0)], TIMES, 100.0, slots=30, **rule) == ["x6", "x5"]
+    assert len(to_double(flights, TIMES, 100.0, slots=2, idle=True)) == 8, "what is idle costs nothing"
+
+
+class Machine:
+    """Slots on a virtual clock; what is beyond them waits in its order. A task takes about ten seconds by a seed, the
+    first attempt at `lame` a day."""
+
+    interruptible = False
+
+    def __init__(self, seed: int, slots: int, lame: str) -> None:
+        self.seed, self.slots, self.lame, self.now = seed, slots, lame, 0.0
+        self.waiting: list[dict] = []
+        self.open: dict[int, tuple[float, dict]] = {}        # id → when it ends
+        self.begun: list[str] = []
+        self.ended: dict[str, float] = {}
+
+    def start(self, memory_mb: int = 0) -> None: ...
+    def close(self) -> None: ...
+
+    def expect(self, waiting: dict) -> dict:
+        return {}
+
+    def cancel(self, ids: list[int]) -> None:
+        self.waiting = [a for a in self.waiting if a["id"] not in ids]
+        for i in ids:
+            self.open.pop(i, None)
+
+    def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
+        return self.slots - len(self.open) - len(self.waiting)
+
+    def submit(self, assignment: dict) -> None:
+        self.waiting.append(assignment)
+
+    def begin(self) -> None:
+        while self.waiting and len(self.open) < self.slots:
+            a = self.waiting.pop(0)
+            key = a["spec"]["key"]
+            takes = 86400.0 if key == self.lame and key not in self.begun else 8.0 + prf(self.seed, "takes", key) % 5
+            self.begun.append(key)
+            self.open[a["id"]] = self.now + takes, a
+
+    def wait(self, timeout: float) -> list[dict]:
+        """The next to end; at most a second goes by, as between two looks at real workers."""
+        self.begin()
+        if not self.open:
+            return []
+        end, a = min(self.open.values(), key=lambda job: (job[0], job[1]["id"]))
+        if end > self.now + 1.0:
+            self.now += 1.0
+            return []
+        self.now = max(self.now, end)
+        del self.open[a["id"]]
+        key = a["spec"]["key"]
+        self.ended.setdefault(key, self.now)
+        record = {"key": key, "task": "x", "node": "t", "attempt": a["attempt"], "files": {}, "counters": {}}
+        return [{"event": "done", "id": a["id"], "record": record}]
+
+
+def node(name: str, tasks: int, deps: tuple[str, ...] = ()) -> Node:
+    weight = {"a": 3, "b": 2, "c": 4}[name]              # largest first: c as soon as it may, a, then b
+
+    def work(results):
+        return (yield [TaskSpec(f"{name}{i}", "m:T", name, {}, weight=weight) for i in range(tasks)])
+
+    return Node(name, "pass", deps, work)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("awaited", [True, False])
+def test_later_nodes_do_not_wait_for_a_straggler_until_the_whole_queue_is_empty(seed, awaited):
+    """c waits for a, whose last task stands still; b has work for all slots for a long while."""
+    machine = Machine(seed, slots=4, lame="a11")
+    nodes = [node("a", 12), node("b", 200), node("c", 4, ("a",) if awaited else ())]
+    scheduler = Scheduler(machine, MemoryLog(), straggler_s=5.0, clock=lambda: machine.now)
+    drive(nodes, scheduler, lambda n, r: None)
+    last_b = max(at for key, at in machine.ended.items() if key.startswith("b"))
+    assert [k for k in set(machine.begun) if machine.begun.count(k) > 1] == ["a11"] and machine.begun.count("a11") == 2
+    assert len(machine.ended) == 216
+    if awaited:
+        assert machine.ended["a11"] < 100 and machine.ended["c3"] < 150
+        assert last_b > 300, "there was other work all the time"
+    else:
+        assert machine.ended["a11"] > last_b - 15, "nobody waits for it: b's tasks do not stand back"
