@@ -13,6 +13,7 @@ Exits 1 when that is over 200 MB or a planted near-duplicate is missed.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import os
@@ -81,7 +82,7 @@ def make_part(root: str, number: int, rows: int, before: int) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, compression="zstd", row_group_size=20_000)
         out[name] = {"$ref": f"in/{path.name}", "content": f"{number}/{name}", "bytes": path.stat().st_size,
-                     "rows": rows}
+                     "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "rows": rows}
     return out
 
 

@@ -15,9 +15,10 @@ from typing import Any
 
 from pipeline.driver import TooManyErrors, check_error_rate, drive
 from pipeline.engine.attend import GRACE_S, attending
+from pipeline.engine.lists import FOLDER as LISTS
 from pipeline.engine.lists import writes_to
 from pipeline.engine.progress import Progress
-from pipeline.engine.scheduler import Backend, Scheduler, TaskFailed
+from pipeline.engine.scheduler import Backend, DamageFound, Scheduler, TaskFailed
 from pipeline.plan.basis import write_basis
 from pipeline.plan.nodes import Node
 from pipeline.plan.passes import Planner
@@ -27,13 +28,16 @@ from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report
 from pipeline.store.attempts import asked_to_stop, code_folder, facts_of, keep_code, note_attempt
 from pipeline.store.dataset import publish, publish_quarantine, stream_quarantine
-from pipeline.store.fs import Store
+from pipeline.store.errors import DamagedFile
+from pipeline.store.fs import Store, StoreError
 from pipeline.store.log import Log
 from pipeline.store.runs import write_tasks
 from pipeline.tasks.encode import publish_shards
 from pipeline.tasks.fit_tokenizer import publish_tokenizer
 
 logger = logging.getLogger("tokenmill")
+#: damaged files a run makes anew before it takes the disk for broken, and of how many of them the report speaks
+MOST_MENDED, SHOWN = 10_000, 20
 
 
 @dataclass(frozen=True)
@@ -111,11 +115,47 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
 
     What is written beside the log is written only while the log is ours: `log.verify` comes before.
     """
-    log.collect_garbage()
+    mended = dict(log.collect_garbage().damaged)
     store.write(f"runs/{name}/recipe.yaml", recipe.canonical_yaml().encode())
     keep_code(store, name, recipe.code)
     recipe.keep_code_at(code_folder(name))
-    planner = Planner(recipe, store.read, quarantined=log.quarantined, earlier=log.earlier,
+    for path, why in mended.items():
+        logger.warning("%s %s; what made it runs again", path, why)
+    while True:
+        try:
+            return _plan_and_drive(recipe, store, name, attempt, log, scheduler, verify_inputs, report, mended)
+        except (DamageFound, DamagedFile) as e:
+            log.verify()
+            _retire(store, log, e, mended)
+            scheduler.plan_again()
+
+
+def _retire(store: Store, log: Log, error: DamageFound | DamagedFile, mended: dict[str, str]) -> None:
+    """Take back the records of files that were found damaged, so that a new plan makes them anew. Raises the error
+    when that would not help: it is no file of a record, or so many were damaged that the disk must be at fault."""
+    paths = error.paths if isinstance(error, DamageFound) else {error.path: str(error)}
+    if len(mended) + len(paths) > MOST_MENDED:
+        raise StoreError(f"{len(mended) + len(paths)} files of {store.root} were damaged or gone: its disk, or "
+                         f"somebody who writes there, is at fault. See to that and run again; `tokenmill store verify` "
+                         f"looks at everything") from error
+    retired = False
+    for path, why in paths.items():
+        if path.startswith(f"{LISTS}/"):
+            store.remove(path)                            # written again by the plan that names it
+            retired = True
+        elif log.retire_file(path, why):
+            retired = True
+        logger.warning("%s; what made it runs again", why)
+    if not retired:
+        raise error
+    mended.update(paths)
+
+
+def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, scheduler: Scheduler,
+                    verify_inputs: bool, report: bool, mended: Mapping[str, str]) -> RunSummary:
+    """Plan by what the log says, run what is missing, publish. Raises DamageFound or DamagedFile when a file it needs
+    is not what its record says."""
+    planner = Planner(recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
                       verify_inputs=verify_inputs, put_list=writes_to(store))
     nodes = planner.nodes() + token_nodes(recipe, planner)
     for source in planner.sources_used():
@@ -151,7 +191,8 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
             raise
     log.flush()
     log.verify()
-    warnings = [*recipe.warnings, *planner.warnings, *read_badly]
+    warnings = [*recipe.warnings, *planner.warnings, *read_badly,
+                *(f"{path} was damaged or gone and was made anew" for path in sorted(mended)[:SHOWN])]
     shards = _finish_tokens(recipe, store, log, name, results, warnings)
     log.verify()
     store.write(f"runs/{name}/plan.json", json.dumps(plan_document(planner, nodes, warnings), indent=1).encode())

@@ -17,7 +17,7 @@ import pyarrow as pa
 from stages.stage import Stage
 
 #: A reference to a file in the store as it stands in task arguments. Only `content` enters keys, never the path.
-#: {"$ref": "objects/KEY/ATTEMPT.name", "content": "<sha256 hex>", "bytes": n, "rows": n}
+#: {"$ref": "objects/KEY/ATTEMPT.name", "content": "<hash of what it says>", "sha256", "bytes": n, "rows": n}
 FileRef = dict[str, Any]
 
 #: What a removal slice holds, one row for each document of the part the barrier has something to say about, sorted by

@@ -5,9 +5,13 @@ bucket of all files, by range. Inside a segment records are sorted by the key fi
 order of writing; without key fields they stand as written. Neither side needs memory in proportion to the data: the
 writer spills sorted runs to scratch and merges them, the reader merges blocks.
 
-File: ``TMSEG001``, header length (u64), header (JSON: dtype, buckets, rows, key, covers), padding to 64 bytes, then
-buckets + 1 record offsets (u64), records. All little-endian. `covers` lists the contents of the parts the records come
-from (contracts §5); it is no part of the file's `content`, so a task downstream is stale only when its records changed.
+File: ``TMSEG002``, header length (u64), header (JSON: dtype, buckets, rows, key, index, covers), padding to 64 bytes,
+the index, records. All little-endian. The index comes in pages of PAGE buckets: the record offsets of their borders
+(u64, one more than buckets), then an xxh3-128 of each bucket's records. `index` in the header holds an xxh3-128 a page,
+and the file's `content` is the sha256 of the header. So who has a reference checks the header against it, the page of a
+bucket against the header and the bucket against the page: no damaged range is used, though nobody reads the whole file.
+`covers` lists the contents of the parts the records come from; it is no part of `content`: a task downstream is stale
+only when its records changed.
 """
 
 from __future__ import annotations
@@ -21,13 +25,17 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
+import xxhash
 
 from pipeline.engine.merge import MEMORY, Read, Run, in_few, in_whole, merge, pread, sort_keys
+from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 
-MAGIC = b"TMSEG001"
+MAGIC = b"TMSEG002"
+#: bytes of a sum, and buckets of a page of the index
+SUM, PAGE = 16, 1024
 ALIGN = 64
-#: bytes of a file's beginning read at once; holds the header and the index of 8,000 buckets
+#: bytes of a file's beginning read at once; holds the header and the index of 2,000 buckets
 HEAD = 64 << 10
 
 def _check(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -109,29 +117,37 @@ class SegmentWriter:
         last, counts = self._sorted()
         starts = np.concatenate([[0], np.cumsum(counts)])
         header = {"dtype": _descr(self.dtype), "buckets": self.buckets, "rows": self.rows,
-                  "key": None if self.key is None else list(self.key)}
-        index = np.concatenate([[0], np.cumsum(self._counts)]).astype("<u8")
-        said = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-        said.update(index.tobytes())
-        head = json.dumps({**header, "covers": self.covers}, sort_keys=True).encode()
-        head += b" " * (-(len(MAGIC) + 8 + len(head)) % ALIGN)
+                  "key": None if self.key is None else list(self.key), "index": "0" * 2 * SUM * _pages(self.buckets)}
+        offsets = np.concatenate([[0], np.cumsum(self._counts)]).astype("<u8")
+        sums: list[bytes] = []
+        if self._spill is not None:
+            self._records = self._ids = np.empty(0, np.uint8)           # make room for the merge
+            self._spill.flush()
         with open(self.path, "wb") as f:
-            f.write(MAGIC + len(head).to_bytes(8, "little") + head + index.tobytes())
-            if self._spill is None:
-                said.update(last.view(np.uint8).data)
-                f.write(last.view(np.uint8).data)
-            else:
-                self._records = self._ids = np.empty(0, np.uint8)       # make room for the merge
-                self._spill.flush()
-                for bucket in range(self.buckets):
-                    sources = [self._run(run, bucket) for run in self._runs]
-                    sources.append(_of_array(last[starts[bucket]:starts[bucket + 1]]))
-                    for block in merge(sources, self.key, self.dtype.itemsize, self.memory):
-                        said.update(block.view(np.uint8).data)
-                        f.write(block.view(np.uint8).data)
+            f.seek(len(_head(header, self.covers)) + _index_bytes(self.buckets))
+            for bucket in range(self.buckets):
+                digest = xxhash.xxh3_128()
+                for block in self._bucket(bucket, last[starts[bucket]:starts[bucket + 1]]):
+                    data = np.ascontiguousarray(block).view(np.uint8).data
+                    digest.update(data)
+                    f.write(data)
+                sums.append(digest.digest())
+            pages = [offsets[a:a + PAGE + 1].tobytes() + b"".join(sums[a:a + PAGE])
+                     for a in range(0, self.buckets, PAGE)]
+            header["index"] = "".join(xxhash.xxh3_128_hexdigest(page) for page in pages)
+            f.seek(0)
+            f.write(_head(header, self.covers) + b"".join(pages))
         self._discard()
         self.largest = int(self._counts.max()) * self.dtype.itemsize
-        self.content = said.hexdigest()
+        self.content = _content(header)
+
+    def _bucket(self, bucket: int, rest: np.ndarray) -> Iterator[np.ndarray]:
+        """The records of a bucket in blocks: `rest`, what was not spilled, merged with those of all runs."""
+        if not self._runs:
+            yield rest
+            return
+        sources = [self._run(run, bucket) for run in self._runs]
+        yield from merge([*sources, _of_array(rest)], self.key, self.dtype.itemsize, self.memory)
 
     def _run(self, run: np.ndarray, bucket: int) -> tuple[Read, int]:
         first, stop, size = int(run[bucket]), int(run[bucket + 1]), self.dtype.itemsize
@@ -157,6 +173,26 @@ class SegmentWriter:
             self._discard()
 
 
+def _head(header: Mapping[str, Any], covers: Sequence[str]) -> bytes:
+    head = json.dumps({**header, "covers": list(covers)}, sort_keys=True).encode()
+    head += b" " * (-(len(MAGIC) + 8 + len(head)) % ALIGN)
+    return MAGIC + len(head).to_bytes(8, "little") + head
+
+
+def _content(header: Mapping[str, Any]) -> str:
+    """What an exchange file says: sha256 of its header without `covers`."""
+    said = json.dumps({name: value for name, value in header.items() if name != "covers"}, sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()
+
+
+def _pages(buckets: int) -> int:
+    return -(-buckets // PAGE)
+
+
+def _index_bytes(buckets: int) -> int:
+    return 8 * (buckets + _pages(buckets)) + SUM * buckets
+
+
 def _of_array(records: np.ndarray) -> tuple[Read, int]:
     return (lambda a, b: records[a:b]), len(records)
 
@@ -178,67 +214,83 @@ class SegmentFile:
     key: tuple[str, ...] | None
     covers: tuple[str, ...]
     after: int                     # where the index begins, bytes
+    index: str                     # a sum a page of it, hexadecimal
     head: bytes                    # the beginning of the file, with the index if that is small
 
     @classmethod
     def open(cls, store: Store, ref: Mapping[str, Any]) -> SegmentFile:
-        """Raises ValueError, naming the file, for anything that is not a whole exchange file."""
+        """Raises DamagedFile for a file that is gone, or whose size or header is not that of the reference."""
         path, size = ref["$ref"], ref["bytes"]
-        data = store.read_range(path, 0, min(HEAD, size))
-        if data[:8] != MAGIC:
-            raise ValueError(f"{store.at(path)} is not an exchange file (it begins with {data[:8]!r})")
+        if store.local is not None and store.size(path) != size:       # elsewhere that would be one more request
+            raise DamagedFile(path, "is gone or has another size than its record says")
+        data = _range(store, path, 0, min(HEAD, size))
         after = 16 + int.from_bytes(data[8:16], "little")
+        if data[:8] != MAGIC or after > size:
+            raise DamagedFile(path, f"does not begin as an exchange file does ({data[:8]!r})")
         if after > len(data):
-            data += store.read_range(path, len(data), min(after + HEAD, size))
-        header = json.loads(data[16:after])
-        descr = header["dtype"]
+            data += _range(store, path, len(data), min(after + HEAD, size))
+        try:
+            header = json.loads(data[16:after])
+        except ValueError as e:
+            raise DamagedFile(path, "has a damaged header") from e
+        if not isinstance(header, dict) or _content(header) != ref["content"]:
+            raise DamagedFile(path, "has a damaged header")
+        descr, key = header["dtype"], header["key"]
         dtype = np.dtype(descr if isinstance(descr, str) else [(f[0], f[1], *map(tuple, f[2:])) for f in descr])
-        end = after + 8 * (header["buckets"] + 1) + header["rows"] * dtype.itemsize
-        if end != size or len(data) < min(after, size):
-            raise ValueError(f"{store.at(path)} is cut short: {size} bytes, its header says {end}; delete it and run "
-                             f"again")
-        key = None if header["key"] is None else tuple(header["key"])
-        return cls(store, path, dtype, header["buckets"], header["rows"], key, tuple(header["covers"]), after, data)
+        file = cls(store, path, dtype, header["buckets"], header["rows"], None if key is None else tuple(key),
+                   tuple(header["covers"]), after, header["index"], data)
+        if file.start + file.rows * dtype.itemsize != size:
+            raise DamagedFile(path, "is cut short")
+        return file
 
     @property
     def start(self) -> int:
         """Where the records begin, bytes."""
-        return self.after + 8 * (self.buckets + 1)
+        return self.after + _index_bytes(self.buckets)
 
-    def bounds(self, bucket: int) -> tuple[int, int]:
-        """Records [first, stop) of the file are those of the bucket. Of a large index only this entry is read."""
+    def bounds(self, bucket: int) -> tuple[int, int, bytes]:
+        """Records [first, stop) of the file are those of the bucket, and have this sum. Of a large index only a page is
+        read."""
         if not 0 <= bucket < self.buckets:
             raise IndexError(f"{self.store.at(self.path)} has buckets 0 to {self.buckets - 1}, not {bucket}")
-        at = self.after + 8 * bucket
-        entry = self.head[at:at + 16] if at + 16 <= len(self.head) else self.store.read_range(self.path, at, at + 16)
-        first, stop = np.frombuffer(entry, "<u8").tolist()
-        if not first <= stop <= self.rows:
-            raise ValueError(f"{self.store.at(self.path)}: its index is damaged; delete it and run again")
-        return first, stop
+        number, place = divmod(bucket, PAGE)
+        held = min(PAGE, self.buckets - number * PAGE)
+        at, size = self.after + number * (8 * (PAGE + 1) + SUM * PAGE), 8 * (held + 1) + SUM * held
+        page = self.head[at:at + size] if at + size <= len(self.head) else _range(self.store, self.path, at, at + size)
+        if xxhash.xxh3_128_hexdigest(page) != self.index[2 * SUM * number:2 * SUM * (number + 1)]:
+            raise DamagedFile(self.path, f"has a damaged index at bucket {bucket}")
+        first, stop = np.frombuffer(page, "<u8", 2, 8 * place).tolist()
+        return first, stop, page[8 * (held + 1) + SUM * place:][:SUM]
 
-    def read(self, first: int, stop: int) -> np.ndarray:
-        """Records [first, stop) of the file, read-only."""
-        return _read(self.store, self.path, self.dtype, self.start, first, stop)
+
+def _range(store: Store, path: str, start: int, stop: int) -> bytes:
+    try:
+        return store.read_range(path, start, stop)
+    except FileNotFoundError as e:
+        raise DamagedFile(path, "is gone though the log names it") from e
 
 
 def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int, stop: int) -> np.ndarray:
-    """Raises ValueError, naming the file, where it ends before `stop`: fewer records would be documents lost."""
-    data = store.read_range(path, start + first * dtype.itemsize, start + stop * dtype.itemsize)
+    """Records [first, stop). Raises DamagedFile where the file ends before: fewer records would be documents lost."""
+    data = _range(store, path, start + first * dtype.itemsize, start + stop * dtype.itemsize)
     if len(data) != (stop - first) * dtype.itemsize:
-        raise ValueError(f"{store.at(path)} is cut short: records {first} to {stop} have {len(data)} bytes instead of "
-                         f"{(stop - first) * dtype.itemsize}; delete it and run again")
+        raise DamagedFile(path, "is cut short")
     return np.frombuffer(data, dtype)
 
 
 def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
-    """The records of one bucket of the file `ref` ({"$ref", "bytes"}), read-only: mapped into memory where the store is
-    local, fetched by one more range request where it is not."""
+    """The records of one bucket of the file `ref` ({"$ref", "bytes", "content"}), read-only: mapped into memory where
+    the store is local, fetched by one more range request where it is not. Raises DamagedFile when they are damaged."""
     file = SegmentFile.open(store, ref)
-    first, stop = file.bounds(bucket)
+    first, stop, expected = file.bounds(bucket)
     if store.local is None or first == stop:
-        return file.read(first, stop)
-    mapped = np.memmap(store.at(file.path), file.dtype, "r", file.start + first * file.dtype.itemsize, (stop - first,))
-    return mapped.view(np.ndarray)
+        records = _read(store, file.path, file.dtype, file.start, first, stop)
+    else:
+        records = np.memmap(store.at(file.path), file.dtype, "r", file.start + first * file.dtype.itemsize,
+                            (stop - first,)).view(np.ndarray)
+    if xxhash.xxh3_128_digest(records.view(np.uint8).data) != expected:
+        raise DamagedFile(file.path, f"is damaged in bucket {bucket}")
+    return records
 
 
 def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int, memory: int = MEMORY, *,
@@ -277,12 +329,24 @@ def _numbered(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _run_of(file: SegmentFile, bucket: int, number: int | None) -> Run:
-    """A bucket of a file as a run: of the file only what is needed to read it is kept."""
-    first, stop = file.bounds(bucket)
+    """A bucket of a file as a run: of the file only what is needed to read it is kept.
+
+    A run is read from its beginning to its end. Its sum is compared when the last record has been read: a task that has
+    used damaged records by then raises before it returns, and commits nothing.
+    """
+    first, stop, expected = file.bounds(bucket)
     store, path, dtype, start = file.store, file.path, file.dtype, file.start
+    digest, upto = xxhash.xxh3_128(), 0
 
     def read(a: int, b: int) -> np.ndarray:
+        nonlocal upto
         records = _read(store, path, dtype, start, first + a, first + b)
+        if a != upto:
+            raise RuntimeError(f"{path}: records {a} to {b} of bucket {bucket} are read out of turn, after {upto}")
+        digest.update(records.view(np.uint8).data)
+        upto = b
+        if b == stop - first and digest.digest() != expected:
+            raise DamagedFile(path, f"is damaged in bucket {bucket}")
         if number is None:
             return records
         out = np.empty(len(records), _numbered(dtype))

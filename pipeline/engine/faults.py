@@ -21,7 +21,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.store.errors import FULL, EnvironmentFailure, StoreError
+from pipeline.store.errors import FULL, DamagedFile, EnvironmentFailure, StoreError
 
 #: signals a process brings upon itself by what it executes. Not SIGBUS: it says that a page of a mapped file (a model,
 #: a list) could not be read, because storage is away or a disk full, or that memory itself is broken
@@ -77,6 +77,8 @@ def permanent(error: Exception) -> bool:
 def failure(error: Exception, row: int) -> dict[str, Any]:
     """What an attempt that raised `error` at `row` tells of it: a "failed" event but for its id and traceback. An error
     of the operating system has no row: it may pass, so its repetition proves nothing."""
+    if path := damaged_path(error):
+        return {"kind": "damaged", "message": describe(error), "path": path}
     if hinders(error):
         return {"kind": "environment", "message": describe(error)}
     if permanent(error):
@@ -94,6 +96,16 @@ def describe(error: BaseException) -> str:
 def gist(message: str) -> str:
     """`message` without its paths. Forty workers that meet a full disk name forty files and say one thing."""
     return re.sub(r"\S*/\S*", "…", message)
+
+
+def damaged_path(error: BaseException) -> str:
+    """The file of the store an error is about, as DamagedFile names it, or whatever raised it does; "" for none."""
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, DamagedFile):
+            return at.path
+        at = at.__cause__ or at.__context__
+    return ""
 
 
 #: memory that ran out while nothing but the task itself was at work

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.engine.task import placeless
+from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 
 FOLDER = "objects/lists"
@@ -68,13 +69,13 @@ class ListFiles:
 
 
 def unfold(value: Any, read: Callable[[str], bytes]) -> Any:
-    """The value with all its lists. Raises ValueError, naming the file, for one that does not hold what was written."""
+    """The value with all its lists. Raises DamagedFile for one that does not hold what was written."""
     if isinstance(value, dict):
         if "$list" not in value:
             return {k: v if k == "$volatile" else unfold(v, read) for k, v in value.items()}
         data = read(value["$list"])
         if f"{FOLDER}/{hashlib.sha256(data).hexdigest()}.json" != value["$list"]:
-            raise ValueError(f"{value['$list']} is damaged: delete it and run again")
+            raise DamagedFile(value["$list"], "is damaged: its bytes are not those its name tells")
         return json.loads(data)
     return [unfold(v, read) for v in value] if isinstance(value, list) else value
 

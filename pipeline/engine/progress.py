@@ -118,6 +118,10 @@ class Progress:
                 self._bars.start()
 
     # -- what the scheduler tells --------------------------------------------------------------------------------
+    def plan_again(self) -> None:
+        """The tasks of all nodes are about to be told anew; what ran so far counts as there already then."""
+        self.nodes.clear()
+
     def planned(self, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> None:
         names = dict.fromkeys(s.node for s in specs)
         for spec in {s.key: s for s in specs}.values():

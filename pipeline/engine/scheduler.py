@@ -6,7 +6,7 @@ which is all that ever crosses a process or machine boundary:
     assignment  {"id", "spec", "attempt", "skip": [[row, stage, reason], …]}
     event       {"event": "done",      "id", "record"}
                 {"event": "failed",    "id", "kind", "message", "traceback"}   exception | environment | permanent;
-                                                                               "row": where the task itself raised
+                                           damaged, with "path"; "row": where the task itself raised
                 {"event": "hindered",  "id", "message"}                        a full disk, silent storage: it waits
                 {"event": "lost",      "ids", "message"}                       the node died; nobody is to blame
                 {"event": "returned",  "ids", "message"}                       never started, or its node was drained
@@ -19,7 +19,8 @@ unless the task fails for good: that takes back what was said of its rows, since
 An `exception` is the task's own doing and counts against `max_attempts`; raised twice in a row with the same message at
 the same row it is deterministic and ends the run, and so does a `permanent` one at once (a setting that does not fit).
 `environment` (a killed child, memory pressure) and `lost` do not count there, but both are bounded, so that a task that
-takes its node down every time ends the run.
+takes its node down every time ends the run. A task that met a `damaged` file waits for another plan, in which the file
+is made anew; everything that does not need it is finished first, then DamageFound tells the driver.
 `returned` costs nothing at all.
 Only O(slots) assignments exist at a time, however many tasks there are.
 """
@@ -39,6 +40,7 @@ from pipeline.engine.faults import gist
 from pipeline.engine.queue import Batch, Records, TaskQueue
 from pipeline.engine.stragglers import Flight, to_double
 from pipeline.engine.task import Kind, PartRecord, TaskSpec
+from pipeline.store.errors import StoreError
 from pipeline.store.log import attempt_name
 
 FLUSH_S = 1.0            # a record waits at most this long for its commit (contracts §1)
@@ -113,6 +115,8 @@ class Running:
 class Listener(Protocol):
     """What the scheduler tells `pipeline.engine.progress.Progress`."""
 
+    def plan_again(self) -> None: ...
+
     def planned(self, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> None: ...
     def done(self, spec: TaskSpec, record: PartRecord) -> None: ...
     def failed(self, spec: TaskSpec, kind: str, message: str, again: bool) -> None: ...
@@ -145,6 +149,16 @@ class TaskFailed(Exception):
         super().__init__(f"{spec.node}: {spec.label or spec.key} failed{times}: {listing}")
         for traceback in dict.fromkeys(tracebacks):
             self.add_note(f"in {spec.task}:\n{traceback}")
+
+
+class DamageFound(StoreError):
+    """Tasks cannot go on since files of the store are not what their records say. `paths`: which, and how that came to
+    be known."""
+
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        super().__init__(f"{len(paths)} files of the store are damaged or gone: {', '.join(sorted(paths)[:3])}"
+                         f"{', …' if len(paths) > 3 else ''}; run the recipe again to make them anew")
+        self.paths = dict(paths)
 
 
 class CannotRun(TaskFailed):
@@ -203,6 +217,7 @@ class Scheduler:
         self._queue = TaskQueue(self.log.get, self._dispatch_seed)
         self._again: deque[TaskSpec] = deque()       # to be repeated, before anything new
         self._left: Counter[str] = Counter()         # tasks in the queue, by node
+        self._damaged: dict[str, str] = {}           # files tasks could not read, and what was said of them
 
     def __enter__(self) -> Scheduler:
         return self
@@ -217,6 +232,12 @@ class Scheduler:
         finally:
             self._ending.close()
             self._started = False
+
+    def plan_again(self) -> None:
+        """Forget what was planned and counted: the same tasks are about to be added again."""
+        self.reused = 0
+        if self.progress:
+            self.progress.plan_again()
 
     def run(self, specs: Iterable[TaskSpec]) -> list[PartRecord]:
         """Records of `specs` in their order. What the log holds already is not run again; equal keys run once.
@@ -248,7 +269,8 @@ class Scheduler:
     def step(self) -> None:
         """Read a few more tasks, hand out what there is room for, commit what comes back. Waits half a second at most.
 
-        Raises TaskFailed, Interrupted, and what the log raises (Fenced when another driver took over).
+        Raises TaskFailed, Interrupted, DamageFound once nothing else is left to do, and what the log raises (Fenced
+        when another driver took over).
         """
         self.check_stop()
         for specs, fresh in self._queue.read(READ_AHEAD):
@@ -257,6 +279,8 @@ class Scheduler:
             if self.progress:
                 self.progress.planned(specs, fresh)
         if not (len(self._queue) or self._again or self._flights):
+            if self._damaged and not self._queue.unread:
+                raise DamageFound(self._damaged)
             return
         self._start()
         if self._stop is None:
@@ -378,7 +402,11 @@ class Scheduler:
 
     # -- failure -------------------------------------------------------------------------------------------------
     def _failed(self, spec: TaskSpec, event: dict[str, Any]) -> None:
-        """Note a failed attempt, and repeat it; raises TaskFailed when it was the last one."""
+        """Note a failed attempt, and repeat it; raises TaskFailed when it was the last one. One that met a damaged file
+        is not repeated before that file is made anew (`DamageFound`)."""
+        if event["kind"] == "damaged":
+            self._damaged[event["path"]] = event["message"]
+            return
         past = self._history[spec.key]
         past.reasons.append(event["message"])
         if event.get("traceback"):

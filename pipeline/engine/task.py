@@ -19,7 +19,6 @@ Counters are nested dicts of numbers: leaves add up, but for outermost keys that
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import mmap
@@ -31,9 +30,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from pipeline.store.errors import ChangedFile
-from pipeline.store.fs import Needs, Store
-from stages.stage import file_sha256
+from pipeline.store.errors import ChangedFile, DamagedFile
+from pipeline.store.fs import Needs, Store, matches
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +54,7 @@ class TaskSpec:
     """One unit of work. `key` identifies its outcome by content (contracts §3); equal keys mean equal results.
 
     `args` is JSON. Three kinds of dict in it have a meaning of their own (see `content_key`):
-    {"$ref": path in the store, "content": sha256, "bytes", "rows"}            a file an earlier task wrote
+    {"$ref": path in the store, "content", "sha256", "bytes", "rows"}           a file an earlier task wrote
     {"$file": path relative to the source root, "root": URL, "size", "etag"}    an input file, maybe with a range
     {"$list": path in the store, "content", "items"}                            a long list (`pipeline.engine.lists`)
     and the value of a key "$volatile" never enters the content key.
@@ -129,7 +127,8 @@ class FileInfo:
     meta: dict[str, Any] = field(default_factory=dict)
 
     def ref(self) -> dict[str, Any]:
-        return {"$ref": self.path, "content": self.content, "bytes": self.bytes, "rows": self.rows}
+        return {"$ref": self.path, "content": self.content, "sha256": self.sha256, "bytes": self.bytes,
+                "rows": self.rows}
 
 
 @dataclass
@@ -190,13 +189,7 @@ def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
     hashed = re.fullmatch(r"(?:sha256:)?([0-9a-f]{64})", ref["etag"])
     if hashed is None:
         return not ref["etag"].isdecimal() or str(info.st_mtime_ns) == ref["etag"]
-    return _sha256(path, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns) == hashed[1]
-
-
-@functools.lru_cache(4096)
-def _sha256(path: str, *identity: int) -> str:
-    """Hash of a file; its partitions are many, and a process reads it for the first of them alone."""
-    return file_sha256(path)
+    return matches(path, hashed[1])
 
 
 class Cursor:
@@ -248,9 +241,10 @@ class Inputs:
         through the cache of this machine; of a remote `$file` only the ranges that `needs` asks for.
 
         Raises ChangedInput when an input file is not the one that was planned: results must not stand under its key.
+        Raises DamagedFile when a file of the store is not what its record says.
         """
         if "$ref" in ref:
-            return self.store.fetch(ref["$ref"], self.scratch, size=ref.get("bytes"))
+            return self.store.checked(ref["$ref"], ref["sha256"], self.scratch, size=ref.get("bytes"))
         store = Store(ref["root"])
         if store.local is None:
             try:
@@ -268,6 +262,10 @@ class Inputs:
         for path, ref in self._read.items():
             if not _unchanged(path, ref):
                 raise _changed(ref)
+
+    def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its bytes do not have their sum") -> DamagedFile:
+        """The error to raise over a file that a task reads by range and finds not to be what was written."""
+        return DamagedFile(ref["$ref"], why)
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
         """Records of one bucket of an exchange file (`Out.segments`), read-only; only they are read."""

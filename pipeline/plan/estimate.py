@@ -129,7 +129,7 @@ def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -
     if store.local is not None and store.local.exists() and not store.local.is_dir():
         raise StoreError(f"{store.root} is a file, not a store; choose another --store")
     log = Log.read(store)
-    planner = Planner(recipe, store.read, quarantined=log.quarantined, earlier=log.earlier,
+    planner = Planner(recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
                       verify_inputs=verify_inputs)
     return Plan(store, log, planner, planner.nodes() + token_nodes(recipe, planner))
 

@@ -66,11 +66,12 @@ class PassResult:
 class Splits(Mapping[str, Any]):
     """Path of a big input file → its splits, read from the store when asked for."""
 
-    def __init__(self, places: dict[str, str], read: Callable[[str], bytes]) -> None:
+    def __init__(self, places: dict[str, tuple[str, str]], read: Callable[[str, str], bytes]) -> None:
+        """`places`: (path in the store, sha256) by input file. `read`: `Store.read_checked`."""
         self._places, self._read = places, read
 
     def __getitem__(self, path: str) -> list[dict[str, int]]:
-        return json.loads(self._read(self._places[path]))
+        return json.loads(self._read(*self._places[path]))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

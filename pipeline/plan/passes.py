@@ -73,12 +73,12 @@ class _PassPlan:
 class Planner:
     """Makes the nodes of a recipe.
 
-    `read_file` reads a small file of the store (the splits of a big input); `quarantined` gives the documents the log
+    `read_file` is `Store.read_checked` (for the splits of a big input); `quarantined` gives the documents the log
     says were condemned, for a list of stage keys; `earlier` the latest record of a pass with the same basis; `put_list`
     writes the long lists of task arguments (`pipeline.engine.lists`), None while nothing is to be run.
     """
 
-    def __init__(self, recipe: Recipe, read_file: Callable[[str], bytes], *, quarantined: Any = None,
+    def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *, quarantined: Any = None,
                  earlier: Callable[[str], PartRecord | None] = lambda basis: None, verify_inputs: bool = False,
                  put_list: Callable[[str, bytes], Any] | None = None) -> None:
         self.recipe = recipe
@@ -284,7 +284,8 @@ class Planner:
                                          f", so one worker reads all of it; gzip per record, or several files, would "
                                          f"share the work")
                 else:
-                    places[file.path] = record.files["splits.json"].path
+                    splits = record.files["splits.json"]
+                    places[file.path] = splits.path, splits.sha256
             return Splits(places, self.read_file)
 
         return work

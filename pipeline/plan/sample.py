@@ -97,7 +97,7 @@ def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet
     Raises InputError for inputs that are not there, SampleError when the sample is too small for the recipe, or takes
     longer than `most_s` or more disk than MOST_DISK.
     """
-    planner = Planner(recipe, lambda path: b"", verify_inputs=verify_inputs)
+    planner = Planner(recipe, lambda path, sha256: b"", verify_inputs=verify_inputs)
     planner.nodes()
     began = time.monotonic()
     with Scratch() as scratch:
@@ -237,8 +237,8 @@ def _units(name: str, chosen: list[SourceFile], files: list[SourceFile], records
     paths = [folder / name / f"unit-{u:02d}.sample.parquet" for u in range(UNITS)]
     writers = [parquet_writer(p, SCHEMA) for p in paths]
     rows_in = [0] * UNITS
-    for record in records:
-        with open_parquet(store.fetch(record.files["drawn.parquet"].path, str(folder))) as file:
+    for drawn in (record.files["drawn.parquet"] for record in records):
+        with open_parquet(store.checked(drawn.path, drawn.sha256, str(folder))) as file:
             for group in range(file.num_row_groups):
                 of_unit: dict[int, list[dict[str, Any]]] = {}
                 for row in file.read_row_group(group).to_pylist():

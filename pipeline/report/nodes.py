@@ -64,14 +64,14 @@ class Node:
 
 def batches(store: Store, info: FileInfo, columns: list[str], rows: int = 1 << 14) -> Iterator[pa.RecordBatch]:
     """Some columns of a Parquet file, a batch at a time. `columns` may name fields of a struct ('signals.pii_ips')."""
-    with store.parquet(info.path) as file:
+    with store.parquet(info.path, info.sha256) as file:
         yield from file.iter_batches(batch_size=rows, columns=columns, use_threads=False)
 
 
 def take(store: Store, info: FileInfo, rows: list[int], columns: list[str]) -> dict[int, dict[str, Any]]:
     """Single rows of a part, by row number; only their row groups are read, one at a time (a few MB of text each)."""
     out: dict[int, dict[str, Any]] = {}
-    with store.parquet(info.path) as parquet:
+    with store.parquet(info.path, info.sha256) as parquet:
         first = 0
         for group in range(parquet.metadata.num_row_groups):
             stop = first + parquet.metadata.row_group(group).num_rows

@@ -51,15 +51,13 @@ def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: st
         if entry is None:
             raise FileNotFoundError(2, "no such object", remote.url(path))
         size = entry.size
-    suffix = os.path.splitext(path)[1][:16]                             # readers look at it
     ranges: list[Range] | None = None
 
     def key() -> str:
-        named = (_boot(), _endpoint(remote), remote.root, path, str(size), version or "", repr(ranges))
-        return hashlib.blake2b("\0".join(named).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        return _key(remote, path, size, version, ranges)
 
     def target() -> str:
-        return os.path.join(scratch, f"in.{key()}{suffix}")
+        return os.path.join(scratch, f"in.{key()}{_suffix(path)}")
 
     def make(local: str) -> None:
         remote.download(path, local, size, ranges)
@@ -86,6 +84,29 @@ def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: st
     else:
         cache.put(key(), held, target(), make)
     return target()
+
+
+def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
+    """Throw away this machine's copies of a file: the one in `scratch`, and the one others would be given."""
+    if size is None and (entry := remote.head(path)) is not None:
+        size = entry.size
+    key = _key(remote, path, size or 0, None, None)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(scratch, f"in.{key}{_suffix(path)}"))
+    if (cache := cache_for(remote, scratch)) is not None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(cache.folder / key)
+
+
+def _key(remote: Remote, path: str, size: int, version: str | None, ranges: list[Range] | None) -> str:
+    """Name of a version of a file, or of ranges of it, in the cache."""
+    named = (_boot(), _endpoint(remote), remote.root, path, str(size), version or "", repr(ranges))
+    return hashlib.blake2b("\0".join(named).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _suffix(path: str) -> str:
+    """Readers look at it."""
+    return os.path.splitext(path)[1][:16]
 
 
 def joined(ranges: Sequence[Range] | None, size: int) -> list[Range] | None:

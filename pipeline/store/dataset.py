@@ -35,6 +35,7 @@ import pyarrow as pa
 from pipeline.base.parquet import parquet_writer
 from pipeline.engine.scratch import Scratch
 from pipeline.engine.task import FileInfo, PartRecord
+from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store, StoreError, cannot_write, make_folder, swap_folders, sync
 from pipeline.store.parts import DuplicateId, RowDigester
 
@@ -169,8 +170,7 @@ def _update(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[
             try:
                 store.copy_all(missing())
             except FileNotFoundError as e:
-                raise StoreError(f"{e.filename} is gone though the log names it; restore it, or start a new "
-                                 f"--store") from e
+                raise DamagedFile(store.relative(e.filename), "is gone though the log names it") from e
         verify()
         store.remote.upload(str(local), f"{folder}/{MANIFEST}")         # of a million parts it has 100 MB
     present.pop(MANIFEST, None)
@@ -178,11 +178,11 @@ def _update(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[
 
 
 def link_committed(store: Store, path: str, to: str) -> None:
-    """Give a file the log names a second name."""
+    """Give a file the log names a second name, also where an earlier file that was damaged has that name."""
     try:
-        store.link(path, to)
+        store.link(path, to, anew=True)
     except FileNotFoundError as e:
-        raise StoreError(f"{store.at(path)} is gone though the log names it; restore it, or start a new --store") from e
+        raise DamagedFile(path, "is gone though the log names it") from e
     except OSError as e:
         raise cannot_write(store.at(to), e) from e
 
@@ -229,10 +229,12 @@ def manifest(store: Store, name: str, kind: str = "datasets") -> pa.Table:
 
 def iter_batches(store: Store, folder: str, columns: list[str] | None = None,
                  batch_rows: int = 512) -> Iterator[pa.RecordBatch]:
-    """Rows of a published folder ('datasets/NAME', 'dropped/NAME', …), part by part as the manifest orders them."""
+    """Rows of a published folder ('datasets/NAME', 'dropped/NAME', …), part by part as the manifest orders them.
+    DamagedFile when a part is not what the manifest says."""
     kind, _, name = folder.partition("/")
-    for part in manifest(store, name, kind)["part"].to_pylist():
-        with store.parquet(f"{folder}/{part}") as file:
+    parts = manifest(store, name, kind)
+    for part, sha256 in zip(parts["part"].to_pylist(), parts["sha256"].to_pylist()):
+        with store.parquet(f"{folder}/{part}", sha256) as file:
             for group in range(file.num_row_groups):
                 yield from file.iter_batches(batch_rows, row_groups=[group], columns=columns, use_threads=False)
 

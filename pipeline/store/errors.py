@@ -29,6 +29,18 @@ class EnvironmentFailure(StoreError):
     answer. The attempt is repeated without being held against the task."""
 
 
+class DamagedFile(StoreError):
+    """A file of the store is not what its record says: gone, cut short, or with other bytes.
+
+    `path`: relative to the store. A driver that meets it retires the record and makes the file anew.
+    """
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path} {why}; run the recipe again to make it anew, or look at everything with "
+                         f"`tokenmill store verify`")
+        self.path, self.why = path, why
+
+
 class ChangedFile(StoreError):
     """A remote file is not the version that was asked for."""
 

@@ -8,8 +8,11 @@ the commit primitive (contracts §1); nothing here renames as a commit. Locally 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import io
 import os
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -20,9 +23,9 @@ import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet, read_table
 from pipeline.store import disk
-from pipeline.store.cache import fetch
+from pipeline.store.cache import fetch, forget
 from pipeline.store.disk import make_folder, swap_folders, sync
-from pipeline.store.errors import EnvironmentFailure, StoreError, cannot_write
+from pipeline.store.errors import ChangedFile, DamagedFile, EnvironmentFailure, StoreError, cannot_write
 from pipeline.store.remote import REQUESTS, Entry, Range, connect, in_parallel
 
 __all__ = ["EnvironmentFailure", "Needs", "Store", "StoreError", "cannot_write", "make_folder", "swap_folders", "sync"]
@@ -81,9 +84,14 @@ class Store:
         return open(self.at(path), "rb") if self.local is not None else self.remote.open(path)  # type: ignore
 
     @contextlib.contextmanager
-    def parquet(self, path: str) -> Iterator[pq.ParquetFile]:
+    def parquet(self, path: str, sha256: str = "") -> Iterator[pq.ParquetFile]:
         """A Parquet file, open (`pipeline.base.parquet`). Read it with `use_threads=False`: a thread of Arrow that
-        drops a buffer of a Python file while the interpreter ends aborts the process."""
+        drops a buffer of a Python file while the interpreter ends aborts the process. With the `sha256` its record or
+        manifest names the file is checked first, a remote one as a whole: DamagedFile."""
+        if sha256:                                     # page checksums do not cover headers and footer
+            with tempfile.TemporaryDirectory() as scratch, open_parquet(self.checked(path, sha256, scratch)) as file:
+                yield file
+            return
         with self.open(path) as f, open_parquet(f) as file:
             yield file
 
@@ -115,6 +123,35 @@ class Store:
         if self.local is not None:
             return self.at(path)
         return fetch(self.remote, path, scratch, size, version, needs)
+
+    def checked(self, path: str, sha256: str, scratch: str, *, size: int | None = None) -> str:
+        """What `fetch` gives of a file whose hash is recorded. DamagedFile when it is gone or has other bytes.
+
+        A process hashes a file once as long as its size and times stay. A copy in the cache of this machine that is
+        damaged is thrown away and downloaded again before the store is blamed.
+        """
+        for last in (False, True):
+            try:
+                local = self.fetch(path, scratch, size=size)
+                if matches(local, sha256):
+                    return local
+            except (FileNotFoundError, ChangedFile) as e:
+                raise DamagedFile(path, "is gone though the log names it" if self.size(path) is None else
+                                  "has another size than its record says") from e
+            if self.local is not None or last:
+                break
+            forget(self.remote, path, scratch, size)
+        raise DamagedFile(path, "is damaged: its bytes are not those of its record")
+
+    def read_checked(self, path: str, sha256: str) -> bytes:
+        """A small file whose hash is recorded, whole. DamagedFile when it is gone or has other bytes."""
+        try:
+            data = self.read(path)
+        except FileNotFoundError as e:
+            raise DamagedFile(path, "is gone though the log names it") from e
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise DamagedFile(path, "is damaged: its bytes are not those of its record")
+        return data
 
     # -- writing -------------------------------------------------------------------------------------------------
     def put_absent(self, path: str, data: bytes) -> bool:
@@ -151,16 +188,29 @@ class Store:
         else:
             disk.replace_by(local, self.local / path)
 
-    def link(self, path: str, to: str) -> bool:
+    def link(self, path: str, to: str, *, anew: bool = False) -> bool:
         """Give a file a second name (hard link), or copy it on the server's side; False when `to` exists already.
-        Not durable before the folder of `to` is synced."""
+        Not durable before the folder of `to` is synced. `anew`: what exists but is another file (on object storage: has
+        another size) is replaced, in one step."""
         if self.local is None:
-            if self.exists(to):
+            if self.exists(to) and not (anew and self.size(to) != self.size(path)):
                 return False
             self.remote.copy(path, to)
             return True
         make_folder((self.local / to).parent)
-        return disk.link(self.local / path, self.local / to, durable=False)
+        if disk.link(self.local / path, self.local / to, durable=False):
+            return True
+        if not anew or os.path.samefile(self.local / path, self.local / to):
+            return False
+        aside = self.local / f"{to}.{uuid.uuid4().hex}~"
+        os.link(self.local / path, aside)
+        os.replace(aside, self.local / to)
+        return True
+
+    def relative(self, full: str) -> str:
+        """The path below the root of what `at` or an error names; as it stands when it lies elsewhere."""
+        root = str(self.local) if self.local is not None else self.remote.at("").rstrip("/")
+        return full.removeprefix(root).lstrip("/") if full.startswith(root) else full
 
     def copy_all(self, pairs: Iterable[tuple[str, str]]) -> int:
         """Copy on the server's side, many at a time, replacing what is there; returns how many. Object storage only.
@@ -202,3 +252,16 @@ class Store:
         finally:
             with contextlib.suppress(Exception):              # a probe left behind harms nobody
                 self.remove(probe)
+
+
+def matches(local: str, sha256: str) -> bool:
+    """Whether a file on this disk has these bytes. FileNotFoundError when there is none."""
+    info = os.stat(local)
+    return _sha256(local, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns) == sha256
+
+
+@functools.lru_cache(4096)
+def _sha256(path: str, *identity: int) -> str:
+    """sha256 of a file, remembered for its size and times: what many tasks of a child read is hashed for the first."""
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()

@@ -3,8 +3,9 @@
 `log/00000001.json`, `log/00000002.json`, … each one JSON object ``{"sha256": …, "body": {…}}``. A body is of one of two
 kinds. An *epoch* opens the reign of one driver; from then on every other driver's next append meets a segment it did
 not write and learns that it is fenced. *Records* carry the part records of that driver, and the documents its
-supervisors condemned meanwhile. The first record for a key wins, for ever. Nothing is ever changed or removed here, so
-replaying is reading (`pipeline.store.view`).
+supervisors condemned meanwhile. The first record for a key wins, until a driver that finds its files damaged or gone
+retires it; then the next one does. Nothing is ever changed or removed here, so replaying is reading
+(`pipeline.store.view`).
 
 A new driver that finds a reign which was not closed looks at its heartbeat (`log/heartbeat/EPOCH.json`, a counter): on
 the same machine a dead process is known at once, elsewhere a counter that its challenger sees stand still for
@@ -21,14 +22,15 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.engine.task import PartRecord
 from pipeline.store.disk import leftovers
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.holder import alive, identity
+from pipeline.store.temp import scratch_database
 from pipeline.store.view import FORMAT, CorruptLog, LogView, decode_segment, dumps, encode_segment, segment_name
 
 SEGMENT_RECORDS = 1000       # contracts §1
@@ -44,6 +46,10 @@ log = logging.getLogger("tokenmill")
 
 class Fenced(StoreError):
     """Another driver has taken this store over; nothing more can be committed. The driver exits 1."""
+
+
+class OtherContent(StoreError):
+    """A task that was run again since its files were damaged or gone made other ones."""
 
 
 class Held(StoreError):
@@ -88,6 +94,7 @@ class Log(LogView):
         self._waiting: list[dict[str, Any]] = []
         self._condemned: list[dict[str, Any]] = []
         self._acquitted: list[str] = []
+        self._retired: list[dict[str, Any]] = []
         self._sending: tuple[int, dict[str, Any]] | None = None      # the segment that is being written, and its body
         self._oldest = 0.0                                    # monotonic time of the first waiting entry
         self._counter = 0
@@ -168,9 +175,17 @@ class Log(LogView):
     # -- writing -------------------------------------------------------------------------------------------------
     def append(self, record: PartRecord) -> PartRecord:
         """Commit `record` with the next segment, at most SEGMENT_S from now (`flush` waits for it). Returns the record
-        that counts: the first one for its key."""
+        that counts: the first one for its key. Raises OtherContent when one for this key was retired and held something
+        else."""
         with self._lock:
             self._check()
+            before = self.retired_contents(record.key)
+            other = sorted(n for n, info in record.files.items() if before.get(n, info.content) != info.content)
+            if other and record.key not in self:
+                raise OtherContent(
+                    f"{record.node}: task {record.key} was to make {', '.join(other)} anew and made something else "
+                    f"than at first, so what was built on it would not fit: a stage or a library is not what it was. "
+                    f"Set up the environment the store was made with, or use a new --store")
             doc = record.to_json()
             if self._take(doc):
                 self._wait(self._waiting, doc)
@@ -195,6 +210,25 @@ class Log(LogView):
                 self._acquitted.append(key)
                 self.flush()                # at once: within a segment, what is taken back was said before
 
+    def retire(self, key: str, attempt: str, why: str) -> bool:
+        """Durably take back the record of `key` that `attempt` made, since its files are damaged or gone: the task runs
+        again when something wants it. False when that record does not count (any more)."""
+        with self._lock:
+            self.flush()
+            entry = {"key": key, "attempt": attempt, "why": why}
+            if not self._retire(entry):
+                return False
+            self._retired.append(entry)
+            self.flush()
+            return True
+
+    def retire_file(self, path: str, why: str) -> bool:
+        """The same of the record that names a file of the store (objects/KEY/ATTEMPT.name); False when none does."""
+        key = path.split("/")[1] if path.startswith("objects/") else ""
+        record = self.get(key)
+        return (record is not None and any(info.path == path for info in record.files.values())
+                and self.retire(key, record.attempt, why))
+
     def _wait(self, queue: list[dict[str, Any]], entry: dict[str, Any]) -> None:
         if not self._waiting and not self._condemned:
             self._oldest = time.monotonic()
@@ -205,7 +239,7 @@ class Log(LogView):
     @property
     def _uncommitted(self) -> bool:
         """Whether something is to be written, or was being written when we were interrupted."""
-        return bool(self._waiting or self._condemned or self._acquitted
+        return bool(self._waiting or self._condemned or self._acquitted or self._retired
                     or (self._sending is not None and self._sending[0] > self.segments))
 
     def flush(self) -> None:
@@ -218,9 +252,10 @@ class Log(LogView):
                 if self._sending is None or self._sending[0] != number:
                     body = {"format": FORMAT, "kind": "records", "epoch": self.epoch, "nonce": uuid.uuid4().hex,
                             "records": self._waiting, "condemned": self._condemned}
-                    if self._acquitted:
-                        body["acquitted"] = self._acquitted
-                    self._sending, self._waiting, self._condemned, self._acquitted = (number, body), [], [], []
+                    body |= {name: entries for name, entries in (("acquitted", self._acquitted),
+                                                                 ("retired", self._retired)) if entries}
+                    self._sending, self._waiting, self._condemned = (number, body), [], []
+                    self._acquitted, self._retired = [], []
                 try:
                     other = self._put(*self._sending)
                     if other is not None:
@@ -301,10 +336,10 @@ class Log(LogView):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def collect_garbage(self) -> tuple[int, int]:
+    def collect_garbage(self) -> Swept:
         """Remove files of attempts of older epochs that no record names, lists of files for tasks, which are made
-        again when they are wanted, and what writers left half-written: (files, emptied folders) removed. To be called
-        before tasks run: an emptied folder may be the one a task is about to upload into.
+        again when they are wanted, and what writers left half-written; retire records whose files are gone or have
+        another size. To be called before tasks run: an emptied folder may be the one a task is about to upload into.
 
         Safe at any time: an attempt of an older epoch that is not in the log by now never gets there, since its driver
         is fenced; attempts of our own epoch or later are not looked at; and nothing is removed by a driver that is
@@ -312,9 +347,15 @@ class Log(LogView):
         """
         self.flush()
         garbage, folders = [], []
+        damaged: dict[str, str] = {}                          # path of a file → what is wrong with it
+        seen = scratch_database()
+        seen.execute("CREATE TABLE seen (key TEXT PRIMARY KEY) WITHOUT ROWID")
         for key, files in self._objects():                    # objects/KEY/ATTEMPT.name
             record = self.get(key)
-            named = {info.path for info in record.files.values()} if record else set()
+            named = {info.path: info.bytes for info in record.files.values()} if record else {}
+            if record:
+                seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (key,))
+                damaged |= _differing(named, {f"objects/{key}/{file}": size for file, size in files.items()})
             old = []
             for file in files:
                 whose = file.split("-")[0]
@@ -324,9 +365,14 @@ class Log(LogView):
             garbage += old
             if len(old) == len(files):
                 folders.append(key)
+        for record in self.records():
+            if not seen.execute("SELECT 1 FROM seen WHERE key = ?", (record.key,)).fetchone():
+                damaged |= _differing({info.path: info.bytes for info in record.files.values()}, {})
         beats = [path for path in self.store.list("log/heartbeat") if path < _heartbeat_name(self.epoch)]
         if self.store.local is not None:
             garbage += leftovers(self.store.local, self.store.local / _heartbeat_name(self.epoch))
+        for path, why in damaged.items():
+            self.retire_file(path, why)
 
         def still_ours(names: Iterable[str]) -> Iterator[str]:
             # looking took its time, and so does removing: lists and folders may be those of the driver after us by now
@@ -341,17 +387,37 @@ class Log(LogView):
             with contextlib.suppress(OSError):                # in use
                 os.rmdir(self.store.local / "objects" / key)
                 emptied += 1
-        return len(garbage), emptied
+        return Swept(len(garbage), emptied, damaged)
 
-    def _objects(self) -> Iterator[tuple[str, list[str]]]:
-        """Folders below objects/ with the names of their files, in any order on a disk: a sorted list of a million of
-        them would be memory."""
+    def _objects(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """Folders below objects/ with the names and sizes of their files, in any order on a disk: a sorted list of a
+        million of them would be memory."""
         if self.store.local is None:
-            pairs = (path.removeprefix("objects/").partition("/") for path in self.store.list("objects"))
+            pairs = ((*entry.path.removeprefix("objects/").partition("/")[::2], entry.size)
+                     for entry in self.store.entries("objects"))
             for key, some in groupby(pairs, lambda pair: pair[0]):
-                yield key, [file for _, _, file in some]
+                yield key, {file: size for _, file, size in some}
             return
         with contextlib.suppress(FileNotFoundError), os.scandir(self.store.local / "objects") as folders:
             for folder in folders:
+                sizes: dict[str, int] = {}
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as files:
-                    yield folder.name, [f.name for f in files]
+                    for f in files:
+                        with contextlib.suppress(FileNotFoundError):
+                            sizes[f.name] = f.stat().st_size
+                    yield folder.name, sizes
+
+
+class Swept(NamedTuple):
+    """What `collect_garbage` did: files and emptied folders it removed, and the files of records that are gone or have
+    another size than they should, with what is wrong with each."""
+
+    files: int
+    folders: int
+    damaged: dict[str, str]
+
+
+def _differing(named: Mapping[str, int], there: Mapping[str, int]) -> dict[str, str]:
+    """Files of a record that are gone or have another size, with what is wrong with each."""
+    return {path: "is gone" if path not in there else f"has {there[path]:,} bytes instead of {size:,}"
+            for path, size in named.items() if there.get(path) != size}

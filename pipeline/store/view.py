@@ -8,6 +8,10 @@ by id    {row, id, stage, stage_key, reason}: with the record of the part it was
 by row   {key, row, stage, reason}: said by a supervisor, which knows the row of a task but no ids, at once; the next
          attempt of the same task skips it, also that of the next driver, and names it by id when it commits. A task
          that fails for good has proved nothing: all that was said of its rows is taken back (`acquitted`)
+
+A record whose files were damaged or are gone is *retired*, by key and attempt: {key, attempt, why}. It counts no more,
+and the next record for its key does. What the retired one said its files hold is remembered, so that a task which does
+not make the same again is found out (`Log.append`).
 """
 
 from __future__ import annotations
@@ -71,6 +75,7 @@ class LogView:
         self.holder: dict[str, Any] | None = None            # who opened it
         self._db = scratch_database()
         self._db.execute("CREATE TABLE record (number INTEGER PRIMARY KEY, key TEXT UNIQUE, data BLOB)")
+        self._db.execute("CREATE TABLE retired (key TEXT PRIMARY KEY, contents BLOB) WITHOUT ROWID")   # {file: content}
         self._db.execute("CREATE TABLE basis (basis TEXT PRIMARY KEY, key TEXT) WITHOUT ROWID")    # its latest record
         self._quarantine: dict[str, dict[str, dict[str, Any]]] = {}   # stage key → document id → entry
         self._struck: dict[str, dict[int, tuple[int, str]]] = {}      # key without a record → row → (stage, reason)
@@ -99,6 +104,11 @@ class LogView:
             last = rows[-1][0]
             for _, data in rows:
                 yield PartRecord.from_json(json.loads(data))
+
+    def retired_contents(self, key: str) -> dict[str, str]:
+        """Contents of the files of the record of `key` that was retired last, by file; {} when none was."""
+        found = self._db.execute("SELECT contents FROM retired WHERE key = ?", (key,)).fetchone()
+        return {} if found is None else json.loads(found[0])
 
     def quarantined(self, stage_keys: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Documents that one of these stages condemned, by id: {"id", "stage", "stage_key", "reason", "row"}. Later
@@ -142,6 +152,8 @@ class LogView:
             self._strike(entry)
         for key in body.get("acquitted", ()):
             self._struck.pop(key, None)
+        for entry in body.get("retired", ()):
+            self._retire(entry)
         self.segments = number
 
     def _take(self, record: dict[str, Any]) -> bool:
@@ -155,6 +167,16 @@ class LogView:
         self._struck.pop(record["key"], None)
         for entry in record["quarantine"]:
             self._condemn(entry)
+        return True
+
+    def _retire(self, entry: dict[str, Any]) -> bool:
+        """False when the record of that attempt does not count (any more)."""
+        record = self.get(entry["key"])
+        if record is None or record.attempt != entry["attempt"]:
+            return False
+        contents = dumps({name: info.content for name, info in record.files.items()})
+        self._db.execute("INSERT OR REPLACE INTO retired VALUES (?, ?)", (record.key, contents))
+        self._db.execute("DELETE FROM record WHERE key = ?", (record.key,))
         return True
 
     def _condemn(self, entry: dict[str, Any]) -> bool:

@@ -27,6 +27,7 @@ from pipeline.base.parquet import read_table
 from pipeline.engine.lists import unfold
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
 from pipeline.recipe.code import import_planned, planned_reader
+from pipeline.store.errors import DamagedFile
 from pipeline.store.parts import PartWriter, document_schema, read_documents
 from pipeline.store.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row
 from pipeline.tasks.chain import Chain, count, load_chain
@@ -110,7 +111,7 @@ class _Run:
         said, asked = self.args.get("$volatile", {}).get("replay"), self.inputs
         if said is None or asked.skip or asked.only is not None or asked.batch_rows is not None:
             return None
-        with suppress(FileNotFoundError, NotReproduced):    # gone, or made by other code: everything is done again
+        with suppress(DamagedFile, NotReproduced):    # gone, damaged, or made by other code: everything is done again
             found = Earlier(asked, said, self.steps, list(self.sides), self.until_drop)
             # the counters of then hold what had not been condemned yet, and it is not to be met again to take it out
             return None if any(map(found.saw, self.condemned)) else found

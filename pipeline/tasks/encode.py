@@ -348,7 +348,8 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
     """
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     links: list[tuple[str, str]] = []
-    said = store.map(store.read, (result.files["shard.json"]["$ref"] for result in assembled))
+    said = store.map(lambda ref: store.read_checked(ref["$ref"], ref["sha256"]),
+                     (result.files["shard.json"] for result in assembled))
     for result, facts in zip(assembled, map(json.loads, said)):
         if not facts["documents"]:          # a document longer than a shard leaves the next one empty
             continue

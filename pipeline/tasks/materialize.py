@@ -267,6 +267,10 @@ def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = Non
     return drafts
 
 
+def _ref(folder: str, name: str, sha256: str) -> dict[str, Any]:
+    return {"$ref": f"{folder}/{name}", "content": sha256, "sha256": sha256}
+
+
 def _shards(store: Store, folder: str, sha256: str) -> list[dict[str, Any]]:
     path = f"{folder}/shards-{sha256[:16]}.json"
     if not store.exists(path):
@@ -276,10 +280,9 @@ def _shards(store: Store, folder: str, sha256: str) -> list[dict[str, Any]]:
         raise ShardError(f"{folder}/{MANIFEST}: holds another shard set than the curriculum pins: resolve it again")
     out, offset = [], 0
     for shard in manifest.shards:
-        loss = {"loss": {"$ref": f"{folder}/{shard.loss}", "content": shard.loss_sha256}} if shard.loss else {}
-        out.append({"body": {"$ref": f"{folder}/{shard.body}", "content": shard.sha256},
-                    "ends": {"$ref": f"{folder}/{shard.ends}", "content": shard.ends_sha256}, "offset": offset,
-                    "tokens": shard.tokens, **loss})
+        kinds = ("body", "ends", *(["loss"] if shard.loss else []))
+        out.append({**{kind: _ref(folder, getattr(shard, kind), shard.sums()[kind]) for kind in kinds},
+                    "offset": offset, "tokens": shard.tokens})
         offset += shard.tokens
     return out
 

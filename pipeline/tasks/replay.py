@@ -69,7 +69,7 @@ class Earlier:
 
     def __init__(self, inputs: Inputs, said: Mapping[str, Any], steps: Sequence[Step], sides: Sequence[str],
                  until_drop: bool) -> None:
-        """Raises FileNotFoundError when a part is gone, NotReproduced when the earlier pass cannot be replayed."""
+        """Raises DamagedFile when a part is gone or damaged, NotReproduced when the earlier pass cannot be replayed."""
         files = {name: inputs.fetch(ref) for name, ref in said["files"].items()}
         with _sound():
             self._open(files, said, steps, sides, until_drop)

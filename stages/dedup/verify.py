@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+import xxhash
 
 from pipeline.base.parquet import open_parquet
 from stages.dedup.cluster import MEMBER
@@ -51,9 +52,9 @@ _CHUNK, _CACHE = 128 << 20, 256 << 20
 
 def candidate(bands: int) -> np.dtype[Any]:
     """A candidate: its cluster's smallest place, its place in its group, its id, length in characters, and where in the
-    group's `shingles.bin` its shingle set stands (in values)."""
+    group's `shingles.bin` its shingle set stands (in values), with the xxh3-64 of its bytes."""
     return np.dtype([("root", "<u8"), ("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"),
-                     ("chars", "<u4"), ("count", "<u4"), ("offset", "<u8"), ("bands", "<u8", (bands,))])
+                     ("chars", "<u4"), ("count", "<u4"), ("offset", "<u8"), ("sum", "<u8"), ("bands", "<u8", (bands,))])
 
 
 class Shingles:
@@ -63,7 +64,7 @@ class Shingles:
     Writes segments `candidates` (by cluster) and, when `texts`, `shingles.bin`: sorted unique uint64, little-endian.
     """
 
-    version = 2
+    version = 3
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
@@ -121,8 +122,9 @@ class _SetWriter:
         self._bytes = self.written = 0
 
     def add(self, record: NDArray[Any], values: NDArray[np.uint64]) -> None:
-        """`record`: a view of one candidate; its `count` and `offset` are filled in."""
+        """`record`: a view of one candidate; its `count`, `offset` and `sum` are filled in."""
         record["count"] = len(values)
+        record["sum"] = xxhash.xxh3_64_intdigest(values.astype("<u8").data)
         self._held.append((record, values))
         self._bytes += values.nbytes
         if self._bytes > _CHUNK:
@@ -143,15 +145,16 @@ class _SetWriter:
 
 
 class _SetReader:
-    """Shingle sets of candidates, read where they are asked for; the last `_CACHE` bytes and 32 open files are held."""
+    """Shingle sets of candidates, read where they are asked for and compared with their sums; the last `_CACHE` bytes
+    and 32 open files are held."""
 
-    def __init__(self, store: Any, refs: list[dict[str, Any]]) -> None:
-        self._store, self._refs = store, refs
+    def __init__(self, inputs: Any, refs: list[dict[str, Any]]) -> None:
+        self._store, self._damaged, self._refs = inputs.store, inputs.damaged, refs
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
         self._sets: OrderedDict[tuple[int, int], NDArray[np.uint64]] = OrderedDict()
         self._bytes = 0
 
-    def get(self, file: int, offset: int, count: int) -> NDArray[np.uint64]:
+    def get(self, file: int, offset: int, count: int, expected: int) -> NDArray[np.uint64]:
         found = self._sets.get((file, offset))
         if found is not None:
             self._sets.move_to_end((file, offset))
@@ -164,8 +167,8 @@ class _SetReader:
         self._files.move_to_end(file)
         handle.seek(8 * offset)
         raw = handle.read(8 * count)
-        if len(raw) != 8 * count:
-            raise ValueError(f"{self._refs[file]['$ref']}: ends before the shingles its index names: it is damaged")
+        if xxhash.xxh3_64_intdigest(raw) != expected:
+            raise self._damaged(self._refs[file])
         found = self._sets[file, offset] = np.frombuffer(raw, "<u8")
         self._bytes += len(raw)
         while self._bytes > _CACHE and len(self._sets) > 1:
@@ -185,14 +188,14 @@ class Verify:
     Memory: a block of candidates, the largest cluster, and the cache of shingles.
     """
 
-    version = 2
+    version = 3
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
         args = inputs.args
         ranks, judged = np.asarray(args["ranks"], np.int64), 0
         counters = {"comparisons": 0, "removed": 0, "kept": 0, "capped": 0, "max_cluster_kept": 0}
-        sets = _SetReader(inputs.store, args["shingles"])
+        sets = _SetReader(inputs, args["shingles"])
         with out.segments("verdicts.seg", VERDICT, len(ranks)) as to:
             for every in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):
                 rank = ranks[every["source"]]
@@ -282,4 +285,4 @@ class _Judge:
 
     def _set(self, i: int) -> NDArray[np.uint64]:
         row = self.every[i]
-        return self.sets.get(int(self.file[i]), int(row["offset"]), int(row["count"]))
+        return self.sets.get(int(self.file[i]), int(row["offset"]), int(row["count"]), int(row["sum"]))

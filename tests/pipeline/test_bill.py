@@ -199,7 +199,7 @@ def test_every_source_gives_some_and_a_larger_price_costs_more(site):
 
 def test_too_much_to_read(site, monkeypatch, sampled):
     """Some of the files, and of one too big the beginning: both are said, and the scale is still about right."""
-    planner = Planner(load_recipe(site / "recipe.yaml"), lambda path: b"")
+    planner = Planner(load_recipe(site / "recipe.yaml"), lambda path, sha256: b"")
     planner.nodes()
     total = sum(f.size for f in planner.source_files("web"))
     monkeypatch.setattr(sampling, "READ_BYTES", total // 2)

@@ -200,7 +200,7 @@ def test_half_written_files_of_dead_writers_are_collected(tmp_path):
         assert log.collect_garbage()[0] == len(old)
         assert [p for p in old if (tmp_path / p).exists()] == []
         assert all((tmp_path / p).exists() for p in ("runs/r/.young.tmp~", "runs/.witness-young", "runs/r/report.json"))
-        assert log.collect_garbage() == (0, 0)
+        assert log.collect_garbage() == (0, 0, {})
 
 
 def test_looking_for_garbage_takes_no_memory(tmp_path):
@@ -212,7 +212,7 @@ def test_looking_for_garbage_takes_no_memory(tmp_path):
             (tmp_path / "objects" / f"{i:032x}" / f"{attempt_name(1, i)}.kept.parquet").touch()
         tracemalloc.start()
         try:
-            assert log.collect_garbage() == (0, 0)
+            assert log.collect_garbage() == (0, 0, {})
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -311,7 +311,7 @@ def test_why_counts_what_is_in_quarantine(tmp_path, many):
     [step] = recipe.datasets["d"].steps
     with Log.open(store) as log:
         log.append(record("x" * 32, quarantine=[{"row": i, "id": f"{i:032x}", "stage": "c4", "reason": "memory",
-                                                 "stage_key": Planner(recipe, store.read).step(step).key}
+                                                 "stage_key": Planner(recipe, store.read_checked).step(step).key}
                                                 for i in range(many)]))
     (tmp_path / "in/b.txt").write_text("Another text.")
     said = json.dumps(explain(recipe, store.root, "d"))

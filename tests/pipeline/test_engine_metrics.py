@@ -113,7 +113,7 @@ def test_tasks_that_read_no_documents_count_none():
 
 def test_kinds_of_nodes_are_those_of_the_plan(site, tmp_path):
     recipe = load_recipe(site / "recipe.yaml")
-    planner = Planner(recipe, Store(tmp_path).read)
+    planner = Planner(recipe, Store(tmp_path).read_checked)
     nodes = planner.nodes() + token_nodes(recipe, planner)
     assert {n.kind for n in nodes} == set(KINDS)
     assert {n.name: kind_of(n.name) for n in nodes} == {n.name: n.kind for n in nodes}

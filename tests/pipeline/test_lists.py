@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.engine.lists import INLINE, ListFiles, unfold, writes_to
 from pipeline.engine.task import Inputs, TaskSpec, content_key, ref_contents
+from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 from stages.barrier import PartRef, TaskResult
 from stages.dedup import cluster, fragment
@@ -62,7 +63,7 @@ def test_a_damaged_list_is_an_error(tmp_path):
     store = Store(tmp_path)
     folded = ListFiles(writes_to(store)).fold({"maps": list(range(20))})
     (tmp_path / folded["maps"]["$list"]).write_text("[1,2,3]")
-    with pytest.raises(ValueError, match="is damaged: delete it and run again"):
+    with pytest.raises(DamagedFile, match=folded["maps"]["$list"]):
         unfold(folded, store.read)
 
 

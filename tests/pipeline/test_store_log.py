@@ -638,13 +638,12 @@ def test_garbage_of_older_epochs_alone_is_collected(store, tmp_path):
         leave(f"objects/later/{attempt_name(3, 0)}.kept.parquet")        # of a driver that took over
         leave("objects/other/notes.txt")                                 # not ours to judge
         leave(f"objects/lists/{'a' * 64}.json")                          # of a task that is over
-        removed, _ = log.collect_garbage()
-        assert removed == 3
+        assert log.collect_garbage().files == 3
         assert list(store.list("objects")) == [
             "objects/kept/00000001-00000000.kept.parquet", "objects/later/00000003-00000000.kept.parquet",
             "objects/now/00000002-00000000.kept.parquet", "objects/other/notes.txt"]
         assert list(store.list("log/heartbeat")) == ["log/heartbeat/00000002.json"]
-        assert log.collect_garbage() == (0, 0)
+        assert log.collect_garbage() == (0, 0, {})
     if store.local:
         assert not (store.local / "objects" / "orphan").exists()
 

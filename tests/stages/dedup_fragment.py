@@ -66,8 +66,9 @@ def write_parts(barrier: Barrier, docs: list[Doc], store: Store, *, part_rows: i
                 path = Path(store.at(f"in/{dataset}-{start}.{name}.parquet"))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 pq.write_table(table, path, row_group_size=row_group)
+                digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 refs.append({"$ref": f"in/{path.name}", "bytes": path.stat().st_size, "rows": len(rows),
-                             "content": hashlib.sha256(path.read_bytes()).hexdigest()})
+                             "content": digest, "sha256": digest})
             key = content_key("part", 1, [d.name for d in rows])
             parts.append(PartRef(key, dataset, (ranks or {}).get(dataset, 0), len(rows), refs[0]["bytes"], *refs))
     return parts

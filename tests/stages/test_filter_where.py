@@ -218,7 +218,7 @@ def test_signals_of_one_name_in_two_datasets_keep_nothing_apart(site, source, re
     again = "  again:  {from: web, steps: [c4, {gopher_quality: {min_doc_words: 1}}]}"
     (site / "r.yaml").write_text(RECIPE.format(edge=50).replace("  long:   {from: scored", again + (
         "\n  long:   {from: " + source)))
-    planner = Planner(load_recipe(site / "r.yaml", []), lambda path: b"")
+    planner = Planner(load_recipe(site / "r.yaml", []), lambda path, sha256: b"")
     if refused:
         with pytest.raises(InputError, match="both hold documents of 'web'"):
             planner.check_inputs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from importlib import metadata
 
@@ -74,7 +75,7 @@ class Runner:
                 writer.write(doc)
             writer.close()
             ref = {"$ref": f"objects/p{size}-{a}", "content": writer.content, "bytes": path.stat().st_size,
-                   "rows": writer.rows}
+                   "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "rows": writer.rows}
             self.store.upload(str(path), ref["$ref"])
             made.append(PartRef(f"{a:032x}", "deduped", 0, writer.rows, ref["bytes"], ref, None))
         return made
