@@ -25,7 +25,7 @@ from pipeline.engine.task import FileInfo, PartRecord
 from pipeline.store import fs as store_fs
 from pipeline.store import log as store_log
 from pipeline.store.fs import Store, StoreError
-from pipeline.store.log import CorruptLog, Fenced, Held, Log, attempt_name
+from pipeline.store.log import CorruptLog, Fenced, Held, Log, OtherContent, attempt_name
 
 
 def record(key: str, attempt: str = "00000001-00000000", quarantine=(), files: tuple[str, ...] = ("kept.parquet",)):
@@ -626,7 +626,7 @@ def test_a_hub_is_no_store():
 def test_garbage_of_older_epochs_alone_is_collected(store, tmp_path):
     def leave(path: str) -> None:
         scratch = tmp_path / "scratch"
-        scratch.write_bytes(b"x")
+        scratch.write_bytes(b"x" * 10)
         store.upload(str(scratch), path)
 
     with Log.open(store) as log:
@@ -666,3 +666,61 @@ def test_who_is_taken_over_while_it_collects_garbage_stops(store, tmp_path, monk
         first.collect_garbage()
     assert len(list(store.list("objects"))) == 38
     drivers[0].close()
+
+
+def test_a_retired_record_counts_no_more_and_the_next_one_does(store):
+    with Log.open(store) as log:
+        log.append(record("k", "00000001-00000000"))
+        log.append(record("other"))
+        assert not log.retire("k", "00000009-00000000", "of an attempt that does not count")
+        assert not log.retire_file("objects/k/00000001-00000000.unknown", "no file of the record")
+        assert log.retire_file("objects/k/00000001-00000000.kept.parquet", "is damaged")
+        assert log.get("k") is None and "k" not in log and "other" in log
+        view = Log.read(store)                                         # at once, and for everybody
+        assert view.get("k") is None and [r.key for r in view.records()] == ["other"]
+        log.append(record("k", "00000001-00000001"))
+        assert not log.retire("k", "00000001-00000000", "too late: another one counts")
+    view = Log.read(store)
+    assert view.get("k").attempt == "00000001-00000001"
+    assert [r.key for r in view.records()] == ["other", "k"]
+
+
+def test_what_was_retired_is_made_the_same_again_or_not_at_all(store):
+    other = record("k", "00000001-00000001")
+    other.files["kept.parquet"].content = "d" * 64
+    with Log.open(store) as log:
+        log.append(record("k"))
+        log.retire("k", "00000001-00000000", "is damaged")
+        with pytest.raises(OtherContent, match=r"clean: task k was to make kept\.parquet anew and made something else"):
+            log.append(other)
+        assert log.get("k") is None
+    with Log.open(store) as log, pytest.raises(OtherContent):          # the next driver knows, too
+        log.append(other)
+
+
+def test_what_an_earlier_driver_condemned_stays_so_when_its_part_is_made_anew(store):
+    with Log.open(store) as log:
+        log.append(record("k", quarantine=[condemned("doc", "stage")]))
+        log.retire("k", "00000001-00000000", "is damaged")
+    assert set(Log.read(store).quarantined(["stage"])) == {"doc"}
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut", "folder"])
+def test_records_whose_files_are_gone_or_cut_are_retired_before_a_run(store, tmp_path, harm):
+    def leave(key: str, size: int) -> None:
+        (tmp_path / "scratch").write_bytes(b"x" * size)
+        store.upload(str(tmp_path / "scratch"), f"objects/{key}/00000001-00000000.kept.parquet")
+
+    with Log.open(store) as log:
+        for key in ("whole", "harmed"):
+            log.append(record(key, files=("kept.parquet",)))
+        leave("whole", 10)
+        if harm != "folder":
+            leave("harmed", 9)
+        if harm == "gone":
+            store.remove("objects/harmed/00000001-00000000.kept.parquet")
+    with Log.open(store) as log:
+        path = "objects/harmed/00000001-00000000.kept.parquet"
+        assert log.collect_garbage().damaged == {path: "has 9 bytes instead of 10" if harm == "cut" else "is gone"}
+        assert log.get("harmed") is None and log.get("whole") is not None
+        assert log.collect_garbage().damaged == {}
