@@ -39,7 +39,7 @@ def text(store: Store, found: Standing, debug: bool = False) -> str:
     p, facts = found.progress, found.facts
     head = [found.run, found.state]
     if p.get("seconds"):
-        head.append(clock(p["seconds"]))
+        head.append(clock(p["seconds"] + (0.0 if found.ended else found.age_s or 0.0)))
     if facts.get("job"):
         head.append(f"job {facts.get('job')} at {facts.get('address')}")
     if found.attempt > 1:

@@ -350,7 +350,7 @@ def stage_of(task: Running) -> str:
 
 #: what a child without progress does → what can be done about it
 _REMEDIES = {
-    "stopped": "kill -CONT {pid} there lets it go on, kill {pid} has its task run again",
+    "stopped": "kill -CONT {pid} there lets it go on, kill -9 {pid} has its task run again",
     "waiting": "a disk or a network share does not answer: dmesg there may say which",
     "sleeping": "it waits for something, and is run again when that takes too long",
     "computing": "it is slow, or does not end: then its document goes into quarantine",

@@ -44,7 +44,8 @@ from pipeline.store.errors import StoreError
 from pipeline.store.log import attempt_name
 
 FLUSH_S = 1.0            # a record waits at most this long for its commit (contracts §1)
-MAX_LOST = 8             # node deaths and environment failures a task may meet before the run gives up on it
+MAX_LOST = 8             # node deaths and environment failures a task may meet before the run gives up on it; so many
+                         # of the latter a slot, and no task done meanwhile, end it as well: a disk stays full
 STRAGGLER_S = 30.0       # never double a task that runs for less
 TIMES = 512              # latest tasks of a node that its p95 is taken of
 READ_AHEAD = 1000        # tasks of a batch that are read between two looks at the backend
@@ -203,6 +204,7 @@ class Scheduler:
         self.executed = self.reused = 0              # tasks: run here, and found in the log
         self._dispatch_seed, self._clock = dispatch_seed, clock
         self._awaited: set[str] = set()              # nodes of tasks that others wait for
+        self._hindered = 0                           # environment failures since a task was done
         self._flights: dict[int, _Flight] = {}
         self._forget()
         self._history: dict[str, _History] = defaultdict(_History)
@@ -342,6 +344,7 @@ class Scheduler:
         spec, record = flight.spec, PartRecord.from_json(event["record"])
         self.log.append(record)
         self.executed += 1
+        self._hindered = 0
         self._queue.done(spec.key)
         self._times[spec.node].append(self._clock() - flight.started)
         self._history.pop(spec.key, None)
@@ -418,7 +421,9 @@ class Scheduler:
             past.exceptions += 1
         else:
             past.lost += 1
-        final = final or past.exceptions >= self.max_attempts or past.lost >= MAX_LOST
+        self._hindered += event["kind"] == "environment"
+        final = (final or past.exceptions >= self.max_attempts or past.lost >= MAX_LOST
+                 or self._hindered >= MAX_LOST * max(1, self.backend.slots))
         if self.progress:
             self.progress.failed(spec, event["kind"], event["message"], not final)
         if final:

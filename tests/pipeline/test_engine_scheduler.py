@@ -220,6 +220,16 @@ def test_environment_failures_are_not_charged_but_bounded():
         Scheduler(lost, t.MemoryLog(), max_attempts=1).run(specs)
 
 
+def test_an_environment_in_which_nothing_gets_done_ends_the_run_however_many_tasks_meet_it():
+    specs = t.row_specs(parts=60)
+    b = Scripted({s.key: [[ENVIRONMENT]] * MAX_LOST for s in specs})
+    with pytest.raises(TaskFailed, match="SIGKILL from outside"):
+        Scheduler(b, t.MemoryLog(), dispatch_seed=1).run(specs)
+    assert MAX_LOST * b.slots <= len(b.taken) <= (MAX_LOST + 2) * b.slots, "and what was at hand"
+    b = Scripted({s.key: [[ENVIRONMENT]] * 2 for s in specs})           # what gets done begins the count anew
+    assert len(Scheduler(b, t.MemoryLog()).run(specs)) == 60
+
+
 def test_later_attempts_know_who_was_condemned():
     specs = t.row_specs(parts=1)
     condemned = {"event": "condemned", "row": 7, "stage": 2, "reason": "crash:SIGSEGV"}
