@@ -24,6 +24,7 @@ from pipeline.plan.nodes import Node
 from pipeline.plan.passes import Planner
 from pipeline.plan.tokens import TOKENIZER, StreamResult, curriculum_of, token_nodes
 from pipeline.recipe.citation import citation
+from pipeline.recipe.hub import hub_tokenizer
 from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report
 from pipeline.store.attempts import asked_to_stop, code_folder, facts_of, keep_code, note_attempt
@@ -116,6 +117,9 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
     What is written beside the log is written only while the log is ours: `log.verify` comes before.
     """
     mended = dict(log.collect_garbage().damaged)
+    if (hub := hub_tokenizer(recipe)) is not None:
+        recipe.pin_tokenizer(hub.pinned)
+        store.write(f"{code_folder(name)}/{hub.path.name}", hub.path.read_bytes())
     store.write(f"runs/{name}/recipe.yaml", recipe.canonical_yaml().encode())
     keep_code(store, name, recipe.code)
     recipe.keep_code_at(code_folder(name))

@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.engine.queue import Records
 from pipeline.plan.nodes import Node, PassResult, Work, result, spilled_parts
 from pipeline.plan.passes import Planner
+from pipeline.recipe.hub import hub_tokenizer
 from pipeline.recipe.model import Recipe
 from pipeline.store.temp import Spilled
 from pipeline.tasks.encode import assemble_drafts, encode_drafts
@@ -36,6 +37,10 @@ def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
     StreamResult)."""
     if recipe.tokenizer is None:
         return []
+    hub = hub_tokenizer(recipe)                      # fetched before anything runs
+    if hub is not None and hub.pinned != recipe.tokenizer.load:
+        planner.warnings.append(f"tokenizer.load: '{recipe.tokenizer.load}' is what the hub has today; write "
+                                f"'{hub.pinned}' to have the same whenever this is run")
     trained = recipe.tokenizer.train
     deps = tuple(trained.inputs) if trained else ()
     nodes = [Node(TOKENIZER, "tokenizer", deps, lambda results: _tokenizer(recipe, planner, results),
@@ -69,7 +74,9 @@ def _tokenizer(recipe: Recipe, planner: Planner, results: Mapping[str, Any]) -> 
         plain = recipe.plain()["tokenizer"]["train"]
         waves = tokenizer_waves({"sample": spec.train.sample, **plain}, parts_of(results, spec.train.inputs))
     else:
-        draft = load_draft(os.path.join(recipe.base, spec.load or ""), spec.eos)
+        hub = hub_tokenizer(recipe)
+        draft = load_draft(os.path.join(recipe.base, spec.load or ""), spec.eos) if hub is None else \
+            load_draft(str(hub.path.parent), spec.eos, recipe.kept_at)
         waves = [Wave("load", lambda done: [draft])]
     done: dict[str, list[TaskResult]] = {}
     for wave in waves:

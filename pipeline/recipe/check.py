@@ -11,6 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from pipeline.recipe.errors import KeyPath, Problem, RecipeError, key_path, nearest, shown
+from pipeline.recipe.hub import is_hub_name
 from pipeline.recipe.marks import Marks
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.quantities import parse_share, percent
@@ -250,7 +251,8 @@ def _tokens(recipe: Recipe, checker: Checker) -> None:
     if tokenizer is not None:
         if (tokenizer.train is None) == (tokenizer.load is None):
             checker.fail(("tokenizer",), "give either `train:` (a new tokenizer) or `load:` (the path of one)")
-        if tokenizer.load is not None and not os.path.exists(os.path.join(checker.base, tokenizer.load)):
+        if tokenizer.load is not None and not os.path.exists(os.path.join(checker.base, tokenizer.load)) and \
+                not is_hub_name(tokenizer.load, checker.base):
             checker.fail(("tokenizer", "load"), f"no such file: {os.path.join(checker.base, tokenizer.load)}; the path "
                                                 f"counts from {checker.counts_from}")
         if tokenizer.train is not None:

@@ -173,8 +173,8 @@ class TokenizerTrain(Model):
 
 
 class Tokenizer(Model):
-    """`train:` a new one, or `load:` a tokenizer.json, a SentencePiece .model or a folder that holds one (then `eos`
-    names its end-of-text token where the file does not)."""
+    """`train:` a new one, or `load:` a tokenizer.json, a SentencePiece .model, a folder that holds one, or a name on
+    the Hugging Face hub (then `eos` names its end-of-text token where the files do not)."""
 
     train: TokenizerTrain | None = None
     load: str | None = None
@@ -267,6 +267,7 @@ class Recipe(Model):
     _warnings: list[str] = PrivateAttr(default_factory=list)
     _marks: Marks | None = PrivateAttr(None)
     _kept_at: str = PrivateAttr("")
+    _pinned: str = PrivateAttr("")
 
     @property
     def name(self) -> str:
@@ -287,6 +288,15 @@ class Recipe(Model):
     def keep_code_at(self, folder: str) -> None:
         """Say in which folder of the store copies of the files of `code` lie."""
         self._kept_at = folder
+
+    @property
+    def kept_at(self) -> str:
+        """The folder of the store that `keep_code_at` named."""
+        return self._kept_at
+
+    def pin_tokenizer(self, name: str) -> None:
+        """Say which revision of the hub `tokenizer.load` is: what a run keeps as its recipe loads that one."""
+        self._pinned = name
 
     def code_args(self) -> list[dict[str, str]]:
         """The files of `code` as a worker gets them (`pipeline.recipe.code.import_planned`): where they are on this
@@ -354,7 +364,7 @@ class Recipe(Model):
             if "root" in source and "://" not in source["root"]:
                 source["root"] = os.path.join(self.base, source["root"])
         if "load" in doc.get("tokenizer", {}):
-            doc["tokenizer"]["load"] = os.path.join(self.base, doc["tokenizer"]["load"])
+            doc["tokenizer"]["load"] = self._pinned or os.path.join(self.base, doc["tokenizer"]["load"])
         doc["code"] = [os.path.join(self.base, path) for path in doc["code"]]
         for dataset in doc["datasets"].values():
             dataset["steps"] = [{s["name"]: s["config"]} for s in dataset["steps"]]

@@ -144,12 +144,16 @@ def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: in
                      memory_mb=1000 + min(sum(p.bytes for p in parts), sample) * 6 // 10**6)
 
 
-def load_draft(path: str, eos: str | None = None) -> TaskDraft:
-    """The task for `tokenizer: {load: path}`; `path` is a file or a folder on a disk the driver sees."""
+def load_draft(path: str, eos: str | None = None, kept: str | None = None) -> TaskDraft:
+    """The task for `tokenizer: {load: path}`; `path` is a file or a folder on a disk the driver sees. `kept`: the
+    folder of the store that has a copy, for workers which do not see that disk."""
     tokenizer = load_tokenizer(path, eos)
     folder, name = os.path.split(os.path.abspath(tokenizer.path))
     stat = os.stat(tokenizer.path)
-    file = {"$file": name, "root": folder, "size": stat.st_size, "etag": tokenizer.sha256}
+    file: dict[str, Any] = {"$file": name, "root": folder, "size": stat.st_size, "etag": tokenizer.sha256}
+    if kept is not None:
+        file = {"$ref": f"{kept}/{name}", "content": tokenizer.sha256, "bytes": stat.st_size,
+                "sha256": tokenizer.sha256}
     return TaskDraft(LOAD, {"file": file, "eos": tokenizer.eos_token}, stat.st_size, f"tokenizer: {name}")
 
 

@@ -1,0 +1,107 @@
+"""A tokenizer by its name on the Hugging Face hub: `tokenizer: {load: gpt2}`, or `gpt2@REVISION`.
+
+The driver fetches it through the cache of `huggingface_hub` on its machine, and puts a copy into the store for the
+workers. A name without a revision means the latest one; a run's own recipe says which that was. A revision that is in
+the cache is used without asking the hub.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from pipeline.recipe.model import Recipe
+from pipeline.store.errors import StoreError
+from tokenizer.load import TokenizerError
+
+_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w./-]+))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+#: what a repository calls its tokenizer, the best first
+FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
+
+
+@dataclass(frozen=True)
+class HubTokenizer:
+    """A tokenizer of the hub on this machine. `pinned`: its name with the revision."""
+
+    path: Path
+    pinned: str
+
+
+def is_hub_name(load: str, base: str) -> bool:
+    """Whether `load` means the hub: no file or folder of that name is there, and it does not look like one."""
+    return (_NAME.fullmatch(load) is not None and not load.endswith((".json", ".model"))
+            and not os.path.exists(os.path.join(base, load)))
+
+
+def hub_tokenizer(recipe: Recipe) -> HubTokenizer | None:
+    """The tokenizer that a recipe loads from the hub, fetched; None when it loads none."""
+    load = recipe.tokenizer.load if recipe.tokenizer is not None else None
+    return fetch(load) if load is not None and is_hub_name(load, recipe.base) else None
+
+
+@lru_cache(maxsize=8)
+def fetch(load: str) -> HubTokenizer:
+    """Raises TokenizerError with what to do, at once where there is no network."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        raise TokenizerError(f"tokenizer.load: there is no file '{load}', and to fetch a tokenizer of that name from "
+                             f"the Hugging Face hub takes a package: pip install 'tokenmill[hf]'") from None
+    matched = _NAME.fullmatch(load)
+    assert matched is not None
+    repository, revision = matched.groups()
+    offline, fixed = constants.HF_HUB_OFFLINE, _COMMIT.fullmatch(revision or "") is not None
+    if (offline or fixed) and (found := _download(repository, revision, local=True)):
+        return found
+    why = "HF_HUB_OFFLINE is set"
+    from pipeline.store.remote import connect
+
+    try:
+        if not offline:
+            connect(f"hf://{repository}").reach()
+            if found := _download(repository, revision, local=False):
+                return found
+            raise TokenizerError(f"tokenizer.load: '{load}' of the Hugging Face hub holds none of {', '.join(FILES)}; "
+                                 f"name another, or a file")
+    except StoreError as e:
+        why = str(e)
+        if found := _download(repository, revision, local=True):
+            return found
+    raise TokenizerError(f"tokenizer.load: there is no file '{load}', and no tokenizer of that name in this machine's "
+                         f"cache of the Hugging Face hub ({why}); name a file, or fetch it where there is a network: "
+                         f"hf download {repository} tokenizer.json tokenizer_config.json")
+
+
+def _download(repository: str, revision: str | None, *, local: bool) -> HubTokenizer | None:
+    """From the cache, or from the hub through the cache; None when it has no tokenizer."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+
+    def get(file: str) -> Path | None:
+        try:
+            return Path(hf_hub_download(repository, file, revision=revision, local_files_only=local))
+        except EntryNotFoundError:
+            return None
+
+    try:
+        path = next((path for file in FILES if (path := get(file)) is not None), None)
+        if path is not None:
+            get("tokenizer_config.json")                 # says which token ends a text
+    except GatedRepoError:
+        raise TokenizerError(f"tokenizer.load: '{repository}' is shown only to who has agreed to its terms; agree on "
+                             f"its page of the hub and set HF_TOKEN") from None
+    except RepositoryNotFoundError:
+        raise TokenizerError(f"tokenizer.load: there is no file '{repository}', and no repository of that name on the "
+                             f"Hugging Face hub; mend the name (a private one needs HF_TOKEN)") from None
+    except Exception as e:                               # a revision that is not there, an answer that makes no sense
+        said = (str(e).strip() or type(e).__name__).splitlines()[0]
+        raise TokenizerError(f"tokenizer.load: '{repository}' cannot be fetched from the Hugging Face hub: {said}; "
+                             f"mend the name or its revision, or name a file") from e
+    return None if path is None else HubTokenizer(path, f"{repository}@{path.parent.name}")
