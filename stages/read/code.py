@@ -44,7 +44,7 @@ class CodeConfig(RepositoryConfig):
 
 class Code(Files):
     name = "code"
-    version = 3
+    version = 4
     libraries = ("resiliparse",)
     suffixes = (*LANGUAGES, *NAMES)
     memory_mb = 500

@@ -29,7 +29,7 @@ class CodeTable(Parquet):
     files."""
 
     name = "code_table"
-    version = 2
+    version = 3
     reserved = ("path", "repository", "licence", "code_language")
 
     class Config(Parquet.Config, CodeConfig):

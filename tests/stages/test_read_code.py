@@ -37,25 +37,37 @@ def read(reader: object, local: Path, path: str = "") -> list[Document | BadReco
     ("// SPDX-License-Identifier: GPL-2.0-or-later WITH Linux-syscall-note\n",
      "GPL-2.0-or-later WITH Linux-syscall-note"),
     ("#\n# Licensed under the Apache License, Version 2.0 (the \"License\");\n# you may not use", "Apache-2.0"),
-    ("/*\n * Redistribution and use in source and binary\n * forms, with or without\n * Neither the name of X\n */",
-     "BSD-3-Clause"),
-    ("// Redistribution and use in source and binary forms, with or without", "BSD-2-Clause"),
     ("/* This program is free software: you can redistribute it under the terms of the GNU\n * General Public License"
      " as published by the FSF, either\n * version 3 of the License, or (at your option) any later version. */",
      "GPL-3.0-or-later"),
     ("; under the terms of the GNU General Public License version 2 as\n; published", "GPL-2.0-only"),
-    ("% Permission is hereby granted, free\n% of charge, to any person", "MIT"),
     ("/* This library is free software under the terms of the GNU Lesser General Public\n * License, either version 2.1"
      " of the License, or (at your option) any later version. */", "LGPL-2.1-or-later"),
     ("# GNU Library General Public License as published, version 2 of the License only", "LGPL-2.0-only"),
     ("# GNU General Public License, version 2. You may use the GNU Lesser General Public License", "GPL-2.0-only"),
     ("# License: GPLv3+\n", "GPL-3.0-or-later"),
-    ("/* Redistribution and use in source and binary forms\n * The name of the author may not be used to endorse */",
-     "BSD-3-Clause"),
-    ("/* Redistribution and use in source and binary forms\n * All advertising materials mentioning features */",
-     "BSD-4-Clause"),
     ("// Distributed under the Boost Software License, Version 1.0.\n", "BSL-1.0"),
     ("// Apache 2 license\n", "Apache-2.0"),
+    # the beginning of a licence is none: what it goes on with may be anything
+    ("/*\n * Redistribution and use in source and binary\n * forms, with or without\n */", ""),
+    ("% Permission is hereby granted, free\n% of charge, to any person", ""),
+    # a tag that goes on, and two tags
+    ("// SPDX-License-Identifier: MIT with the Commons Clause\n", ""),
+    ("// SPDX-License-Identifier: MIT\n// SPDX-License-Identifier: Apache-2.0\n", "MIT AND Apache-2.0"),
+    # a sentence that names a licence
+    ("# Licensed under the MIT License.\nimport x\n", "MIT"), ("# Released under the 3-clause BSD license\n", "BSD-3-Clause"),
+    ("# This file is not licensed under the MIT License.\n", ""), ("# Formerly licensed under the MIT license\n", ""),
+    ("# Licensed under the MIT license with the Commons Clause\n", ""), ("# Released under an MIT-style license\n", ""),
+    ("# Licensed under the MIT License, for non-commercial use.\n", ""),
+    ("# Licensed under the MIT License or the GNU General Public License, version 2\n", ""),
+    ("# Licensed under the Apache License, Version 2.0, except for Section 6\n", ""),
+    # which versions of the GNU licences
+    ("/* This program is free software: you can redistribute it under the terms of the GNU Affero General Public License,"
+     " version 3, as published by\n * the Free Software Foundation. Any later version of this file is by others. */",
+     "AGPL-3.0-only"),
+    ("# under the GNU Affero General Public License version 3 only\n", "AGPL-3.0-only"),
+    ("# under the GNU AGPL\n# license\n", ""), ("# GPL version 2, or any later version, only\n", ""),
+    ("# GNU General Public License version 2, with a special exception for linking\n", ""),
     ("// the Eclipse Public License v1.0\n", "EPL-1.0"),
     ("def f(): pass\n" * 1000 + "# SPDX-License-Identifier: MIT", ""), ("x = 1", ""), ("", ""),
 ])

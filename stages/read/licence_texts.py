@@ -1,0 +1,193 @@
+"""Whole licence texts, told by the word triples of a text: what of a standard text is missing, and what was added.
+
+`licences.json` holds, for each form of a licence, the hashes of its word triples in order. A word of a document counts as
+standard when it stands in a triple of the form; every other word between the first and the last of them was added, every
+triple of the form that the document lacks leaves words missing. One added "not" stands alone between its neighbours.
+
+A form fits when little is missing and nothing added changes the terms. Names, years and addresses of holders are added to
+every real notice; words of permission, prohibition and condition are not.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from collections import Counter
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+#: words in a hashed stretch
+TRIPLE = 3
+#: most that may be missing of a form, as a share of its words and in one piece; most that may be added to it
+MISSING, GAP, ADDED, RUN = 0.1, 8, 0.25, 20
+#: share of the triples of a form without which a text is not compared with it
+LIKELY = 0.5
+#: words between two standard ones that end the text of a licence
+_APART = 60
+#: words before and after a licence that may not speak of other terms; those of a longer text around it, unread, may
+_AROUND = 150
+#: words of a form from which on it states all its terms itself: it names GPL and patents, and so may texts beside it
+_LONG = 800
+
+_WORD = re.compile(r"[a-z0-9]+(?:\.[0-9]+)*\+?")
+_SAME = {"licence": "license", "licences": "licenses", "licenced": "licensed", "redistribution": "redistributions",
+         "condition": "conditions", "expressed": "express", "acknowledgement": "acknowledgment",
+         "acknowledgements": "acknowledgments", "acknowlegement": "acknowledgment", "merchantibility": "merchantability",
+         "warrantees": "warranties", "https": "http", "holders": "holder", "owners": "holder", "owner": "holder",
+         "authors": "author", "contributor": "contributors", "names": "name", "organisation": "organization",
+         "obligation": "obligations", "documentations": "documentation"}
+_MARKS = re.compile(r"^[ \t]*(?:[/*#;%!|>\"'.-]|dnl|rem\b)+", re.MULTILINE)
+_HOLDER = re.compile(r"^\W*(?:portions )?copyright\b.{0,200}(?:\d{4}|<|\[|\(c\)|©).*$", re.MULTILINE)
+_DROPPED = re.compile(r"(?:all )?rights reserved|\breserved\b|(?<![0-9.])(?:19|20)\d\d(?![0-9.])|non-?\s*infringement"
+                      r"|copyright \(c\)|\(c\)|©|[ivx]+[.)]\s|\b[a-h0-9][.)]\s")
+#: words that change what a licence permits or demands, where they were added to it
+_TERMS = frozenset("""
+    not no non only except excepting unless must shall may require required requires requirement prohibited prohibit
+    prohibits restrict restricted restriction restrictions forbidden additional additionally addition further furthermore
+    provision patent patents royalty fee fees sell sold sale sales selling resale profit nonprofit noncommercial commercial
+    commercially military nuclear weapon weapons export exported educational education academic research evaluation
+    internal personal private ethical harm evil advertising advertisement acknowledgment acknowledge acknowledges
+    permission consent approval gpl lgpl agpl copyleft compatible modified modifications modify changed changes unmodified
+    unaltered unchanged unedited beginning immediately indemnify government purpose purposes terminate terminated
+    termination notify notification contributed contribute exception exempt however instead allowed permit permits permitted
+    granted grants agree agrees agreement void illegal law human rights trademark trademarks logo charge free gratis
+    watermark visible link hereby used uses using distribute distributed distribution redistribute redistributed
+    redistributions copies both""".split())
+#: phrases that hold such a word and change nothing
+_HARMLESS = re.compile(r"\b(?:nor may|permission notice|patent infringement|permission please contact)\b")
+#: other terms, beside a licence
+_OTHER = re.compile(
+    r"\b(?:a?gpl(?! compat)|lgpl|gpl(?:v?[0-9.]+)|gnu (?:\w+ )?(?:general|lesser|library|affero)|affero|mozilla public"
+    r"|commons clause|non ?commercial|commercial (?:use|license|purpose|product|redistributions|version)"
+    r"|(?:additional|further|special|other) (?:terms|restrictions?|permissions?|conditions|exceptions?|requirements?"
+    r"|provisions?|clauses?|modifications?|limitations?)"
+    r"|following (?:restrictions?|exceptions?|modifications?|additional|provisions?|limitations?)"
+    r"|(?:may|must|shall|can|should) not(?! be (?:liable|held|responsible|removed))"
+    r"|(?:are|is) not (?:permitted|allowed|granted|licensed|intended|designed|free)|not for|nuclear|royalty|proprietary"
+    r"|confidential|(?:may|can|is) only|only be|disallowed|be sold|patents?(?! infring)|you (?:must|agree|acknowledge)|prohibited|dual|either (?:of|the)|your option"
+    r"|exception|advertising|permission to use|creative commons|modified version|without modification|any form whatsoever"
+    r"|endorse|products derived|derived from this software|must (?:retain|include|display|be|also)|product includes"
+    r"|free of charge)\b")
+
+
+class Form(NamedTuple):
+    """One wording of a licence: the whole text, its terms without the disclaimer, or its notice."""
+
+    licence: str
+    size: int                          # words
+    places: dict[int, list[int]]       # hash of a triple → where it stands
+    required: frozenset[int]           # words without which it is another licence
+
+
+class Match(NamedTuple):
+    form: Form
+    start: int                         # of the words of the text: first standard one
+    stop: int
+    missing: list[tuple[int, int]]     # runs of words of the form
+    added: list[tuple[int, int]]       # runs of words of the text
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text but for lines of holders, years, bullets and marks of comments, spellings made one."""
+    plain = _MARKS.sub(" ", _HOLDER.sub(" ", text.lower())).replace("\n", " ")
+    return [_SAME.get(word, word) for word in _WORD.findall(_DROPPED.sub(" ", plain)) if len(word) > 1 or word == "a"]
+
+
+def triples(words: list[str]) -> list[int]:
+    return [zlib.crc32(" ".join(words[i:i + TRIPLE]).encode()) for i in range(len(words) - TRIPLE + 1)]
+
+
+@cache
+def _forms() -> tuple[list[Form], dict[int, list[int]]]:
+    """(the forms, which of them hold a triple)"""
+    forms, holders = [], dict[int, list[int]]()
+    for number, entry in enumerate(json.loads(Path(__file__).with_name("licences.json").read_text("ascii"))):
+        hashes = np.frombuffer(base64.b64decode(entry["triples"]), "<u4").tolist()
+        places: dict[int, list[int]] = {}
+        for i, value in enumerate(hashes):
+            places.setdefault(value, []).append(i)
+        for value in places:
+            holders.setdefault(value, []).append(number)
+        required = frozenset(i for a, b in entry["required"] for i in range(a, b))
+        forms.append(Form(entry["licence"], len(hashes) + TRIPLE - 1, places, required))
+    return forms, holders
+
+
+def licence_text(text: str) -> str | None:
+    """Licence whose whole text, terms or notice stands in a text; "" where terms differ; None where there is none."""
+    words = words_of(text)
+    hashes = triples(words)
+    near = matches(hashes)
+    for match in near:
+        if fits(match, words):
+            return match.form.licence if alone(match, words) and not _second(match, near) else ""
+    return "" if near else None
+
+
+def matches(hashes: list[int]) -> list[Match]:
+    """The forms that much of a text comes from, those with most of their words in it first."""
+    forms, holders = _forms()
+    votes = Counter(number for value in set(hashes) for number in holders.get(value, ()))
+    likely = [forms[number] for number, n in votes.items() if n >= LIKELY * len(forms[number].places)]
+    near = [_compare(hashes, form) for form in likely]
+    near.sort(key=lambda m: (_length(m.missing) + _length(m.added) - m.form.size, m.form.size, m.form.licence))
+    return near
+
+
+def _compare(hashes: list[int], form: Form) -> Match:
+    hits = [i for i, value in enumerate(hashes) if value in form.places]
+    cuts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(hits)) if b - a > _APART), len(hits)]
+    a, b = max(pairwise(cuts), key=lambda cut: cut[1] - cut[0])
+    hits = hits[a:b]
+    start, stop = hits[0], hits[-1] + TRIPLE
+    there, standard = bytearray(form.size), bytearray(stop - start)
+    for i in hits:
+        standard[i - start:i - start + TRIPLE] = b"\1" * TRIPLE
+        for place in form.places[hashes[i]]:
+            there[place:place + TRIPLE] = b"\1" * TRIPLE
+    return Match(form, start, stop, _zeros(there), [(start + x, start + y) for x, y in _zeros(standard)])
+
+
+def _zeros(marks: bytearray) -> list[tuple[int, int]]:
+    """Runs of zeros."""
+    return [m.span() for m in re.finditer(b"\0+", marks)]
+
+
+def _length(runs: list[tuple[int, int]]) -> int:
+    return sum(b - a for a, b in runs)
+
+
+def fits(match: Match, words: list[str]) -> bool:
+    """Whether it is the licence of its form: enough of it is there, and nothing added speaks of terms."""
+    size = match.form.size
+    if any(not match.form.required.isdisjoint(range(a, b)) for a, b in match.missing):
+        return False
+    if _length(match.missing) > MISSING * size or any(b - a > GAP for a, b in match.missing):
+        return False
+    if _length(match.added) > ADDED * size or any(b - a > RUN for a, b in match.added):
+        return False
+    return all(_TERMS.isdisjoint(_HARMLESS.sub(" ", " ".join(words[a:b])).split()) for a, b in match.added)
+
+
+def alone(match: Match, words: list[str]) -> bool:
+    """Whether no other terms stand beside it."""
+    before, after = words[:match.start], words[match.stop:]
+    if match.form.size >= _LONG:
+        before = []
+    return len(before) + len(after) <= _AROUND and not any(other_terms(" ".join(side)) for side in (before, after))
+
+
+def other_terms(text: str) -> bool:
+    """Whether words speak of conditions, exceptions, or another licence."""
+    return _OTHER.search(text) is not None
+
+
+def _second(match: Match, near: list[Match]) -> bool:
+    """Whether the text holds another licence apart from this one."""
+    return any(m.form.licence != match.form.licence and (m.stop <= match.start or m.start >= match.stop) for m in near)
