@@ -1,6 +1,7 @@
 """Write stages/read/licences.json: the hashes of the word triples of standard licence texts.
 
-    pip download --no-deps scancode-toolkit==32.5.0 && unzip scancode_toolkit-*.whl 'licensedcode/data/licenses/*' -d TEXTS
+    pip download --no-deps scancode-toolkit==32.5.0
+    unzip scancode_toolkit-*.whl 'licensedcode/data/licenses/*' -d TEXTS
     python -m benchmarks.licence_forms TEXTS/licensedcode/data/licenses
 
 The texts are those of the SPDX list as scancode-toolkit carries them. None of them is kept: a hash of three words is a
@@ -29,7 +30,8 @@ WHOLE = {"MIT-0": "mit-0", "ISC": "isc", "Zlib": "zlib", "BSL-1.0": "boost-1.0",
          "HPND": "historical", "BSD-2-Clause-Views": "bsd-2-clause-views"}
 #: what must be there of them
 NEEDED = {"Zlib": ("altered source versions must be plainly marked", "would be appreciated but is not required"),
-          "BSD-2-Clause-Views": ("views and conclusions contained in",), "Unlicense": ("public domain",), "ECL-2.0": ("educational community license version 2.0",)}
+          "BSD-2-Clause-Views": ("views and conclusions contained in",), "Unlicense": ("public domain",),
+          "ECL-2.0": ("educational community license version 2.0",)}
 #: words that no text may lack where its licence has them
 NEGATIONS = ("not", "no", "without")
 NAMES = ("neither the name of the copyright holder nor the names of its contributors may be used",
@@ -55,8 +57,8 @@ def entries(texts: Path) -> Iterator[Entry]:
     apache, version = words_of(text("apache-2.0")), ("apache license version 2.0",)
     appendix, notice = _find(apache, "appendix how to"), _last(apache, "licensed under the")
     yield from (("Apache-2.0", words, version) for words in (apache[:appendix], apache, apache[notice:]))
-    yield ("Apache-2.0", words_of(f"licensed under the apache license version 2.0 {ATTACHED} http www apache org licenses "
-                                  "license 2.0"), (*version, "you may not use this file except in compliance"))
+    yield ("Apache-2.0", words_of(f"licensed under the apache license version 2.0 {ATTACHED} http www apache org "
+                                  "licenses license 2.0"), (*version, "you may not use this file except in compliance"))
     older, shown = text("apache-1.1"), ("must include the following acknowledgment",)
     yield "Apache-1.1", _cut(older, "redistributions and use in source"), shown
     yield "Apache-1.1", _cut(older, "redistributions and use in source", "this software is provided"), shown

@@ -20,10 +20,14 @@ from stages.stage import Stage
 #: {"$ref": "objects/KEY/ATTEMPT.name", "content": "<hash of what it says>", "sha256", "bytes": n, "rows": n}
 FileRef = dict[str, Any]
 
+#: A kept document that resembles another kept one, and how much.
+NEAR_DUPLICATE = pa.struct([("id", pa.string()), ("similarity", pa.float64())])
+
 #: What a removal slice holds, one row for each document of the part the barrier has something to say about, sorted by
-#: row. `reason` "" keeps the document (it only learns its cluster). `row` counts in the part's kept rows.
+#: row. `reason` "" keeps the document (it only learns its cluster, and in `near` which kept
+#: documents it resembles). `row` counts in the part's kept rows.
 SLICE_SCHEMA = pa.schema([("row", pa.uint32()), ("reason", pa.string()), ("kept", pa.string()),
-                          ("similarity", pa.float64()), ("cluster", pa.string())])
+                          ("similarity", pa.float64()), ("cluster", pa.string()), ("near", pa.list_(NEAR_DUPLICATE))])
 
 
 @dataclass(frozen=True)

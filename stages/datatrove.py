@@ -217,8 +217,9 @@ class DatatroveReader(Reader):
 def _document(theirs: Any, slice: Slice, ordinal: int, pages: bool) -> Document:
     meta = dict(theirs.metadata)
     meta.pop("file_path", None)
-    if "cluster" in meta:                               # here it names near-duplicates, and decides who is held out
-        meta["their_cluster"] = meta.pop("cluster")
+    for name in ("cluster", "near_duplicates"):         # here they come of deduplication, and decide who is trained on
+        if name in meta:
+            meta[f"their_{name}"] = meta.pop(name)
     if not str(theirs.id).startswith(f"{os.path.basename(slice.path)}/"):
         meta["id"] = theirs.id
     # readers of typed files give dates and bytes, which JSON has not

@@ -131,8 +131,8 @@ def _reader(checker: Checker, source: Any, path: KeyPath) -> None:
             checker.fail(path, str(e))
     keep = source.config.get("keep")
     for i, name in enumerate(keep if isinstance(keep, list) else ()):
-        if name == "cluster":
-            checker.fail((*path, "keep", i), "'cluster' in meta says which near-duplicates belong together; rename "
+        if name in ("cluster", "near_duplicates"):
+            checker.fail((*path, "keep", i), f"'{name}' in meta says which near-duplicates belong together; rename "
                                              "the key or column to keep it")
 
 

@@ -155,6 +155,8 @@ class _Run:
             said = removed.get(row)
             if said is not None:
                 doc.meta["cluster"] = said["cluster"]
+                if said["near"]:
+                    doc.meta["near_duplicates"] = {n["id"]: n["similarity"] for n in said["near"]}
                 if said["reason"]:
                     doc.meta[part["barrier"]] = {"kept": said["kept"], "similarity": said["similarity"]}
                     yield _Removed(doc, said["reason"], said["similarity"])

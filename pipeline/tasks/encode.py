@@ -9,7 +9,6 @@ path, ordinal) order, so its bytes depend neither on the partition size nor on w
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -44,9 +43,6 @@ TABLE_BATCH, TABLE_ROWS = 4096, 1 << 16
 #: what decides about the ids of a text beside the tokenizer's file
 LIBRARIES = ("tokenizers", "fastokens", "sentencepiece")
 
-#: what a dedup calls a cluster: the id of its first document
-CLUSTER = re.compile("[0-9a-f]{32}")
-
 PART_TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("row", pa.uint32()), ("n_bytes", pa.uint32())])
 
 _loaded: dict[tuple[str, int], Tokenizer] = {}
@@ -59,14 +55,15 @@ class EncodePart:
 
     Writes for each split SPLIT.tokens (documents back to back, each ended by EOS, u16 or u32) and SPLIT.parquet
     (PART_TABLE: ends in this file, row in the part), and SPLIT.loss (u8 a token, 0 where it is no target) where a
-    document has `loss_spans`: what is outside of them is read, and not learned. A document is held out by PRF(seed,
-    cluster of its duplicates, or its id), so that near-duplicates stay on one side, in every stream. Documents the
+    document has `loss_spans`: what is outside of them is read, and not learned. A document is held out by PRF(seed, its
+    id), whatever else there is. One that is not, and that a deduplication found to resemble one that is, is in neither
+    split and counted (`near_held_out`), so that nothing is trained on that is measured. Documents the
     tokenizer dies of or fails on are in no split but in quarantine.parquet (QUARANTINE_SCHEMA), in the order of the
     part; those it dies of stand in the log, too (an error comes again by itself). Memory: one row group and one
     batch's tokens.
     """
 
-    version = 5
+    version = 6
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
@@ -91,7 +88,7 @@ class _Encoding:
         self.splits = {name: _PartWriter(out, name) for name in SPLITS}
         self.quarantine = RowWriter(out.path(QUARANTINE), QUARANTINE_SCHEMA)
         self.counters: Counters = {name: _nothing() for name in SPLITS}
-        self.counters.update(skipped=0, sources={}, quarantined={})
+        self.counters.update(skipped=0, near_held_out=0, sources={}, quarantined={})
 
     def run(self) -> Counters:
         limit = min(BATCH, self.inputs.batch_rows or BATCH)
@@ -108,7 +105,7 @@ class _Encoding:
         return self.counters
 
     def _batch(self, some: Rows) -> None:
-        ids = some.ids
+        ids, metas = some.ids, some.column("meta")
         lost: dict[int, tuple[str, str]] = {}           # place in the batch → (reason, detail)
         taken: list[int] = []
         for i, row in enumerate(some.rows.tolist()):
@@ -119,7 +116,10 @@ class _Encoding:
             elif ids[i] in self.condemned:              # in another part, or for another stream
                 lost[i] = (self.condemned[ids[i]]["reason"], "")
             elif self.inputs.only is None or row in self.inputs.only:
-                taken.append(i)
+                if _near_held_out(ids[i], metas[i], self.args["val"]):
+                    self.counters["near_held_out"] += 1
+                else:
+                    taken.append(i)
         taken, tokens, lengths, counts = self._tokens(some, taken, lost)
         self.cursor.clear()
         if taken:
@@ -158,10 +158,10 @@ class _Encoding:
 
     def _write(self, some: Rows, taken: list[int], tokens: np.ndarray, lengths: np.ndarray,
                counts: np.ndarray | None) -> None:
-        ids, sources, sizes, metas = some.ids, some.column("source"), some.column("bytes"), some.column("meta")
+        ids, sources, sizes = some.ids, some.column("source"), some.column("bytes")
         ends = np.cumsum(lengths)
         targets = lengths if counts is None else np.add.reduceat(counts, ends - lengths, dtype=np.int64)
-        held_out = np.array([_held_out(ids[i], metas[i], self.args["val"]) for i in taken], bool)
+        held_out = np.array([_held_out(ids[i], self.args["val"]) for i in taken], bool)
         for name in SPLITS:
             mine = np.flatnonzero(held_out == (name == "val"))
             if mine.size:
@@ -192,11 +192,16 @@ def _see_that_a_text_did_it(error: Exception) -> None:
         raise error
 
 
-def _held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
-    cluster = json.loads(meta).get("cluster") if meta and '"cluster"' in meta else None
-    if not (isinstance(cluster, str) and CLUSTER.fullmatch(cluster)):       # none, or metadata that came with the text
-        cluster = None
-    return below(val["seed"], "val", cluster or id, val["share"])
+def _held_out(id: str, val: Mapping[str, Any]) -> bool:
+    return below(val["seed"], "val", id, val["share"])
+
+
+def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
+    """Whether a document to train on resembles one that is held out, as far as a deduplication compared them."""
+    near = json.loads(meta).get("near_duplicates") if meta and '"near_duplicates"' in meta else None
+    if not isinstance(near, dict) or _held_out(id, val):
+        return False
+    return any(_held_out(other, val) for other in near)
 
 
 def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.base.parquet import read_table, write_table
-from stages.barrier import SLICE_SCHEMA, FileRef, PartRef, TaskResult
+from stages.barrier import NEAR_DUPLICATE, SLICE_SCHEMA, FileRef, PartRef, TaskResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +34,10 @@ ID = [("id_hi", "<u8"), ("id_lo", "<u8")]
 #: what a deciding task says about a document: its place within its group (part, row), and why
 VERDICT = np.dtype([("part", "<u4"), ("row", "<u4"), ("removed", "<u4"), ("similarity", "<f8"),
                     ("kept_hi", "<u8"), ("kept_lo", "<u8"), ("cluster_hi", "<u8"), ("cluster_lo", "<u8")])
+#: a kept document (its place within its group) and the id of another one that it resembles
+NEAR = np.dtype([("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("similarity", "<f8")])
+#: documents that a slice names beside one: the most similar ones
+_MOST_NEAR = 16
 
 
 @dataclass(frozen=True)
@@ -184,8 +188,17 @@ def read_side(path: str, columns: list[str], rows: NDArray[Any] | None = None) -
 
 
 # -- the end of every fragment: slices -------------------------------------------------------------------------------
-def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: Any, verdicts: NDArray[Any]) -> pa.Table:
-    """SLICE_SCHEMA rows from VERDICT records sorted by row; `reason`: one text, or one for each record."""
+def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: Any, verdicts: NDArray[Any],
+                near: NDArray[Any] | None = None) -> pa.Table:
+    """SLICE_SCHEMA rows from VERDICT records sorted by row; `reason`: one text, or one for each record; `near`: NEAR
+    records of the part."""
+    beside: dict[int, list[dict[str, Any]]] = {}
+    for n in near if near is not None else ():
+        beside.setdefault(int(n["row"]), []).append({"id": id_text(n["id_hi"], n["id_lo"]),
+                                                     "similarity": float(n["similarity"])})
+    for others in beside.values():
+        others.sort(key=lambda n: (-n["similarity"], n["id"]))
+        del others[_MOST_NEAR:]
     said = [reason] * len(rows) if isinstance(reason, str) else list(reason)
     similarity = verdicts["similarity"]
     return pa.table({
@@ -195,6 +208,7 @@ def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: Any, ver
                          pa.string()),
         "similarity": pa.array(similarity, pa.float64(), mask=np.isnan(similarity) | ~removed),
         "cluster": pa.array([id_text(v["cluster_hi"], v["cluster_lo"]) for v in verdicts], pa.string()),
+        "near": pa.array([beside.get(int(row)) for row in rows], pa.list_(NEAR_DUPLICATE)),
     }, schema=SLICE_SCHEMA)
 
 
@@ -205,7 +219,8 @@ def write_slice(out: Any, part: int, table: pa.Table) -> None:
     h = hashlib.sha256()
     for row in table.to_pylist():
         similarity = "" if row["similarity"] is None else row["similarity"].hex()
-        h.update(f"{row['row']}\t{row['reason']}\t{row['kept'] or ''}\t{similarity}\t{row['cluster']}\n".encode())
+        h.update(f"{row['row']}\t{row['reason']}\t{row['kept'] or ''}\t{similarity}\t{row['cluster']}"
+                 f"{''.join(chr(9) + n['id'] + n['similarity'].hex() for n in row['near'] or ())}\n".encode())
     out.note(name, rows=table.num_rows, content=h.hexdigest())
 
 

@@ -31,6 +31,7 @@ from pydantic import model_validator
 from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave
 from stages.dedup.cluster import cluster_waves
 from stages.dedup.fragment import (
+    NEAR,
     VERDICT,
     buckets_for,
     by_part,
@@ -228,7 +229,8 @@ class MinHash(Barrier):
             verdicts = files_of(done["verify"], "verdicts.seg")
             for number, g in enumerate(plan if verdicts else ()):
                 yield TaskDraft("stages.dedup.minhash:MinHashSlices",
-                                {"verdicts": verdicts, "group": number, "dataset": g.dataset}, 1 << 20,
+                                {"verdicts": verdicts, "near": files_of(done["verify"], "near.seg"), "group": number,
+                                 "dataset": g.dataset}, 1 << 20,
                                 f"{g.dataset}: removals of {g.size} parts")
 
         def judges(done: Done) -> int:
@@ -246,15 +248,17 @@ class MinHash(Barrier):
 
 
 class MinHashSlices:
-    """args: verdicts [$ref], group (its bucket), dataset. Writes `slice.PART.parquet` for every touched part."""
+    """args: verdicts, near [$ref], group (its bucket), dataset. Writes `slice.PART.parquet` for every touched part."""
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
         args = inputs.args
         every = np.concatenate(read_segments(inputs, args["verdicts"], args["group"], VERDICT))
+        near = dict(by_part(np.concatenate(read_segments(inputs, args["near"], args["group"], NEAR))))
         for part, verdicts in by_part(every):
-            write_slice(out, part, slice_table(verdicts["row"], verdicts["removed"] > 0, "minhash", verdicts))
+            write_slice(out, part, slice_table(verdicts["row"], verdicts["removed"] > 0, "minhash", verdicts,
+                                               near.get(part)))
         gone = int((every["removed"] > 0).sum())
         return {"removed": {args["dataset"]: {"minhash": gone}}, "clustered": {args["dataset"]: len(every)}}

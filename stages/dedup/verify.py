@@ -29,6 +29,7 @@ import xxhash
 from pipeline.base.parquet import open_parquet
 from stages.dedup.cluster import MEMBER
 from stages.dedup.fragment import (
+    NEAR,
     VERDICT,
     DuplicateId,
     bucket_of,
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
 
 #: bytes of shingles collected before they are ordered by cluster and written, and held by a judging task
 _CHUNK, _CACHE = 128 << 20, 256 << 20
+
+
+#: similarity from which two documents that are both kept are noted as near-duplicates of each other
+RESEMBLING = 0.5
 
 
 def candidate(bands: int) -> np.dtype[Any]:
@@ -184,11 +189,13 @@ class Verify:
     """args: candidates [$ref, one a group], shingles [$ref | null], ranks [priority of each group], bucket, bands,
     verify (0: no check), max_comparisons.
 
-    Writes segments `verdicts` (VERDICT, bucket = number of the group), every document of every cluster one record.
+    Writes segments `verdicts` (VERDICT, bucket = number of the group), every document of every cluster one record, and
+    `near` (NEAR, the same buckets): each of two kept documents beside the other, where they were compared and are
+    RESEMBLING.
     Memory: a block of candidates, the largest cluster, and the cache of shingles.
     """
 
-    version = 3
+    version = 4
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
@@ -196,7 +203,8 @@ class Verify:
         ranks, judged = np.asarray(args["ranks"], np.int64), 0
         counters = {"comparisons": 0, "removed": 0, "kept": 0, "capped": 0, "max_cluster_kept": 0}
         sets = _SetReader(inputs, args["shingles"])
-        with out.segments("verdicts.seg", VERDICT, len(ranks)) as to:
+        with (out.segments("verdicts.seg", VERDICT, len(ranks)) as to,
+              out.segments("near.seg", NEAR, len(ranks)) as beside):
             for every in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):
                 rank = ranks[every["source"]]
                 order = np.lexsort((every["id_lo"], every["id_hi"], -every["chars"].astype(np.int64), rank,
@@ -210,6 +218,7 @@ class Verify:
                 for start, stop in zip(starts, [*starts[1:], len(every)]):
                     judge.cluster(int(start), int(stop), verdicts)
                 to.write(every["source"], verdicts)
+                beside.write(*judge.beside())
                 judged += len(every)
         sets.close()
         return {"judged": judged, **counters}
@@ -224,6 +233,7 @@ class _Judge:
         self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
         #: what the candidates are sorted by inside a cluster, but for the id
         self.place = list(zip(rank.tolist(), (-every["chars"].astype(np.int64)).tolist()))
+        self.near: list[tuple[int, int, float]] = []
 
     def cluster(self, start: int, stop: int, verdicts: NDArray[Any]) -> None:
         ids = np.sort(self.every[["id_hi", "id_lo"]][start:stop], order=("id_hi", "id_lo"))
@@ -234,9 +244,10 @@ class _Judge:
         index: dict[int, list[int]] = {}
         kept = 0
         for i in range(start, stop):
-            twin, similarity = self._twin(i, start, index)
+            twin, similarity, near = self._twin(i, start, index)
             if twin is None:
                 kept += 1
+                self.near += ((i, j, s) for j, s in near)
                 if self.threshold:
                     for key in self.every["bands"][i].tolist():
                         index.setdefault(key, []).append(i)
@@ -247,10 +258,25 @@ class _Judge:
         self.counters["removed"] += stop - start - kept
         self.counters["max_cluster_kept"] = max(self.counters["max_cluster_kept"], kept)
 
-    def _twin(self, i: int, start: int, index: dict[int, list[int]]) -> tuple[int | None, float]:
-        """(kept document that removes `i` or None, their similarity). Most shared bands first, then the first kept."""
+    def beside(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """(number of the group, NEAR) of each of two kept documents that resemble each other."""
+        i, j = (np.array([pair[k] for pair in self.near], np.int64) for k in (0, 1))
+        one, other = np.r_[i, j], np.r_[j, i]
+        records = np.zeros(len(one), NEAR)
+        for field in ("part", "row"):
+            records[field] = self.every[field][one]
+        for field in ("id_hi", "id_lo"):
+            records[field] = self.every[field][other]
+        records["similarity"] = np.tile(np.array([s for _, _, s in self.near]), 2)
+        return self.every["source"][one], records
+
+    def _twin(self, i: int, start: int,
+              index: dict[int, list[int]]) -> tuple[int | None, float, list[tuple[int, float]]]:
+        """(kept document that removes `i` or None, their similarity, kept documents that `i` resembles). Most shared
+        bands first, then the first kept."""
         if not self.threshold:
-            return (start, float("nan")) if i > start else (None, 0.0)
+            return (start, float("nan"), []) if i > start else (None, 0.0, [])
+        near: list[tuple[int, float]] = []
         shared: dict[int, int] = {}
         for key in self.every["bands"][i].tolist():
             for j in self._near(index.get(key, ()), i):
@@ -268,8 +294,10 @@ class _Judge:
             self.counters["comparisons"] += 1
             similarity = jaccard(self._set(i), self._set(j))
             if similarity >= self.threshold:
-                return j, similarity
-        return None, 0.0
+                return j, similarity, []
+            if similarity >= RESEMBLING:
+                near.append((j, similarity))
+        return None, 0.0, near
 
     def _near(self, kept: Any, i: int) -> Any:
         """Of the kept documents under one key, at most about `cap` of each priority: those nearest to `i` in length."""

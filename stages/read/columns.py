@@ -26,7 +26,7 @@ MAX_VALUE = 1 << 16
 MAX_NAMES = 100
 OTHERS = "(others)"
 #: what `meta` says itself: the cluster of near-duplicates decides which documents are held out
-RESERVED = frozenset({"cluster"})
+RESERVED = frozenset({"cluster", "near_duplicates"})
 
 
 class ColumnsConfig(StageConfig):

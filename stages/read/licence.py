@@ -14,7 +14,8 @@ from stages.read.licence_texts import licence_text, other_terms
 #: characters of a file that are its head, and in which a licence that begins there may end
 HEAD, TEXT = 6_000, 20_000
 _ID = r"[A-Za-z0-9][A-Za-z0-9.+-]{0,60}"
-_TAG = re.compile(rf"SPDX-License-Identifier:[ \t]{{0,9}}(\(?{_ID}\)?(?: (?:AND|OR|WITH) \(?{_ID}\)?){{0,6}})(.{{0,60}})")
+_TAG = re.compile(rf"SPDX-License-Identifier:[ \t]{{0,9}}"
+                  rf"(\(?{_ID}\)?(?: (?:AND|OR|WITH) \(?{_ID}\)?){{0,6}})(.{{0,60}})")
 #: what a tag goes on with when its line says more than the tag
 _MORE = re.compile(r"[ \t,;]*(?:and|or|with|but|except|plus|only|unless|commons)\b", re.IGNORECASE)
 #: what stands between the words of a comment
@@ -23,8 +24,8 @@ _COMMENT = re.compile(r"[ \t]*(?://|#|;|%|--|!|dnl\b|rem\b|')", re.IGNORECASE)
 #: lines of marks that make a comment: one may be a heading
 _LINES = 3
 #: openers and closers of comments of many lines
-_BLOCKS = (("/*", "*/"), ('"""', '"""'), ("'''", "'''"), ("<!--", "-->"), ("{-", "-}"), ("(*", "*)"), ("=begin", "=end"),
-           ("=pod", "=cut"), ("--[[", "]]"), ("#|", "|#"))
+_BLOCKS = (("/*", "*/"), ('"""', '"""'), ("'''", "'''"), ("<!--", "-->"), ("{-", "-}"), ("(*", "*)"),
+           ("=begin", "=end"), ("=pod", "=cut"), ("--[[", "]]"), ("#|", "|#"))
 _TRIGGERS = ("licen", "permission", "redistribution", "public domain", "gpl", "bsd", "software is provided")
 
 # -- copyleft, by the words of its notices -----------------------------------------------------------------------------
@@ -46,28 +47,34 @@ _TITLE = re.compile(r"gnu (?:affero |lesser |library )?general public license,? 
                     r"(?:june|february|november|july)")
 _EXCEPTION = re.compile(r"\bexception|additional permission|in addition to the permissions|special permission"
                         r"|with the following|commercial license|dual licen|\balternatively\b|\bor version [123]")
-_VERSIONS = {"AGPL": {"1": "1.0", "3": "3.0"}, "LGPL": {"2": "2.0", "2.0": "2.0", "2.1": "2.1", "3": "3.0", "3.0": "3.0"},
+_VERSIONS = {"AGPL": {"1": "1.0", "3": "3.0"},
+             "LGPL": {"2": "2.0", "2.0": "2.0", "2.1": "2.1", "3": "3.0", "3.0": "3.0"},
              "GPL": {"1": "1.0", "2": "2.0", "2.0": "2.0", "3": "3.0", "3.0": "3.0"}}
 
 # -- permissive, by a sentence that puts the file under it -------------------------------------------------------------
 _NAMES: tuple[tuple[str, str], ...] = (
     ("Apache-2.0", r"apache(?: software)?(?: license)?,? (?:version |v\.? ?)?2(?:\.0)?(?: license)?"),
-    ("MIT", r"mit(?: license)?"), ("BSD-3-Clause", r"(?:bsd 3 clause|3 clause bsd|(?:new|modified|revised) bsd)(?: license)?"),
+    ("MIT", r"mit(?: license)?"),
+    ("BSD-3-Clause", r"(?:bsd 3 clause|3 clause bsd|(?:new|modified|revised) bsd)(?: license)?"),
     ("BSD-2-Clause", r"(?:bsd 2 clause|2 clause bsd|simplified bsd|freebsd)(?: license)?"),
     ("BSL-1.0", r"boost software license,? (?:version |v\.? ?)?1\.0"), ("ISC", r"isc(?: license)?"),
     ("Zlib", r"zlib license"), ("Unlicense", r"unlicense(?: license)?"),
-    ("ECL-2.0", r"educational community license,? version 2\.0"), ("NCSA", r"university of illinois ncsa open source license"),
+    ("ECL-2.0", r"educational community license,? version 2\.0"),
+    ("NCSA", r"university of illinois ncsa open source license"),
     ("CC0-1.0", r"cc0 1\.0(?: universal)?"))
 _UNDER = (r"(?:licensed|license|released|distributed|available|published|provided|covered|redistributed?|used?|made)"
-          r" (?:\w+ ){0,3}?(?:under|by|with|to)(?: you under)? (?:the )?(?:terms (?:and conditions )?of )?(?:the |an? )?"
+          r" (?:\w+ ){0,3}?(?:under|by|with|to)(?: you under)? (?:the )?"
+          r"(?:terms (?:and conditions )?of )?(?:the |an? )?"
           r"|(?:^|[. ])licensed?:? (?:is )?(?:the )?")
-_MENTIONS = tuple((name, re.compile(rf"(?P<lead>{_UNDER})(?:{words})(?![\w.+]*\w)(?P<rest>.{{0,40}})")) for name, words in _NAMES)
+_MENTIONS = tuple((name, re.compile(rf"(?P<lead>{_UNDER})(?:{words})(?![\w.+]*\w)(?P<rest>.{{0,40}})"))
+                  for name, words in _NAMES)
 _BARE = tuple((name, re.compile(rf"^\W*(?:the )?(?:{words})\W*$")) for name, words in _NAMES)
 _NEGATED = re.compile(r"\b(?:not|no longer|never|formerly|previously|unlike|isn|aren|except|cannot|neither|was|were)\b")
-_CHANGED = re.compile(r"^[ ,(]*(?:license )?(?:with|except|but|plus|and|or|unless|modified|style|like|compatible|non|commons"
-                      r"|provided|subject|as long)\b(?! (?:the notice|is found|can be|in the))")
+_CHANGED = re.compile(r"^[ ,(]*(?:license )?(?:with|except|but|plus|and|or|unless|modified|style|like|compatible|non"
+                      r"|commons|provided|subject|as long)\b(?! (?:the notice|is found|can be|in the))")
 #: what notices of these licences say themselves
-_NOTICE = re.compile(r"you may not use(?: th(?:is|ese) files? except in compliance|\W*$)|without warranties or conditions")
+_NOTICE = re.compile(r"you may not use(?: th(?:is|ese) files? except in compliance|\W*$)"
+                     r"|without warranties or conditions")
 
 
 def licence(text: str) -> str:

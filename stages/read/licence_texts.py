@@ -1,11 +1,12 @@
 """Whole licence texts, told by the word triples of a text: what of a standard text is missing, and what was added.
 
-`licences.json` holds, for each form of a licence, the hashes of its word triples in order. A word of a document counts as
-standard when it stands in a triple of the form; every other word between the first and the last of them was added, every
-triple of the form that the document lacks leaves words missing. One added "not" stands alone between its neighbours.
+`licences.json` holds, for each form of a licence, the hashes of its word triples in order. A word of a document counts
+as standard when it stands in a triple of the form; every other word between the first and the last of them was added,
+every triple of the form that the document lacks leaves words missing. One added "not" stands alone between its
+neighbours.
 
-A form fits when little is missing and nothing added changes the terms. Names, years and addresses of holders are added to
-every real notice; words of permission, prohibition and condition are not.
+A form fits when little is missing and nothing added changes the terms. Names, years and addresses of holders are added
+to every real notice; words of permission, prohibition and condition are not.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _LONG = 800
 _WORD = re.compile(r"[a-z0-9]+(?:\.[0-9]+)*\+?")
 _SAME = {"licence": "license", "licences": "licenses", "licenced": "licensed", "redistribution": "redistributions",
          "condition": "conditions", "expressed": "express", "acknowledgement": "acknowledgment",
-         "acknowledgements": "acknowledgments", "acknowlegement": "acknowledgment", "merchantibility": "merchantability",
+         "acknowledgements": "acknowledgments", "acknowlegement": "acknowledgment",
+         "merchantibility": "merchantability",
          "warrantees": "warranties", "https": "http", "holders": "holder", "owners": "holder", "owner": "holder",
          "authors": "author", "contributor": "contributors", "names": "name", "organisation": "organization",
          "obligation": "obligations", "documentations": "documentation"}
@@ -49,16 +51,17 @@ _DROPPED = re.compile(r"(?:all )?rights reserved|\breserved\b|(?<![0-9.])(?:19|2
 #: words that change what a licence permits or demands, where they were added to it
 _TERMS = frozenset("""
     not no non only except excepting unless must shall may require required requires requirement prohibited prohibit
-    prohibits restrict restricted restriction restrictions forbidden additional additionally addition further furthermore
-    provision patent patents royalty fee fees sell sold sale sales selling resale profit nonprofit noncommercial commercial
-    commercially military nuclear weapon weapons export exported educational education academic research evaluation
-    internal personal private ethical harm evil advertising advertisement acknowledgment acknowledge acknowledges
-    permission consent approval gpl lgpl agpl copyleft compatible modified modifications modify changed changes unmodified
-    unaltered unchanged unedited beginning immediately indemnify government purpose purposes terminate terminated
-    termination notify notification contributed contribute exception exempt however instead allowed permit permits permitted
-    granted grants agree agrees agreement void illegal law human rights trademark trademarks logo charge free gratis
-    watermark visible link hereby used uses using distribute distributed distribution redistribute redistributed
-    redistributions copies both""".split())
+    prohibits restrict restricted restriction restrictions forbidden additional additionally addition further
+    furthermore provision patent patents royalty fee fees sell sold sale sales selling resale profit nonprofit
+    noncommercial commercial commercially military nuclear weapon weapons export exported educational education
+    academic research evaluation internal personal private ethical harm evil advertising advertisement
+    acknowledgment acknowledge acknowledges permission consent approval gpl lgpl agpl copyleft compatible modified
+    modifications modify changed changes unmodified unaltered unchanged unedited beginning immediately indemnify
+    government purpose purposes terminate terminated termination notify notification contributed contribute
+    exception exempt however instead allowed permit permits permitted granted grants agree agrees agreement void
+    illegal law human rights trademark trademarks logo charge free gratis watermark visible link hereby used uses
+    using distribute distributed distribution redistribute redistributed redistributions copies both
+""".split())  # noqa: SIM905
 #: phrases that hold such a word and change nothing
 _HARMLESS = re.compile(r"\b(?:nor may|permission notice|patent infringement|permission please contact)\b")
 #: other terms, beside a licence
@@ -70,8 +73,11 @@ _OTHER = re.compile(
     r"|following (?:restrictions?|exceptions?|modifications?|additional|provisions?|limitations?)"
     r"|(?:may|must|shall|can|should) not(?! be (?:liable|held|responsible|removed))"
     r"|(?:are|is) not (?:permitted|allowed|granted|licensed|intended|designed|free)|not for|nuclear|royalty|proprietary"
-    r"|confidential|(?:may|can|is) only|only be|disallowed|be sold|patents?(?! infring)|you (?:must|agree|acknowledge)|prohibited|dual|either (?:of|the)|your option"
-    r"|exception|advertising|permission to use|creative commons|modified version|without modification|any form whatsoever"
+    r"|confidential|(?:may|can|is) only|only be|disallowed|be sold|patents?(?! infring)"
+    r"|you (?:must|agree|acknowledge)|prohibited|dual"
+    r"|either (?:of|the)|your option"
+    r"|exception|advertising|permission to use|creative commons|modified version|without modification"
+    r"|any form whatsoever"
     r"|endorse|products derived|derived from this software|must (?:retain|include|display|be|also)|product includes"
     r"|free of charge)\b")
 
@@ -104,7 +110,7 @@ def triples(words: list[str]) -> list[int]:
 
 
 @cache
-def _forms() -> tuple[list[Form], dict[int, list[int]]]:
+def forms() -> tuple[list[Form], dict[int, list[int]]]:
     """(the forms, which of them hold a triple)"""
     forms, holders = [], dict[int, list[int]]()
     for number, entry in enumerate(json.loads(Path(__file__).with_name("licences.json").read_text("ascii"))):
@@ -132,9 +138,9 @@ def licence_text(text: str) -> str | None:
 
 def matches(hashes: list[int]) -> list[Match]:
     """The forms that much of a text comes from, those with most of their words in it first."""
-    forms, holders = _forms()
+    every, holders = forms()
     votes = Counter(number for value in set(hashes) for number in holders.get(value, ()))
-    likely = [forms[number] for number, n in votes.items() if n >= LIKELY * len(forms[number].places)]
+    likely = [every[number] for number, n in votes.items() if n >= LIKELY * len(every[number].places)]
     near = [_compare(hashes, form) for form in likely]
     near.sort(key=lambda m: (_length(m.missing) + _length(m.added) - m.form.size, m.form.size, m.form.licence))
     return near

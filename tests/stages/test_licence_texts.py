@@ -7,31 +7,46 @@ import pytest
 from stages.read import licence_texts
 from stages.read.licence import licence
 
-GRANT = "Redistribution and use in source and binary forms, with or without modification, are permitted provided that the " \
-        "following conditions are met:\n"
-SOURCE = "1. Redistributions of source code must retain the above copyright notice, this list of conditions and the " \
-         "following disclaimer.\n"
-BINARY = "2. Redistributions in binary form must reproduce the above copyright notice, this list of conditions and the " \
-         "following disclaimer in the documentation and/or other materials provided with the distribution.\n"
-NAMES = "3. Neither the name of the {holder} nor the names of its contributors may be used to endorse or promote products " \
-        "derived from this software without specific prior written permission.\n"
-END = "THIS SOFTWARE IS PROVIDED BY THE {holder} AND CONTRIBUTORS \"AS IS\" AND ANY EXPRESS OR IMPLIED WARRANTIES, " \
-      "INCLUDING, BUT NOT LIMITED TO, THE IMPLIED WARRANTIES OF MERCHANTABILITY AND FITNESS FOR A PARTICULAR PURPOSE ARE " \
-      "DISCLAIMED. IN NO EVENT SHALL THE {holder} OR CONTRIBUTORS BE LIABLE FOR ANY DIRECT, INDIRECT, INCIDENTAL, " \
-      "SPECIAL, EXEMPLARY, OR CONSEQUENTIAL DAMAGES (INCLUDING, BUT NOT LIMITED TO, PROCUREMENT OF SUBSTITUTE GOODS OR " \
-      "SERVICES; LOSS OF USE, DATA, OR PROFITS; OR BUSINESS INTERRUPTION) HOWEVER CAUSED AND ON ANY THEORY OF LIABILITY, " \
-      "WHETHER IN CONTRACT, STRICT LIABILITY, OR TORT (INCLUDING NEGLIGENCE OR OTHERWISE) ARISING IN ANY WAY OUT OF THE " \
-      "USE OF THIS SOFTWARE, EVEN IF ADVISED OF THE POSSIBILITY OF SUCH DAMAGE.\n"
-MIT = "Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated " \
-      "documentation files (the \"Software\"), to deal in the Software without restriction, including without limitation " \
-      "the rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to " \
-      "permit persons to whom the Software is furnished to do so, subject to the following conditions:\nThe above " \
-      "copyright notice and this permission notice shall be included in all copies or substantial portions of the " \
-      "Software.\nTHE SOFTWARE IS PROVIDED \"AS IS\", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT " \
-      "LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT " \
-      "SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF " \
-      "CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN " \
-      "THE SOFTWARE.\n"
+GRANT = (
+    "Redistribution and use in source and binary forms, with or without modification, are permitted provided "
+    "that the following conditions are met:\n"
+)
+SOURCE = (
+    "1. Redistributions of source code must retain the above copyright notice, this list of conditions and "
+    "the following disclaimer.\n"
+)
+BINARY = (
+    "2. Redistributions in binary form must reproduce the above copyright notice, this list of conditions "
+    "and the following disclaimer in the documentation and/or other materials provided with the "
+    "distribution.\n"
+)
+NAMES = (
+    "3. Neither the name of the {holder} nor the names of its contributors may be used to endorse or promote "
+    "products derived from this software without specific prior written permission.\n"
+)
+END = (
+    "THIS SOFTWARE IS PROVIDED BY THE {holder} AND CONTRIBUTORS \"AS IS\" AND ANY EXPRESS OR IMPLIED "
+    "WARRANTIES, INCLUDING, BUT NOT LIMITED TO, THE IMPLIED WARRANTIES OF MERCHANTABILITY AND FITNESS FOR A "
+    "PARTICULAR PURPOSE ARE DISCLAIMED. IN NO EVENT SHALL THE {holder} OR CONTRIBUTORS BE LIABLE FOR ANY "
+    "DIRECT, INDIRECT, INCIDENTAL, SPECIAL, EXEMPLARY, OR CONSEQUENTIAL DAMAGES (INCLUDING, BUT NOT LIMITED "
+    "TO, PROCUREMENT OF SUBSTITUTE GOODS OR SERVICES; LOSS OF USE, DATA, OR PROFITS; OR BUSINESS "
+    "INTERRUPTION) HOWEVER CAUSED AND ON ANY THEORY OF LIABILITY, WHETHER IN CONTRACT, STRICT LIABILITY, OR "
+    "TORT (INCLUDING NEGLIGENCE OR OTHERWISE) ARISING IN ANY WAY OUT OF THE USE OF THIS SOFTWARE, EVEN IF "
+    "ADVISED OF THE POSSIBILITY OF SUCH DAMAGE.\n"
+)
+MIT = (
+    "Permission is hereby granted, free of charge, to any person obtaining a copy of this software and "
+    "associated documentation files (the \"Software\"), to deal in the Software without restriction, including "
+    "without limitation the rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell "
+    "copies of the Software, and to permit persons to whom the Software is furnished to do so, subject to "
+    "the following conditions:\nThe above copyright notice and this permission notice shall be included in "
+    "all copies or substantial portions of the Software.\nTHE SOFTWARE IS PROVIDED \"AS IS\", WITHOUT WARRANTY "
+    "OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, "
+    "FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT "
+    "HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR "
+    "OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE "
+    "SOFTWARE.\n"
+)
 BSD = (GRANT + SOURCE + BINARY + NAMES + END).format(holder="Example Foundation")
 
 
@@ -47,7 +62,8 @@ def _wrapped(words: list[str]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("text", "named"), [
-    (MIT, "MIT"), (BSD, "BSD-3-Clause"), (BSD.replace("3. Neither", "3. All advertising materials mentioning features or "
+    (MIT, "MIT"), (BSD, "BSD-3-Clause"), (BSD.replace("3. Neither",
+    "3. All advertising materials mentioning features or "
      "use of this software must display the following acknowledgement: This product includes software developed by the "
      "organization.\n4. Neither"), "BSD-4-Clause"),
     ((GRANT + SOURCE + BINARY + END).format(holder="COPYRIGHT HOLDERS"), "BSD-2-Clause"),
@@ -59,14 +75,17 @@ def test_texts_as_they_are(text, named, above_code):
 
 
 @pytest.mark.parametrize("text", [
-    BSD.replace("are permitted", "are NOT permitted"), BSD.replace("are permitted", "for non-commercial purposes are permitted"),
-    BSD.replace("may be used to endorse", "may be used to endorse or criticise").replace("3. Neither", "3. The software may "
+    BSD.replace("are permitted", "are NOT permitted"), BSD.replace("are permitted",
+    "for non-commercial purposes are permitted"),
+    BSD.replace("may be used to endorse", "may be used to endorse or criticise").replace("3. Neither",
+    "3. The software may "
                 "not be sold.\n4. Neither"),
     BSD + "You acknowledge that this software is not designed or licensed for use in a nuclear facility.\n",
     BSD + "This software may only be used in connection with microcontrollers of the Foundation.\n",
     MIT.replace("subject to the following", "as long as it does no harm, subject to the following"),
     MIT.replace("publish, distribute, sublicense, and/or sell copies of the Software, ", ""),
-    MIT.replace("without restriction", "with restriction"), MIT.replace("\nTHE SOFTWARE", "\nThe Software shall be used for "
+    MIT.replace("without restriction", "with restriction"), MIT.replace("\nTHE SOFTWARE",
+    "\nThe Software shall be used for "
                 "good.\nNobody may use it in breach of human rights.\nTHE SOFTWARE"),
     "\"Commons Clause\" License Condition v1.0: the License does not grant you the right to Sell the Software.\n" + MIT,
     MIT + "\nAlternatively, under the GNU General Public License version 2.\n", MIT + BSD,
@@ -83,7 +102,7 @@ def test_words_of_code_are_no_terms():
 
 
 def test_fingerprints_are_of_the_words_that_texts_are_read_as():
-    forms, _ = licence_texts._forms()
+    forms, _ = licence_texts.forms()
     mit = next(form for form in forms if form.licence == "MIT")
     hashes = licence_texts.triples(licence_texts.words_of(MIT))
     assert len(mit.places.keys() & set(hashes)) >= 0.98 * len(mit.places)

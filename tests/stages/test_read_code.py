@@ -55,15 +55,17 @@ def read(reader: object, local: Path, path: str = "") -> list[Document | BadReco
     ("// SPDX-License-Identifier: MIT with the Commons Clause\n", ""),
     ("// SPDX-License-Identifier: MIT\n// SPDX-License-Identifier: Apache-2.0\n", "MIT AND Apache-2.0"),
     # a sentence that names a licence
-    ("# Licensed under the MIT License.\nimport x\n", "MIT"), ("# Released under the 3-clause BSD license\n", "BSD-3-Clause"),
+    ("# Licensed under the MIT License.\nimport x\n", "MIT"),
+    ("# Released under the 3-clause BSD license\n", "BSD-3-Clause"),
     ("# This file is not licensed under the MIT License.\n", ""), ("# Formerly licensed under the MIT license\n", ""),
     ("# Licensed under the MIT license with the Commons Clause\n", ""), ("# Released under an MIT-style license\n", ""),
     ("# Licensed under the MIT License, for non-commercial use.\n", ""),
     ("# Licensed under the MIT License or the GNU General Public License, version 2\n", ""),
     ("# Licensed under the Apache License, Version 2.0, except for Section 6\n", ""),
     # which versions of the GNU licences
-    ("/* This program is free software: you can redistribute it under the terms of the GNU Affero General Public License,"
-     " version 3, as published by\n * the Free Software Foundation. Any later version of this file is by others. */",
+    ("/* This program is free software: you can redistribute it under the terms of the GNU Affero General Public"
+     " License, version 3, as published by\n * the Free Software Foundation. Any later version of this file "
+     "is by others. */",
      "AGPL-3.0-only"),
     ("# under the GNU Affero General Public License version 3 only\n", "AGPL-3.0-only"),
     ("# under the GNU AGPL\n# license\n", ""), ("# GPL version 2, or any later version, only\n", ""),

@@ -17,6 +17,7 @@ from pipeline.store.parts import PartWriter, document_schema
 from pipeline.tasks import encode as encode_module
 from pipeline.tasks.encode import (
     _held_out,
+    _near_held_out,
     _PartWriter,
     assemble_drafts,
     encode_drafts,
@@ -136,18 +137,44 @@ def test_shards_hold_the_documents_in_order_and_equal_bytes_for_any_partition_si
     assert 20 < len(held_out) < 80
 
 
-def test_near_duplicates_stay_on_one_side_of_the_split(run):
-    docs = [Document(document_id("s", "f", "", i), "some text here", source="s", meta={"cluster": f"{i % 10:032x}"})
-            for i in range(100)]
-    info, _ = encode(run, run.parts(docs, 13), {"val": 0.4, "seed": 1}, 1 << 20)
-    sides = {}
+def sides_of(run, info):
+    """{id: split} of what was published."""
+    out = {}
     for split in ("train", "val"):
         shards = ShardSet(run.store.local / info[split]["path"])
-        for span in shards.documents(0, shards.tokens):
-            i = next(i for i, d in enumerate(docs) if d.id == span.id)
-            sides.setdefault(i % 10, set()).add(split)
-    assert all(len(s) == 1 for s in sides.values())
-    assert {next(iter(s)) for s in sides.values()} == {"train", "val"}
+        out |= {span.id: split for span in shards.documents(0, shards.tokens)}
+    return out
+
+
+def test_growing_a_corpus_moves_nothing_between_the_splits(run):
+    """Documents that come to a cluster may give it a smaller first id; those that were there stay where they were."""
+    ids = [document_id("s", "f", "", i) for i in range(400)]
+
+    def docs(count):
+        clusters = [min(ids[i] for i in range(count) if i % 40 == c) for c in range(40)]
+        return [Document(id, "some text here", source="s", meta={"cluster": clusters[i % 40]})
+                for i, id in enumerate(ids[:count])]
+
+    before, after = (sides_of(run, encode(run, run.parts(docs(count), 13), {"val": 0.2, "seed": 1}, 1 << 20)[0])
+                     for count in (300, 400))
+    assert len(before) == 300 and len(after) == 400 and set(before.values()) == {"train", "val"}
+    assert {id: after[id] for id in before} == before
+
+
+def test_near_duplicates_of_held_out_documents_leave_train_and_are_counted(run):
+    val = {"val": 0.3, "seed": 1}
+    ids = [document_id("s", "f", "", i) for i in range(100)]
+    held = [_held_out(id, {"share": 0.3, "seed": 1}) for id in ids]
+    docs = [Document(id, "some text here", source="s", meta={"near_duplicates": {ids[i ^ 1]: 0.6}} if i < 50 else {})
+            for i, id in enumerate(ids)]
+    leave = {id for i, id in enumerate(ids[:50]) if not held[i] and held[i ^ 1]}
+    parts = run.parts(docs, 13)
+    info, tokenizer = encode(run, parts, val, 1 << 20)
+    sides = sides_of(run, info)
+    assert leave and set(ids) - set(sides) == leave, "a held-out one stays, whatever it resembles"
+    assert all(sides[id] == ("val" if h else "train") for id, h in zip(ids, held) if id not in leave)
+    encoded = run(encode_drafts(parts, tokenizer, val))
+    assert sum(r.counters["near_held_out"] for r in encoded) == len(leave)
 
 
 def test_streams_by_source_and_by_range_of_a_signal_tile_the_dataset(run):
@@ -431,14 +458,11 @@ def test_an_upgraded_library_encodes_and_trains_again(run, monkeypatch):
     assert not set(keys()) & set(before)
 
 
-def test_clusters_are_ours_or_none():
+def test_odd_metadata_holds_nothing_out():
     val = {"share": 0.5, "seed": 1}
     ids = [document_id("s", "f", "", i) for i in range(40)]
-    plain = [_held_out(id, None, val) for id in ids]
-    assert {True, False} == set(plain)
-    for theirs in ("news", 7, None, {"a": 1}):
-        assert [_held_out(id, json.dumps({"cluster": theirs}), val) for id in ids] == plain
-    assert len({_held_out(id, json.dumps({"cluster": "0" * 32}), val) for id in ids}) == 1
+    for theirs in ("news", 7, None, [], ["a"]):
+        assert not any(_near_held_out(id, json.dumps({"near_duplicates": theirs}), val) for id in ids)
 
 
 def test_row_groups_of_the_table_do_not_show_the_batches(tmp_path, monkeypatch):
