@@ -8,6 +8,7 @@ in `tensor`: put N = the GPUs of a node there at most. A pipeline or expert dime
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -54,14 +55,18 @@ class ParallelConfig:
     `full` within groups of `shard_size` ranks (a node), which are copies of each other (HSDP). `none`: every rank holds
     everything, as in DDP. `tensor`: ranks, within a node, that share every layer; they see the same samples.
     `checkpointing`: what backward computes again rather than keeping it: `none`, `selective` (norms, RoPE, activation
-    functions), `full` (whole layers) or `{every: k}` (of every k layers one). `offload`: sharded parameters, gradients
-    and optimiser live in host memory. `fp8`: matrix products of the layers in float8 (torchao, H100 and later).
+    functions), `full` (whole layers) or `{every: k}` (of every k layers one). `accumulate`: where the gradients of the
+    micro-batches of a step are added up. `sharded`: each micro-batch is reduced, and a rank keeps its share; between
+    copies (`hybrid`, `none`) only the last one is. `unsharded`: every rank keeps whole gradients (4 bytes a parameter)
+    and reduces once a step. `offload`: sharded parameters, gradients and optimiser live in host memory. `fp8`: matrix
+    products of the layers in float8 (torchao, H100 and later).
     """
 
     shard: Literal["full", "grad", "hybrid", "none"] = "full"
     shard_size: int = 0
     tensor: int = 1
     checkpointing: Literal["none", "selective", "full"] | Every = "none"
+    accumulate: Literal["sharded", "unsharded"] = "sharded"
     offload: bool = False
     fp8: bool = False
 
@@ -209,6 +214,13 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
 
 
+def compiles(choice: bool | str, device: torch.device) -> bool:
+    """`auto`: on CUDA, where Triton is installed (without it torch.compile ends with an error)."""
+    if choice == "auto":
+        return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    return bool(choice)
+
+
 def shard(model: nn.Module, world: World, dtype: torch.dtype, compile: bool) -> None:
     """Divide a model built on the meta device, in place, as `world.parallel` says: each of `model.blocks` is a unit,
     the rest (embedding, norm, output: tied weights must share a unit) belongs to the root. Storage is allocated but not
@@ -301,8 +313,10 @@ def reshard(model: nn.Module) -> None:
 
 
 def gather_gradients(model: nn.Module, world: World, last: bool) -> None:
-    """Reduce gradients only after the last micro-batch of a step; until then each rank adds up its own."""
-    model.set_requires_gradient_sync(last)
+    """Before the backward of a micro-batch: reduce its gradients as `accumulate` says. `last`: of the step."""
+    deferred = world.parallel.accumulate == "unsharded"
+    model.set_requires_gradient_sync(last or not deferred)
+    model.set_requires_all_reduce(last)              # the sum over copies; over shards it is the call before
     if gathered(world.parallel):
         model.set_reshard_after_backward(last)       # nothing changes the parameters between micro-batches
 

@@ -10,7 +10,7 @@ from trainer.mfu import FORMULA, PEAKS, step_flops
 from trainer.plot import short
 from trainer.run import Run
 from trainer.tensor import PLAN
-from trainer.tools.memory import MEMORY, estimate, measure, micro_batch, number_bytes, table
+from trainer.tools.memory import FILL, MEMORY, estimate, measure, micro_batch, number_bytes, table
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,15 @@ def memory(run: Run, ranks: int, machine: Machine, measured: bool) -> list[str]:
              + f" = {gb(sum(parts.values()))}"]
     if measured:
         try:
-            found = measure(config, vocab, ranks, rows, length, size)
+            found = measure(config, vocab, ranks, rows, length, size, accumulate)
             here = replace(config, parallel=replace(parallel, offload=False))
-            alike = sum(estimate(here, vocab, ranks, rows * length, size, fused=False).values())
+            alike = sum(estimate(here, vocab, ranks, rows * length, size, accumulate, fused=False).values())
             lines.append(f"           measured on fake tensors of {ranks} rank{'s' * (ranks > 1)}: {gb(found)} with "
                          f"the CPU's kernels, which keep more; the formula for them: {gb(alike)}")
         except RuntimeError as error:
             lines.append(f"           not measured: {error}")
+    if accumulate and ranks > parallel.tensor:
+        lines += accumulation(run, ranks, machine, rows, length)
     if parallel.tensor > 1:
         lines += ["", "over a tensor group:"]
         lines += [f"           {text:<58}{' '.join(names).replace('.weight', '')}" for names, _, text in PLAN]
@@ -79,6 +81,33 @@ def memory(run: Run, ranks: int, machine: Machine, measured: bool) -> list[str]:
     cells, best = table(config, vocab, ranks, length, size, machine.memory, most)
     lines += ["", "GB of a rank by what is divided (train.parallel.shard):", *cells, best]
     return lines
+
+
+def accumulation(run: Run, ranks: int, machine: Machine, rows: int, length: int) -> list[str]:
+    """What a rank needs with gradients added up sharded and unsharded, and which of the two to take."""
+    config, size = run.config, number_bytes(run, "cuda")
+    totals = {}
+    for way in ("sharded", "unsharded"):
+        wanted = replace(config, parallel=replace(config.parallel, accumulate=way))
+        totals[way] = sum(estimate(wanted, run.vocab, ranks, rows * length, size, True).values())
+    room = FILL * machine.memory if machine.memory else None
+    fits = "" if room is None else f", {'fits' if totals['unsharded'] <= room else 'does not fit'}"
+    lines = [f"           several micro-batches a step: {gb(totals['sharded'])} with accumulate: sharded, "
+             f"{gb(totals['unsharded'])} with unsharded{fits}"]
+    shards = config.parallel.shape(ranks)["shard"]
+    if shards == 1:
+        return [*lines, "           take sharded: nothing is divided, so both reduce once a step"]
+    # what backward of a micro-batch computes while its gradients, in float32, leave the rank
+    sent = 4.0 * config.model.parameters(run.vocab) / config.parallel.tensor * (shards - 1) / shards
+    if room is not None and totals["unsharded"] > room:
+        return [*lines, "           take sharded"]
+    if machine.peak is None:
+        return [*lines, f"           unsharded saves {gb(sent)} of traffic a rank and micro-batch"]
+    flops = step_flops(config.model, run.vocab, rows * length, rows * length * length) / config.parallel.tensor
+    seconds = 2 / 3 * flops / (machine.mfu * machine.peak)
+    return [*lines, f"           take sharded where a rank's links carry more than {sent / seconds / 1e9:.3g} GB/s: "
+                    f"then backward ({seconds * 1e3:.3g} ms) hides the {gb(sent)} of a micro-batch; unsharded below "
+                    f"that"]
 
 
 def cost(run: Run, ranks: int, machine: Machine) -> list[str]:

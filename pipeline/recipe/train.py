@@ -25,7 +25,7 @@ TRAIN_KEYS = {
     "train.evaluate": "every windows",
     "train.checkpoint": "every keep keep_every keep_best async moments",
     "train.sample": "prompt tokens temperature top_k",
-    "train.parallel": "shard shard_size tensor checkpointing offload fp8",
+    "train.parallel": "shard shard_size tensor checkpointing accumulate offload fp8",
     "train.parallel.checkpointing": "every",
     "train.stability": "sigma window warm in_a_row most rewind worst_rows",
     "train.stability.rewind": "trigger skip budget",

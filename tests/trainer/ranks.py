@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from trainer import train as loop
 from trainer.generate import SampleConfig, generate
@@ -31,6 +32,12 @@ FOUR = {"full": [], "none": ["parallel.shard=none", "micro_batch=32"],
         "tensor-none": ["parallel.tensor=2", "parallel.shard=none", "parallel.checkpointing=selective"],
         "tensor-offload": ["parallel.tensor=2", "parallel.offload=true", "parallel.checkpointing={every: 2}"],
         "tensor-compile": ["parallel.tensor=2", "parallel.checkpointing=full", "compile=true"]}
+
+#: trainings of test_accumulate.py on four ranks, several micro-batches a step; each is of 4 steps
+DEFER = "parallel.accumulate=unsharded"
+ACCUMULATED = {"full": [], "full-unsharded": [DEFER], "none": ["parallel.shard=none"], "grad": ["parallel.shard=grad"],
+               "hybrid": ["parallel.shard=hybrid", "parallel.shard_size=2"],
+               "hybrid-unsharded": ["parallel.shard=hybrid", "parallel.shard_size=2", DEFER]}
 
 
 def quiet(_text: str) -> None:
@@ -124,7 +131,39 @@ def parallel(run: str, out: str, here: World) -> None:
     arranged(here, ParallelConfig())
 
 
-JOBS = {"parity": parity, "parallel": parallel}
+def held(model: nn.Module) -> int:
+    """Bytes of gradients on this rank, sharded or not."""
+    tensors = []
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for group in vars(module._get_fsdp_state()).get("_fsdp_param_groups") or \
+                    [module._get_fsdp_state()._fsdp_param_group]:              # torch 2.11
+                tensors.append(group._partial_reduce_output)
+                for p in group.fsdp_params:
+                    whole, share = getattr(p, "_unsharded_param", None), p.sharded_param.grad
+                    tensors += [p.unsharded_accumulated_grad, None if whole is None else whole.grad,
+                                None if share is None else share.to_local()]
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def accumulated(run: str, out: str, here: World) -> None:
+    """For test_accumulate.py, four ranks: each writes the most bytes of gradients it held between micro-batches, and
+    those of all parameters."""
+    most: dict[str, list[int]] = {}
+    real = loop.gather_gradients
+    for name, overrides in ACCUMULATED.items():
+        seen = most[name] = [0, 0]
+
+        def between(model: nn.Module, world: World, last: bool, seen: list[int] = seen) -> None:
+            seen[:] = max(seen[0], held(model)), 4 * sum(p.numel() for p in model.parameters())
+            real(model, world, last)
+
+        with mock.patch.object(loop, "gather_gradients", between):
+            loop.train(open_run(run, None, f"{out}/{name}", [*overrides, "micro_batch=32"]), here, 4, quiet)
+    (Path(out) / f"held.{here.rank}.json").write_text(json.dumps(most))
+
+
+JOBS = {"accumulated": accumulated, "parity": parity, "parallel": parallel}
 
 
 def main(job: str, run: str, out: str) -> None:

@@ -70,12 +70,39 @@ def test_state_is_divided_as_the_mesh_says():
         assert found["optimizer"] == 8 * parameters / shards
     offloaded = estimate(config(parallel={"offload": True}), VOCAB, 1, 1024, 2)
     assert offloaded["parameters"] == offloaded["gradients"] == offloaded["optimizer"] == 0
-    # several micro-batches: each rank adds up whole gradients until the last
-    assert estimate(config(), VOCAB, 64, 1024, 2, accumulate=True)["accumulated"] == 4 * parameters
+    # several micro-batches: a rank adds up its share, or whole gradients
+    assert estimate(config(), VOCAB, 64, 1024, 2, accumulate=True)["accumulated"] == 0
+    for shard in ({}, {"shard": "hybrid", "shard_size": 8}, {"shard": "none"}):
+        whole = config(parallel={"accumulate": "unsharded", **shard})
+        assert estimate(whole, VOCAB, 64, 1024, 2, accumulate=True)["accumulated"] == 4 * parameters
+        assert estimate(whole, VOCAB, 64, 1024, 2)["accumulated"] == 0
     assert checkpoint_bytes(config(), VOCAB) == 12 * parameters
     matrices = parameters - VOCAB * MODEL["width"] - 256 * 9 - 4 * 2 * 32
     assert checkpoint_bytes(config(optimizer={"kind": "muon"}), VOCAB) == 12 * parameters - 4 * matrices
     assert checkpoint_bytes(config(optimizer={"kind": "lion"}), VOCAB) == 8 * parameters
+
+
+def test_accumulation_takes_no_more_than_one_micro_batch():
+    """The sizes of a report: 8B on 8 ranks took 32 GB more with several micro-batches a step."""
+    for shard in ({}, {"shard": "hybrid", "shard_size": 4}):
+        made = build(TrainConfig, {"model": {"preset": "8b"}, "parallel": {"checkpointing": "selective", **shard}}, "t")
+        one, several = (sum(estimate(made, 128256, 8, 8192, 2, again).values()) for again in (False, True))
+        assert several == one
+    assert one > 50e9                                                  # hybrid 4: twice the state
+    whole = build(TrainConfig, {"model": {"preset": "8b"}, "parallel": {
+        "checkpointing": "selective", "accumulate": "unsharded"}}, "t")
+    one, several = (sum(estimate(whole, 128256, 8, 8192, 2, again).values()) for again in (False, True))
+    assert (round(one / 1e9, 1), round(several / 1e9, 1)) == (50.4, 82.5)
+
+
+def test_fake_ranks_hold_no_whole_gradients_between_micro_batches():
+    made = config(parallel={"checkpointing": "selective"})
+    parameters = made.model.parameters(VOCAB)
+    one, several = (measure(made, VOCAB, 64, 4, LENGTH, 2, again) for again in (False, True))
+    whole = measure(config(parallel={"checkpointing": "selective", "accumulate": "unsharded"}), VOCAB, 64, 4, LENGTH, 2,
+                    True)
+    assert several == pytest.approx(one, rel=0.05)
+    assert whole - several > 0.5 * 4 * parameters
 
 
 def test_the_table_takes_the_largest_that_fits():
@@ -131,6 +158,16 @@ def test_plan_of_a_run(tmp_path, capsys):
                  "measured on fake tensors of 4 ranks", "fits into 92% of 10 GB",
                  "GPU-hours of NVIDIA H100 80GB HBM3 at 40% MFU = $", "hours on 4"):
         assert text in said
+    assert "accumulate" not in said                                   # two rows a step are one micro-batch
+    several = ["plan", str(run), "--ranks", "2", "--gpu", "H100", "--set", "micro_batch=32"]
+    assert main(several) == 0
+    said = capsys.readouterr().out
+    assert "several micro-batches a step: " in said and ", fits" in said
+    assert "take sharded where a rank's links carry more than " in said
+    assert main([*several, "--memory", "1MB"]) == 0
+    assert ", does not fit\n           take sharded\n" in capsys.readouterr().out
+    assert main([*several, "--set", "parallel.shard=none"]) == 0
+    assert "take sharded: nothing is divided" in capsys.readouterr().out
     assert main(["plan", str(run), "--gpu", "V100"]) == 2
     assert main(["plan", str(run), "--price", "-2"]) == 2
     assert main(["plan", str(run), "--ranks", "3", "--set", "parallel.tensor=2"]) == 2

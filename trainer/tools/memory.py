@@ -114,8 +114,7 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
         "gradients": 0.0 if host else 4.0 * parameters / shards,
         "optimizer": 0.0 if host else optimizer_bytes(config, vocab) / shards,
         "gathered": size * unsharded / parallel.tensor,
-        # until the last micro-batch every rank adds up all gradients itself
-        "accumulated": 4.0 * parameters / parallel.tensor if accumulate else 0.0,
+        "accumulated": accumulated_bytes(config, vocab, ranks) if accumulate else 0.0,
         "activations": tokens * model.layers * activation_bytes(model, parallel.checkpointing, size, parallel.tensor,
                                                                 fused),
     }
@@ -133,21 +132,35 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
     return found
 
 
-def measure(config: TrainConfig, vocab: int, ranks: int, rows: int, length: int, size: int) -> float:
+def accumulated_bytes(config: TrainConfig, vocab: int, ranks: int) -> float:
+    """Bytes of gradients that a rank holds between the micro-batches of a step, beside those the optimiser gets."""
+    parallel, parameters = config.parallel, config.model.parameters(vocab)
+    if parallel.accumulate == "unsharded":
+        return 4.0 * parameters / parallel.tensor
+    shape = parallel.shape(ranks)
+    if parallel.offload and shape.get("replicate", 1) > 1:            # what is not summed over the copies yet
+        return 4.0 * parameters / (shape["shard"] * parallel.tensor)
+    return 0.0
+
+
+def measure(config: TrainConfig, vocab: int, ranks: int, rows: int, length: int, size: int,
+            accumulate: bool = False) -> float:
     """Peak bytes of forward and backward on a rank of `ranks`, parameters, gradients and optimiser state included, as
-    counted on fake tensors; of models with MEASURED layers, and from them on to all.
+    counted on fake tensors; of models with MEASURED layers, and from them on to all. `accumulate`: of two micro-batches
+    of a step.
 
     No process group may be there. Raises RuntimeError when this torch's tracker, a private tool, cannot do it.
     """
     layers = config.model.layers
     if layers <= MEASURED[1]:
-        return _measured(config, vocab, ranks, rows, length, size)
-    low, high = (_measured(replace(config, model=replace(config.model, layers=n)), vocab, ranks, rows, length, size)
-                 for n in MEASURED)
+        return _measured(config, vocab, ranks, rows, length, size, accumulate)
+    low, high = (_measured(replace(config, model=replace(config.model, layers=n)), vocab, ranks, rows, length, size,
+                           accumulate) for n in MEASURED)
     return low + (high - low) / (MEASURED[1] - MEASURED[0]) * (layers - MEASURED[0])
 
 
-def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: int, size: int) -> float:
+def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: int, size: int,
+              accumulate: bool) -> float:
     import torch
     import torch.distributed as dist
 
@@ -176,8 +189,10 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
             tracker = FSDPMemTracker(model)
             tracker.track_inputs((tokens, tokens))
             with tracker:
-                gather_gradients(model, world, True)
-                model(tokens, mask, tokens, torch.ones(()), config.loss.z, config.loss.chunk)[0].backward()
+                for last in (False, True) if accumulate else (True,):
+                    tracker.reset_mod_stats()                # it takes one pass of a module; its peak stays
+                    gather_gradients(model, world, last)
+                    model(tokens, mask, tokens, torch.ones(()), config.loss.z, config.loss.chunk)[0].backward()
             peak = float(sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values()))
             # the optimiser's step would be counted with the shapes of the whole model: DTensor's own bookkeeping
             shards = config.parallel.shape(ranks)["shard"] * config.parallel.tensor
