@@ -83,15 +83,32 @@ def best(device: torch.device, dtype: torch.dtype) -> BackEnd:
     return "varlen" if half and varlen_attn is not None and flash(device.index or 0) else "flex"
 
 
+def describe(device: torch.device, dtype: torch.dtype, masking: Masking) -> str:
+    """The kernel that computes attention on `device`, and its version."""
+    backend = best(device, dtype)
+    if masking == "none" or backend == "dense":
+        return f"scaled_dot_product_attention of torch {torch.__version__}"
+    if backend == "flex":
+        return f"flex_attention of torch {torch.__version__}"
+    return f"FlashAttention {3 if flash3(device.index or 0) else 2} (varlen_attn of torch {torch.__version__})"
+
+
 @functools.cache
 def flash(index: int) -> bool:
     """Has CUDA device `index` FlashAttention? Switches to version 3, +9 % of a step over 2 (nanochat), where it can."""
-    capability = torch.cuda.get_device_capability(index)
-    if capability[0] == 9:
+    flash3(index)
+    return torch.cuda.get_device_capability(index) >= (8, 0)
+
+
+@functools.cache
+def flash3(index: int) -> bool:
+    """Switch to FlashAttention 3 where CUDA device `index` is a Hopper; False where its package is not installed."""
+    if torch.cuda.get_device_capability(index)[0] == 9:
         # there from torch 2.11 on, and only where the package with the kernels is installed
         with contextlib.suppress(AttributeError, ImportError, RuntimeError, ValueError):
             torch.nn.attention.activate_flash_attention_impl("FA3")
-    return capability >= (8, 0)
+            return True
+    return False
 
 
 def cumulative_lengths(positions: Tensor) -> Tensor:

@@ -84,7 +84,8 @@ def code() -> dict[str, str | None]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What computed it: versions of torch and Python, the `device`."""
+    """What computed it: versions of torch and Python, the `device`, CPU threads."""
     import torch
 
-    return {"torch": torch.__version__, "python": platform.python_version(), "device": device}
+    return {"torch": torch.__version__, "python": platform.python_version(), "device": device,
+            "threads": torch.get_num_threads()}

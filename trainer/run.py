@@ -34,8 +34,9 @@ class TrainConfig:
     """The `train:` section. Sequence, batch and mixture are the curriculum's, by phase.
 
     `seed` of the initial values; `clip` bounds the gradient norm; `micro_batch` is the number of tokens a rank computes
-    at once (memory), `precision` the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU), `log_every` how many
-    steps lie between two printed lines and, on CUDA, two synchronisations (metrics.jsonl has a line for every step).
+    at once (memory), `precision` the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU), `compile` whether
+    each layer is compiled (`auto`: on CUDA), `log_every` how many steps lie between two printed lines and, on CUDA, two
+    synchronisations (metrics.jsonl has a line for every step).
     `skip`: steps [first, stop), numbered as printed, that are passed over; of those ahead it may be changed on resume.
     """
 
@@ -56,7 +57,7 @@ class TrainConfig:
     clip: float = 1.0
     micro_batch: Count = MICRO_BATCH
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    compile: bool = False
+    compile: Literal["auto", True, False] = "auto"
     log_every: int = 10
 
     def check(self) -> None:

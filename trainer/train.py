@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer import attention, hf, mfu, optim, threads
 from trainer import checkpoint as ckpt
-from trainer import hf, mfu, optim
 from trainer import metrics as log
 from trainer.damage import choose
 from trainer.data import Batch, Data, Prefetch
@@ -32,7 +32,17 @@ from trainer.loss import IGNORE
 from trainer.meters import Meters
 from trainer.model import Transformer
 from trainer.noise import MicroNorms
-from trainer.parallel import World, arranged, clip, compute_dtype, gather_gradients, reshard, shard, uncompiled
+from trainer.parallel import (
+    World,
+    arranged,
+    clip,
+    compiles,
+    compute_dtype,
+    gather_gradients,
+    reshard,
+    shard,
+    uncompiled,
+)
 from trainer.plot import write_plot
 from trainer.policy import Guard, Policy, go_back
 from trainer.provenance import GENESIS, chain, code, machine
@@ -77,10 +87,13 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
 
     with torch.device("meta"):
         model = Transformer(config.model, run.vocab)
-    shard(model, world, dtype, config.compile)
+    compiled = compiles(config.compile, world.device)
+    shard(model, world, dtype, compiled)
     optimizer = optim.build(config.optimizer, model.named_parameters(), world, config.model.rate)
+    kernel = attention.describe(world.device, dtype, config.model.masking)
     say(f"model: {config.model.parameters(run.vocab):,} parameters, vocabulary {run.vocab:,}; {world.describe()}, "
-        f"{str(dtype).removeprefix('torch.')}")
+        f"shard {config.parallel.shard}, {str(dtype).removeprefix('torch.')}, {'' if compiled else 'not '}compiled, "
+        f"{kernel}, {threads.describe()}")
     say(optim.describe(optimizer))
 
     metrics = log.Metrics(run.out, world.first, config.metrics, run.folder.name, config.identity(), say)
@@ -97,7 +110,9 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
         say("\n  ".join([f"resumed from {found.folder.parent.name} at sample {samples:,}", *changed]))
     meters = Meters(run, metrics, world, goodput, model, optimizer, number, say)
     metrics.write("resume" if found else "start", number, samples=samples, world=world.size, changed=changed,
-                  goodput=goodput.record(), device=device_name(world), mfu_formula=mfu.FORMULA,
+                  goodput=goodput.record(), device=device_name(world), threads=torch.get_num_threads(),
+                  kernel=kernel, compiled=compiled, precision=str(dtype).removeprefix("torch."),
+                  sharding=config.parallel.shape(world.size), mfu_formula=mfu.FORMULA,
                   config=config.identity(), streams=data.streams,
                   phases=[{"name": p.name, "tokens": p.tokens, "steps": p.steps, "lr": p.lr, "sequence": p.sequence,
                            "batch": p.batch, "ramp": p.ramp, "weights": p.weights} for p in curriculum.phases])

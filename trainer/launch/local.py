@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from trainer.arguments import say
 from trainer.config import ConfigError
 from trainer.parallel import check_device
 from trainer.signals import stopping
+from trainer.threads import cores
 
 #: seconds that the other ranks have to end by themselves when one has failed, and when one has stopped in good order
 #: after a signal: then they may still be writing their share of a checkpoint
@@ -31,9 +32,10 @@ def end_with_parent() -> None:
         KERNEL.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def launch(arguments: Sequence[str], ranks: int, device: str) -> int:
+def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[[str], int] | None = None) -> int:
     """Run `python -m trainer ARGUMENTS` in `ranks` processes; returns 0, or the exit code of the first that failed.
-    Raises ConfigError when `device` (auto, cpu, cuda) has not as many.
+    Raises ConfigError when `device` (auto, cpu, cuda) has not as many. `threads` of a rank on cpu or cuda: by default
+    its share of the cores; OMP_NUM_THREADS decides where it is set.
 
     When one fails, the others are ended. Signals go to all of them, so that each can write its share of a checkpoint;
     when this process is killed they get SIGTERM, so that nobody trains on behind the back of the next start.
@@ -44,9 +46,12 @@ def launch(arguments: Sequence[str], ranks: int, device: str) -> int:
                           f"for fewer, or train on the CPU with --device cpu")
     # the store lives here, on a port the system chose; TORCHELASTIC_USE_AGENT_STORE makes every rank its client
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // ranks))
+    share = os.environ.get("OMP_NUM_THREADS")
+    if not share:
+        cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+        share = str(threads("cuda" if cuda else "cpu") if threads else max(1, int(cores()) // ranks))
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks),
-              "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": threads}
+              "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": share, "LOCAL_WORLD_SIZE": str(ranks)}
     processes: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, _frame: object) -> None:

@@ -38,6 +38,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from trainer.threads import Watch, settle, threads
+
+    watch = Watch()                       # while torch is imported
     from trainer.config import ConfigError
     from trainer.parallel import check_device
     from trainer.remote import fetch_shards, is_url
@@ -63,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
     if options.ranks and options.ranks > 1 and "RANK" not in os.environ:
         from trainer.launch.local import launch as launch_local
 
-        return launch_local(options.arguments, options.ranks, options.device)
+        return launch_local(options.arguments, options.ranks, options.device,
+                            lambda device: threads(training, options.ranks, watch.free(), device))
 
     import torch
 
@@ -74,6 +78,7 @@ def run(options: argparse.Namespace) -> int:
     tell = (lambda _text: None) if options.quiet or options.json else say
     if training.source:                   # before the ranks meet: nobody waits for a download in a collective
         fetch_shards(training.source, training.curriculum, tell)
+    settle(training, watch, options.device)
     with world(options.device) as here:
         if here.size == 1 and here.device.type == "cuda" and (there := torch.cuda.device_count()) > 1:
             tell(f"one of {there} GPUs is used; --ranks {there} uses all of them")

@@ -272,7 +272,7 @@ def reduced(run: Run, out: Path, world: World) -> Run:
                         optimizer=config.optimizer, schedule=ScheduleConfig(kind="constant", warmup="0"),
                         loss=config.loss, evaluate=EvaluateConfig(every=1000, windows=1), parallel=world.parallel,
                         clip=config.clip, micro_batch=config.micro_batch, precision=config.precision,
-                        compile=config.compile)
+                        compile=config.compile is True)
     first = replace(phase, batch=rows, samples=rows * steps, lr="stable", extra=False, reset_optimizer=False,
                     ramp=None)
     return replace(run, config=small, out=out, curriculum=replace(run.curriculum, phases=(first,)))
