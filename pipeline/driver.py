@@ -153,10 +153,12 @@ def check_error_rate(node: Node, records: Iterable[PartRecord], allowed: float, 
             seen += sum(record.counters["quarantined"].values())
         read = record.counters.get("read", {})
         merge_counters(sources, read)
-        unreadable = {r for source in read.values() for r in source["bad"]}
+        unreadable: dict[str, int] = {}
+        for source in read.values():
+            merge_counters(unreadable, source["bad"])
         for reason, n in record.counters.get("quarantined", {}).items():
-            if reason not in unreadable:
-                reasons[reason] = reasons.get(reason, 0) + n
+            if n > unreadable.get(reason, 0):
+                reasons[reason] = reasons.get(reason, 0) + n - unreadable.get(reason, 0)
     lost = sum(reasons.values())
     if seen and lost > max(10, allowed * seen):
         folder = stream_quarantine(node.name.removeprefix("shards:")) if node.kind == "shards" else node.dataset

@@ -8,17 +8,19 @@ import logging
 import os
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from pipeline.driver import TooManyErrors, check_error_rate, drive
 from pipeline.engine.attend import GRACE_S, attending
+from pipeline.engine.bad_files import BadFiles
 from pipeline.engine.lists import FOLDER as LISTS
 from pipeline.engine.lists import writes_to
 from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Backend, DamageFound, Scheduler, TaskFailed
+from pipeline.engine.task import PartRecord, merge_counters
 from pipeline.plan.basis import write_basis
 from pipeline.plan.nodes import Node
 from pipeline.plan.passes import Planner
@@ -162,8 +164,8 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
     planner = Planner(recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
                       verify_inputs=verify_inputs, put_list=writes_to(store))
     nodes = planner.nodes() + token_nodes(recipe, planner)
-    for source in planner.sources_used():
-        planner.source_files(source)                  # a missing input is an error before anything runs
+    files = {s: len(planner.source_files(s)) for s in planner.sources_used()}     # a missing input is an error at once
+    bad_files = scheduler.bad_files = BadFiles(recipe.run.max_bad_files, sum(files.values()))
     log.verify()
     write_basis(store, name, planner, nodes, log.epoch)
     done: dict[str, Any] = {}
@@ -173,6 +175,8 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
     def finished(node: Node, result: Any) -> None:
         done[node.name] = result
         if node.kind == "pass":
+            for source in _without_document(result.records):
+                bad_files.check_source(source, files.get(source, 0), _first_detail(store, result.records, source))
             picks = bool(recipe.datasets[node.dataset].where)
             try:
                 said = check_error_rate(node, result.records, max_error_rate, picks=picks)
@@ -195,7 +199,7 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
             raise
     log.flush()
     log.verify()
-    warnings = [*recipe.warnings, *planner.warnings, *read_badly,
+    warnings = [*recipe.warnings, *planner.warnings, *bad_files.warnings(read_badly),
                 *(f"{path} was damaged or gone and was made anew" for path in sorted(mended)[:SHOWN])]
     shards = _finish_tokens(recipe, store, log, name, results, warnings)
     log.verify()
@@ -206,6 +210,26 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
     return RunSummary(name, store.root,
                       {d: sum(r.files["kept.parquet"].rows for r in results[d].records) for d in recipe.datasets},
                       shards, scheduler.executed, scheduler.reused, warnings)
+
+
+def _without_document(records: Iterable[PartRecord]) -> list[str]:
+    """Sources that a pass read without getting a document."""
+    read: dict[str, Any] = {}
+    for record in records:
+        merge_counters(read, record.counters.get("read", {}))
+    return [name for name, said in read.items()
+            if said["records"] == sum(said["bad"].values()) + sum(said["skipped"].values())]
+
+
+def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> str:
+    """What was said of the first record of a source that is in quarantine."""
+    for record in records:
+        if record.files["quarantine.parquet"].rows:
+            with store.parquet(record.files["quarantine.parquet"].path) as file:
+                for row in file.read_row_group(0, columns=["source", "detail"], use_threads=False).to_pylist():
+                    if row["source"] == source and row["detail"]:
+                        return row["detail"]
+    return ""
 
 
 def make_backend(kind: str, workers: int | None, address: str | None,

@@ -117,9 +117,12 @@ class BadRecord(Exception):
     """What a reader yields (not raises) for a record it cannot turn into a document: counted and quarantined.
 
     `reason` is snake_case (`truncated_gzip`, `invalid_utf8`, …); `fatal` says the rest of the file is unreadable.
+    `bytes` of the stored file are lost with the record, where that is not the record alone: of a fatal one they are
+    counted by who asked for the file (`pipeline.tasks.reading`), of a row group by its reader.
     """
 
     def __init__(self, reason: str, *, id: str = "", locator: dict[str, Any] | None = None, detail: str = "",
                  fatal: bool = False) -> None:
         super().__init__(reason)
         self.reason, self.id, self.locator, self.detail, self.fatal = reason, id, locator or {}, detail, fatal
+        self.bytes = 0

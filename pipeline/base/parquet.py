@@ -21,13 +21,15 @@ import pyarrow.parquet as pq
 Source = str | os.PathLike[str] | BinaryIO | pa.NativeFile
 
 
-def open_parquet(source: Source, *, memory_map: bool = False) -> pq.ParquetFile:
-    """An open Parquet file whose pages are checked as they are read; use it as a context manager.
+def open_parquet(source: Source, *, memory_map: bool = False, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
+    """An open Parquet file whose pages are checked as they are read; use it as a context manager. `dictionaries`:
+    columns that are read as their dictionaries and the places of the rows in them.
 
     Arrow does not read ahead: one of its threads that drops a buffer of a Python file while the interpreter ends aborts
     the process. For the same reason read a Python file with `use_threads=False`.
     """
-    return pq.ParquetFile(source, memory_map=memory_map, pre_buffer=False, page_checksum_verification=True)
+    return pq.ParquetFile(source, memory_map=memory_map, read_dictionary=list(dictionaries), pre_buffer=False,
+                          page_checksum_verification=True)
 
 
 def read_table(source: Source, columns: Sequence[str] | None = None) -> pa.Table:

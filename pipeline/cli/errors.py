@@ -23,12 +23,12 @@ class BadUsage(UserError):
 def report_error(e: BaseException, debug: bool = False) -> int:
     """Say on stderr what went wrong, in one line, secrets masked; with `debug` after its traceback and those of the
     workers. Returns the exit code."""
-    from pipeline.cli.show import plain
+    from pipeline.base.visible import visible
     from pipeline.redact import redact
 
     if debug:
-        typer.echo(plain(redact("".join(traceback.format_exception(e))).rstrip()), err=True)
-    typer.echo(plain(redact(f"error: {in_words(e)}")), err=True)
+        typer.echo(visible(redact("".join(traceback.format_exception(e))).rstrip()), err=True)
+    typer.echo(visible(redact(f"error: {in_words(e)}")), err=True)
     return 2 if isinstance(e, usage_errors()) else 1
 
 
@@ -48,6 +48,7 @@ def known_errors() -> tuple[type[BaseException], ...]:
     """Errors whose message says file, key and remedy (imported here, late: `--help` stays fast)."""
     from pipeline.driver import TooManyErrors
     from pipeline.engine.auth import ClusterError
+    from pipeline.engine.bad_files import TooManyBadFiles
     from pipeline.engine.scheduler import Interrupted, TaskFailed
     from pipeline.fetch import FetchError
     from pipeline.plan.inputs import InputError
@@ -61,8 +62,8 @@ def known_errors() -> tuple[type[BaseException], ...]:
     from tokenizer.shards.layout import ShardError
 
     known: tuple[type[BaseException], ...] = (
-        RecipeError, InputError, StoreError, TaskFailed, Interrupted, TooManyErrors, UnknownName, CurriculumError,
-        ClusterError, FetchError, MissingModel, SampleError, TokenizerError, ShardError, UserError)
+        RecipeError, InputError, StoreError, TaskFailed, Interrupted, TooManyErrors, TooManyBadFiles, UnknownName,
+        CurriculumError, ClusterError, FetchError, MissingModel, SampleError, TokenizerError, ShardError, UserError)
     ray = sys.modules.get("pipeline.engine.ray_backend")         # only where it is in use: importing Ray takes seconds
     return (*known, ray.NoNodes) if ray is not None else known
 

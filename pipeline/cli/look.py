@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.base.visible import json_text, visible
 from pipeline.cli.errors import BadUsage, UserError
 from pipeline.cli.options import CharsOpt, JsonOpt, LimitOpt, StoreOpt, open_store
-from pipeline.cli.show import json_line, plain
 
 if TYPE_CHECKING:
     from pipeline.store.fs import Store
@@ -39,7 +39,7 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
             source: Annotated[str | None, typer.Option(help="Only those of this source.")] = None,
             language: Annotated[str | None, typer.Option(help="Only those of this language.")] = None,
             id: Annotated[str | None, typer.Option(help="Only the document with this id, or its beginning.")] = None,
-            limit: LimitOpt = 5, chars: CharsOpt = 400, json_lines: JsonOpt = False) -> None:
+            limit: LimitOpt = 5, chars: CharsOpt = 400, json_texts: JsonOpt = False) -> None:
     """Show documents of a dataset.
 
     Kept ones, or dropped and quarantined ones with their reasons. Personal data is masked.
@@ -52,7 +52,7 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
     """
     at = open_store(store)
     if dataset is None:
-        _list_datasets(at, json_lines)
+        _list_datasets(at, json_texts)
         return
     if dropped and quarantined:
         raise BadUsage("--dropped and --quarantined are two folders: give one of them")
@@ -64,7 +64,7 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
     count = 0
     for row in rows(at, kind, dataset, {k: v for k, v in wanted.items() if v is not None}, id):
         mask(row, chars)
-        typer.echo(json_line(row) if json_lines else card(row))
+        typer.echo(json_text(row) if json_texts else card(row))
         count += 1
         if count == limit:
             break
@@ -124,7 +124,8 @@ def card(row: dict[str, Any]) -> str:
     head = [row["id"] or "(no id)", row.get("source") or "", row.get("language") or "", row.get("url") or place]
     lines = ["── " + "  ".join(h for h in head if h)]
     if row.get("reason"):
-        lines.append(f"   {row['stage'] or 'reader'}: {row['reason']}  {row.get('detail') or ''}".rstrip())
+        lost = f"{row['bytes']:,} bytes of the file were not read  " if row.get("bytes") else ""
+        lines.append(f"   {row['stage'] or 'reader'}: {row['reason']}  {lost}{row.get('detail') or ''}".rstrip())
     signals = {k: v for k, v in (row.get("signals") or {}).items() if v is not None}
     if signals:
         lines.append("   " + "  ".join(f"{k}={v:.4g}" for k, v in signals.items()))
@@ -133,10 +134,10 @@ def card(row: dict[str, Any]) -> str:
     if row.get("text"):
         left = row["chars"] - len(row["text"])
         lines.append(row["text"] + (f" … ({left:,} more characters)" if left > 0 else ""))
-    return plain("\n".join(lines))
+    return visible("\n".join(lines))
 
 
-def _list_datasets(store: Store, json_lines: bool) -> None:
+def _list_datasets(store: Store, json_texts: bool) -> None:
     """Documents and bytes of every dataset."""
     import pyarrow.compute as pc
 
@@ -144,7 +145,7 @@ def _list_datasets(store: Store, json_lines: bool) -> None:
     from pipeline.store.dataset import MANIFEST, manifest
 
     names = sorted({p.split("/")[1] for p in store.list("datasets") if p.endswith("/" + MANIFEST)})
-    if not names and not json_lines:
+    if not names and not json_texts:
         typer.echo(f"no dataset in {store.root} yet", err=True)
     width = max((len(n) for n in names), default=0)
     for name in names:
@@ -154,14 +155,14 @@ def _list_datasets(store: Store, json_lines: bool) -> None:
             found[word] = pc.sum(table["rows"]).as_py() or 0
             if kind == "datasets":
                 found |= {"parts": table.num_rows, "text_bytes": pc.sum(table["text_bytes"]).as_py() or 0}
-        typer.echo(json.dumps(found) if json_lines else
+        typer.echo(json.dumps(found) if json_texts else
                    f"{name:<{width}}  {found['kept']:>12,} kept  {found['dropped']:>12,} dropped  "
                    f"{found['quarantined']:>8,} quarantined  {size(found['text_bytes']):>9} of text")
 
 
 def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a removed document, or its beginning.")],
             dataset: Annotated[str, typer.Option(metavar="NAME", help="The dataset it was removed from.")] = "deduped",
-            store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
+            store: StoreOpt = "store", json_texts: JsonOpt = False) -> None:
     """Explain why a document was removed as a duplicate.
 
     Names the document that was kept for it and says how similar they are and what differs. The two texts are compared
@@ -189,26 +190,26 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     # what differs is shown without punctuation, where nothing tells personal data any more: it goes before
     found = compare(scrub_text(removed["text"]), scrub_text(kept["text"]), config,
                     languages=(removed["language"] or "", kept["language"] or ""))
-    if json_lines:
+    if json_texts:
         document = {"removed": removed["id"], "kept": kept["id"], "reason": removed["reason"],
                     "recorded_similarity": verdict.get("similarity"), "config": config or {}, **found.to_json()}
-        typer.echo(json_line(document))
+        typer.echo(json_text(document))
         return
     for row, what in ((removed, "removed"), (kept, "kept")):
         mask(row)
-        typer.echo(plain(f"{what:8} {row['id']}  {row['source']}  {row['url'] or ''}".rstrip()))
+        typer.echo(visible(f"{what:8} {row['id']}  {row['source']}  {row['url'] or ''}".rstrip()))
     recorded = f" ({verdict['similarity']:.4f} recorded)" if verdict.get("similarity") else ""
-    typer.echo(f"{removed['reason']}: similarity {found.similarity:.4f}{recorded}"
+    typer.echo(visible(f"{removed['reason']}: similarity {found.similarity:.4f}{recorded}"
                + (f", threshold {found.threshold}" if found.threshold else "")
                + f"; {found.common_ngrams:,} of {found.removed_ngrams:,} n-grams in common, "
                  f"{found.shared_bands} of {found.bands} bands"
-               + ("; the texts are the same but for white space and case" if found.equal_text else ""))
+               + ("; the texts are the same but for white space and case" if found.equal_text else "")))
     for title, stretches in (("only in the removed one", found.only_removed),
                              ("only in the kept one", found.only_kept)):
         if stretches:
             typer.echo(f"{title}:")
             for stretch in stretches:
-                typer.echo(f"  … {plain(stretch)}")
+                typer.echo(f"  … {visible(stretch)}")
 
 
 def minhash_config(store: Store, dataset: str) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ COVERS = 1000
 
 def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch: str | None = None, *,
                 skip: Mapping[int, dict[str, Any]] | None = None, only: Iterable[int] | None = None,
-                batch_rows: int | None = None) -> PartRecord:
+                batch_rows: int | None = None, file: int | None = None) -> PartRecord:
     """Run `spec` once and return its record; raises whatever the task or the store raised.
 
     `name` is the attempt as the scheduler numbers it, `scratch` a folder for temporary files (default: the system's).
@@ -42,7 +42,7 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
     cursor.clear()
     folder = tempfile.mkdtemp(prefix="attempt-", dir=scratch)
     try:
-        inputs = Inputs(spec, store, folder, skip=skip, only=only, batch_rows=batch_rows)
+        inputs = Inputs(spec, store, folder, skip=skip, only=only, batch_rows=batch_rows, file=file)
         covered = ref_contents(inputs.args)
         out = Out(folder, covered if len(covered) <= COVERS else ref_contents(spec.args))
         with disk_full(folder):

@@ -91,14 +91,15 @@ def main() -> None:
 
 def _work(message: dict[str, Any], cursor: Cursor, empty: int) -> dict[str, Any]:
     spec = TaskSpec.from_json(message["spec"])
-    only = None if message["rows"] is None else range(message["rows"][0], message["rows"][1] + 1)
+    file, rows = message["file"], message["rows"]
+    only = range(rows[0], rows[1] + 1) if rows is not None else None if file is None else ()
     # CUDA and torch reserve far more address space than they use: the supervisor polls their memory instead
     polled = spec.gpus > 0 or "torch" in sys.modules
     limits.limit_data(None if polled else empty + (spec.memory_mb << 20))
     try:
         record = run_attempt(spec, Store(message["store"]), message["attempt"], cursor, message["scratch"],
                              skip={row: {"stage": stage, "reason": reason} for row, stage, reason in message["skip"]},
-                             only=only, batch_rows=message["batch_rows"])
+                             only=only, batch_rows=message["batch_rows"], file=file)
     except MemoryError:
         os._exit(MEMORY_EXIT)                           # the cursor still says where
     except ProcessDied as e:

@@ -8,9 +8,13 @@ supervisor feeds it deaths and does what it says next.
 3. The row it dies at is the suspect. It is *probed*: alone in a fresh child. Only if that dies too, of that row, is it
    condemned, and the partition is run again without it. If the probe passes, nobody is.
 
-Deaths outside any document (row -1) or while its record is read (stage -1), signals from outside (SIGKILL, SIGTERM,
-SIGBUS), memory pressure of the node and stalled machines are the environment's: the attempt is repeated a few times,
-then handed back to the scheduler. So are a full disk and storage that does not answer, after a wait.
+A death while a record of input file n of the task is read (stage -2 - n, `Cursor.reading`) goes the same way with that
+file in the document's place: the file is read *alone* in a fresh child, and only if that dies too, reading it ends
+before that record in all later attempts. One file costs two deaths for each of at most MAX_STOPS records.
+
+Deaths outside any document (row -1) or while a part of the store is read (stage -1), signals from outside (SIGKILL,
+SIGTERM, SIGBUS), memory pressure of the node and stalled machines are the environment's: the attempt is repeated a few
+times, then handed back to the scheduler. So are a full disk and storage that does not answer, after a wait.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.engine.task import READING
 from pipeline.store.errors import FULL, DamagedFile, EnvironmentFailure, StoreError
 
 #: signals a process brings upon itself by what it executes. Not SIGBUS: it says that a page of a mapped file (a model,
@@ -29,6 +34,9 @@ _OWN = {signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIG
 #: what storage says through a file system when it does not answer, or not any more: NFS, FUSE, a broken disk
 _AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EHOSTDOWN, errno.ENOTCONN)
 MEMORY_EXIT = 137       # how a child exits on MemoryError
+#: records of one input file (or piece of it) at which reading it may end. The task reads on behind the first where its
+#: format can tell where, ends the file at the second, and passes over all of it at the third
+MAX_STOPS = 3
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,8 @@ class GaveUp(Exception):
 class Inquest:
     """One attempt of one task, over as many children as it takes.
 
-    `mode` says what the next child does: "run" the partition, "replay" rows one by one, or "probe" a suspect.
+    `mode` says what the next child does: "run" the partition, "replay" rows one by one, "probe" a suspect, or "read"
+    one input file and nothing else.
     """
 
     skip: dict[int, tuple[int, str]] = field(default_factory=dict)   # condemned rows: (stage, reason)
@@ -135,11 +144,13 @@ class Inquest:
     max_unproven: int = 3          # crashes that the suspect alone does not repeat
     mode: str = "run"
     rows: tuple[int, int] | None = None     # first and last row to look at, in replay and probe
+    file: int | None = None                 # input file to read alone, in mode "read"
     batch_rows: int | None = None
     environment: int = 0
     stalls: int = 0
     unproven: int = 0
     _range: tuple[int, int] | None = None   # rows still to replay once the probe has spoken
+    _row: int = -1                          # at which the run died, while its file is read alone
     _explained: bool = False                # that batch has lost a document: it may pass now
 
     @property
@@ -155,7 +166,9 @@ class Inquest:
             self.mode, self.rows, self._explained = "run", None, False
             return False
         self._not_proven("its documents crash together but not one by one" if self.mode == "replay" else
-                         f"it dies at row {self.rows[0] if self.rows else -1}, but that document alone is well")
+                         f"it dies at row {self.rows[0] if self.rows else -1}, but that document alone is well"
+                         if self.mode == "probe" else
+                         f"it dies while reading record {self._row}, but that file alone can be read")
         return False
 
     def hindered(self, message: str) -> float:
@@ -180,6 +193,8 @@ class Inquest:
             raise GaveUp("exception", f"it computes {_place(cursor)} for longer than any input of its size should "
                                       f"take: a reader or a step that does not come to an end; take the input it names "
                                       f"out, or cut it into smaller files")
+        if fault.charged and first >= 0 and stage <= READING:
+            return self._died_reading(fault, first, stage)
         if not fault.charged or first < 0 or stage < 0:
             self.environment += 1
             if self.environment > self.max_environment:
@@ -187,6 +202,9 @@ class Inquest:
                              f"child died {self.environment} times ({fault.reason}, {_place(cursor)})"
                              + (_TOO_BIG if fault is MEMORY else ""))
             return None
+        if self.mode == "read":
+            raise GaveUp("exception", f"told to read one file only, it died {_place(cursor)} ({fault.reason}); let it "
+                                      f"honour inputs.file")
         if all(row in self.skip for row in range(first, last + 1)):
             raise GaveUp("exception", f"the task works on row {first}, which it was told to skip; "
                                       f"let it honour inputs.skip")
@@ -208,12 +226,32 @@ class Inquest:
             self.mode, self.rows = "probe", (first, first)
         return None
 
+    def _died_reading(self, fault: Fault, row: int, stage: int) -> tuple[int, int, str] | None:
+        if self.mode == "read" and self.file != READING - stage:
+            raise GaveUp("exception", f"told to read one file only, it died {_place((row, row, stage))} of another; "
+                                      f"let it honour inputs.file")
+        if self.mode != "read":
+            if sum(place == stage for place, _ in self.skip.values()) >= MAX_STOPS:
+                raise GaveUp("exception", f"it goes on reading a file that it was told to pass over ({fault.reason}, "
+                                          f"{_place((row, row, stage))}); let it honour inputs.skip")
+            self.mode, self.file, self._row = "read", READING - stage, row
+            self.rows, self._range, self._explained = None, None, False
+            return None
+        row = self._row
+        # rows behind it get other numbers: what was said of them is found out again
+        self.skip = {r: said for r, said in self.skip.items() if r < row} | {row: (stage, fault.reason)}
+        if len(self.skip) > self.max_condemned:
+            raise GaveUp("exception", f"more than {self.max_condemned} documents and files of this partition had to be "
+                                      f"condemned, the last for {fault.reason}: bad code, not bad data")
+        self.mode, self.file = "run", None
+        return row, stage, fault.reason
+
     def _not_proven(self, what: str) -> None:
         self.unproven += 1
         if self.unproven > self.max_unproven:
             raise GaveUp("exception", f"{what}, {self.unproven} times: something outlives the documents (a leak, or "
                                       f"too little memory declared); declare more memory_mb or make smaller partitions")
-        self.mode, self.rows, self._range, self.batch_rows = "run", None, None, 1
+        self.mode, self.rows, self._range, self.batch_rows, self.file = "run", None, None, 1, None
 
 
 def _place(cursor: tuple[int, int, int]) -> str:

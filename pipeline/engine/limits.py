@@ -23,6 +23,8 @@ _STATES = {b"T": "stopped", b"t": "stopped", b"D": "waiting", b"R": "computing",
 
 #: nothing sound reads, sorts or learns from its input more slowly than this many bytes a CPU second
 READING_BYTES = 20_000
+#: and none of its records, or the search for places to split it at, goes through it more slowly than this
+RECORD_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Limits:
     """Limits of one supervisor's children."""
 
     cpu_s: float = 60.0            # CPU seconds a document may take in one stage; a batch: see `batch_cpu_s`
+    record_cpu_s: float = 300.0    # the same while one record is read, and a second more for each RECORD_BYTES
     reading_cpu_s: float = 1800.0  # the same outside documents, and a second more for each READING_BYTES of the task
     wall_s: float = 600.0          # seconds without cursor movement and without a second of CPU time: run again
     memory_share: float = 0.85     # of the cgroup (or machine): above it the largest child is killed

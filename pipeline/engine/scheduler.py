@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pipeline.engine.bad_files import BadFiles
 from pipeline.engine.faults import gist
 from pipeline.engine.queue import Batch, Records, TaskQueue
 from pipeline.engine.stragglers import Flight, to_double
@@ -193,13 +194,14 @@ class Scheduler:
 
     `add` takes the tasks of a node, `step` goes on with all of them, `finished` gives those that are complete.
     `dispatch_seed` shuffles the order of dispatch (tests: nothing may depend on it); by default the largest goes first.
-    `grace_s`: for how long what runs may go on after a SIGTERM. `clock` measures how long tasks take.
+    `grace_s`: for how long what runs may go on after a SIGTERM. `clock` measures how long tasks take. `bad_files` is
+    told of input files that could not be read, and may end the run.
     """
 
     def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
                  dispatch_seed: int | None = None, straggler_s: float = STRAGGLER_S, grace_s: float = 0.0,
-                 clock: Callable[[], float] = time.monotonic) -> None:
-        self.backend, self.log, self.progress = backend, log, progress
+                 clock: Callable[[], float] = time.monotonic, bad_files: BadFiles | None = None) -> None:
+        self.backend, self.log, self.progress, self.bad_files = backend, log, progress, bad_files
         self.max_attempts, self.straggler_s, self.grace_s = max_attempts, straggler_s, grace_s
         self.executed = self.reused = 0              # tasks: run here, and found in the log
         self._dispatch_seed, self._clock = dispatch_seed, clock
@@ -280,6 +282,8 @@ class Scheduler:
             self._left.update({s.key: s.node for s in specs if s.key not in fresh}.values())
             if self.progress:
                 self.progress.planned(specs, fresh)
+            for record in fresh.values() if self.bad_files else ():
+                self.bad_files.done(record)
         if not (len(self._queue) or self._again or self._flights):
             if self._damaged and not self._queue.unread:
                 raise DamageFound(self._damaged)
@@ -303,6 +307,8 @@ class Scheduler:
         if failure is not None:
             self.log.acquit(failure.spec.key)
             raise failure
+        if self.bad_files:
+            self.bad_files.check()
 
     def _take(self, event: dict[str, Any]) -> None:
         match event["event"]:
@@ -327,6 +333,8 @@ class Scheduler:
             case "condemned" if event["id"] in self._flights:
                 spec = self._flights[event["id"]].spec
                 self.log.condemn(spec.key, event["row"], event["stage"], event["reason"])
+                if self.bad_files:
+                    self.bad_files.condemned(spec, event["stage"], event["reason"])
                 if self.progress:
                     self.progress.condemned(spec, event["row"], event["reason"])
             case "progress":
@@ -352,8 +360,11 @@ class Scheduler:
         for i in twins:
             del self._flights[i]
         self.backend.cancel([i for i in twins if i != event["id"]])
+        first = self.log.get(spec.key) or record                             # the first one counts
+        if self.bad_files:
+            self.bad_files.done(first)
         if self.progress:
-            self.progress.done(spec, self.log.get(spec.key) or record)       # the first one counts
+            self.progress.done(spec, first)
 
     # -- dispatch ------------------------------------------------------------------------------------------------
     def _hand_out(self) -> None:

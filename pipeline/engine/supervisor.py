@@ -33,11 +33,11 @@ from pipeline.engine.faults import (
     describe,
 )
 from pipeline.engine.fingerprint import fingerprint
-from pipeline.engine.limits import READING_BYTES, Devices, Limits, visible_gpus
+from pipeline.engine.limits import READING_BYTES, RECORD_BYTES, Devices, Limits, visible_gpus
 from pipeline.engine.pools import OWN_MB, share
 from pipeline.engine.process import ChildProcess
 from pipeline.engine.scratch import Scratch, user_folder
-from pipeline.engine.task import TaskSpec
+from pipeline.engine.task import READING, TaskSpec
 from pipeline.redact import redact_json
 from pipeline.store.errors import EnvironmentFailure, disk_full
 from pipeline.store.fs import Store
@@ -152,10 +152,11 @@ class Supervisor:
             child.node = job.spec.node
             job.started = job.started or time.monotonic()
             job.place, job.since, job.told = (-1, -1, -1), time.monotonic(), 0
-            rows, skip = job.inquest.rows, job.inquest.skip
+            rows, skip, file = job.inquest.rows, job.inquest.skip, job.inquest.file
             child.give(job, {
                 "spec": job.assignment["spec"], "attempt": job.assignment["attempt"], "store": self.store,
-                "scratch": child.scratch, "rows": rows, "batch_rows": 1 if rows else job.inquest.batch_rows,
+                "scratch": child.scratch, "rows": rows, "file": file,
+                "batch_rows": 1 if rows else job.inquest.batch_rows,
                 "skip": [[row, stage, reason] for row, (stage, reason) in sorted(skip.items())]})
 
     def _next(self) -> _Job | None:
@@ -331,7 +332,10 @@ class Supervisor:
         if moved:
             child.position, child.cpu_position = cursor, cpu
         (first, last, stage), used = cursor, cpu - child.cpu_position
-        if first < 0 or stage < 0:
+        if first >= 0 and stage <= READING:
+            if used > self.limits.record_cpu_s + child.job.spec.weight / RECORD_BYTES:
+                return CPU_LIMIT
+        elif first < 0 or stage < 0:
             if used > self.limits.reading_cpu_s + child.job.spec.weight / READING_BYTES:
                 return ENDLESS
         elif used > self.limits.batch_cpu_s(last - first + 1):

@@ -33,6 +33,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from pipeline.store.errors import ChangedFile, DamagedFile
 from pipeline.store.fs import Needs, Store, matches
 
+#: the stage of a cursor while the first input file of a task is read
+READING = -2
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -141,7 +144,7 @@ class PartRecord:
     attempt: str
     files: dict[str, FileInfo]
     counters: Counters
-    quarantine: list[dict[str, Any]] = field(default_factory=list)  # {row, id, stage, stage_key, reason}
+    quarantine: list[dict[str, Any]] = field(default_factory=list)  # {row, id, stage, stage_key, reason, file?}
     cpu_s: float = 0.0
     wall_s: float = 0.0
     rss_mb: float = 0.0
@@ -197,7 +200,8 @@ class Cursor:
 
     Over a shared-memory mapping it survives the death of the process, so the supervisor can tell which document killed
     its child; over a bytearray (inline backend) it is only a note. Row -1 means outside any document: a death there is
-    never charged to a document.
+    never charged to a document. Stage -1 is no stage yet; `reading` tells which input file a row is read from, so that
+    the file is to blame.
     """
 
     SIZE = 24
@@ -212,6 +216,10 @@ class Cursor:
     def clear(self) -> None:
         self.set(-1, -1, -1)
 
+    def reading(self, row: int, file: int) -> None:
+        """Row `row` is being read from input file number `file` of the task."""
+        self.set(row, row, READING - file)
+
     def read(self) -> tuple[int, int, int]:
         """A writer that is preempted between its three stores leaves the next first row before an older last one: a
         range of no rows, which no CPU time would be enough for."""
@@ -223,17 +231,20 @@ class Inputs:
     """What a task may read: its arguments and the files they name."""
 
     def __init__(self, spec: TaskSpec, store: Store, scratch: str, *, skip: Mapping[int, dict[str, Any]] | None = None,
-                 only: Iterable[int] | None = None, batch_rows: int | None = None) -> None:
+                 only: Iterable[int] | None = None, batch_rows: int | None = None, file: int | None = None) -> None:
         from pipeline.engine.lists import unfold
 
         self.spec, self.key, self.store, self.scratch = spec, spec.key, store, scratch
         self.args: dict[str, Any] = unfold(spec.args, store.read)
-        #: rows of this partition to quarantine instead of processing: {row: {"stage": index, "reason": …}}
+        #: rows of this partition to quarantine instead of processing: {row: {"stage": index, "reason": …}}; with a
+        #: stage of `Cursor.reading` the file of the row is not read from there on
         self.skip = dict(skip or {})
         #: None, or the only rows to process while a crash is looked into; what such a run writes is thrown away
         self.only = None if only is None else frozenset(only)
         #: largest number of documents between two cursor positions; 1 while a dead batch is replayed one by one
         self.batch_rows = batch_rows
+        #: None, or the number of the only input file to read (as `Cursor.reading` counts) while a crash is looked into
+        self.file = file
         self._read: dict[str, Mapping[str, Any]] = {}        # input files on this disk that were handed out
 
     def fetch(self, ref: Mapping[str, Any], needs: Needs | None = None) -> str:
@@ -314,9 +325,12 @@ class Out:
             yield to
         self.note(name, rows=to.rows, content=to.content, meta={"buckets": buckets, "largest": to.largest})
 
-    def quarantine(self, row: int, id: str, stage: str, stage_key: str, reason: str) -> None:
-        """Note a document that was condemned (a crash, a hang, memory): it goes into the commit record and the log."""
-        self.condemned.append({"row": row, "id": id, "stage": stage, "stage_key": stage_key, "reason": reason})
+    def quarantine(self, row: int, id: str, stage: str, stage_key: str, reason: str,
+                   file: Mapping[str, Any] | None = None) -> None:
+        """Note a document that was condemned (a crash, a hang, memory), or of an input `file` all behind one of its
+        records: it goes into the commit record and the log."""
+        self.condemned.append({"row": row, "id": id, "stage": stage, "stage_key": stage_key, "reason": reason,
+                               **({} if file is None else {"file": dict(file)})})
 
 
 class Task(Protocol):

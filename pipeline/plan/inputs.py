@@ -8,7 +8,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,16 +24,20 @@ class InputError(Exception):
 @dataclass(frozen=True, order=True)
 class SourceFile:
     """One input file. `path` is relative to `root` with forward slashes; `etag` is mtime_ns, an object store's etag or
-    version id, or 'sha256:…' when inputs are verified by content."""
+    version id, or 'sha256:…' when inputs are verified by content. `bad` says why it is not read at all; that is part of
+    its identity, so that it is read once the reason is gone."""
 
     path: str
     root: str
     size: int
     etag: str
+    bad: str = ""
 
     def arg(self, **range: int | None) -> dict[str, Any]:
         """The file (or a range of it) as a task argument; the root never enters a key."""
         doc: dict[str, Any] = {"$file": self.path, "root": self.root, "size": self.size, "etag": self.etag}
+        if self.bad:
+            doc["bad"] = self.bad
         return {**doc, **{k: v for k, v in range.items() if v is not None}}
 
 
@@ -69,14 +73,16 @@ Listings = dict[str, list[tuple[str, int, str]]]
 
 def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | None = None,
                 suffixes: tuple[str, ...] = (), verify: bool = False, warnings: list[str] | None = None,
-                listings: Listings | None = None) -> list[SourceFile]:
+                listings: Listings | None = None, follow_symlinks: bool = False) -> list[SourceFile]:
     """Files of source `name`, sorted by relative path.
 
     A pattern is a file, a directory (its files with one of `suffixes`, recursively; all when empty) or a glob with
     `**`; relative ones start at `base` (the recipe's folder). `root` is what relative paths count from; by default the
     directory itself, or the one before the first wildcard: on a disk as in a bucket, so that both give the same
-    documents. Links to folders are followed, but never around a loop; `warnings` gets what was passed over. `verify`
-    hashes the contents instead of trusting size and time.
+    documents. Links are followed, but never around a loop, and out of the folders that the patterns name only with
+    `follow_symlinks`: a link in a folder of strangers may lead to any file of this machine. A link that a pattern
+    itself names is one of the user's. `warnings` gets what was passed over. `verify` hashes the contents instead of
+    trusting size and time.
     """
     patterns = [p.removeprefix("file://") for p in patterns]
     remote = [p for p in patterns if "://" in p]
@@ -88,31 +94,35 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
     if remote:
         found = _remote(name, patterns, root, suffixes, {} if listings is None else listings)
     else:
-        found = _local(name, patterns, base, root, suffixes, [] if warnings is None else warnings)
+        found = _local(name, patterns, base, root, suffixes, [] if warnings is None else warnings, follow_symlinks)
     files = []
     for rel, full_root, size, etag in sorted(set(found)):
-        if verify and not remote:
-            etag = "sha256:" + file_sha256(os.path.join(full_root, rel))
-        files.append(SourceFile(rel, full_root, size, etag))
+        path, reason = os.path.join(full_root, rel), ""
+        if not remote and not os.access(path, os.R_OK):
+            reason = "no_permission"
+        elif verify and not remote:
+            etag = "sha256:" + file_sha256(path)
+        files.append(SourceFile(rel, full_root, size, etag, reason))
     return files
 
 
 def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes: tuple[str, ...],
-           warnings: list[str]) -> list[tuple[str, str, int, str]]:
+           warnings: list[str], follow_symlinks: bool) -> list[tuple[str, str, int, str]]:
     full = [os.path.abspath(os.path.join(base, os.path.expanduser(p))) for p in patterns]
     dirs = [p if os.path.isdir(p) else fixed_prefix(p) for p in full]
     top = os.path.abspath(os.path.join(base, os.path.expanduser(root))) if root else common_root(dirs)
     found = []
     passed_over: list[str] = []
+    links = _Links(None if follow_symlinks else dirs)
     for pattern, given in zip(full, patterns):
         try:
             if os.path.isdir(pattern):
-                paths = [p for p in _matching(pattern, ["**"], (), hidden=True)
+                paths = [p for p in _matching(pattern, ["**"], (), True, links)
                          if not suffixes or p.lower().endswith(suffixes)]
             elif glob.has_magic(pattern) and not os.path.exists(pattern):
                 prefix = fixed_prefix(pattern)
                 parts = os.path.relpath(pattern, prefix).split("/")
-                paths = list(_matching(prefix, parts, (), hidden=False)) if os.path.isdir(prefix) else []
+                paths = list(_matching(prefix, parts, (), False, links)) if os.path.isdir(prefix) else []
             else:
                 paths = [pattern] if os.path.lexists(pattern) else []
                 if paths and not os.path.isfile(pattern):
@@ -135,25 +145,52 @@ def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes
             if not stat.S_ISREG(info.st_mode):
                 passed_over.append(p)
                 continue
-            if not os.access(p, os.R_OK):
-                raise InputError(f"source '{name}': no permission to read '{p}'")
             rel = os.path.relpath(p, top)
-            if rel.startswith(".."):
+            if rel == ".." or rel.startswith("../"):
                 raise InputError(f"source '{name}': '{p}' is outside its root '{top}'; set `root:` to one above it")
             found.append((rel.replace(os.sep, "/"), top, info.st_size, str(info.st_mtime_ns)))
         if len(found) == count:
             raise InputError(f"source '{name}': no file matches '{given}' (looked in {os.path.dirname(pattern)}); "
-                             f"check `path:` of the source, or pass --input")
+                             + (f"{_named(links.leading_out, top)} leads out of it: allow that with "
+                                f"`follow_symlinks: true`" if links.leading_out else
+                                "check `path:` of the source, or pass --input"))
     if passed_over:
-        shown = ", ".join(repr(os.path.relpath(p, top)) for p in sorted(passed_over)[:3])
         warnings.append(f"source '{name}': {len(passed_over)} passed over for being links to nothing, or no regular "
-                        f"files: {shown}{' …' if len(passed_over) > 3 else ''}; mend or remove them")
+                        f"files: {_named(passed_over, top)}; mend or remove them")
+    if links.leading_out:
+        warnings.append(f"source '{name}': {len(links.leading_out)} passed over for being links that lead out of its "
+                        f"folder: {_named(links.leading_out, top)}; `follow_symlinks: true` at the source follows them")
     return found
 
 
-def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...], hidden: bool) -> Iterator[str]:
+def _named(paths: Iterable[str], top: str) -> str:
+    """The first few of them."""
+    first = sorted(paths)[:4]
+    return ", ".join(repr(os.path.relpath(p, top)) for p in first[:3]) + (" …" if len(first) > 3 else "")
+
+
+class _Links:
+    """Which links are followed: those that end inside of `folders`; all for None."""
+
+    def __init__(self, folders: list[str] | None) -> None:
+        self._inside = None if folders is None else [os.path.join(os.path.realpath(f), "") for f in folders]
+        self.leading_out: set[str] = set()
+
+    def followed(self, path: str) -> bool:
+        if self._inside is None or not os.path.exists(path):         # a link to nothing is met again where it is opened
+            return True
+        end = os.path.join(os.path.realpath(path), "")
+        if any(end.startswith(folder) for folder in self._inside):
+            return True
+        self.leading_out.add(path)
+        return False
+
+
+def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...], hidden: bool,
+              links: _Links) -> Iterator[str]:
     """Paths below `folder` that match the components `parts` of a pattern, as `glob.glob` has it, but through no folder
-    that it is inside of already (`above`: device and inode of each). `hidden`: names with a dot in front match, too."""
+    that it is inside of already (`above`: device and inode of each), and over no link that is not to be followed.
+    `hidden`: names with a dot in front match, too."""
     info = os.stat(folder)
     here = (info.st_dev, info.st_ino)
     if here in above:
@@ -161,30 +198,33 @@ def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...],
     part, rest = parts[0], parts[1:]
     if not glob.has_magic(part):
         path = os.path.join(folder, part)
+        if os.path.islink(path) and not links.followed(path):
+            return
         if rest and os.path.isdir(path):
-            yield from _matching(path, rest, above, hidden)
+            yield from _matching(path, rest, above, hidden, links)
         elif not rest and os.path.lexists(path):
             yield path
         return
     if part == "**" and rest:
-        yield from _matching(folder, rest, above, hidden)
+        yield from _matching(folder, rest, above, hidden, links)
     fits = re.compile(fnmatch.translate(part)).match
     with os.scandir(folder) as entries:
-        names = sorted((e.name, _is_folder(e)) for e in entries)
-    for entry, is_folder in names:
+        names = sorted((e.name, e.is_symlink(), _is_folder(e)) for e in entries)
+    for entry, is_link, is_folder in names:
         if entry.startswith(".") and not hidden and not part.startswith("."):
             continue
         path = os.path.join(folder, entry)
+        if not (part == "**" or fits(entry)) or (is_link and not links.followed(path)):
+            continue
         if part == "**":
             if is_folder:
-                yield from _matching(path, parts, (*above, here), hidden)
+                yield from _matching(path, parts, (*above, here), hidden, links)
             elif not rest:
                 yield path
-        elif fits(entry):
-            if not rest:
-                yield path
-            elif is_folder:
-                yield from _matching(path, rest, (*above, here), hidden)
+        elif not rest:
+            yield path
+        elif is_folder:
+            yield from _matching(path, rest, (*above, here), hidden, links)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

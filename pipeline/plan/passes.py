@@ -248,7 +248,8 @@ class Planner:
             source = self.recipe.sources[name]
             self.files[name] = list_source(name, source.path, base=self.recipe.base, root=source.root,
                                            suffixes=reader_class(source.read).suffixes, verify=self.verify,
-                                           warnings=self.warnings, listings=self.listings)
+                                           warnings=self.warnings, listings=self.listings,
+                                           follow_symlinks=source.follow_symlinks)
         return self.files[name]
 
     def reader_arg(self, name: str) -> dict[str, Any]:
@@ -272,13 +273,15 @@ class Planner:
             reader = reader_class(source.read)(source.config)
             files = self.source_files(name)
             can = type(reader).splits is not Reader.splits
-            big = [f for f in files if can and needs_index(f, reader.expansion(f.path), self.target)]
+            big = [f for f in files if can and not f.bad and needs_index(f, reader.expansion(f.path), self.target)]
             arg = self.reader_arg(name)
             records = yield (self._spec(INDEX, f"index:{name}", i, f.size, f"index of {f.path}",
                                         {"reader": arg, "file": f.arg(), "target": self.target})
                              for i, f in enumerate(big))
             places = {}
             for file, record in zip(big, records, strict=True):
+                if record.counters.get("unreadable"):
+                    continue                                  # the pass that reads it says so
                 if record.counters["unsplittable"]:
                     self.warnings.append(f"source '{name}': {file.path} cannot be split (one stream of compressed data)"
                                          f", so one worker reads all of it; gzip per record, or several files, would "
@@ -309,9 +312,10 @@ class Planner:
             default=0)
         gpus = max((s.stage.gpus for s in plan.chain), default=0.0)
         cpu = "" if all(s.stage.exact for s in plan.chain) else cpu_tag()      # which their keys carry
+        readers = [self.reader_arg(name)["key"] for kind, name in plan.inputs if kind == "source"]
         common = {"chain": chain, "where": plan.where, "signals": list(plan.signals),
                   "signals_mode": self.recipe.run.signals,
-                  "$volatile": {"quarantined": self.quarantined([s.key for s in plan.chain]),
+                  "$volatile": {"quarantined": self.quarantined([s.key for s in plan.chain] + readers),
                                 "code": self.recipe.code_args()}}
         bare = [{**entry, "key": s.basis} for entry, s in zip(chain, plan.chain)]
         version = load(DOCUMENTS).version

@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     PrivateAttr,
     StrictBool,
     field_validator,
@@ -22,7 +23,7 @@ from pydantic import (
 
 from pipeline.recipe.errors import KeyPath, Mark, nearest
 from pipeline.recipe.marks import Marks, dump_yaml
-from pipeline.recipe.quantities import Bytes, Count, Share, Weight, parse_count, parse_share
+from pipeline.recipe.quantities import Bytes, Count, Share, Weight, parse_count, parse_share, percent
 from stages.mix.curriculum import RATES, CurriculumError
 from stages.mix.resolve import own_rate
 from stages.stage import file_sha256
@@ -125,12 +126,14 @@ class Source(Model):
     """A named origin of raw bytes. Keys other than these are the reader's own settings and stand in `config`.
 
     `path`: file, folder, glob or URL, or a list of them, relative to the recipe file. `root`: what relative paths, and
-    so the identities of documents, count from (default: the folder before the first wildcard).
+    so the identities of documents, count from (default: the folder before the first wildcard). `follow_symlinks`: links
+    that lead out of the folders that `path` names are followed, too.
     """
 
     read: str
     path: Names
     root: str | None = None
+    follow_symlinks: StrictBool = False
     config: Settings = {}
 
 
@@ -222,13 +225,21 @@ class Curriculum(Model):
     phases: Annotated[list[Phase], Field(min_length=1)]
 
 
+def _files(value: Any) -> int | float:
+    """'20' files, or '1%' of them."""
+    return parse_share(value) if isinstance(value, str) and value.strip().endswith("%") else parse_count(value, least=0)
+
+
 class Run(Model):
-    """How a recipe is run: bytes of a partition (uncompressed), which signals are computed,
-    and the share of documents that may be quarantined before the run fails. No document's fate depends on it."""
+    """How a recipe is run: bytes of a partition (uncompressed), which signals are computed, and what may be quarantined
+    before the run fails: the share of documents, and input files, whole or in part (a number, or a share of all input
+    files that always allows ten). No document's fate depends on it."""
 
     partition: Bytes = 32_000_000
     signals: Literal["until-drop", "all"] = "until-drop"
     max_error_rate: Share = 0.01
+    max_bad_files: Annotated[int | float, BeforeValidator(_files),
+                             PlainSerializer(lambda n: n if isinstance(n, int) else percent(n))] = 0.01
 
 
 class About(Model):
@@ -347,6 +358,7 @@ class Recipe(Model):
         for source in doc["sources"].values():
             source.pop("path")
             source.pop("root", None)
+            source.pop("follow_symlinks")
         doc["code"] = [os.path.basename(path) for path in doc["code"]]
         return _without_prefix(doc, self.base.rstrip("/") + "/")
 

@@ -7,11 +7,13 @@ from typing import Any
 
 from pipeline.engine.task import Counters, merge_counters
 from pipeline.report.nodes import Node
-from pipeline.report.samples import drop_samples, pair_samples, quarantine_samples
+from pipeline.report.samples import drop_samples, pair_samples, quarantine_samples, shown
 from pipeline.store.fs import Store
 
 #: a barrier that removes more than this share of the documents of a source raises an alarm
 ALARM = 0.5
+#: quarantined input files of a source that are named
+BAD_FILES = 100
 #: what became of a page of a PDF (stages.extract.pdf.ROUTES)
 PAGES = ("text_layer", "ocr", "empty", "no_text", "unreadable", "cipher")
 
@@ -23,10 +25,16 @@ def readers(name: str, passes: list[Node]) -> list[Node]:
 
 def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> dict[str, Any]:
     """Files and bytes of a source; its records; those that were skipped or unreadable, by reason; values that no
-    document has, by column and reason."""
+    document has, by column and reason; the files that were quarantined, whole or in part, with the bytes that were not
+    read by reason (BAD_FILES of them)."""
     found = next((p.counters["read"][name] for p in readers(name, passes)), {})
+    files: dict[str, dict[str, int]] = {}
+    for node in readers(name, passes):
+        files |= node.counters.get("bad_files", {}).get(name, {})
+    listed = [{"file": shown(file), "reasons": reasons} for file, reasons in sorted(files.items())[:BAD_FILES]]
     return {**info, "records": found.get("records", 0), "skipped": dict(found.get("skipped", {})),
-            "bad": dict(found.get("bad", {})), **({"lost": found["lost"]} if "lost" in found else {})}
+            "bad": dict(found.get("bad", {})), **({"lost": found["lost"]} if "lost" in found else {}),
+            "bad_files": {"files": len(files), "bytes": sum(sum(r.values()) for r in files.values()), "listed": listed}}
 
 
 def funnel(sources: Mapping[str, Any], passes: list[Node],

@@ -9,21 +9,25 @@ import pyarrow as pa
 
 from pipeline.base.parquet import parquet_writer
 from pipeline.redact import redact
+from stages.read.jsonl import clean
 from stages.scrub.pii import scrub_text
 from stages.stage import ProcessDied
 
 #: a row of `quarantine/NAME/`: whose it is, where the record stands in its source, what became of it where, and the
-#: message of the error as far as there is one, scrubbed and without secrets of the node it was raised on
+#: message of the error as far as there is one, scrubbed and without secrets of the node it was raised on. `bytes`: how
+#: many of the stored file were not read, where the record stands for the rest of a file
 QUARANTINE_SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("file", pa.string()),
                                ("record", pa.int64()), ("stage", pa.string()), ("reason", pa.string()),
-                               ("detail", pa.string())])
+                               ("detail", pa.string()), ("bytes", pa.int64())])
 
 
 def quarantine_row(id: str, source: str, locator: Mapping[str, Any], stage: str, reason: str,
-                   detail: str = "") -> dict[str, Any]:
-    return {"id": id, "source": source, "file": scrub_text(locator.get("file") or ""),
+                   detail: str = "", bytes: int | None = None) -> dict[str, Any]:
+    # the name of a file may be no UTF-8, the message of an error may quote what is none
+    file, detail = clean(locator.get("file") or ""), clean(detail[:5000])
+    return {"id": id, "source": source, "file": scrub_text(file),
             "record": locator.get("record"), "stage": stage, "reason": reason,
-            "detail": scrub_text(redact(detail[:5000]))[:500]}
+            "detail": scrub_text(redact(detail))[:500], "bytes": bytes}
 
 
 def to_blame(error: Exception) -> bool:

@@ -12,6 +12,10 @@ by row   {key, row, stage, reason}: said by a supervisor, which knows the row of
 A record whose files were damaged or are gone is *retired*, by key and attempt: {key, attempt, why}. It counts no more,
 and the next record for its key does. What the retired one said its files hold is remembered, so that a task which does
 not make the same again is found out (`Log.append`).
+
+An input file that killed its reader is there in the same two ways, from a record on: by row with a stage of
+`Cursor.reading`, by id with `file` (which file, which piece of it, how many of its records come before) and the key of
+its reader as `stage_key`.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pipeline.engine.task import PartRecord
+from pipeline.engine.task import READING, PartRecord
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.temp import scratch_database
 
@@ -190,5 +194,8 @@ class LogView:
         rows = self._struck.setdefault(entry["key"], {})
         if entry["row"] in rows:
             return False
+        if entry["stage"] <= READING:                         # rows behind it get other numbers
+            for row in [row for row in rows if row > entry["row"]]:
+                del rows[row]
         rows[entry["row"]] = (entry["stage"], entry["reason"])
         return True

@@ -25,18 +25,19 @@ import pyarrow as pa
 
 from pipeline.base.parquet import read_table
 from pipeline.engine.lists import unfold
-from pipeline.engine.task import Counters, Cursor, Inputs, Out
-from pipeline.recipe.code import import_planned, planned_reader
+from pipeline.engine.task import READING, Counters, Cursor, Inputs, Out
+from pipeline.recipe.code import import_planned
 from pipeline.store.errors import DamagedFile
 from pipeline.store.parts import PartWriter, document_schema, read_documents
 from pipeline.store.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row
 from pipeline.tasks.chain import Chain, count, load_chain
+from pipeline.tasks.reading import SourceFiles
 from pipeline.tasks.replay import Earlier, NotReproduced, thresholds, without_zeros
 from pipeline.tasks.rows import Where
-from pipeline.tasks.storable import checked, scrub_row
+from pipeline.tasks.storable import scrub_row
 from pipeline.tasks.tally import Tally
 from stages.document import BadRecord, Document
-from stages.read.reader import Reader, Skipped, Slice
+from stages.read.reader import Reader, Skipped
 
 #: documents (or bytes of raw input) held between two looks at the clock and the writers; decides nothing about text
 BATCH_DOCS, BATCH_BYTES = 256, 8 << 20
@@ -93,6 +94,9 @@ class _Run:
         keys = {s.key for s in self.steps}
         said = unfold(self.args.get("$volatile", {}).get("quarantined", []), inputs.store.read)
         self.condemned = {q["id"]: q for q in said if q["stage_key"] in keys}
+        self.skip = {row: q for row, q in inputs.skip.items() if q.get("stage", 0) > READING}
+        reader = self.args.get("reader", {}).get("key")
+        self.bad_files = [q for q in said if "file" in q and q["stage_key"] == reader]
         self.tally = Tally(self.steps, names, self.until_drop)
         self.earlier = self._earlier() if replay else None
         self.counters: Counters = {
@@ -125,23 +129,16 @@ class _Run:
         self.counters["replayed"] = {"docs": 0, "cpu_s": earlier.cpu_s}
 
     # -- reading -------------------------------------------------------------------------------------------------
-    def records(self) -> Iterator[Document | BadRecord | _Removed]:
-        """Everything in the partition, in order."""
-        if "part" in self.args:
-            yield from self._part(self.args["part"])
-            return
-        self.reader = reader = planned_reader(self.inputs.store, self.args["reader"])
-        pieces = ((arg, Slice(self.args["source"], arg["$file"], arg.get("start", 0), arg.get("stop"),
-                              arg.get("ordinal", 0))) for arg in self.args["slices"])
-        yield from checked(reader, reader.read_files((self.inputs.fetch(arg, partial(reader.needs, piece)), piece)
-                                                     for arg, piece in pieces))
-
     def _announced(self) -> Iterator[tuple[int, Document | BadRecord | _Removed]]:
-        """The records with their numbers. The cursor says which one is being read: there is no stage before the first.
-        """
+        """Everything in the partition, in order, with its number. The cursor says which one is being read."""
+        if "part" not in self.args:
+            files = SourceFiles(self.inputs, self.cursor, self.out, self.counters, self.bad_files)
+            self.reader = files.reader
+            yield from files
+            return
         point, row = self.cursor.set, 0
         point(0, 0, -1)
-        for record in self.records():
+        for record in self._part(self.args["part"]):
             yield row, record
             row += not isinstance(record, _Removed)
             point(row, row, -1)
@@ -187,7 +184,7 @@ class _Run:
         wanted = Where(where)
         seen = self.counters["read"].setdefault(self.args["source"], {"records": 0, "skipped": {}, "bad": {}}) \
             if "source" in self.args else {"records": 0}
-        only, suspects, records = self.inputs.only, bool(self.inputs.skip or self.condemned), 0
+        only, suspects, records = self.inputs.only, bool(self.skip or self.condemned), 0
         plain = not (where or suspects) and only is None
         for row, record in self._announced():
             if plain and type(record) is Document:                # nearly all of them
@@ -229,7 +226,8 @@ class _Run:
             count(seen["skipped"], record.reason, 1)
         else:
             count(seen["bad"], record.reason, 1)
-            self._note(record.id, self.args.get("source", ""), record.locator, "read", record.reason, record.detail)
+            self._note(record.id, self.args.get("source", ""), record.locator, "read", record.reason, record.detail,
+                       record.bytes or None)
 
     def _count_in(self, doc: Document) -> int:
         size = len(doc.raw) if doc.raw is not None else doc.text_bytes
@@ -243,8 +241,8 @@ class _Run:
     def _condemned_before(self, row: int, doc: Document) -> Callable[[], None] | None:
         """How to note a document that a supervisor condemned in this attempt (`skip`), or the log did in an earlier
         one; None for any other."""
-        if row in self.inputs.skip:
-            said = self.inputs.skip[row]
+        if row in self.skip:
+            said = self.skip[row]
             step = self.steps[said["stage"]] if 0 <= said.get("stage", -1) < len(self.steps) else self.steps[0]
             self.out.quarantine(row, doc.id, step.name, step.key, said["reason"])
             return partial(self._note, doc.id, doc.source, doc.locator, step.name, said["reason"], "")
@@ -305,9 +303,10 @@ class _Run:
         self.tally.dropped(doc, stage)
         self.dropped.write(doc, stage=stage, reason=reason)
 
-    def _note(self, id: str, source: str, locator: dict[str, Any], stage: str, reason: str, detail: str) -> None:
+    def _note(self, id: str, source: str, locator: dict[str, Any], stage: str, reason: str, detail: str,
+              bytes: int | None = None) -> None:
         count(self.counters["quarantined"], reason, 1)
-        self.quarantine.write(quarantine_row(id, source, locator, stage, reason, detail))
+        self.quarantine.write(quarantine_row(id, source, locator, stage, reason, detail, bytes))
 
     def _close(self) -> Counters:
         self.tally.into(self.counters)

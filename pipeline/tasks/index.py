@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import partial
 from pathlib import Path
 
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
 from pipeline.recipe.code import planned_reader
+from pipeline.tasks.reading import fetch, to_blame_file
 
 
 class Index:
     """args: reader {name, key, config}, file ($file), target (uncompressed bytes a split should hold).
 
-    Writes `splits.json`: a list of {start, stop, ordinal, records, bytes}, or null when the file cannot be split.
+    Writes `splits.json`: a list of {start, stop, ordinal, records, bytes}, or null when the file cannot be split. One
+    that its reader cannot make an index of (`unreadable`) is not split either: the pass that reads it says what is
+    wrong with it, and where.
     """
 
     version = 1
@@ -23,9 +25,19 @@ class Index:
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         reader = planned_reader(inputs.store, args["reader"])
-        local = inputs.fetch(args["file"], partial(reader.needs, None))
-        splits = reader.splits(local, args["file"]["$file"], args["target"])
+        splits, unreadable = None, bool(inputs.skip)         # skip: it has killed its process before
+        if not unreadable:
+            cursor.reading(0, 0)
+            local = fetch(inputs, reader, args["file"], None)
+            try:
+                splits = reader.splits(local, args["file"]["$file"], args["target"])
+            except Exception as e:
+                if not to_blame_file(e):
+                    raise
+                unreadable = True
+        cursor.clear()
         doc = None if splits is None else [dataclasses.asdict(s) for s in splits]
         Path(out.path("splits.json")).write_text(json.dumps(doc, sort_keys=True), encoding="utf-8")
         out.note("splits.json", rows=len(splits or ()))
-        return {"files": 1, "unsplittable": int(splits is None), "records": sum(s.records for s in splits or ())}
+        return {"files": 1, "unsplittable": int(splits is None), "unreadable": int(unreadable),
+                "records": sum(s.records for s in splits or ())}

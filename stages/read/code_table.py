@@ -96,6 +96,10 @@ class CodeTable(Parquet):
         """To be split between repositories, their column must be read."""
         return None if slice is None and self.config.repository else super().needs(slice, size, read)
 
+    def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
+        """A repository may go over into the next row group."""
+        return None if self.config.repository else super().beyond(local, slice, record)
+
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
         """Pieces of whole row groups; with `repository`, none ends inside a repository."""
         pieces = super().splits(local, path, target)

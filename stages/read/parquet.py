@@ -22,6 +22,8 @@ from stages.stage import SettingsError, signal
 #: rows turned into documents at a time, and bytes they may have: by the mean row, and if each were the largest entry
 #: of a dictionary (one page of text that a million rows name takes a few bytes in the file)
 _BATCH, _BATCH_BYTES, _LIKELY_BYTES = 256, 256 << 20, 32 << 20
+#: rows whose entries of a dictionary are counted at a time
+_NAMED = 1 << 16
 #: rows of text, and bytes of another column, made Python objects at once: one by one takes three times as long
 _LISTED, _LISTED_BYTES = 32, 1 << 20
 #: bytes of text that may be made Python objects at once
@@ -74,9 +76,9 @@ class Parquet(Reader):
                     first, info = ordinal, file.metadata.row_group(group)
                     for column in passed:
                         self.columns.lose(column, "binary", info.num_rows)
-                    if info.total_byte_size > self.config.max_group:
-                        yield bad("too_large", slice, group, ordinal, detail=f"{info.num_rows} rows of a row group of "
-                                  f"{info.total_byte_size} bytes")
+                    size = max(info.total_byte_size, self._repeated(info, local, group))
+                    if size > self.config.max_group:
+                        yield too_large(info, size, slice, group, ordinal)
                     else:
                         for batch in file.iter_batches(per_batch(info, columns, local), row_groups=[group],
                                                        columns=columns):
@@ -88,6 +90,27 @@ class Parquet(Reader):
             if environment(e):
                 raise
             yield bad("corrupt_parquet", slice, group, ordinal, detail=str(e).partition("\n")[0], fatal=True)
+
+    def _repeated(self, info: Any, local: str, group: int) -> int:
+        """Bytes of the texts of a row group that is hardly more than the dictionary of its texts (10 MB of text that a
+        million rows name take a few bytes in the file), counted up to `max_group` before any of them is made; 0 for any
+        other."""
+        chunk = next((c for i in range(info.num_columns) if (c := info.column(i)).path_in_schema == self.config.text),
+                     None)
+        if chunk is None or not chunk.has_dictionary_page:
+            return 0
+        entries = _dictionary_bytes(chunk, local)
+        if 2 * entries < chunk.total_uncompressed_size or entries * info.num_rows <= self.config.max_group:
+            return 0
+        size = 0
+        with open_parquet(local, dictionaries=[self.config.text]) as file:
+            for batch in file.iter_batches(_NAMED, row_groups=[group], columns=[self.config.text]):
+                texts = batch.column(0)
+                lengths = pc.binary_length(pc.cast(texts.dictionary, pa.large_binary()))
+                size += pc.sum(pc.take(lengths, texts.indices)).as_py() or 0
+                if size > self.config.max_group:
+                    break
+        return size
 
     def _columns(self, schema: pa.Schema, path: str) -> list[str]:
         names = schema.names
@@ -224,6 +247,24 @@ class Parquet(Reader):
                     ranges.append((min(starts), min(starts) + chunk.total_compressed_size + 4096))
         return ranges
 
+    def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
+        """The row groups of a slice behind that of a row."""
+        metadata, first = pq.read_metadata(local), slice.ordinal
+        stop = metadata.num_row_groups if slice.stop is None else slice.stop
+        for group in range(slice.start, stop):
+            first += metadata.row_group(group).num_rows
+            if record < first:
+                return Slice(slice.source, slice.path, group + 1, stop, first) if group + 1 < stop else None
+        return None
+
+    def stored(self, local: str, slice: Slice, size: int) -> int:
+        if slice.start == 0 and slice.stop is None:
+            return size
+        metadata = pq.read_metadata(local)
+        groups = range(slice.start, metadata.num_row_groups if slice.stop is None else slice.stop)
+        return sum(metadata.row_group(g).column(i).total_compressed_size for g in groups
+                   for i in range(metadata.num_columns))
+
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
         """Pieces of whole row groups; `start` and `stop` count row groups."""
         check_file(local, path)
@@ -296,6 +337,14 @@ def _binary(kind: pa.DataType) -> bool:
         return True
     inner = [kind.value_type] if pa.types.is_dictionary(kind) else [kind.field(i).type for i in range(kind.num_fields)]
     return any(map(_binary, inner))
+
+
+def too_large(info: Any, size: int, slice: Slice, group: int, ordinal: int) -> BadRecord:
+    """What stands for a row group that has more bytes than its reader may read."""
+    record = bad("too_large", slice, group, ordinal, detail=f"{info.num_rows} rows of a row group of {size} bytes or "
+                                                            f"more")
+    record.bytes = sum(info.column(i).total_compressed_size for i in range(info.num_columns))
+    return record
 
 
 def per_batch(group: Any, columns: list[str], local: str | None = None) -> int:

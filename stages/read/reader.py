@@ -64,7 +64,8 @@ class Reader:
     they set the class attributes, `Config` and `read`, and `splits` where a file can be cut.
 
     Errors: a file that is missing, is a folder or may not be read raises OSError naming it: the environment is wrong,
-    no document is to blame. Anything wrong *inside* a file is yielded as a `BadRecord` and counted.
+    no document is to blame. Anything wrong *inside* a file is yielded as a `BadRecord` and counted. Any other exception
+    and a crash cost the rest of the file (see `beyond`): it is quarantined, and counts against `run.max_bad_files`.
     """
 
     name: ClassVar[str]
@@ -117,6 +118,16 @@ class Reader:
         reads as zeros. `size` is that of the file, `read(start, stop)` gives bytes of it.
         """
         return None
+
+    def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
+        """The part of a slice behind the smallest piece of the file (a row group) that holds record number `record` of
+        the file, where reading goes on after that record has killed the process; None: the rest of the slice is lost.
+        """
+        return None
+
+    def stored(self, local: str, slice: Slice, size: int) -> int:
+        """Bytes that a slice takes in the stored file of `size` bytes."""
+        return (size if slice.stop is None else slice.stop) - slice.start
 
     def group(self, path: str) -> str:
         """What a file belongs to that must be read together: files of one group follow each other in the order of their

@@ -33,7 +33,7 @@ from stages.read.conversation import (
     with_system,
 )
 from stages.read.jsonl import Jsonl, columns_of, make_document
-from stages.read.parquet import Parquet, per_batch, unread
+from stages.read.parquet import Parquet, per_batch, too_large, unread
 from stages.read.reader import Reader, Slice, Split, bad, check_file, environment, skipped
 from stages.stage import SettingsError, signal
 
@@ -101,8 +101,7 @@ class Records(Reader):
                     for column in passed:
                         self.columns.lose(column, "binary", info.num_rows)
                     if info.total_byte_size > 4 << 30:
-                        yield ordinal, group, bad("too_large", slice, group, ordinal, detail=f"{info.num_rows} rows of "
-                                                  f"a row group of {info.total_byte_size} bytes")
+                        yield ordinal, group, too_large(info, info.total_byte_size, slice, group, ordinal)
                     elif columns:
                         for batch in file.iter_batches(per_batch(info, columns, local), row_groups=[group],
                                                        columns=columns):
@@ -146,6 +145,12 @@ class Records(Reader):
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
         """As lines are read; of a table all (which columns there are is known only inside)."""
         return None if read(max(0, size - 4), size) == b"PAR1" else self._lines.needs(slice, size, read)
+
+    def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
+        return Parquet().beyond(local, slice, record) if slice.path.lower().endswith(Parquet.suffixes) else None
+
+    def stored(self, local: str, slice: Slice, size: int) -> int:
+        return (Parquet() if slice.path.lower().endswith(Parquet.suffixes) else self._lines).stored(local, slice, size)
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
         return (Parquet() if path.lower().endswith(Parquet.suffixes) else self._lines).splits(local, path, target)

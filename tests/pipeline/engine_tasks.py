@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.task import Counters, Cursor, Inputs, Out, PartRecord, TaskSpec, content_key
+from pipeline.engine.task import READING, Counters, Cursor, Inputs, Out, PartRecord, TaskSpec, content_key
 from stages.stage import cpu_tag as cpu_tag
 
 
@@ -205,6 +205,26 @@ class Endless:
             cursor.set(inputs.args["record"], inputs.args["record"], -1)
         spin({})
         return {}
+
+
+class Reads:
+    """Reads files of three records each, one of which may do something odd: args files, poison {file: [row, kind]}."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        a, read = inputs.args, []
+        for file in range(a["files"]):
+            for row in range(3 * file, 3 * file + 3 if inputs.file in (None, file) else 0):
+                cursor.reading(row, file)
+                if row in inputs.skip and inputs.skip[row]["stage"] == READING - file:
+                    break
+                if a["poison"].get(str(file), [None])[0] == row:
+                    POISON[a["poison"][str(file)][1]](a)
+                read.append(str(row))
+        Path(out.path("rows.txt")).write_text(" ".join(read))
+        return {"kept": len(read)}
 
 
 class SetupDies:

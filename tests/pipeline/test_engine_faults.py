@@ -19,7 +19,7 @@ from pipeline.engine.faults import (
     failure,
     hinders,
 )
-from pipeline.engine.task import Cursor
+from pipeline.engine.task import READING, Cursor
 from pipeline.store.errors import EnvironmentFailure, StoreError
 from stages.stage import SettingsError
 
@@ -148,6 +148,45 @@ def test_what_happens_while_a_record_is_read_is_not_its_documents_fault():
     with pytest.raises(GaveUp, match="while reading record 6") as e:
         q.died(SEGV, (6, 6, -1))
     assert (e.value.kind, q.skip, q.mode) == ("exception", {}, "run")
+
+
+def test_a_file_that_kills_its_reader_alone_is_not_read_on():
+    q = Inquest()
+    assert q.died(SEGV, (6, 6, READING - 2)) is None             # file 2 of the partition
+    assert (q.mode, q.file, q.fresh) == ("read", 2, True)
+    assert q.died(SEGV, (4, 4, READING - 2)) == (6, READING - 2, "crash:SIGSEGV")      # alone it counts from elsewhere
+    assert (q.mode, q.file, q.skip) == ("run", None, {6: (READING - 2, "crash:SIGSEGV")})
+    assert q.passed()
+
+
+def test_a_file_costs_two_deaths_for_each_of_three_records_at_most():
+    q = Inquest()
+    for row in (9, 5, 3):
+        assert q.died(MEMORY, (row, row, READING)) is None
+        assert q.died(MEMORY, (row, row, READING)) == (row, READING, "memory")
+        assert q.skip == {row: (READING, "memory")}, "rows behind it are others from here on"
+    for row in (4, 6):
+        assert q.died(MEMORY, (row, row, READING)) is None
+        assert q.died(MEMORY, (row, row, READING)) == (row, READING, "memory")
+    with pytest.raises(GaveUp, match=r"told to pass over .*while reading record 7.*honour inputs.skip"):
+        q.died(MEMORY, (7, 7, READING))
+
+
+def test_a_file_that_can_be_read_alone_is_acquitted():
+    q = Inquest(max_unproven=1)
+    q.died(SEGV, (6, 6, READING))
+    assert not q.passed()
+    assert (q.mode, q.file, q.batch_rows, q.skip) == ("run", None, 1, {})
+    q.died(SEGV, (6, 6, READING))
+    with pytest.raises(GaveUp, match="record 6, but that file alone can be read, 2 times"):
+        q.passed()
+
+
+def test_what_kills_while_a_file_is_read_from_outside_or_for_no_reason_costs_no_file():
+    for fault in (classify(-9), PRESSURE, STALLED):
+        q = Inquest()
+        assert q.died(fault, (6, 6, READING)) is None
+        assert (q.mode, q.skip) == ("run", {})
 
 
 @pytest.mark.parametrize(("cursor", "place"), [((-1, -1, -1), "outside any document"),

@@ -27,7 +27,7 @@ from pipeline.engine.local import ProcessBackend
 from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import CannotRun, Interrupted, Scheduler, TaskFailed
 from pipeline.engine.supervisor import Supervisor
-from pipeline.engine.task import Cursor
+from pipeline.engine.task import READING, Cursor
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 
@@ -318,6 +318,20 @@ def test_what_computes_for_ever_outside_documents_fails_the_run_and_is_named(pro
     backend = judged(processes(1), record, reading_cpu_s=0.3, cpu_s=0.1)
     with pytest.raises(TaskFailed, match=f"t 0 failed: it computes {place}"):
         Scheduler(backend, t.MemoryLog(), max_attempts=1).run([spec])
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("spin", "cpu_limit"), ("memory", "memory"),
+                                              ("segfault", "crash:SIGSEGV")])
+def test_a_file_that_its_reader_cannot_stand_is_not_read_on_and_the_next_one_is(processes, kind, reason):
+    backend = judged(processes(1), 4, record_cpu_s=0.3)
+    spec, log = t.spec(t.Reads, files=3, poison={"1": [4, kind]}), t.MemoryLog()
+    backend.start()
+    spawned, spawn = [], backend.supervisor._spawn
+    backend.supervisor._spawn = lambda job: spawned.append(job.inquest.mode) or spawn(job)
+    [record] = Scheduler(backend, log, max_attempts=1).run([spec])
+    assert record.counters == {"kept": 7}
+    assert log.struck == {spec.key: {4: (READING - 1, reason)}}
+    assert spawned == ["run", "read", "run"]
 
 
 def test_a_full_disk_is_waited_for_and_held_against_nobody(processes, tmp_path):

@@ -34,13 +34,45 @@ def tree(tmp_path) -> Path:
 
 
 EXPECTED = ["1.txt", "4.txt", "b/2.txt", "there/3.txt", "there/deep/5.txt"]
+FOLLOW = {"follow_symlinks": True}
 
 
 def test_links_to_folders_are_followed_but_no_loop(tree):
-    assert found(tree, "a") == found(tree, "a", suffixes=(".txt",)) == found(tree, "a/**/*.txt") == EXPECTED
-    assert found(tree, "a/**") == EXPECTED
-    assert found(tree, "a/*/*.txt") == ["b/2.txt", "there/3.txt"]
-    assert found(tree, "a/up/*.txt") == ["1.txt", "4.txt"], "named by the user, it is a folder like any other"
+    assert found(tree, "a", **FOLLOW) == found(tree, "a", suffixes=(".txt",), **FOLLOW) == EXPECTED
+    assert found(tree, "a/**/*.txt", **FOLLOW) == found(tree, "a/**", **FOLLOW) == EXPECTED
+    assert found(tree, "a/*/*.txt", **FOLLOW) == ["b/2.txt", "there/3.txt"]
+    assert found(tree, "a/up/*.txt", **FOLLOW) == ["1.txt", "4.txt"], "named by the user, it is a folder like any other"
+
+
+@pytest.mark.parametrize("pattern", ["a", "a/**", "a/**/*.txt", "a/*/../*.txt", "a/up"])
+def test_links_that_lead_out_of_the_folder_are_not_followed_and_said_once(tree, pattern):
+    """Of strangers' folders: a link in them may lead to the keys of this user."""
+    (tree / "elsewhere/secret").symlink_to(tree / "a/1.txt")
+    (tree / "a/inside.txt").symlink_to("b/2.txt")
+    (tree / "ab").mkdir()
+    (tree / "a/near.txt").symlink_to(tree / "ab/../elsewhere/3.txt")
+    if pattern == "a/*/../*.txt":
+        (tree / "a/there").unlink()
+        pattern = "a/**/*.txt"
+    warnings: list[str] = []
+    assert found(tree, pattern, warnings=warnings) == ["1.txt", "b/2.txt", "inside.txt"]
+    [said] = warnings
+    assert "passed over for being links that lead out of its folder: '4.txt', 'near.txt'" in said
+    assert "`follow_symlinks: true`" in said
+
+
+def test_a_link_that_the_pattern_names_is_the_users(tree):
+    assert found(tree, "a/4.txt") == ["4.txt"]
+    assert found(tree, "a/there/*.txt") == ["3.txt"]
+    assert found(tree, "a/there") == ["3.txt", "deep/5.txt"]
+    (tree / "elsewhere/back").symlink_to(tree / "a/b")
+    assert found(tree, "a/there", "a/b") == ["b/2.txt", "there/3.txt", "there/back/2.txt", "there/deep/5.txt"]
+    with pytest.raises(InputError, match=r"no file matches 'a/4\*'.*'a/4.txt' leads out of it.*follow_symlinks: true"):
+        found(tree, "a/4*", root=str(tree))
+    for name in ("a/*/3.txt", "a/*/deep/*.txt"):
+        with pytest.raises(InputError, match="follow_symlinks: true"):
+            found(tree, name)
+        assert found(tree, name, **FOLLOW)
 
 
 def test_many_loops_take_no_time(tmp_path):
@@ -60,7 +92,7 @@ def test_links_to_nothing_and_other_than_files_are_passed_over_and_named(tree):
     os.mkfifo(tree / "a/pipe.txt")
     for pattern in ("a", "a/**/*.txt"):
         warnings: list[str] = []
-        assert found(tree, pattern, warnings=warnings) == EXPECTED
+        assert found(tree, pattern, warnings=warnings, **FOLLOW) == EXPECTED
         [said] = warnings
         assert "source 's': 3 passed over" in said and "'b/self.txt', 'gone.txt', 'pipe.txt'" in said
     with pytest.raises(InputError, match=r"'a/gone\.txt' is a link to nothing"):
@@ -74,10 +106,10 @@ def test_as_the_shell_has_it(tree):
     (tree / "a/.git").mkdir()
     (tree / "a/.git/x.txt").write_text("x")
     (tree / "a/[x].txt").write_text("x")
-    assert found(tree, "a/**/*.txt") == sorted([*EXPECTED, "[x].txt"])
+    assert found(tree, "a/**/*.txt", **FOLLOW) == sorted([*EXPECTED, "[x].txt"])
     assert found(tree, "a/.*") == [".hidden.txt"]
     assert found(tree, "a/[x].txt") == ["[x].txt"]
-    assert found(tree, "a/[14].txt") == ["1.txt", "4.txt"]
+    assert found(tree, "a/[14].txt", **FOLLOW) == ["1.txt", "4.txt"]
     assert found(tree, "*/1.txt") == ["a/1.txt"]
     assert found(tree, "a/b/*.txt", "elsewhere/*.txt") == ["a/b/2.txt", "elsewhere/3.txt"]
 

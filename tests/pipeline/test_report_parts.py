@@ -241,7 +241,9 @@ def test_many_sources_streams_and_stages():
         "version": 1, "run": "crowded", "recipe": "0" * 32, "about": None, "missing_records": 0, "order": None,
         "training": None,
         "names": {"sources": sources, "datasets": ["d", "e"], "final": ["d", "e"], "streams": [*sources, "mixed"]},
-        "sources": {s: {"files": 1, "bytes": 10, "records": 1, "skipped": {}, "bad": {}} for s in sources},
+        "sources": {s: {"files": 1, "bytes": 10, "records": 1, "skipped": {}, "bad": {},
+                        "bad_files": {"files": 1, "bytes": 5, "listed": [{"file": "f", "reasons": {"memory": 5}}]}}
+                    for s in sources},
         "funnel": {s: [{"step": "read", "docs": n, "bytes": n}] if n % 2 else [] for s, n in by.items()},
         "datasets": {"d": dataset, "e": copy.deepcopy(dataset)}, "duplicates": [],
         "tokens": {s: {"docs": 1, "tokens": 5, "targets": i % 2 * 5, "val_docs": 0, "val_tokens": 0, "val_targets": 0,
