@@ -16,6 +16,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
+from pipeline.base.visible import visible
+
 MASK = "***"
 SHORTEST = 8             # shorter values of variables are words, not secrets
 
@@ -67,8 +69,8 @@ def redact_json(value: Any) -> Any:
 
 
 def mask_record(record: logging.LogRecord) -> bool:
-    """A filter for loggers: what they say is masked."""
-    record.msg, record.args = redact(record.getMessage()), None
+    """A filter for loggers: what they say is masked, and may be shown."""
+    record.msg, record.args = visible(redact(record.getMessage())), None
     return True
 
 

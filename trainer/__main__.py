@@ -51,18 +51,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:            # argparse has said what is wrong; a caller that is a program wants a number
         return int(stop.code or 0)
     options.arguments = arguments         # for launchers: the other ranks get the same
+    from pipeline.base.visible import visible
     from trainer.config import ConfigError
 
     try:
         return importlib.import_module(COMMANDS[options.command][0]).run(options)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:             # in set-up, or a second one: not 130, which lets others save
         print("stopped: nothing was saved", file=sys.stderr)
         return 1
     except failures() as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)
         return 1
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):

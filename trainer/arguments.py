@@ -8,6 +8,8 @@ import os
 import sys
 from typing import TextIO
 
+from pipeline.base.visible import visible
+
 
 def of_a_run(optional: bool = False) -> argparse.ArgumentParser:
     """A parent parser for commands about one run: RUN, --store, --out, --set (`options.overrides`)."""
@@ -36,7 +38,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
     asks for a checkpoint ends `| tee`, too, and a terminal may be closed."""
     stream = stream or sys.stdout
     try:
-        print(text, file=stream, flush=True)
+        print(visible(text), file=stream, flush=True)
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):
             raise

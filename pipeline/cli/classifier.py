@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.base.visible import visible
 from pipeline.cli.errors import BadUsage, UserError, reading, writing
 from pipeline.cli.options import JsonOpt
-from pipeline.cli.show import plain
 from pipeline.cli.texts import documents, files, texts
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _say_trained(out: Path, card: dict[str, Any]) -> None:
     from stages.filter.model_card import decimal
 
     e, measured, line = card["examples"], card["measured"], [f"model: {out.name}"]
-    typer.echo(plain(f"{out}: trained on " + ", ".join(f"{n:,} {label}" for label, n in e["train"].items())))
+    typer.echo(visible(f"{out}: trained on " + ", ".join(f"{n:,} {label}" for label, n in e["train"].items())))
     for name, n in (("repeated", e["repeated"]), ("under two labels", e["contradicted"]),
                     ("beyond --most", sum(e["surplus"].values()))):
         if n:
@@ -149,7 +149,7 @@ def _say_trained(out: Path, card: dict[str, Any]) -> None:
         typer.echo(f"  {measured['accuracy']:.1%} of {measured['documents']:,} held-out texts judged right")
     for q in measured["questions"][:10]:
         pair = q["roc_auc_95"]
-        typer.echo(plain(f"  {q['question']}: ROC-AUC {q['roc_auc']:.3f} [{pair[0]:.3f}, {pair[1]:.3f}], average "
+        typer.echo(visible(f"  {q['question']}: ROC-AUC {q['roc_auc']:.3f} [{pair[0]:.3f}, {pair[1]:.3f}], average "
                          f"precision {q['average_precision']:.3f}"
                          + (f", calibration error {q['calibration_error']:.3f}" if "calibration_error" in q else "")))
     if card["calibration"]:
@@ -163,7 +163,7 @@ def _say_trained(out: Path, card: dict[str, Any]) -> None:
         typer.echo(f"  min {decimal(t['min'])} keeps {t['kept']:.1%} of {t['documents']:,} reference documents{few}")
         line.append(f"min: {decimal(t['min'])}")
     typer.echo(f"  card: {beside(out, 'card.md')}")
-    typer.echo(plain(f"  step: quality: {{{', '.join(line)}}}"))
+    typer.echo(visible(f"  step: quality: {{{', '.join(line)}}}"))
 
 
 def check(model: ModelArg, data: DataArg,
@@ -246,14 +246,14 @@ def _say_checked(found: dict[str, Any], card: dict[str, Any]) -> None:
             said += f", Kolmogorov-Smirnov {part['distance']:.3f} (chance: below {part['critical']:.3f})"
         if "moved" in part and part["verdict"] != "same":
             said += "; " + ", ".join(f"{n or 'none'} {a:.1%} -> {b:.1%}" for n, a, b in part["moved"][:3])
-        typer.echo(plain(said))
+        typer.echo(visible(said))
     if k := found.get("kept"):
         typer.echo(f"  min {decimal(k['min'])} keeps {k['is']:.1%}; it kept {k['was']:.1%} of the reference corpus")
     old = {q["question"]: q for q in card["measured"]["questions"]}
     for q in found.get("measured", {}).get("questions", ()):
         low, high = q["roc_auc_95"]
         was = f"; on the card {old[q['question']]['roc_auc']:.3f}" if q["question"] in old else ""
-        typer.echo(plain(f"  {q['question']}: ROC-AUC {q['roc_auc']:.3f} [{low:.3f}, {high:.3f}]{was}"))
+        typer.echo(visible(f"  {q['question']}: ROC-AUC {q['roc_auc']:.3f} [{low:.3f}, {high:.3f}]{was}"))
     said = {"same": "no drift", "watch": "something has moved: watch it",
             "drift": "drift: choose the threshold again on this data (--reference), or train again",
             "too_few": "too few documents to say anything"}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from pipeline.cli.show import plain
+from pipeline.base.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,7 +125,7 @@ def only(found: list[Row]) -> tuple[int, int]:
 def compare(place: str, names: Sequence[str], texts: Sequence[str], marks: bool = False) -> None:
     """Print what two texts of a page differ in (`marks`: as Markdown): in two columns on a terminal that is wide
     enough, one under the other elsewhere. All of it is made `plain` first."""
-    place, texts = plain(place).replace("\n", " "), [plain(text) for text in texts]
+    place, texts = visible(place).replace("\n", " "), [visible(text) for text in texts]
     found = rows(*texts, marks=marks)
     if all(row.same for row in found):
         typer.echo(f"{place}: {names[0]} and {names[1]} find the same text, {words(texts[0]):,} words", err=True)

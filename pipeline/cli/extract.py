@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.base.visible import json_text, visible
 from pipeline.cli.errors import BadUsage, UserError, reading
 from pipeline.cli.kinds import COLLECTIONS, KINDS, Made, Maker, kind_of, settings_of
 from pipeline.cli.options import JsonOpt
-from pipeline.cli.show import json_line, plain
 
 if TYPE_CHECKING:
     from stages.document import BadRecord, Document
@@ -74,7 +74,7 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
                            "reader or step, e.g. pdf.ocr=tesseract; can be given again.")] = None,
             limit: Annotated[int, typer.Option("-n", "--limit", min=0, metavar="N", help="How many documents of each "
                              "file; 0 shows all.")] = 0,
-            json_lines: JsonOpt = False) -> None:
+            json_texts: JsonOpt = False) -> None:
     """Extract the text of files.
 
     Web pages, PDFs, crawls (WARC), code, notebooks, LaTeX, books, wiki dumps, JSON lines, tables and records of
@@ -94,7 +94,7 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
     from stages.read.streams import is_archive
 
     maker = Maker(engines(engine), "markdown" if format is Format.markdown else "text", settings_of(set or []))
-    as_json = json_lines or format is Format.json
+    as_json = json_texts or format is Format.json
     paths = listed(files)
     failed = 0
     for file in paths:
@@ -108,7 +108,7 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
         except UserError as e:
             if len(paths) == 1:
                 raise
-            typer.echo(plain(f"error: {e}"), err=True)            # the others are still to come
+            typer.echo(visible(f"error: {e}"), err=True)            # the others are still to come
             failed += 1
     if failed:
         raise UserError(f"{failed} of {len(paths)} files could not be extracted")
@@ -203,12 +203,12 @@ def shown(file: str, found: Iterator[list[Made]], collection: bool, maker: Maker
         place = place_of(file, first.doc, collection)
         if as_json:
             for m in made:
-                typer.echo(json_line(row(file, m)))
+                typer.echo(json_text(row(file, m)))
         else:
             for m in made:
                 if m.reason:
                     name = f"{m.engine}: " if len(made) > 1 else ""
-                    typer.echo(plain(f"{place}: {name}{no_text(m, ocr)}").replace("\n", " "), err=True)
+                    typer.echo(visible(f"{place}: {name}{no_text(m, ocr)}").replace("\n", " "), err=True)
                 else:
                     note(place, m, ocr)
             if len(made) == 2 and not lost:
@@ -216,14 +216,14 @@ def shown(file: str, found: Iterator[list[Made]], collection: bool, maker: Maker
                         marks=maker.format == "markdown")
             elif not lost:
                 if many:
-                    typer.echo(f"==> {plain(place).replace(chr(10), ' ')} ({first.kind}) <==")
+                    typer.echo(f"==> {visible(place).replace(chr(10), ' ')} ({first.kind}) <==")
                 typer.echo(text_of(first.doc), nl=not first.doc.text.endswith("\n"))
         documents += not lost
         if limit and documents == limit:
             return failed
     if collection and (without or not documents):
         counts = ", ".join(f"{n:,} {reason}" for reason, n in sorted(without.items()))
-        typer.echo(plain(f"{file}: {documents:,} documents with text" + (f"; without: {counts}" if counts else "")),
+        typer.echo(visible(f"{file}: {documents:,} documents with text" + (f"; without: {counts}" if counts else "")),
                    err=True)
     return failed
 
@@ -256,11 +256,11 @@ def row(file: str, made: Made) -> dict[str, Any]:
 def text_of(doc: Document) -> str:
     """The text; of records on a terminal what is not learned is dim."""
     if not doc.loss_spans or not sys.stdout.isatty():
-        return plain(doc.text)
+        return visible(doc.text)
     data, at, out = doc.text.encode("utf-8", "surrogatepass"), 0, []
     for span in [*doc.loss_spans, {"start": len(data), "end": len(data)}]:
         for part, dim in ((data[at:span["start"]], True), (data[span["start"]:span["end"]], False)):
-            out.append(typer.style(plain(part.decode("utf-8", "surrogatepass")), dim=dim) if part else "")
+            out.append(typer.style(visible(part.decode("utf-8", "surrogatepass")), dim=dim) if part else "")
         at = span["end"]
     return "".join(out)
 
@@ -283,5 +283,5 @@ def note(place: str, made: Made, ocr: bool) -> None:
     if pages:
         which = ", ".join(pages[:8]) + (" …" if len(pages) > 8 else "")
         why = "OCR found none, or had read its ocr_pages" if ocr else "read them with --set pdf.ocr=tesseract"
-        typer.echo(plain(f"{place}: {len(pages)} of {len(made.doc.meta['pdf_routes'])} pages without text ({which}): "
+        typer.echo(visible(f"{place}: {len(pages)} of {len(made.doc.meta['pdf_routes'])} pages without text ({which}): "
                          f"{why}").replace("\n", " "), err=True)

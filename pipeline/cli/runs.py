@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.base.visible import visible
 from pipeline.cli import options as opt
 from pipeline.cli.errors import BadUsage, UserError, stoppable
 
@@ -74,7 +75,7 @@ def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName,
         typer.echo(json.dumps({"event": "done", **summary.__dict__, "report": report_at}))
     elif not quiet:
         for warning in summary.warnings:
-            typer.echo(f"warning: {warning}", err=True)
+            typer.echo(visible(f"warning: {warning}"), err=True)
         typer.echo(f"{summary.run}: {summary.executed:,} tasks run, {summary.reused:,} reused")
         typer.echo("documents: " + ", ".join(f"{d} {n:,}" for d, n in summary.datasets.items()))
         if summary.shards:
@@ -127,7 +128,7 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
             document = explanation.explain(loaded, store, why, verify_inputs=verify_inputs)
         except explanation.UnknownNode as e:
             raise BadUsage(str(e)) from None
-        typer.echo(json.dumps(document) if json_lines else "\n".join(explanation.lines(document)))
+        typer.echo(json.dumps(document) if json_lines else visible("\n".join(explanation.lines(document))))
         return
     if sample is not None:
         _bill(loaded, sample, cores, price, workers, verify_inputs, quiet, json_lines)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.base.visible import visible
 from pipeline.cli.options import as_typed
-from pipeline.cli.show import plain
 from pipeline.engine.progress import age, clock, size
 from pipeline.store.attempts import Standing, driver_of
 from pipeline.store.fs import Store
@@ -73,7 +73,7 @@ def text(store: Store, found: Standing, debug: bool = False) -> str:
     report = f"runs/{found.run}/report.html"
     if found.state == "done" and store.exists(report):
         lines.append(f"report: {store.root}/{report}")
-    return plain("\n".join(lines))
+    return visible("\n".join(lines))
 
 
 def _signs(store: Store, found: Standing, silent_s: float) -> list[str]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.base.visible import json_text, visible
 from pipeline.cli.errors import BadUsage, UserError, writing
 from pipeline.cli.options import CharsOpt, JsonOpt, LimitOpt
-from pipeline.cli.show import plain
 from pipeline.cli.texts import texts
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def evaluate(tokenizer: Annotated[Path, typer.Argument(metavar="TOKENIZER",
         for name, row in rows.items():
             typer.echo(json.dumps({"group": name, **row}))
         return
+    rows = {visible(name): row for name, row in rows.items()}
     width = max(map(len, rows))
     typer.echo(f"{'':<{width}}  {'texts':>9} {'bytes/token':>12} {'tokens/word':>12} {'continued':>10} {'broken':>7}")
     for name, row in rows.items():
@@ -145,7 +146,7 @@ def verify(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
         typer.echo(json.dumps({"shards": str(shards), "sound": not problems, "problems": problems}))
     else:
         for problem in problems:
-            typer.echo(problem)
+            typer.echo(visible(problem))
     if problems:
         raise UserError(f"{shards}: {len(problems)} problem{'s' * (len(problems) > 1)}; restore the files from a copy, "
                         f"or run the recipe again")
@@ -170,7 +171,7 @@ def stats(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
            "tokens_per_document": round(m.tokens / max(m.documents, 1), 1),
            "bytes_per_token": round(m.text_bytes / max(m.tokens - m.documents, 1), 3)}
     typer.echo(json.dumps(row) if json_lines else
-               "\n".join(f"{k:20} {v:,}" if isinstance(v, int) else f"{k:20} {v}" for k, v in row.items()))
+               "\n".join(f"{k:20} {v:,}" if isinstance(v, int) else visible(f"{k:20} {v}") for k, v in row.items()))
 
 
 def head(shards: ShardsArg,
@@ -202,8 +203,8 @@ def head(shards: ShardsArg,
         row = {"id": span.id, "start": span.start, "stop": span.stop, "tokens": tokens, "targets": targets,
                "text": text[:chars] if chars else text}
         learned = "" if targets == tokens else f", {targets:,} learned"
-        typer.echo(json.dumps(row, ensure_ascii=False) if json_lines else
-                   plain(f"── {row['id']}  {tokens:,} tokens{learned}\n{row['text']}"))
+        typer.echo(json_text(row) if json_lines else
+                   visible(f"── {row['id']}  {tokens:,} tokens{learned}\n{row['text']}"))
         start, count = span.stop, count + 1
 
 
@@ -231,7 +232,7 @@ def find(shards: ShardsArg,
     hits = 0
     for row in _places(opened(shards), id):
         typer.echo(json.dumps(row) if json_lines else
-                   f"{row['id']}  tokens {row['start']:,} to {row['stop']:,}  {row['file']}")
+                   visible(f"{row['id']}  tokens {row['start']:,} to {row['stop']:,}  {row['file']}"))
         hits += 1
     if not hits:
         raise UserError(f"{shards}: no document {id}; it may be in the other split, or have been dropped")

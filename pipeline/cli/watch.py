@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.base.visible import visible
 from pipeline.cli.errors import UserError
 from pipeline.cli.options import JsonOpt, RunArg, StoreOpt, as_typed, resolve_run
-from pipeline.cli.show import plain
 
 if TYPE_CHECKING:
     from pipeline.store.attempts import Standing
@@ -126,7 +126,7 @@ def logs(run: RunArg, store: StoreOpt = "store",
         ended = found.ended                                   # looked at before the last reading
         for chunk in reader.more():
             empty = False
-            typer.echo(plain(chunk), nl=False)
+            typer.echo(visible(chunk), nl=False)
         sys.stdout.flush()
         if ended or not follow or found.attempt != attempt:
             break

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
+from pipeline.base.visible import visible
 from pipeline.engine.faults import gist
 from pipeline.engine.metrics import OUTCOMES, outcomes
 from pipeline.engine.scheduler import Running
@@ -297,7 +298,7 @@ class Progress:
     def _say(self, line: str) -> None:
         if self.mode == "rich":
             console = self._bars.console if self._bars is not None else self._console
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
 
     def _say_once(self, message: str, line: str) -> None:
         """Say `line` unless the gist of its message was said lately: what one worker meets, all of them meet."""

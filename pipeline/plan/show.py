@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from pipeline.base.visible import visible
 from pipeline.engine.progress import size
 
 COLOR = {"fresh": "green", "stale": "yellow", "partly": "yellow", "waits": "cyan"}
@@ -111,8 +112,8 @@ def _costs(document: dict[str, Any]) -> list[str]:
 def _warnings(document: dict[str, Any]) -> list[str]:
     out = []
     for warning in document["warnings"]:
-        first, *rest = textwrap.wrap(f"warning: {warning}", WIDTH, subsequent_indent=" " * 9, break_long_words=False,
-                                     break_on_hyphens=False)
+        first, *rest = textwrap.wrap(visible(f"warning: {warning}"), WIDTH, subsequent_indent=" " * 9,
+                                     break_long_words=False, break_on_hyphens=False)
         out += [f"[yellow]warning:[/]{escape(first.removeprefix('warning:'))}", *map(escape, rest)]
     return out
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.base.visible import json_text
 from pipeline.engine.task import PartRecord
 from pipeline.report.costs import pass_costs, stage_costs, task_costs
 from pipeline.report.documents import dataset_section, duplicate_section, funnel, source_section
@@ -62,7 +63,7 @@ def _write(store: Store, document: dict[str, Any], *, latest: bool, verify: Call
     from pipeline.report.html import render
 
     page = render(document).encode()
-    data = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False).encode()
+    data = json_text(document, indent=1, sort_keys=True).encode()
     verify()
     store.write(f"runs/{document['run']}/report.json", data)
     if latest:

@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
+from pipeline.base.visible import visible_json
 from pipeline.report import charts
 from pipeline.tasks.tally import BINS, SIMILARITY_BINS, bin_edges
 
@@ -31,7 +32,7 @@ def render(document: dict[str, Any]) -> str:
                       lstrip_blocks=True)
     env.filters |= {"number": charts.number, "size": charts.size, "seconds": charts.seconds,
                     "percent": charts.percent, "exact": lambda n: f"{n:,}", "words": lambda s: s.replace("_", " ")}
-    document = json.loads(json.dumps(document, sort_keys=True))
+    document = visible_json(json.loads(json.dumps(document, sort_keys=True)))
     color = colors(document)
     return env.get_template("report.html.j2").render(
         d=document, color=color, names=document["names"], head=headline(document), phases=phases(document),

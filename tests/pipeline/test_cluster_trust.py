@@ -293,10 +293,10 @@ HOSTILE = "before\x1b]52;c;cm0gLXJmIH4=\x07\x1b[2J\x9b31m after\r\nnext\tline"
 
 
 def test_a_page_does_not_command_the_terminal(tmp_path: Path, tokenmill, monkeypatch):
+    from pipeline.base.visible import visible
     from pipeline.cli.look import card
-    from pipeline.cli.show import plain
 
-    assert plain(HOSTILE) == "before\ufffd]52;c;cm0gLXJmIH4=\ufffd\ufffd[2J\ufffd31m after\nnext\tline"
+    assert visible(HOSTILE) == "before\\x1b]52;c;cm0gLXJmIH4=\\x07\\x1b[2J\\x9b31m after\nnext\tline"
     row = {"id": "1", "source": HOSTILE, "url": HOSTILE, "text": HOSTILE, "chars": len(HOSTILE), "meta": HOSTILE,
            "stage": None, "reason": HOSTILE, "detail": HOSTILE}
     assert not set(card(row)) & set("\x1b\x07\x9b\r")

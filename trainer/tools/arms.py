@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipeline.base.visible import json_text, visible
 from trainer.arguments import positive, say
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm],
         results = train_all(arms, here, prepare, tell)
         if here.first:
             found = table(results)
-            print(json.dumps(found, ensure_ascii=False) if options.json else "\n".join(lines(found)))
+            print(json_text(found) if options.json else visible("\n".join(lines(found))))
     return 0
 
 

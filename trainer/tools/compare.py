@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.visible import json_text, visible
+
 #: training losses are means over this share of the tokens, up to where trainings are compared
 TAIL = 0.05
 #: what is kept of a line: of a long training there are a million
@@ -31,7 +33,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     found = compare([Path(t) for t in options.trainings])
-    print(json.dumps(found, ensure_ascii=False) if options.json else "\n".join(lines(found)))
+    print(json_text(found) if options.json else visible("\n".join(lines(found))))
     return 0
 
 

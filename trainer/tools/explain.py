@@ -8,7 +8,6 @@ loss of single rows has to have been written, and is for the worst of each inter
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections import defaultdict
@@ -16,6 +15,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
+from pipeline.base.visible import json_text, visible
 from trainer.arguments import of_a_run, positive
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     opened = open_run(options.run, options.store, options.out, options.overrides)
     with reading(opened):
         found = explain(opened, options.step, options.row, options.worst)
-    print(json.dumps(found, ensure_ascii=False) if options.json else told(found))
+    print(json_text(found) if options.json else visible(told(found)))
     return 0
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.base.visible import visible
 from trainer.arguments import of_a_run, positive
 
 if TYPE_CHECKING:
@@ -119,10 +120,10 @@ def look(opened: Run, options: argparse.Namespace) -> int:
             "files": files(found), "tokenizer": tokenizer(opened, meta), "curriculum": curriculum(opened, meta),
             "data": data(opened, meta, ledger), "shards": shards(opened, options.shards)}.items():
         for line in problems or [fine]:
-            print(f"  {what:<11}{'DIFFERS' if problems else 'ok':<9}{line}")
+            print(visible(f"  {what:<11}{'DIFFERS' if problems else 'ok':<9}{line}"))
         wrong += len(problems)
     if meta["samples"] <= opened.curriculum.samples:
-        print("\n".join(["seen", *words(opened, step, ledger)]))
+        print(visible("\n".join(["seen", *words(opened, step, ledger)])))
     if options.against:
         hits = against(opened, meta["samples"], ledger, ids)
         seen = [h for h in hits if h.steps]
