@@ -304,6 +304,7 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
         "recipe": planner.recipe.digest(),
         "about": citation(planner.recipe),
         "warnings": warnings,
+        "unconfined": planner.unconfined,
         "sources": {name: {"files": len(files), "bytes": sum(f.size for f in files)}
                     for name, files in planner.files.items()},
         "nodes": [{"name": n.name, "kind": n.kind, "dataset": n.dataset, "deps": list(n.deps), "steps": list(n.steps),

@@ -118,6 +118,9 @@ class Stage:
     #: what one child process needs while this stage is loaded
     memory_mb: ClassVar[int] = 300
     gpus: ClassVar[float] = 0.0
+    #: after `setup` a worker opens no sockets, starts no programs but `programs()`, writes to its scratch folder alone
+    #: and never has credentials. False: a stage of one's own needs more; the plan and the run then say so
+    confined: ClassVar[bool] = True
 
     class Config(StageConfig):
         pass
@@ -158,6 +161,10 @@ class Stage:
         them for every document."""
         for name in self.signals:
             doc.signals.pop(name, None)
+
+    def programs(self) -> tuple[str, ...]:
+        """Programs it starts for documents, by name or path: a worker starts no others. Asked after `setup`."""
+        return ()
 
     def scored(self) -> tuple[str, ...]:
         """`scores`, with what None stands for."""

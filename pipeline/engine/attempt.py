@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.engine.task import Cursor, FileInfo, Inputs, Out, PartRecord, TaskSpec, ref_contents
@@ -30,23 +30,28 @@ COVERS = 1000
 
 def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch: str | None = None, *,
                 skip: Mapping[int, dict[str, Any]] | None = None, only: Iterable[int] | None = None,
-                batch_rows: int | None = None, file: int | None = None) -> PartRecord:
+                batch_rows: int | None = None, file: int | None = None,
+                confine: Callable[[Sequence[str]], None] = lambda programs: None) -> PartRecord:
     """Run `spec` once and return its record; raises whatever the task or the store raised.
 
     `name` is the attempt as the scheduler numbers it, `scratch` a folder for temporary files (default: the system's).
     With `only` the run is an inquiry into a crash: nothing reaches the store and the record names no files. When it
-    raises, the cursor still says where.
+    raises, the cursor still says where. `confine` takes from this process what a parser must not have
+    (`base.confinement`).
     """
     started, cpu = time.monotonic(), _cpu_seconds()
     _reset_peak_rss()
     cursor.clear()
     folder = tempfile.mkdtemp(prefix="attempt-", dir=scratch)
     try:
-        inputs = Inputs(spec, store, folder, skip=skip, only=only, batch_rows=batch_rows, file=file)
+        inputs = Inputs(spec, store, folder, skip=skip, only=only, batch_rows=batch_rows, file=file, confine=confine)
         covered = ref_contents(inputs.args)
         out = Out(folder, covered if len(covered) <= COVERS else ref_contents(spec.args))
         with disk_full(folder):
-            counters = load(spec.task).run(inputs, cursor, out)
+            task = load(spec.task)
+            if not getattr(task, "sets_up", False):
+                confine(())
+            counters = task.run(inputs, cursor, out)
         cursor.clear()
         inputs.check()
         attempt = f"{name}-{uuid.uuid4().hex[:8]}"

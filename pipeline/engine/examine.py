@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pipeline.base import confinement
 from pipeline.engine.fingerprint import declared_libraries, fingerprint
 from pipeline.engine.limits import memory_use, visible_gpus
 from pipeline.engine.pools import OWN_MB
@@ -48,7 +49,7 @@ def examine(store_root: str | None = None, witness: str | None = None) -> dict[s
     `store_root`: look at this store, too; `witness`: a file in it that must be there (another machine wrote it).
     """
     began = time.time()
-    parts = (_open_files, _shm, _scratch, _memory, _children, _models, _ocr, _gpus)
+    parts = (_open_files, _shm, _scratch, _memory, _children, _confinement, _models, _ocr, _gpus)
     checks = [found for part in parts for found in part()]
     if store_root is not None:
         checks += list(look_at_store(Store(store_root), witness))
@@ -136,6 +137,15 @@ def _children() -> Iterator[Check]:
     except OSError as e:
         yield check("child processes", "red", f"memfd_create: {e.strerror}", "allow memfd_create in the container's "
                                                                               "seccomp profile")
+
+
+def _confinement() -> Iterator[Check]:
+    found = confinement.support()
+    gaps = confinement.missing(found)
+    yield check("confinement", "yellow" if gaps else "green",
+                gaps or f"parsers are confined by seccomp and Landlock (version {found['landlock']})",
+                "use a kernel with Landlock (5.13 or newer, landlock among lsm=) and seccomp; in a container allow "
+                "both in its seccomp profile")
 
 
 def _models() -> Iterator[Check]:

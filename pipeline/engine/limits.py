@@ -7,7 +7,6 @@ wall limit only ever leads to a repetition (contracts §5: no clock decides abou
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import resource
@@ -16,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from pipeline.base.process import status_kb
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _STATES = {b"T": "stopped", b"t": "stopped", b"D": "waiting", b"R": "computing", b"S": "sleeping", b"I": "sleeping"}
@@ -80,32 +81,7 @@ def doing(pid: int) -> str:
 
 def anonymous_mb(pid: int) -> float:
     """Memory of a process that nobody can take from it (no mapped files), MB."""
-    return _status(pid, ("RssAnon:", "RssShmem:", "VmSwap:")) / 1024
-
-
-def data_bytes(pid: int | str = "self") -> int:
-    """What RLIMIT_DATA counts of a process, bytes: private writable memory, touched or not."""
-    return _status(pid, ("VmData:",)) * 1024
-
-
-def _status(pid: int | str, fields: tuple[str, ...]) -> int:
-    with open(f"/proc/{pid}/status") as f:
-        return sum(int(line.split()[1]) for line in f if line.startswith(fields))
-
-
-def limit_data(limit: int | None) -> None:
-    """Make allocations of this process fail beyond `limit` bytes of private memory; None lifts that again."""
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    soft = hard if limit is None else limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill us the moment the thread that spawned us ends (prctl PR_SET_PDEATHSIG), however it ends."""
-    if ctypes.CDLL(None, use_errno=True).prctl(1, 9, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:      # it died before we asked
-        os._exit(0)
+    return status_kb(pid, ("RssAnon:", "RssShmem:", "VmSwap:")) / 1024
 
 
 def die_of(number: int) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.base import confinement
 from pipeline.engine import limits as measure
 from pipeline.engine.limits import Limits
 from pipeline.engine.pools import Box, Turns, cannot, room_in
@@ -14,6 +16,8 @@ from pipeline.engine.supervisor import Supervisor
 from pipeline.engine.task import Kind, TaskSpec
 from pipeline.store.fs import Store
 from stages.stage import cpu_tag
+
+log = logging.getLogger("tokenmill")
 
 
 class ProcessBackend:
@@ -34,6 +38,8 @@ class ProcessBackend:
         if self.supervisor is None:
             self.supervisor = Supervisor(self.store.root, self.slots, self.limits, memory_mb=self.memory_mb,
                                          scratch=self._scratch)
+            if gaps := confinement.missing(confinement.support()):
+                log.warning("workers cannot be confined as they should be on this machine: %s", gaps)
             # nothing is reserved here: what declares more than is free just now runs alone
             machine = measure.memory_use()[1] >> 20
             self.box = Box(self.slots, self.supervisor.memory_mb, len(self.supervisor.devices.names), cpu_tag(),

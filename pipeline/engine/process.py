@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import selectors
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +18,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.base import confinement
 from pipeline.engine import limits as measure
 from pipeline.engine.auth import TOKEN
 from pipeline.engine.child import pack, unpack
@@ -31,19 +34,25 @@ class ChildProcess:
     """A living child. `job` is what it works on, None while it is idle. Its own process group, so that what it leaves
     behind ends with it, and so that Ctrl-C reaches the driver alone."""
 
-    def __init__(self, scratch: str, env: Mapping[str, str]) -> None:
-        self.scratch = scratch
+    def __init__(self, scratch: str, env: Mapping[str, str], store: str, *, confined: bool = True) -> None:
+        self.scratch, self.confined = scratch, confined
+        self.broker = StorageBroker(store, f"{scratch}-storage", env) if confined else None
         memory = os.memfd_create("tokenmill-cursor")      # shared memory without a name: nothing to clean up
+        ends = (memory,) if self.broker is None else (memory, self.broker.theirs.fileno())
         try:
             os.ftruncate(memory, mmap.PAGESIZE)
             self._map = mmap.mmap(memory, mmap.PAGESIZE)
             self.cursor = Cursor(self._map)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipeline.engine.child", str(memory), str(os.getpid())],
+                [sys.executable, "-P", "-m", "pipeline.engine.child", str(memory), str(os.getpid()),
+                 *([str(ends[1]), json.dumps(confinement.secret_files(env))] if confined else [])],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-                pass_fds=(memory,), start_new_session=True, env=_environment(env, scratch))
+                pass_fds=ends, start_new_session=True,
+                env=_environment(confinement.scrubbed(env) if confined else env, scratch))
         finally:
             os.close(memory)
+            if self.broker is not None:
+                self.broker.theirs.close()
         self.pid = self._process.pid
         self.returncode = 0
         self.job: Any = None
@@ -62,6 +71,8 @@ class ChildProcess:
     def register(self, selector: selectors.BaseSelector) -> None:
         selector.register(self._out, selectors.EVENT_READ, (self, "out"))
         selector.register(self._err, selectors.EVENT_READ, (self, "err"))
+        if self.broker is not None:
+            selector.register(self.broker.ours, selectors.EVENT_READ, (self, "storage"))
 
     def give(self, job: Any, message: dict[str, Any]) -> None:
         """Send work. What does not fit into the pipe at once waits for `send`."""
@@ -84,7 +95,13 @@ class ChildProcess:
         return bool(self._sending)
 
     def move(self, what: str, selector: selectors.BaseSelector) -> dict[str, Any] | None:
-        """Read what is there from "out" or "err". Returns an answer when one is complete; ValueError for nonsense."""
+        """Read what is there from "out" or "err". Returns an answer when one is complete; ValueError for nonsense. The
+        first word on "storage" starts the child's broker."""
+        if what == "storage":
+            assert self.broker is not None
+            selector.unregister(self.broker.ours)
+            self.broker.start(self.job.spec.roots if self.job else ())
+            return None
         pipe = self._out if what == "out" else self._err
         try:
             data = os.read(pipe.fileno(), 1 << 16)
@@ -152,6 +169,8 @@ class ChildProcess:
         for what in self._open:
             selector.unregister(self._out if what == "out" else self._err)
         self._open = set()
+        if self.broker is not None:
+            self.broker.end(selector)
         for pipe in (self._in, self._out, self._err):
             with contextlib.suppress(OSError):
                 pipe.close()
@@ -159,8 +178,41 @@ class ChildProcess:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
+class StorageBroker:
+    """The process that does object storage's work for a confined child (`store.broker`), as its supervisor sees it: a
+    pair of sockets at first, `theirs` for the child, a process as soon as the child has written to it."""
+
+    def __init__(self, store: str, scratch: str, env: Mapping[str, str]) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        #: of what is served, once it has been started
+        self.roots: tuple[str, ...] | None = None
+        self._store, self._scratch, self._env = store, scratch, env
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, roots: tuple[str, ...]) -> None:
+        """Start the process, for the store and `roots`, unless the child has only hung up."""
+        with self.ours, contextlib.suppress(OSError):
+            if self.ours.recv(1, socket.MSG_PEEK):
+                os.mkdir(self._scratch, 0o700)
+                self.roots = roots
+                said = json.dumps({"store": self._store, "roots": roots, "scratch": self._scratch})
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "pipeline.store.broker", str(self.ours.fileno()), str(os.getpid()),
+                     said], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    pass_fds=(self.ours.fileno(),), start_new_session=True, env=_environment(self._env, self._scratch))
+
+    def end(self, selector: selectors.BaseSelector) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            selector.unregister(self.ours)
+        self.ours.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
 def _environment(env: Mapping[str, str], scratch: str) -> dict[str, str]:
-    """Environment of a child: one thread, our import path, temporary files where they vanish with it."""
+    """Environment of a child or its broker: one thread, our import path, temporary files where they vanish with it."""
     found = {**env, **dict.fromkeys(THREADS, "1"), "TMPDIR": scratch, "TOKENIZERS_PARALLELISM": "false",
              # mimalloc reserves 1 GB at once, which RLIMIT_DATA counts, and holds on to what it had
              "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}

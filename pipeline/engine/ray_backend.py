@@ -25,6 +25,7 @@ from ray.exceptions import RayError
 from ray.util.metrics import Counter, Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from pipeline.base import confinement
 from pipeline.engine import limits as measure
 from pipeline.engine.deaths import cause
 from pipeline.engine.fingerprint import code_hash, declared_libraries, differences, fingerprint, roots
@@ -116,6 +117,7 @@ class RayBackend:
         self._started = self._own = False
         self._temp: Scratch | None = None
         self._witness: str | None = None
+        self._gaps: set[str] = set()                  # of confinement, that have been told
         self._libraries = declared_libraries()
         self._print: dict[str, Any] = {}              # fingerprint of this process, as it began
         self._grown = float("-inf")
@@ -353,6 +355,10 @@ class RayBackend:
             log.warning("node %s is refused: %s", post.name, self.fleet.refused[post.name])
             self._dismiss([p for p in self.fleet.posts.values() if p.host == post.host])
             return
+        gaps = confinement.missing(theirs["confinement"])
+        if gaps and gaps not in self._gaps:
+            self._gaps.add(gaps)
+            log.warning("workers cannot be confined as they should be on node %s and others: %s", post.name, gaps)
         self.fleet.tags[post.host] = theirs["cpu"]
         for p in self.fleet.posts.values():
             if p.host == post.host:

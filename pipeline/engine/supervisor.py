@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from pipeline.base import confinement
 from pipeline.engine import limits as measure
 from pipeline.engine.faults import (
     CPU_LIMIT,
@@ -60,6 +61,7 @@ class _Job:
     place: tuple[int, int, int] = (-1, -1, -1)      # of its cursor,
     since: float = 0.0       # when it moved there,
     told: int = 0            # and how often it was said that it stands there
+    fresh: bool = False      # a warm child was sealed for other stages: it wants one of its own
 
 
 class Supervisor:
@@ -75,9 +77,10 @@ class Supervisor:
         self.store, self.slots, self.limits = store, slots, limits or Limits()
         used, total = measure.memory_use()
         self.memory_mb = memory_mb or max(0, int((self.limits.memory_share * total - used) / 2**20) - OWN_MB)
+        confinement.not_dumpable()               # our environment is not for those who parse
         self.devices = Devices(visible_gpus() if devices is None else devices)
         self.scratch = Scratch(scratch)
-        own_print = fingerprint(libraries or [])
+        own_print = {**fingerprint(libraries or []), "confinement": confinement.support()}
         if witness is not None:                  # a file the driver wrote into the store
             own_print["sees_store"] = Store(store).exists(witness)
         self._env = {"NUMBA_CACHE_DIR": str(user_folder() / f"numba-{own_print['code'][:16]}"),
@@ -189,11 +192,17 @@ class Supervisor:
 
     def _warm(self, job: _Job) -> ChildProcess | None:
         """An idle child that may take the job."""
-        return next((c for c in self._children if not c.job and not job.inquest.fresh and self._suits(c, job)), None)
+        if job.fresh or job.inquest.fresh:
+            return None
+        return next((c for c in self._children if not c.job and self._suits(c, job)), None)
 
     def _suits(self, child: ChildProcess, job: _Job) -> bool:
         """Whether it has the devices, and what it still holds (models of another node) leaves the memory the job
         declared."""
+        if child.confined != job.spec.confined:
+            return False
+        if child.broker is not None and child.broker.roots not in (None, job.spec.roots):
+            return False                         # it would be denied what the job reads
         if abs(sum(self._parts[child].values()) - _share(job)) > 1e-6:
             return False
         if child.node in ("", job.spec.node):
@@ -217,7 +226,8 @@ class Supervisor:
         try:
             with disk_full(self.scratch.path):
                 folder = self.scratch.folder()
-            child = ChildProcess(folder, {**self._env, "CUDA_VISIBLE_DEVICES": ",".join(part)})
+            child = ChildProcess(folder, {**self._env, "CUDA_VISIBLE_DEVICES": ",".join(part)},
+                                 self.store, confined=job.spec.confined)
         except BaseException:
             self.devices.give_back(part)
             if folder:
@@ -251,7 +261,13 @@ class Supervisor:
     def _answered(self, child: ChildProcess, message: dict[str, Any]) -> None:
         job = child.job
         child.finished()
-        if "failed" in message and message["failed"]["kind"] == "environment":
+        if "fresh" in message and not job.fresh:
+            job.fresh = True
+            self._queue.appendleft(job)
+        elif "fresh" in message:
+            self._event(job, "failed", kind="exception", message="a new child refused its work as a sealed one does",
+                        traceback="")
+        elif "failed" in message and message["failed"]["kind"] == "environment":
             self._hindered(job, message["failed"]["message"], message["traceback"])
         elif "failed" in message:
             self._event(job, "failed", **message["failed"], traceback=message["traceback"])
@@ -264,7 +280,7 @@ class Supervisor:
             except GaveUp as e:
                 self._event(job, "failed", kind=e.kind, message=str(e), traceback="")
         # a failed attempt is repeated in a child that has seen nothing: what it held may have been the reason
-        if "failed" in message or child.cpu_seconds() >= self.limits.recycle_cpu_s:
+        if "record" not in message or child.cpu_seconds() >= self.limits.recycle_cpu_s:
             self._bury(child)
 
     def _hindered(self, job: _Job, message: str, traceback: str = "") -> None:

@@ -75,6 +75,8 @@ class TaskSpec:
     origin: str = ""                   # source or dataset its part comes from
     basis: str = ""                    # key without thresholds: an outcome with the same basis can be replayed
     cpu: str = ""                      # CPU tag in the keys of its numeric stages: it runs nowhere else
+    confined: bool = True              # False: a stage of the user's own wants credentials, sockets or other programs
+    roots: tuple[str, ...] = ()        # object storage its input files are read from, beside the store
 
     @property
     def kind(self) -> Kind:
@@ -85,7 +87,7 @@ class TaskSpec:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> TaskSpec:
-        return cls(**doc)
+        return cls(**{**doc, "roots": tuple(doc.get("roots", ()))})
 
 
 def content_key(task: str, version: int, args: Any) -> str:
@@ -231,7 +233,8 @@ class Inputs:
     """What a task may read: its arguments and the files they name."""
 
     def __init__(self, spec: TaskSpec, store: Store, scratch: str, *, skip: Mapping[int, dict[str, Any]] | None = None,
-                 only: Iterable[int] | None = None, batch_rows: int | None = None, file: int | None = None) -> None:
+                 only: Iterable[int] | None = None, batch_rows: int | None = None, file: int | None = None,
+                 confine: Callable[[Sequence[str]], None] = lambda programs: None) -> None:
         from pipeline.engine.lists import unfold
 
         self.spec, self.key, self.store, self.scratch = spec, spec.key, store, scratch
@@ -245,6 +248,8 @@ class Inputs:
         self.batch_rows = batch_rows
         #: None, or the number of the only input file to read (as `Cursor.reading` counts) while a crash is looked into
         self.file = file
+        #: to be called once stages are set up and before anything of the input is parsed, with the programs they start
+        self.confine = confine
         self._read: dict[str, Mapping[str, Any]] = {}        # input files on this disk that were handed out
 
     def fetch(self, ref: Mapping[str, Any], needs: Needs | None = None) -> str:
@@ -334,6 +339,8 @@ class Out:
 
 
 class Task(Protocol):
+    """`sets_up = True`: it sets up stages and then calls `inputs.confine`; others are confined before they begin."""
+
     version: int
 
     @staticmethod

@@ -109,7 +109,21 @@ class Planner:
                 if plan.barrier is not None:
                     nodes.append(self._barrier_node(plan))
                 nodes.append(self._pass_node(plan))
+        self.warnings += [f"{name} is not confined: it runs with this user's environment, network and files, as its "
+                          f"class asks for (confined = False)" for name in self.unconfined]
         return nodes
+
+    @property
+    def unconfined(self) -> list[str]:
+        """Steps and readers of the user's own that opted out of the confinement of workers."""
+        steps = {s.target for plans in self.passes.values() for p in plans for s in p.chain if not s.stage.confined}
+        readers = {self.recipe.sources[name].read for name in self.sources_used()}
+        return sorted(steps) + sorted(name for name in readers if not reader_class(name).confined)
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Object storage the sources are in."""
+        return tuple(sorted({f.root for files in self.files.values() for f in files if "://" in f.root}))
 
     def sources_used(self) -> list[str]:
         used = {name for plans in self.passes.values() for p in plans for kind, name in p.inputs if kind == "source"}
@@ -275,9 +289,9 @@ class Planner:
             can = type(reader).splits is not Reader.splits
             big = [f for f in files if can and not f.bad and needs_index(f, reader.expansion(f.path), self.target)]
             arg = self.reader_arg(name)
-            records = yield (self._spec(INDEX, f"index:{name}", i, f.size, f"index of {f.path}",
-                                        {"reader": arg, "file": f.arg(), "target": self.target})
-                             for i, f in enumerate(big))
+            specs = (self._spec(INDEX, f"index:{name}", i, f.size, f"index of {f.path}",
+                                {"reader": arg, "file": f.arg(), "target": self.target}) for i, f in enumerate(big))
+            records = yield (replace(spec, confined=reader.confined) for spec in specs)
             places = {}
             for file, record in zip(big, records, strict=True):
                 if record.counters.get("unreadable"):
@@ -311,6 +325,8 @@ class Planner:
             (reader_class(self.recipe.sources[n].read).memory_mb for kind, n in plan.inputs if kind == "source"),
             default=0)
         gpus = max((s.stage.gpus for s in plan.chain), default=0.0)
+        confined = all(s.stage.confined for s in plan.chain) and all(
+            reader_class(self.recipe.sources[n].read).confined for kind, n in plan.inputs if kind == "source")
         cpu = "" if all(s.stage.exact for s in plan.chain) else cpu_tag()      # which their keys carry
         readers = [self.reader_arg(name)["key"] for kind, name in plan.inputs if kind == "source"]
         common = {"chain": chain, "where": plan.where, "signals": list(plan.signals),
@@ -326,7 +342,7 @@ class Planner:
             if was is not None and was.key != spec.key:
                 hidden = {**common["$volatile"], "replay": replay_arg(was)}
                 spec = replace(spec, args={**spec.args, "$volatile": hidden}, memory_mb=memory + REPLAY_MB)
-            yield replace(spec, origin=origin, basis=basis, gpus=gpus, cpu=cpu)
+            yield replace(spec, origin=origin, basis=basis, gpus=gpus, cpu=cpu, confined=confined)
 
     def _pass_inputs(self, plan: _PassPlan,
                      results: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int, str, str]]:
@@ -397,4 +413,4 @@ class Planner:
     def _spec(self, task: str, node: str, order: int, weight: int, label: str, args: dict[str, Any],
               memory_mb: int = 500) -> TaskSpec:
         key = content_key(task, load(task).version, args)
-        return TaskSpec(key, task, node, args, weight, label, memory_mb, order=order)
+        return TaskSpec(key, task, node, args, weight, label, memory_mb, order=order, roots=self.roots)

@@ -185,7 +185,8 @@ def _draw(planner: Planner, chosen: dict[str, list[SourceFile]], share: float, s
                 + 3 * (min(args["most"], size * 20) >> 20)
             specs.setdefault(name, []).append(TaskSpec(
                 content_key(DRAW, DrawSample.version, args), DRAW, f"sample:{name}", args, size,
-                f"{name}: {some[0].path}", min(memory, 4000), order=order))
+                f"{name}: {some[0].path}", min(memory, 4000), order=order,
+                confined=reader_class(planner.recipe.sources[name].read).confined, roots=planner.roots))
     at = Store(store)
     backend = guard.backend(workers)(at)
     progress = Progress(show)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.base import confinement
 from pipeline.engine.scratch import user_folder
 from pipeline.engine.task import ChangedInput
 from pipeline.store.fs import Store
@@ -67,6 +68,8 @@ def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
         path, name = file["path"], os.path.basename(file["path"])
         if (name, file["sha256"]) in _imported:
             continue
+        if confinement.sealed():
+            raise confinement.FreshProcess(f"{name} may need the network to be imported")
         if not os.path.isfile(path) or file_sha256(path) != file["sha256"]:
             path = _fetch(store, file, name)
         import_code([path])

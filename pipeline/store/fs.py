@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet, read_table
 from pipeline.store import disk
-from pipeline.store.cache import fetch, forget
 from pipeline.store.disk import make_folder, swap_folders, sync
 from pipeline.store.errors import ChangedFile, DamagedFile, EnvironmentFailure, StoreError, cannot_write
 from pipeline.store.remote import REQUESTS, Entry, Range, connect, in_parallel
@@ -122,7 +121,7 @@ class Store:
         """
         if self.local is not None:
             return self.at(path)
-        return fetch(self.remote, path, scratch, size, version, needs)
+        return self.remote.fetch(path, scratch, size, version, needs)
 
     def checked(self, path: str, sha256: str, scratch: str, *, size: int | None = None) -> str:
         """What `fetch` gives of a file whose hash is recorded. DamagedFile when it is gone or has other bytes.
@@ -140,7 +139,7 @@ class Store:
                                   "has another size than its record says") from e
             if self.local is not None or last:
                 break
-            forget(self.remote, path, scratch, size)
+            self.remote.forget(path, scratch, size)
         raise DamagedFile(path, "is damaged: its bytes are not those of its record")
 
     def read_checked(self, path: str, sha256: str) -> bytes:

@@ -18,15 +18,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import fsspec
 
 from pipeline.redact import redact
+from pipeline.store import cache
 from pipeline.store.errors import ChangedFile, StoreError, disk_full
 from pipeline.store.retry import answer, comes_back, patiently, say
+
+if TYPE_CHECKING:
+    from pipeline.store.fs import Needs
 
 #: bytes of one request of a download, and how many are under way (their product is held in memory)
 PIECE, DOWNLOADS = 8 << 20, 8
@@ -208,6 +212,14 @@ class Remote:
         finally:
             os.close(fd)
 
+    def fetch(self, path: str, scratch: str, size: int | None, version: str | None, needs: Needs | None) -> str:
+        """`Store.fetch`."""
+        return cache.fetch(self, path, scratch, size, version, needs)
+
+    def forget(self, path: str, scratch: str, size: int | None) -> None:
+        """Throw away what `fetch` gave, and what the cache of this machine has of it: it is damaged."""
+        cache.forget(self, path, scratch, size)
+
     # -- writing -------------------------------------------------------------------------------------------------
     def put_absent(self, path: str, data: bytes) -> bool:
         """Create an object if there is none (a conditional PUT). True when what stands there now are our very bytes,
@@ -273,8 +285,20 @@ def _proxied(url: SplitResult) -> bool:
     return url.scheme in getproxies() and not proxy_bypass(url.hostname or "")
 
 
+#: what makes the connections of this process, where that is not `connect` itself
+_through: Callable[[str], Remote] | None = None
+
+
+def connect_through(make: Callable[[str], Remote]) -> None:
+    """Have `connect` use `make` from here on: in a process without credentials or sockets (`store.broker`)."""
+    global _through
+    _through = make
+
+
 def connect(root: str) -> Remote:
     """The objects below the URL `root`."""
+    if _through is not None:
+        return _through(root)
     if root.startswith(("s3://", "s3a://")):
         from pipeline.store.s3 import S3
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.base import confinement
 from pipeline.base.parquet import parquet_writer
 from pipeline.redact import redact
 from stages.read.jsonl import clean
@@ -32,7 +33,10 @@ def quarantine_row(id: str, source: str, locator: Mapping[str, Any], stage: str,
 
 def to_blame(error: Exception) -> bool:
     """Whether an error that was raised over a document can be the document's doing. It is not when memory is short, a
-    library missing, or the disk full; what a stage's own process died of is for the supervisor to find out."""
+    library missing, or the disk full; what a stage's own process died of is for the supervisor to find out. What
+    confinement refuses, a parser tried over this document."""
+    if isinstance(error, PermissionError) and confinement.sealed():
+        return True
     return not (isinstance(error, (MemoryError, ImportError, ProcessDied)) or (isinstance(error, OSError)
                                                                   and error.errno is not None))
 

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.base import confinement
 from pipeline.engine.task import ChangedInput, Counters, Cursor
 from pipeline.store.tables import to_blame
 from pipeline.tasks.storable import check, check_spans, restore, state_of
@@ -59,14 +60,17 @@ def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
     for place, (ident, entry) in enumerate(zip(idents, chain)):
         if ident not in _loaded:
             hidden = entry["$volatile"]
+            foreign = not hidden["target"].startswith("stages.") or entry["name"] == "datatrove"
+            if foreign and confinement.sealed():
+                raise confinement.FreshProcess(f"the step {entry['name']} may need the network to be set up")
             stage = load(hidden["target"])(hidden["config"])
+            confinement.check(stage.programs())
             planned = hidden.get("resources", {})
             for field, path in stage.resource_files().items() if planned else ():
                 if file_sha256(path) != planned.get(field):
                     raise ChangedInput(f"{path} is not the file this run was planned with; run again to plan with the "
                                        f"new one, and see that all nodes have the same")
             stage.setup()
-            foreign = not hidden["target"].startswith("stages.") or entry["name"] == "datatrove"
             _loaded[ident] = Step(entry["name"], entry["key"], f"{place}:{entry['name']}", stage, foreign)
     return [_loaded[ident] for ident in idents]
 
@@ -162,7 +166,7 @@ class Chain:
                 if state is not None:
                     restore(doc, state)             # what it wrote before it failed may not be storable
                 if row not in verdicts:
-                    failures[row] = (step.name, f"error:{type(e).__name__}", str(e))
+                    failures[row] = (step.name, f"error:{type(e).__name__}", f"{e}{confinement.hint(e)}")
                 continue
             after.append((item, reason))
         return after

@@ -65,6 +65,7 @@ class DocumentPass:
     """
 
     version = 4
+    sets_up = True
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
@@ -81,8 +82,11 @@ class DocumentPass:
 class _Run:
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, replay: bool = True) -> None:
         self.inputs, self.cursor, self.out, self.args = inputs, cursor, out, inputs.args
-        import_planned(inputs.store, self.args.get("$volatile", {}).get("code", ()))     # stages of the user's own
+        for about in (self.args, self.args.get("reader", {})):       # stages and readers of the user's own
+            import_planned(inputs.store, about.get("$volatile", {}).get("code", ()))
         self.steps = load_chain(self.args["chain"])
+        self.reader: Reader | None = None
+        inputs.confine([program for step in self.steps for program in step.stage.programs()])
         self.until_drop = self.args["signals_mode"] == "until-drop"
         names = tuple(self.args["signals"])
         self.kept_rows = 0                     # the writer counts when it flushes; side tables need the row at once
@@ -104,7 +108,6 @@ class _Run:
             "lengths": {}, "stages": {s.label: {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}}
                                       for s in self.steps}}
         self.chain = Chain(cursor, self.counters, self.until_drop)
-        self.reader: Reader | None = None
         if self.earlier is not None:
             self._take_over(self.earlier)
 

@@ -20,11 +20,13 @@ class Index:
     """
 
     version = 1
+    sets_up = True
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         reader = planned_reader(inputs.store, args["reader"])
+        inputs.confine(())
         splits, unreadable = None, bool(inputs.skip)         # skip: it has killed its process before
         if not unreadable:
             cursor.reading(0, 0)

@@ -8,6 +8,7 @@ under `bad_files` in the counters, and the next file is read. What kills the pro
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -37,7 +38,9 @@ class _NotFetched(Exception):
 
 
 def to_blame_file(error: Exception) -> bool:
-    """Whether an error that a reader raised can be the doing of the file."""
+    """Whether an error that a reader raised can be the doing of the file, not of who may read it."""
+    if isinstance(error, PermissionError) and error.errno != errno.EPERM:       # EPERM is what confinement says
+        return False
     return to_blame(error) and not isinstance(error, (ChangedInput, StoreError))
 
 

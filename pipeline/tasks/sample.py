@@ -29,11 +29,13 @@ class DrawSample:
     """
 
     version = 2
+    sets_up = True
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         reader = planned_reader(inputs.store, args["reader"])
+        inputs.confine(())
         draw = _Draw(int(args["share"] * 2**64), args["least"], args["most"])
         covered = read = 0
         for file in args["files"]:

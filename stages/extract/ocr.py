@@ -8,7 +8,6 @@ A process that dies all the same raises `ProcessDied`: whom that costs what is t
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import functools
 import importlib.util
@@ -28,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipeline.base import process
 from stages.extract.pdf_chars import UNIT, PageChars, Piece, is_rtl
 from stages.filter.models import MissingModel
 from stages.stage import ProcessDied
@@ -37,9 +37,10 @@ from stages.text.compiled import njit
 DPI = 200
 #: distributions whose versions decide about an engine's output
 LIBRARIES = {"none": (), "tesseract": (), "rapidocr": ("onnxruntime", "opencv-python", "rapidocr_onnxruntime")}
+#: what an engine is started as
+PROGRAMS: dict[str, tuple[str, ...]] = {"none": (), "tesseract": ("tesseract",), "rapidocr": (sys.executable,)}
 #: shared libraries of tesseract that do: recognition, and what makes black and white of grey
 _PARTS = ("libtesseract", "liblept")
-_LIBC = ctypes.CDLL(None, use_errno=True)
 #: most letters of a picture that is read: tesseract takes a CPU-ms for each (4.1 s for 6,300, 17.8 s for 17,800), more
 #: for those of 4 points; rapidocr four
 GLYPHS = {"tesseract": 12_000, "rapidocr": 4_000}
@@ -121,8 +122,9 @@ def _tesseract(languages: str) -> Engine:
 
 def _parts(binary: str) -> dict[str, str]:
     """The shared libraries of a program that decide about its output: the program itself is hardly more than `main`."""
-    ldd = shutil.which("ldd")
-    told = subprocess.run([ldd, binary], capture_output=True, text=True).stdout if ldd else ""
+    # what ldd does, which is a script and would need a shell
+    told = subprocess.run([binary], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1"}).stdout
     found = {Path(path).name.split(".so")[0]: os.path.realpath(path) for path in re.findall(r"=> (/\S+)", told)}
     return {name: path for name, path in found.items() if name.startswith(_PARTS)}
 
@@ -154,14 +156,12 @@ def words_of(engine: Engine, draw: Callable[[], np.ndarray], cpu_s: int, memory_
 
 def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, parent: int) -> None:
     """In the new process, before it becomes the engine: sets its limits and puts the picture on its standard input."""
-    _LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)                              # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
+    process.die_with_parent(parent)
     faulthandler.disable()                                               # it would write into our parent's log
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        _limit_data(_data() + memory)                                    # until then it has what its parent has
+        process.no_core()
+        process.limit_data(process.data_bytes() + memory)                # until then it has what its parent has
         image = draw()
         if not inked(image):
             os._exit(_BLANK)
@@ -172,23 +172,12 @@ def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, 
             out.write(b"P5 %d %d 255\n" % image.shape[::-1] + image.tobytes())
         os.lseek(page, 0, os.SEEK_SET)
         os.dup2(page, 0)
-        _limit_data(memory)
+        process.limit_data(memory)
     except MemoryError:
         os.abort()
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-
-
-def _limit_data(limit: int) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-
-
-def _data() -> int:
-    """What RLIMIT_DATA counts of this process, bytes."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as f:
-        return next(int(line.split()[1]) << 10 for line in f if line.startswith("VmData:"))
 
 
 def inked(image: np.ndarray) -> bool:

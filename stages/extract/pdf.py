@@ -15,7 +15,7 @@ import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
 
 from stages.document import Document
-from stages.extract.ocr import LIBRARIES, Engine, engine, glyphs, page_of, words_of
+from stages.extract.ocr import LIBRARIES, PROGRAMS, Engine, engine, glyphs, page_of, words_of
 from stages.extract.pdf_chars import PageChars, pieces_of
 from stages.extract.pdf_cipher import shifted
 from stages.extract.pdf_layout import blocks_of
@@ -143,6 +143,9 @@ class Pdf(Stage):
             raise ValueError(f"pdf: {field}: {message}")
         if self._engine:
             words_of(self._engine, _specimen, self.config.ocr_cpu_s, self.config.ocr_memory_mb)
+
+    def programs(self) -> tuple[str, ...]:
+        return PROGRAMS[self.config.ocr]
 
     def process(self, doc: Document) -> str | None:
         data = doc.raw

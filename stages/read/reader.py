@@ -78,6 +78,8 @@ class Reader:
     signals: tuple[str, ...] = ()
     #: what one child process needs while reading
     memory_mb: ClassVar[int] = 300
+    #: False for a reader of one's own that needs the network or credentials (`Stage.confined`)
+    confined: ClassVar[bool] = True
 
     class Config(StageConfig):
         pass

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -221,9 +222,33 @@ def test_pods_of_the_ray_object_are_pods(doc):
         # what Pod Security's `restricted` level asks for
         assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
         assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
+                                                "capabilities": {"drop": ["ALL"]}}
+        writable = {v["name"] for v in pod["spec"]["volumes"] if "emptyDir" in v}
+        places = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
+        environment = {e["name"]: e["value"] for e in container["env"]}
+        assert {places[environment["TMPDIR"]], places[environment["HOME"]], places["/tmp"]} <= writable
         mounts = {m["name"] for m in container["volumeMounts"]}
         assert mounts == {v["name"] for v in pod["spec"]["volumes"]}
+
+
+def test_pods_reach_what_a_run_needs_and_no_credentials_of_the_machine():
+    [policy] = documents(DEPLOY / "kuberay" / "network-policy.yaml")
+    spec = policy["spec"]
+    assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
+    own, dns, https = spec["egress"]
+    assert own == {"to": [{"podSelector": spec["podSelector"]}]}
+    assert {(p["port"], p["protocol"]) for p in dns["ports"]} == {(53, "UDP"), (53, "TCP")}
+    assert {p["port"] for p in https["ports"]} == {443, 6443}
+    blocks = [to["ipBlock"] for to in https["to"]]
+    allowed = [(ip_network(b["cidr"]), [ip_network(e) for e in b["except"]]) for b in blocks]
+
+    def reached(address: str) -> bool:
+        ip = ip_address(address)
+        return any(ip in network and not any(ip in e for e in gaps) for network, gaps in allowed)
+
+    assert reached("52.216.1.1") and reached("10.0.0.1") and reached("2600:1fa0::1")
+    assert not reached("169.254.169.254") and not reached("fd00:ec2::254")
 
 
 @pytest.mark.parametrize("doc", RAY_OBJECTS)
@@ -344,7 +369,7 @@ def test_the_network_policy_is_about_these_pods_and_their_ports():
         head = cluster_of(doc)["headGroupSpec"]
         assert ports <= {p["containerPort"] for p in head["template"]["spec"]["containers"][0]["ports"]}
         assert int(head["rayStartParams"]["metrics-export-port"]) in ports
-    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
 
 
 # -- Slurm ---------------------------------------------------------------------------------------------------------

@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import json
 import mmap
 import os
+import resource
 import signal
+import socket
+import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -327,10 +332,82 @@ class Noisy:
         return {"n": 1}
 
 
+class Hostile:
+    """A parser that was taken over: tries what `args` name and writes what came of it, a value or the error's name."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        a, libc, results = inputs.args, ctypes.CDLL(None, use_errno=True), {}
+
+        def trace() -> None:
+            # by a process that lets go of it at once; seizing does not stop it, as attaching would
+            seize, nothing, parent = 0x4206, ctypes.c_void_p(None), os.getppid()
+            if (tracer := os.fork()) == 0:
+                failed = libc.ptrace(ctypes.c_long(seize), ctypes.c_long(parent), nothing, nothing) != 0
+                os._exit(ctypes.get_errno() if failed else 0)
+            if number := os.waitstatus_to_exitcode(os.waitpid(tracer, 0)[1]):
+                raise OSError(number, "ptrace")
+
+        def ring() -> None:
+            if libc.syscall(ctypes.c_long(425), ctypes.c_long(4), ctypes.create_string_buffer(120)) < 0:
+                raise OSError(ctypes.get_errno(), "io_uring_setup")
+
+        attempts = {
+            "names": lambda: sorted(os.environ),
+            "parent": lambda: len(Path(f"/proc/{os.getppid()}/environ").read_bytes()),
+            "other": lambda: len(Path(f"/proc/{a['other']}/environ").read_bytes()),
+            "token": lambda: Path(a["token"]).read_text(),
+            "connect": lambda: socket.create_connection(("127.0.0.1", a["port"]), timeout=5).close(),
+            "unix": lambda: socket.socket(socket.AF_UNIX).close(),
+            "datagrams": lambda: [s.close() for s in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)],
+            "ring": ring,
+            "shell": lambda: subprocess.run(["/bin/sh", "-c", "exit 0"], check=True).returncode,
+            "trace": trace,
+            "kill": lambda: os.kill(os.getppid(), 0),
+            "write": lambda: Path(a["outside"]).write_text("x"),
+            "core": lambda: resource.getrlimit(resource.RLIMIT_CORE)[0] > 1,
+            "privileges": lambda: "NoNewPrivs:\t0" in Path("/proc/self/status").read_text(),
+            # what a sound task does goes on
+            "pair": lambda: [s.close() for s in socket.socketpair()] and "pair",
+            "thread": lambda: threading.Thread(target=len, args=("",)).start(),
+            "scratch": lambda: Path(inputs.scratch, "x").write_text("x"),
+        }
+        for name, attempt in attempts.items():
+            try:
+                results[name] = attempt()
+            except OSError as e:
+                results[name] = type(e).__name__
+        Path(out.path("results.json")).write_text(json.dumps(results))
+        return {"n": 1}
+
+
+class Programs:
+    """A pass whose stages declare `programs`: tries to start `start`."""
+
+    version = 1
+    sets_up = True
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        with contextlib.suppress(PermissionError), socket.socket():         # allowed until it is confined
+            subprocess.run(["/bin/sh", "-c", "exit 0"], check=True)
+        inputs.confine(inputs.args["programs"])
+        results = {}
+        for program in inputs.args["start"]:
+            try:
+                results[program] = subprocess.run([program], check=True).returncode
+            except OSError as e:
+                results[program] = type(e).__name__
+        Path(out.path("results.json")).write_text(json.dumps({**results, "pid": os.getpid()}))
+        return {"n": 1}
+
+
 def spec(task: type, node: str = "t", order: int = 0, weight: int = 1, memory_mb: int = 300, **args: Any) -> TaskSpec:
     name = f"{task.__module__}:{task.__name__}"
     return TaskSpec(content_key(name, task.version, args), name, node, args, weight, f"{node} {order}", memory_mb,
-                    order=order)
+                    order=order, confined=not {"mark", "marks"} & args.keys())       # marks lie outside of its folders
 
 
 def row_specs(parts: int = 6, rows: int = 40, poison: dict[int, dict[int, str]] | None = None,

@@ -31,12 +31,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes
 
 #: imported by every child before anything else: readers that die of, or fail on, what a record says
 HOOK = """
-    import ctypes, os
+    import ctypes
     from stages.read import jsonl, parquet
 
+    notes = open({deaths!r}, "a")           # before the worker is confined
+
     def die(what):
-        with open(os.environ["DEATHS"], "a") as f:
-            f.write(what + "\\n")
+        print(what, file=notes, flush=True)
         ctypes.string_at(0)
 
     row, batch, splits = jsonl.Jsonl._row, parquet.Parquet._batch, jsonl.Jsonl.splits
@@ -68,9 +69,8 @@ TEXT = "Record {} is well and says what it has to say, twice over."
 def site(tmp_path, monkeypatch):
     """`run(store, *overrides)` runs in/ as source `s` into dataset `d`."""
     (tmp_path / "hook").mkdir()
-    (tmp_path / "hook" / "sitecustomize.py").write_text(textwrap.dedent(HOOK))
+    (tmp_path / "hook" / "sitecustomize.py").write_text(textwrap.dedent(HOOK.format(deaths=str(tmp_path / "deaths"))))
     (tmp_path / "in").mkdir()
-    monkeypatch.setenv("DEATHS", str(tmp_path / "deaths"))
     monkeypatch.syspath_prepend(str(tmp_path / "hook"))
     return Site(tmp_path)
 

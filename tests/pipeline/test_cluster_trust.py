@@ -211,6 +211,7 @@ from stages.stage import Stage
 
 class Quote(Stage):
     name = "quote"
+    confined = False                # otherwise it would have none to quote
 
     def process(self, doc):
         if doc.text.startswith("Bad"):

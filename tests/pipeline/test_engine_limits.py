@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.base import process
 from pipeline.engine import limits
 from pipeline.engine.child import MAX_MESSAGE, pack, unpack
 from pipeline.engine.fingerprint import code_hash, declared_libraries, differences, fingerprint
@@ -50,7 +51,7 @@ def test_cpu_time_and_memory_of_a_process_are_seen():
         p.stdout.readline()
         assert limits.cpu_seconds(p.pid) >= 0.15
         assert 50 < limits.anonymous_mb(p.pid) < 120
-        assert limits.data_bytes(p.pid) > 50 << 20
+        assert process.data_bytes(p.pid) > 50 << 20
     finally:
         p.kill()
         p.communicate()
@@ -66,7 +67,7 @@ def test_a_batch_may_take_what_its_documents_may_but_not_hours():
 
 @linux
 def test_the_data_limit_bites_and_is_lifted_again():
-    code = ("from pipeline.engine import limits\n"
+    code = ("from pipeline.base import process as limits\n"
             "limits.limit_data(limits.data_bytes() + (50 << 20))\n"
             "try:\n    bytearray(200 << 20)\nexcept MemoryError:\n    print('refused')\n"
             "limits.limit_data(None)\nbytearray(200 << 20)\nprint('lifted')\n")

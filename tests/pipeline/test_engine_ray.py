@@ -18,6 +18,7 @@ from pipeline.engine.limits import Limits
 from pipeline.engine.scheduler import CannotRun, Scheduler
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
+from tests.pipeline.test_confinement import check_hostile, needs_kernel, results_of, targets
 from tests.pipeline.test_engine_processes import alive, check_poison, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"),
@@ -62,6 +63,13 @@ def test_results_equal_the_inline_backends(on_ray, store, tmp_path, workers, see
     specs = t.row_specs()
     records = Scheduler(on_ray(workers), t.MemoryLog(), dispatch_seed=seed).run(specs)
     assert t.outcome(records) == inline(store, specs, tmp_path)
+
+
+@needs_kernel
+def test_a_parser_that_was_taken_over_gets_nowhere(on_ray, store, tmp_path):
+    with targets(tmp_path) as hostile:
+        spec = t.spec(t.Hostile, **{**hostile, "token": f"/proc/{os.getpid()}/environ"})
+        check_hostile(*results_of(store, Scheduler(on_ray(1), t.MemoryLog()).run([spec])))
 
 
 def test_four_kinds_of_poison_cost_exactly_their_rows(on_ray, store, tmp_path):

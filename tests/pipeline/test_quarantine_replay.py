@@ -37,6 +37,7 @@ STAGE = """
     class Poison(Stage):
         '''Dies of what a document says.'''
         name = "poison"
+        confined = False                    # its notes lie outside of a worker's folders
 
         def process(self, doc):
             if "segfault" in doc.text:
@@ -77,13 +78,14 @@ HOOK = """
     import ctypes, os
     import tokenizer.encode as encode
 
+    notes = open({deaths!r}, "a")           # before the worker is confined
+
     real = encode.encode_masked
 
     def encode_masked(tokenizer, texts, spans):
         for text in texts:
             if "segfault" in text:
-                with open(os.environ["DEATHS"], "a") as f:
-                    f.write(text[:20] + "\\n")
+                print(text[:20], file=notes, flush=True)
                 ctypes.string_at(0)
             if "raises" in text:
                 raise ValueError("cannot encode the text of someone@mail.example.org")
@@ -152,8 +154,7 @@ def test_a_killed_driver_does_not_cost_another_child(tmp_path):
 def stream(tmp_path, monkeypatch):
     """Runs a recipe with one token stream; `hooked`: children's tokenizers die of some texts."""
     (tmp_path / "hook").mkdir()
-    (tmp_path / "hook" / "sitecustomize.py").write_text(textwrap.dedent(HOOK))
-    monkeypatch.setenv("DEATHS", str(tmp_path / "deaths"))
+    (tmp_path / "hook" / "sitecustomize.py").write_text(textwrap.dedent(HOOK.format(deaths=str(tmp_path / "deaths"))))
     for i in range(600):                                                      # six files of a hundred
         word = {333: "segfault", 334: "raises", 590: "raises"}.get(i, "is well")
         with open(tmp_path / f"{i // 100}.jsonl", "a") as f:

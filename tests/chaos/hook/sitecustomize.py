@@ -17,7 +17,17 @@ import sys
 
 _ROLE = " ".join(sys.orig_argv)
 _CHILD = "pipeline.engine.child" in _ROLE
-_OURS = _CHILD or "pipeline.cli" in _ROLE or "tests.e2e.kill" in _ROLE or "default_worker.py" in _ROLE
+_OURS = _CHILD or any(role in _ROLE for role in ("pipeline.cli", "pipeline.store.broker", "tests.e2e.kill",
+                                                  "default_worker.py"))
+
+if _OURS and any(name.startswith("CHAOS") for name in os.environ):
+    from pipeline.base import confinement
+
+    # children, too, are to know what goes wrong in them, and to note that it did
+    confinement._PREFIXES += ("CHAOS",)
+    _seal = confinement.seal
+    confinement.seal = lambda programs, writable: _seal(
+        programs, [*writable, *filter(None, [os.environ.get("CHAOS_FOLDER")])])
 
 if _OURS and "CHAOS_LIMITS" in os.environ:
     from pipeline.engine.limits import Limits

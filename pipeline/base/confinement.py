@@ -1,0 +1,200 @@
+"""What a worker that parses strangers' bytes may do: no secrets, no network, no programs but those its stages declare.
+
+A hostile page or PDF that takes over a parser has the parser's rights. So a confined child has
+
+* from its start (`enter`): an environment of an allow-list (`scrubbed`), no core dump, no new privileges, no
+  capabilities beyond those for files, no sight of other processes, no reading of files that hold credentials;
+* once its stages are set up (`seal`): no new sockets, no namespaces, no tracing, no io_uring; it starts only the
+  programs it names and writes only below its own folders. A sealed process stays sealed: for stages that have to be set
+  up without the seal it is not the right one, and `FreshProcess` says so.
+
+Landlock and seccomp do this where the kernel has them; `support` says which it has. Landlock holds for the thread that
+calls and those it starts: `enter` comes before there are others, and what the seal denies to sockets and programs
+(where no program is declared) is seccomp's, which holds for all threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import struct
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from pipeline.base import kernel, process
+
+#: variables that Python, its numeric libraries, CUDA and OCR read; everything else stays with the supervisor
+_NAMES = frozenset({
+    "CUDA_VISIBLE_DEVICES", "HF_DATASETS_CACHE", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HOME", "LANG",
+    "LANGUAGE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "NLTK_DATA", "PATH", "SHELL", "SSL_CERT_DIR",
+    "SSL_CERT_FILE", "TESSDATA_PREFIX", "TIKTOKEN_CACHE_DIR", "TMPDIR", "TOKENIZERS_PARALLELISM", "TOKENMILL_MODELS",
+    "TORCH_HOME", "TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE", "TZ", "USER", "VIRTUAL_ENV"})
+_PREFIXES = ("ARROW_", "COVERAGE_", "CUBLAS_", "CUDA_", "CUDNN_", "GLIBC_", "GOTO_", "KMP_", "LC_", "MALLOC_", "MKL_",
+             "NUMBA_", "NUMEXPR_", "NVIDIA_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "RAYON_", "VECLIB_", "XDG_")
+#: in a name or before an @ in a value: a secret, whatever the list says
+_SECRET = re.compile(r"(?i)tokens?(_|$)|secret|passw|credential|api_?key|access_?key|auth")
+_USERINFO = re.compile(r"://[^/\s]*@")
+#: files and folders of credentials, below the home; variables that name others
+_HOMES = (".aws", ".azure", ".boto", ".cache/huggingface/token", ".cache/huggingface/stored_tokens", ".config/gcloud",
+          ".docker", ".git-credentials", ".gnupg", ".huggingface", ".kube", ".netrc", ".pypirc", ".ray/auth_token",
+          ".s3cfg", ".ssh")
+_PLACES = ("/run/secrets", "/var/run/secrets")
+_NAMED = ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "BOTO_CONFIG",
+          "GOOGLE_APPLICATION_CREDENTIALS", "HF_TOKEN_PATH", "KUBECONFIG", "NETRC", "RAY_AUTH_TOKEN_PATH")
+#: capabilities that let root read and write files of others (chown, dac_override, dac_read_search, fowner)
+_FILES = range(4)
+_WRITES = (kernel.WRITE_FILE | kernel.REMOVE_DIR | kernel.REMOVE_FILE | kernel.MAKE_CHAR | kernel.MAKE_DIR
+           | kernel.MAKE_REG | kernel.MAKE_SOCK | kernel.MAKE_FIFO | kernel.MAKE_BLOCK | kernel.MAKE_SYM | kernel.REFER
+           | kernel.TRUNCATE)
+_OWN_FOLDER = _WRITES & ~(kernel.MAKE_CHAR | kernel.MAKE_BLOCK | kernel.MAKE_SOCK)
+_CALLS = ("socket", "connect", "bind", "listen", "accept", "accept4",
+          "io_uring_setup", "io_uring_enter", "io_uring_register",              # would do the same past the filter
+          "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd",
+          "unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree", "fsopen",
+          "fsconfig", "fsmount", "fspick", "mount_setattr", "open_by_handle_at",
+          "bpf", "perf_event_open", "userfaultfd", "add_key", "request_key", "keyctl", "init_module", "finit_module",
+          "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon", "swapoff", "execveat")
+
+_sealed: frozenset[str] | None = None
+
+
+class FreshProcess(Exception):
+    """This process is sealed, and what comes has to be set up in one that is not."""
+
+
+def support() -> dict[str, Any]:
+    """{"landlock": version or 0, "seccomp": whether} of this kernel, asked without changing anything."""
+    if sys.platform != "linux":
+        return {"landlock": 0, "seccomp": False}
+    return {"landlock": kernel.landlock_version(), "seccomp": kernel.has_seccomp()}
+
+
+def missing(found: Mapping[str, Any]) -> str:
+    """What a kernel with this `support` cannot keep from a parser, in words; "" when nothing."""
+    gaps = []
+    if not found["seccomp"]:
+        gaps.append("no seccomp: parsers could open sockets")
+    if not found["landlock"]:
+        gaps.append("no Landlock: parsers could start programs their stages declare beside others, write any file of "
+                    "this user and look into its other processes")
+    return "; ".join(gaps)
+
+
+def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment a parser may have: the allow-list, and of it nothing that looks like a secret."""
+    return {name: value for name, value in env.items()
+            if (name in _NAMES or name.startswith(_PREFIXES)) and not _SECRET.search(name)
+            and not _USERINFO.search(value)}
+
+
+def secret_files(env: Mapping[str, str]) -> list[str]:
+    """Files and folders of this machine that hold credentials, by convention or by a variable of `env`."""
+    home = env.get("HOME") or os.path.expanduser("~")
+    named = [env[name] for name in _NAMED if env.get(name)]
+    paths = {os.path.realpath(p) for p in (*(os.path.join(home, p) for p in _HOMES), *_PLACES, *named)}
+    return sorted(p for p in paths if os.path.isfile(p) or (os.path.isdir(p) and p != "/"))      # no /dev/null
+
+
+def all_but(denied: Collection[str]) -> list[str]:
+    """Paths below which all lies that is there but for `denied`. Landlock only knows what is allowed."""
+    open_: list[str] = []
+    folders = ["/"]
+    while folders:
+        folder = folders.pop()
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_symlink() or entry.path in denied:
+                    continue                             # what a link leads to has a place of its own
+                if any(path.startswith(entry.path + "/") for path in denied):
+                    folders.append(entry.path)
+                else:
+                    open_.append(entry.path)
+    return open_
+
+
+def not_dumpable() -> None:
+    """In a supervisor, which holds credentials: close its memory and environment to other processes of its user."""
+    with contextlib.suppress(OSError):
+        kernel.not_dumpable()
+
+
+def enter(secrets: Collection[str]) -> None:
+    """Begin a confined process, before it has a second thread. `secrets`: files and folders it may not read."""
+    process.no_core()
+    kernel.no_new_privileges()
+    kernel.keep_capabilities(_FILES)
+    if kernel.landlock_version():
+        readable = dict.fromkeys(all_but(secrets), kernel.READ_FILE) if secrets else {"/": kernel.READ_FILE}
+        kernel.landlock(kernel.READ_FILE, {**readable, "/": readable.get("/", 0) | kernel.REFER})
+
+
+def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
+    """Deny what parsing does not need: `programs` (names or paths) are all it may start, `writable` the folders it may
+    write to. Raises FreshProcess when this process was sealed for fewer programs."""
+    global _sealed
+    named = frozenset(programs)
+    if _sealed is not None:
+        check(named)
+        return
+    if kernel.landlock_version():
+        folders = dict.fromkeys([*writable, "/dev/shm"], _OWN_FOLDER)
+        kernel.landlock(kernel.EXECUTE | _WRITES, {
+            "/dev": kernel.WRITE_FILE | kernel.TRUNCATE, "/proc/self": kernel.WRITE_FILE | kernel.TRUNCATE, **folders,
+            **dict.fromkeys(_files_of(named), kernel.EXECUTE)})
+    if kernel.has_seccomp():
+        kernel.deny_calls((*_CALLS, *(() if named else ("execve",))))
+    _sealed = named
+
+
+def sealed() -> bool:
+    """Whether this process is sealed."""
+    return _sealed is not None
+
+
+def hint(error: BaseException) -> str:
+    """What to add to the message of an error that the seal of this process may have caused."""
+    if _sealed is None or not isinstance(error, PermissionError):
+        return ""
+    return ("; a worker is confined once its stages are set up: no sockets, no programs a stage does not declare, no "
+            "files outside its folders (docs/filters.md, confined = False)")
+
+
+def check(programs: Iterable[str]) -> None:
+    """Raise FreshProcess when this process is sealed and must not start one of `programs`."""
+    if _sealed is not None and (denied := set(programs) - _sealed):
+        raise FreshProcess(f"sealed without {', '.join(sorted(denied))}")
+
+
+def _files_of(programs: Iterable[str]) -> list[str]:
+    """The files the kernel executes for these programs: they, the interpreters of scripts, and the dynamic loaders."""
+    files: list[str] = []
+    wanted = list(programs)
+    while wanted:
+        path = shutil.which(wanted.pop())
+        path = path and os.path.realpath(path)
+        if not path or path in files:
+            continue
+        files.append(path)
+        with contextlib.suppress(OSError, struct.error, UnicodeDecodeError), open(path, "rb") as f:
+            head = f.read(64)
+            if head.startswith(b"#!"):
+                f.seek(2)
+                wanted += f.readline(1024).decode().split()[:2]
+            elif head.startswith(b"\x7fELF\x02\x01"):
+                wanted += _loader(f, *struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54))
+    return files
+
+
+def _loader(file: Any, at: int, size: int, count: int) -> list[str]:
+    """The dynamic loader a 64-bit ELF file names (PT_INTERP)."""
+    for number in range(count):
+        file.seek(at + number * size)
+        header = file.read(size)
+        if struct.unpack_from("<I", header)[0] == 3:
+            offset, _, _, length = struct.unpack_from("<4Q", header, 8)
+            file.seek(offset)
+            return [file.read(length).rstrip(b"\0").decode()]
+    return []

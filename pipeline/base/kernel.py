@@ -1,0 +1,206 @@
+"""Linux system calls that Python has no name for: prctl, capabilities, Landlock and seccomp, through ctypes.
+
+Only mechanisms are here; `confinement` decides what they are used for. Numbers are those of x86_64 and aarch64. A
+function that the kernel lacks, or that a container's own seccomp profile refuses, raises OSError; `landlock_version`
+and `has_seccomp` say beforehand what there is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import platform
+import signal
+import struct
+from collections.abc import Iterable, Mapping
+
+_PDEATHSIG, _DUMPABLE, _NO_NEW_PRIVS = 1, 4, 38                     # of prctl(2)
+_CAPABILITY_VERSION = 0x20080522
+#: what landlock(7) can restrict in the file system; numbers of bits
+(EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_DIR, REMOVE_FILE, MAKE_CHAR, MAKE_DIR, MAKE_REG, MAKE_SOCK, MAKE_FIFO,
+ MAKE_BLOCK, MAKE_SYM, REFER, TRUNCATE) = (1 << bit for bit in range(15))
+#: what a rule about a file, not a folder, may hold
+OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
+_SCOPE_SIGNAL = 2
+#: versions of Landlock that brought REFER, TRUNCATE and scopes
+_REFER_SINCE, _TRUNCATE_SINCE, _SCOPE_SINCE = 2, 3, 6
+#: (x86_64, aarch64)
+_CALLS = {
+    "accept": (43, 202), "accept4": (288, 242), "add_key": (248, 217), "bind": (49, 200), "bpf": (321, 280),
+    "capget": (125, 90), "capset": (126, 91), "chroot": (161, 51), "clone": (56, 220), "clone3": (435, 435),
+    "connect": (42, 203),
+    "delete_module": (176, 106), "execve": (59, 221), "execveat": (322, 281), "finit_module": (313, 273),
+    "fsconfig": (431, 431), "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433),
+    "init_module": (175, 105), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425), "kexec_file_load": (320, 294), "kexec_load": (246, 104), "keyctl": (250, 219),
+    "landlock_add_rule": (445, 445), "landlock_create_ruleset": (444, 444), "landlock_restrict_self": (446, 446),
+    "listen": (50, 201), "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429),
+    "open_by_handle_at": (304, 265), "open_tree": (428, 428), "perf_event_open": (298, 241), "pidfd_getfd": (438, 438),
+    "pivot_root": (155, 41), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117),
+    "reboot": (169, 142), "request_key": (249, 218), "seccomp": (317, 277), "setns": (308, 268), "socket": (41, 198),
+    "socketpair": (53, 199), "swapoff": (168, 225), "swapon": (167, 224), "umount2": (166, 39), "unshare": (272, 97),
+    "userfaultfd": (323, 282),
+}
+_ARCH = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}     # column of the table, AUDIT_ARCH_*
+#: bit of a number of the x32 ABI, whose calls the table does not have
+_X32 = 0x40000000
+#: flags of clone(2) that make namespaces: in one of its own a process has every capability
+_NAMESPACES = 0x7E020000
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000                             # SECCOMP_RET_*
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _raise(what: str) -> None:
+    number = ctypes.get_errno()
+    raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _number(name: str) -> int:
+    if platform.machine() not in _ARCH:
+        raise OSError(errno.ENOSYS, f"{name}: numbers of system calls of {platform.machine()} are not known here")
+    return _CALLS[name][_ARCH[platform.machine()][0]]
+
+
+def _call(name: str, *args: int | ctypes.Array[ctypes.c_char]) -> int:
+    # unsigned longs throughout: ctypes would pass a Python int as a C int
+    words = [ctypes.c_ulong(a) if isinstance(a, int) else a for a in args]
+    result: int = _libc().syscall(ctypes.c_long(_number(name)), *words)
+    if result < 0:
+        _raise(name)
+    return result
+
+
+def _prctl(option: int, value: int) -> None:
+    zero = ctypes.c_ulong(0)
+    if _libc().prctl(option, ctypes.c_ulong(value), zero, zero, zero) != 0:
+        _raise(f"prctl({option})")
+
+
+def signal_on_death_of_parent(number: int = signal.SIGKILL) -> None:
+    """Have the kernel send us a signal the moment the thread that spawned us ends, however it ends."""
+    _prctl(_PDEATHSIG, number)
+
+
+def no_new_privileges() -> None:
+    """No program we start gets more rights than we have (setuid). Landlock and seccomp ask for this."""
+    _prctl(_NO_NEW_PRIVS, 1)
+
+
+def not_dumpable() -> None:
+    """No core dump of us, and /proc/PID/environ, mem, maps and ptrace are closed to others of our user."""
+    _prctl(_DUMPABLE, 0)
+
+
+def keep_capabilities(kept: Iterable[int]) -> None:
+    """Drop all capabilities but these. Who never had any loses none."""
+    mask = sum(1 << c for c in kept)
+    header = struct.pack("<Ii", _CAPABILITY_VERSION, 0)
+    data = ctypes.create_string_buffer(24)
+    _call("capget", ctypes.create_string_buffer(header), data)
+    words = struct.unpack("<6I", data.raw)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    left = struct.pack("<6I", *(w & m for w, m in zip(words, (low, low, 0, high, high, 0))))
+    _call("capset", ctypes.create_string_buffer(header), ctypes.create_string_buffer(left))
+
+
+# -- Landlock --------------------------------------------------------------------------------------------------------
+def landlock_version() -> int:
+    """Version of Landlock's interface; 0 where there is none."""
+    try:
+        return _call("landlock_create_ruleset", 0, 0, 1)
+    except OSError:
+        return 0
+
+
+def landlock(handled: int, allowed: Mapping[str, int]) -> None:
+    """Deny this thread, and all it starts, the rights `handled` but below the paths of `allowed`: {path: rights}.
+    Paths that are not there are left out. Whatever is denied stays so.
+
+    A thread in a Landlock domain can inspect no process outside it (ptrace, /proc/PID/environ), and from version 6 on
+    send it no signal.
+    """
+    version = landlock_version()
+    known = (1 << 13) - 1 | (REFER if version >= _REFER_SINCE else 0) | (TRUNCATE if version >= _TRUNCATE_SINCE else 0)
+    # renaming between folders is denied by every ruleset that does not mention it
+    handled = handled & known | known & REFER
+    attributes = struct.pack("<QQQ", handled, 0, _SCOPE_SIGNAL)[:24 if version >= _SCOPE_SINCE else 8]
+    ruleset = _call("landlock_create_ruleset", ctypes.create_string_buffer(attributes, len(attributes)),
+                    len(attributes), 0)
+    try:
+        for path, rights in allowed.items():
+            try:
+                place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                rights &= handled if os.path.isdir(path) else handled & OF_FILES
+                if rights:
+                    rule = struct.pack("<Qi", rights, place)
+                    _call("landlock_add_rule", ruleset, 1, ctypes.create_string_buffer(rule, len(rule)), 0)
+            finally:
+                os.close(place)
+        _call("landlock_restrict_self", ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+# -- seccomp ---------------------------------------------------------------------------------------------------------
+def has_seccomp() -> bool:
+    """Whether system calls can be filtered with an error of ours as the answer."""
+    try:
+        return _call("seccomp", 2, 0, ctypes.create_string_buffer(struct.pack("<I", _ERRNO), 4)) == 0
+    except OSError:
+        return False
+
+
+def deny_calls(names: Iterable[str]) -> None:
+    """Answer EPERM to these system calls of all threads of this process, and of all it starts. Always denied are new
+    namespaces and pairs of sockets that are no streams: a datagram socket can send to anybody. Whatever is denied stays
+    so."""
+    column, architecture = _ARCH[platform.machine()]
+    refuse = _ERRNO | errno.EPERM
+    program = [_load(4), _jump(architecture, 1, 0), _answer(refuse), _load(0)]
+    if platform.machine() == "x86_64":
+        program += [_jump(_X32, 0, 1, test=_AT_LEAST), _answer(refuse)]
+    for name in sorted(set(names)):
+        program += [_jump(_CALLS[name][column], 0, 1), _answer(refuse)]
+    # glibc falls back to clone, whose flags are no pointer
+    program += [_jump(_CALLS["clone3"][column], 0, 1), _answer(_ERRNO | errno.ENOSYS)]
+    program += [_jump(_CALLS["clone"][column], 0, 4), _load(16), _jump(_NAMESPACES, 0, 1, test=_ANY_BIT),
+                _answer(refuse), _answer(_ALLOW)]
+    program += [_jump(_CALLS["socketpair"][column], 0, 6), _load(16), _jump(1, 0, 3), _load(24), _mask(0xF),
+                _jump(1, 1, 0), _answer(refuse)]
+    program.append(_answer(_ALLOW))
+    code = ctypes.create_string_buffer(b"".join(program), 8 * len(program))
+    filter_ = struct.pack("<HxxxxxxQ", len(program), ctypes.addressof(code))
+    set_filter, all_threads = 1, 1
+    thread = _call("seccomp", set_filter, all_threads, ctypes.create_string_buffer(filter_, len(filter_)))
+    if thread != 0:
+        raise OSError(errno.EBUSY, f"seccomp: thread {thread} has a filter of its own")
+
+
+# classic BPF (seccomp(2)): each instruction is a code, two jump distances and a value
+_EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
+
+
+def _load(offset: int) -> bytes:
+    """Of struct seccomp_data: the call's number at 0, the architecture at 4, low words of the arguments from 16 on."""
+    return struct.pack("<HBBI", 0x20, 0, 0, offset)
+
+
+def _jump(value: int, if_true: int, if_false: int, test: int = _EQUAL) -> bytes:
+    return struct.pack("<HBBI", test, if_true, if_false, value)
+
+
+def _mask(value: int) -> bytes:
+    return struct.pack("<HBBI", 0x54, 0, 0, value)
+
+
+def _answer(value: int) -> bytes:
+    return struct.pack("<HBBI", 0x06, 0, 0, value)

@@ -1,0 +1,299 @@
+"""Object storage for a confined child, which has neither credentials nor sockets: a process beside it has them.
+
+The child holds one end of a pair of sockets from its start. The supervisor starts the broker when the child first
+writes to it, so who works on local files has none. For each of its threads the child makes a further pair and passes
+one end over; on it go requests (length, JSON, bytes), a file to upload as an open descriptor.
+
+What a child that was taken over can ask for is what its task needs: to read below the store and the sources of its run,
+to write and remove below `objects/` of the store. Downloads lie in a folder of the broker's that the child can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pipeline.base import confinement, process
+from pipeline.redact import redact
+from pipeline.store import errors
+from pipeline.store.errors import EnvironmentFailure
+from pipeline.store.remote import Entry, Remote, connect
+
+if TYPE_CHECKING:
+    from pipeline.store.fs import Needs
+
+_LENGTH = struct.Struct(">I")
+_OBJECT = re.compile(r"objects/(?!\.{1,2}(/|$))[^/\0]+(/(?!\.{1,2}(/|$))[^/\0]+)*")
+_ERRORS = ("ChangedFile", "EnvironmentFailure", "StoreError")
+
+
+def _send(to: socket.socket, message: dict[str, Any], data: bytes = b"", files: tuple[int, ...] = ()) -> None:
+    body = json.dumps({**message, "bytes": len(data)}).encode()
+    head = _LENGTH.pack(len(body))
+    if files:
+        socket.send_fds(to, [head], files)
+    else:
+        to.sendall(head)
+    to.sendall(body)
+    if data:
+        to.sendall(data)
+
+
+def _exactly(source: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        n = source.recv_into(view)
+        if n == 0:
+            raise EOFError
+        view = view[n:]
+    return bytes(data)
+
+
+def _receive(source: socket.socket) -> tuple[dict[str, Any], bytes, list[int]]:
+    """A message, its bytes, and the open files that came with it. EOFError when the other side is gone."""
+    head, files, _, _ = socket.recv_fds(source, _LENGTH.size, 1)
+    if not head:
+        raise EOFError
+    head += _exactly(source, _LENGTH.size - len(head))
+    message = json.loads(_exactly(source, _LENGTH.unpack(head)[0]))
+    return message, _exactly(source, message["bytes"]), files
+
+
+# -- in the child ----------------------------------------------------------------------------------------------------
+class Broker:
+    """The child's side. Any number of threads may ask at a time."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control, self._threads, self._used = control, threading.local(), False
+
+    def connect(self, root: str) -> Brokered:
+        return Brokered(self, root)
+
+    def ask(self, message: dict[str, Any], data: bytes = b"", file: int | None = None,
+            needs: Needs | None = None) -> tuple[Any, bytes]:
+        """(result, bytes) of a request. Raises what it raised in the broker, EnvironmentFailure when that is gone."""
+        line = self._line()
+        reply, data = _exchange(line, message, data, () if file is None else (file,))
+        while "needs" in reply:
+            assert needs is not None
+            reply, data = _exchange(line, {"ranges": self._ranges(line, message, reply["needs"], needs)})
+        return reply["result"], data
+
+    def release(self) -> None:
+        """What was downloaded is not needed any more."""
+        if self._used:
+            self.ask({"call": "release"})
+
+    def _line(self) -> socket.socket:
+        """This thread's own pair of sockets."""
+        if getattr(self._threads, "line", None) is None:
+            ours, theirs = socket.socketpair()
+            with theirs, _or_gone():
+                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+            self._threads.line, self._used = ours, True
+        line: socket.socket = self._threads.line
+        return line
+
+    def _ranges(self, line: socket.socket, message: dict[str, Any], size: int, needs: Needs) -> Any:
+        """Which ranges of a file are needed, which may take reading some of it."""
+        def read(start: int, stop: int) -> bytes:
+            return _exchange(line, {"call": "read_range", "start": start, "stop": stop})[1]
+
+        try:
+            return needs(size, read)
+        except BaseException:
+            del self._threads.line                  # the broker waits for ranges on it: a closed line ends that
+            line.close()
+            raise
+
+
+@contextlib.contextmanager
+def _or_gone() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, OSError) as e:
+        raise EnvironmentFailure(f"the process that talks to object storage for this one is gone ({e or 'its end'})"
+                                 ) from e
+
+
+def _exchange(line: socket.socket, message: dict[str, Any], data: bytes = b"",
+              files: tuple[int, ...] = ()) -> tuple[dict[str, Any], bytes]:
+    """(reply, its bytes) to a message. Raises the error it tells of."""
+    with _or_gone():
+        _send(line, message, data, files)
+        reply, data, _ = _receive(line)
+    if "error" in reply:
+        raise _error(reply["error"], reply["args"])
+    return reply, data
+
+
+class Brokered(Remote):
+    """Objects below a root, by way of the broker."""
+
+    def __init__(self, broker: Broker, root: str) -> None:
+        self.root, self.prefix, self.fs = root, root.partition("://")[2], None
+        self._broker = broker
+
+    def _call(self, call: str, path: str, **arguments: Any) -> tuple[Any, bytes]:
+        return self._broker.ask({"call": call, "root": self.root, "path": path, **arguments})
+
+    def head(self, path: str) -> Entry | None:
+        found, _ = self._call("head", path)
+        return None if found is None else Entry(**found)
+
+    def read(self, path: str) -> bytes:
+        return self._call("read", path)[1]
+
+    def read_range(self, path: str, start: int, stop: int) -> bytes:
+        return b"" if stop <= start else self._call("read_range", path, start=start, stop=stop)[1]
+
+    def fetch(self, path: str, scratch: str, size: int | None, version: str | None, needs: Needs | None) -> str:
+        local, _ = self._broker.ask({"call": "fetch", "root": self.root, "path": path, "size": size,
+                                     "version": version, "partly": needs is not None}, needs=needs)
+        return str(local)
+
+    def forget(self, path: str, scratch: str, size: int | None) -> None:
+        self._call("forget", path, size=size)
+
+    def upload(self, local: str, path: str) -> None:
+        with open(local, "rb") as f:
+            self._broker.ask({"call": "upload", "root": self.root, "path": path}, file=f.fileno())
+
+    def remove(self, path: str) -> None:
+        self._call("remove", path)
+
+
+def _error(kind: str, args: list[Any]) -> Exception:
+    if kind in _ERRORS:
+        return getattr(errors, kind)(*args)                     # type: ignore[no-any-return]
+    known = {"FileNotFoundError": FileNotFoundError, "OSError": OSError}.get(kind)
+    return known(*args) if known else RuntimeError(f"{kind}: {args[0]}")
+
+
+# -- the broker ------------------------------------------------------------------------------------------------------
+class Server:
+    """The broker's side: `store` may be read and, below objects/, written, `roots` may be read."""
+
+    def __init__(self, store: str, roots: list[str], scratch: str) -> None:
+        self.store, self.roots, self.scratch = store, {store, *roots}, scratch
+        self._remotes: dict[str, Remote] = {}
+        self._lock = threading.Lock()
+
+    def remote(self, root: str) -> Remote:
+        if root not in self.roots:
+            raise PermissionError(errno.EPERM, "neither the store nor a source of this run", root)
+        with self._lock:
+            if root not in self._remotes:
+                self._remotes[root] = connect(root)
+            return self._remotes[root]
+
+    def run(self, control: socket.socket) -> None:
+        """Serve the lines that come over `control`, each in a thread, until the child is gone."""
+        while True:
+            data, files, _, _ = socket.recv_fds(control, 1, 1)
+            if not data:
+                return
+            for file in files:
+                threading.Thread(target=self.serve, args=(socket.socket(fileno=file),), daemon=True).start()
+
+    def serve(self, line: socket.socket) -> None:
+        """Answer the requests of one thread of the child until it hangs up."""
+        with line, contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                message, _, files = _receive(line)
+                try:
+                    result, data = self._answer(message, files, line)
+                except (EOFError, ConnectionError):
+                    raise
+                except Exception as e:
+                    _send(line, {"error": _kind(e), "args": _args(e)})
+                else:
+                    _send(line, {"result": result}, data)
+                finally:
+                    for file in files:
+                        os.close(file)
+
+    def _answer(self, message: dict[str, Any], files: list[int], line: socket.socket) -> tuple[Any, bytes]:
+        call = message["call"]
+        if call == "release":
+            for name in os.listdir(self.scratch):
+                os.unlink(os.path.join(self.scratch, name))
+            return None, b""
+        remote, path = self.remote(message["root"]), message["path"]
+        if call == "head":
+            entry = remote.head(path)
+            return None if entry is None else asdict(entry), b""
+        if call == "read":
+            return None, remote.read(path)
+        if call == "read_range":
+            return None, remote.read_range(path, message["start"], message["stop"])
+        if call == "fetch":
+            needs = self._asks_for(line) if message["partly"] else None
+            return remote.fetch(path, self.scratch, message["size"], message["version"], needs), b""
+        if call == "forget":
+            remote.forget(path, self.scratch, message["size"])
+            return None, b""
+        if call not in ("upload", "remove") or message["root"] != self.store or not _OBJECT.fullmatch(path):
+            raise PermissionError(errno.EPERM, f"{call}: a task writes only below objects/ of its store", path)
+        if call == "upload":
+            remote.upload(f"/proc/self/fd/{files[0]}", path)
+        else:
+            remote.remove(path)
+        return None, b""
+
+    def _asks_for(self, line: socket.socket) -> Needs:
+        """The child's reader says which ranges it needs; while it makes up its mind it may read."""
+        def needs(size: int, read: Any) -> Any:
+            _send(line, {"needs": size})
+            while True:
+                message, _, _ = _receive(line)
+                if "ranges" in message:
+                    ranges = message["ranges"]
+                    return None if ranges is None else [(a, b) for a, b in ranges]
+                try:
+                    data = read(message["start"], message["stop"])
+                except Exception as e:
+                    _send(line, {"error": _kind(e), "args": _args(e)})
+                else:
+                    _send(line, {"result": None}, data)
+
+        return needs
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return "FileNotFoundError" if isinstance(error, FileNotFoundError) else "OSError"
+    return next((name for name in _ERRORS if isinstance(error, getattr(errors, name))), type(error).__name__)
+
+
+def _args(error: Exception) -> list[Any]:
+    if isinstance(error, OSError) and error.errno is not None:
+        return [error.errno, error.strerror, error.filename]
+    return [redact(str(error))]                         # the child does not know what is secret
+
+
+def main() -> None:
+    """`python -m pipeline.store.broker CONTROL_FD PARENT_PID {"store", "roots", "scratch"}`"""
+    process.die_with_parent(int(sys.argv[2]))
+    process.no_core()
+    confinement.not_dumpable()
+    control, server = socket.socket(fileno=int(sys.argv[1])), Server(**json.loads(sys.argv[3]))
+    server.run(control)
+    shutil.rmtree(server.scratch, ignore_errors=True)
+    os._exit(0)                                         # the child is gone: nobody waits for what goes on
+
+
+if __name__ == "__main__":
+    main()
