@@ -1,11 +1,13 @@
 """Main text of HTML pages: quality and CPU time of every engine, per page type.
 
-    python -m benchmarks.train_mill --warc W --gold DIR --folds FOLDS.npz       (once)
-    python -m benchmarks.html_extraction --warc W --gold DIR --folds FOLDS.npz [--every 1] [--json OUT]
+    python -m benchmarks.train_mill --warc W --gold DIR --news DIR --folds FOLDS.npz       (once)
+    python -m benchmarks.html_extraction --warc W --gold DIR --news DIR --folds FOLDS.npz [--every 1] [--json OUT]
 
 `mill` extracts each page with the model of the fold that never saw its site. Word F1, precision and recall are of bags
-of lower-case words (as WCXB scores), means over pages; `with` and `w/o` are the shares of the gold's snippets that must
-and must not occur and do, in the text with white space made equal. CPU time is user + system of this process for
+of lower-case words (as WCXB scores), means over pages; `head` is F1 against the gold with the page's headline before
+it, which most gold leaves out; `with` and `w/o` are the shares of the gold's snippets that must
+and must not occur and do, in the text with white space made equal. Each kind of page is shown whole and by size: the
+smaller and the larger half by bytes. CPU time is user + system of this process for
 text → main text; engines take turns page by page, so that a busy machine slows all of them alike. The comparison is a
 bootstrap over sites (10,000 draws, seeded) of the difference in word F1 of each page.
 """
@@ -22,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.mill_gold import FOLDS, Gold, folds_of, read, word_scores
-from stages.extract.mill.engine import Engine, Model
+from benchmarks.mill_gold import FOLDS, WORD, Gold, folds_of, read, word_scores
+from stages.extract.mill.engine import SIGNAL, Engine, Model
 
 DRAWS = 10_000
 
@@ -58,6 +60,12 @@ def snippets(g: Gold, text: str) -> tuple[float, float]:
     return rates[0], rates[1]
 
 
+def headlined(g: Gold) -> str:
+    """The gold text, begun with the page's headline."""
+    title = WORD.findall((g.truth.get("title") or "").lower())
+    return g.text if WORD.findall(g.text.lower())[:len(title)] == title else f"{g.truth['title']}\n{g.text}"
+
+
 def bootstrap(difference: np.ndarray, sites: list[str]) -> tuple[float, float, float]:
     """(mean, 2.5 %, 97.5 %) of a page's difference, sites drawn with replacement."""
     names = {s: n for n, s in enumerate(dict.fromkeys(sites))}
@@ -73,11 +81,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--warc", type=Path, required=True)
     parser.add_argument("--gold", type=Path, required=True)
+    parser.add_argument("--news", type=Path, help="the folder of Fundus' test pages")
     parser.add_argument("--folds", type=Path, required=True, help="models of five folds (train_mill.py --folds)")
     parser.add_argument("--every", type=int, default=1, help="take every n-th page")
     parser.add_argument("--json", type=Path, help="write the scores of all pages here")
     args = parser.parse_args()
-    pages = read(args.warc, args.gold)
+    pages = read(args.warc, args.gold, args.news)
     fold = folds_of([g.site for g in pages], FOLDS, "outer")
     pages = pages[::args.every]
     arrays = dict(np.load(args.folds, allow_pickle=False))
@@ -85,6 +94,7 @@ def main() -> None:
                                  if key.startswith(f"fold{k}_")})) for k in range(FOLDS)]
     engines = {"mill": lambda page: None, **peers()}
     rows: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    expected: list[float] = []
     for mill in mills:
         mill.text(pages[0].page)                                           # compiles
     for g in pages:
@@ -93,34 +103,42 @@ def main() -> None:
             began = time.process_time()
             text = extract(g.page) or ""
             took = (time.process_time() - began) * 1e3
-            rows[name].append((*word_scores(text, g.text), *snippets(g, text), took))
+            if name == "mill":
+                expected.append(mills[fold[g.site]].signals.get(SIGNAL, 0.0))
+            rows[name].append((*word_scores(text, g.text), word_scores(text, headlined(g))[0], *snippets(g, text),
+                               took))
     table = {name: np.array(values) for name, values in rows.items()}
     kinds = np.array([g.kind for g in pages])
     sites = [g.site for g in pages]
-    megabytes = sum(len(g.page.encode("utf-8", "replace")) for g in pages) / 1e6
+    sizes = np.array([len(g.page.encode("utf-8", "replace")) for g in pages])
+    megabytes = sizes.sum() / 1e6
     print(f"{len(pages)} pages, {len(set(sites))} sites, {megabytes:.0f} MB of HTML")
-    head = f"{'F1':>7} {'prec':>6} {'recall':>6} {'with':>6} {'w/o':>6} {'median':>7} {'p99 ms':>7}"
-    for kind in ("all", *sorted(set(kinds))):
-        rows_of = kinds == kind if kind != "all" else np.ones(len(kinds), bool)
-        print(f"\n{kind + f' ({rows_of.sum()})':28} {head}")
-        for name, values in table.items():
-            v = values[rows_of]
-            means = [np.nanmean(v[:, c]) if not np.isnan(v[:, c]).all() else np.nan for c in range(5)]
-            print(f"{name:28} {means[0]:7.4f} " + " ".join(f"{x:6.3f}" for x in means[1:])
-                  + f" {np.median(v[:, 5]):7.2f} {np.quantile(v[:, 5], 0.99):7.1f}")
-    cpu = {name: values[:, 5].sum() for name, values in table.items()}
+    head = f"{'F1':>7} {'prec':>6} {'recall':>6} {'head':>6} {'with':>6} {'w/o':>6} {'median':>7} {'p99 ms':>7}"
+    for kind in ("wcxb", *sorted(set(kinds))):
+        of_kind = kinds == kind if kind != "wcxb" else kinds != "news"
+        large = sizes > np.median(sizes[of_kind])
+        for label, rows_of in ((kind, of_kind), (f"{kind}, small", of_kind & ~large),
+                               (f"{kind}, large", of_kind & large)):
+            print(f"\n{label + f' ({rows_of.sum()})':28} {head}")
+            for name, values in table.items():
+                v = values[rows_of]
+                means = [np.nanmean(v[:, c]) if not np.isnan(v[:, c]).all() else np.nan for c in range(6)]
+                print(f"{name:28} {means[0]:7.4f} " + " ".join(f"{x:6.3f}" for x in means[1:])
+                      + f" {np.median(v[:, 6]):7.2f} {np.quantile(v[:, 6], 0.99):7.1f}")
+    cpu = {name: values[:, 6].sum() for name, values in table.items()}
     print("\nCPU: " + "; ".join(f"{name} {megabytes / ms * 1e3:.1f} MB/s ({ms / cpu['mill']:.1f} × mill's time)"
                                 for name, ms in cpu.items()))
     for rival in (name for name in table if name != "mill"):
         difference = table["mill"][:, 0] - table[rival][:, 0]
         parts = []
-        for kind in ("all", *sorted(set(kinds))):
-            of = [n for n in range(len(pages)) if kind in ("all", kinds[n])]
+        for kind in ("wcxb", *sorted(set(kinds))):
+            of = [n for n in range(len(pages)) if kind == kinds[n] or (kind == "wcxb" and kinds[n] != "news")]
             mean, low, high = bootstrap(difference[of], [sites[n] for n in of])
             parts.append(f"{kind} {mean:+.4f} [{low:+.4f}, {high:+.4f}]")
         print(f"\nmill − {rival}, word F1, 95 % interval: " + "; ".join(parts))
     if args.json:
         args.json.write_text(json.dumps({"url": [g.url for g in pages], "kind": kinds.tolist(),
+                                         "site": sites, "bytes": sizes.tolist(), "expected": expected,
                                          **{n: v.tolist() for n, v in table.items()}}))
 
 

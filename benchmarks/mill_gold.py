@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -18,13 +19,21 @@ from benchmarks.html_engines import load
 from stages.document import Document
 from stages.extract.encoding import decode
 from stages.extract.mill import columns
-from stages.extract.mill.page import serialised, walk
-from stages.extract.mill.tags import IN_TITLE
+from stages.extract.mill import features as f
+from stages.extract.mill.page import serialised, table, walk
+from stages.extract.mill.tags import IN_TITLE, fnv
 from stages.read.reader import Slice
 from stages.read.warc import Warc
 
-WORD = re.compile(r"\w+")
+#: characters of scripts that write without spaces are words of their own
+_ALONE = "\\u0e00-\\u0e7f\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff"
+WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+")
 FOLDS, INNER = 5, 2
+#: share of the words of a gold text that its page must hold
+COVERED = 0.9
+CANONICAL = re.compile(rb"""<link[^>]+rel=["']?canonical["']?[^>]*>|<meta[^>]+og:url[^>]*>""", re.IGNORECASE)
+ADDRESS = re.compile(rb"""(?:href|content)=["']?(https?://[^"' >]+)""", re.IGNORECASE)
+_DOMAIN = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
 #: cells of an alignment (bytes of memory); a page beyond is left out of training
 LARGEST = 400_000_000
 
@@ -42,23 +51,53 @@ class Gold:
         self.labels = self.sizes = np.zeros(0)
 
 
-def read(warc: Path, gold: Path) -> list[Gold]:
-    """All gold pages, sorted by URL."""
-    domain = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
+def site_of(url: str) -> str:
+    """The registered domain of a URL."""
+    return _DOMAIN(url).top_domain_under_public_suffix or url
+
+
+def read(warc: Path, gold: Path, news: Path | None = None) -> list[Gold]:
+    """All gold pages, those of WCXB sorted by URL, then news."""
     found: list[Gold] = []
     told_of: dict[str, dict[str, Any]] = {}
     for file in sorted(gold.rglob("*.json*")):
         told = json.loads(load(file))
         page = next(iter((file.parent.parent / "html").glob(f"{file.name.split('.')[0]}.html*")), None)
         if page is not None and file.parent.name == "gold":
-            found.append(Gold(load(page), "", told, domain(told["url"]).top_domain_under_public_suffix or told["url"]))
+            found.append(Gold(load(page), "", told, site_of(told["url"])))
         else:
             told_of[told["url"]] = told
     for item in Warc().read(str(warc), Slice("web", warc.name)):
         if isinstance(item, Document) and item.raw is not None and (told := told_of.pop(item.url, None)):
-            site = domain(item.url).top_domain_under_public_suffix or item.url
-            found.append(Gold(item.raw, item.charset, told, site))
-    return sorted(found, key=lambda g: g.url)
+            found.append(Gold(item.raw, item.charset, told, site_of(item.url)))
+    return sorted(found, key=lambda g: g.url) + (read_news(news) if news else [])
+
+
+def read_news(folder: Path) -> list[Gold]:
+    """The news pages of Fundus' tests: FOLDER/COUNTRY/PAPER.json with the gold of versions of PAPER_DATE.html.gz.
+
+    A page's gold is the version that it holds most words of; a page that holds fewer than COVERED of them is left out.
+    """
+    found: list[Gold] = []
+    for file in sorted(folder.glob("*/*.json")):
+        versions = [v for v in json.loads(file.read_text(encoding="utf-8")).values() if v["body"]]
+        for page in sorted(file.parent.glob(f"{file.stem}_2*.html.gz")):
+            raw = load(page)
+            words = Counter(WORD.findall(decode(raw, "")[0].lower()))
+            best: tuple[float, str, str] = (0.0, "", "")
+            for version in versions:
+                body = version["body"]
+                text = "\n".join([*body.get("summary", ()), *(
+                    part for s in body["sections"] for part in (*s.get("headline", ()), *s["paragraphs"]))])
+                wanted = Counter(WORD.findall(text.lower()))
+                best = max(best, ((wanted & words).total() / max(1, wanted.total()), text, version.get("title") or ""),
+                           key=lambda b: b[0])
+            link = next((m[1] for tag in CANONICAL.finditer(raw) if (m := ADDRESS.search(tag[0]))), b"").decode()
+            told = {"url": link or page.name, "_internal": {"page_type": {"primary": "news"}},
+                    "ground_truth": {"main_content": best[1], "title": best[2]}}
+            if best[0] >= COVERED:
+                found.append(Gold(raw, "", told, site_of(link) if link else file.stem))
+    return found
 
 
 @numba.njit(cache=True)
@@ -153,6 +192,38 @@ def label(g: Gold) -> bool:
     g.votes = np.bincount(which, weights=inside[arrays.words_of], minlength=len(kinds))
     g.voters = np.bincount(which, weights=below[arrays.words_of], minlength=len(kinds))
     return True
+
+
+#: what the pages of `features_digest` are made of
+PIECES = ("<div class='post main'>", "</div>", "<p>", "</p>", "<a href=x>a link", "</a>", "<b>", "</b>", "<br>",
+          "<ul><li>one, two; three", "</ul>", "<table><tr><td>1,234 $", "<td>", "</table>", "<h1>A page of words</h1>",
+          "<h2>A heading</h2>", "<form><input><button>Go</button></form>", "<img alt=x>", "<nav id=menu>", "</nav>",
+          "<article>", "</article>", "<main>", "</main>", "<footer class=sideBar>", "</footer>", "<blockquote>",
+          "</blockquote>", "<ol class=comment-list><li>", "</ol>", "<p style='display:none'>", "<pre>x = 1;\n  y</pre>",
+          "<dl><dt>T<dd>M</dl>", "<aside role=complementary>", "</aside>", "<p>A page of words. "
+          + "It goes on, and on. " * 9,
+          "\u6f22\u5b57\u3002", "2024-05-03", "word ", "Words. ")
+
+
+def features_digest() -> bytes:
+    """SHA-256 of everything the model is shown of 40 pages that are always the same: the weights hold that of the code
+    they were trained with, since trees that meet other features choose at random."""
+    weights = table(np.array([fnv(w) for w in (b"post", b"main", b"menu", b"side")], np.uint32),
+                    np.array([90, 40, -120, -60], np.int32))
+    digest = hashlib.sha256("\n".join((*f.NAMES, *f.SECOND)).encode())
+    for n in range(40):
+        rng = random.Random(n)
+        body = "".join(rng.choices(PIECES, k=20 + 4 * n))
+        page = walk(serialised(f"<title>A page of words</title><body class=x>{body}"), weights)
+        assert page is not None
+        first = np.empty((len(page.blocks), f.FEATURES), np.int32)
+        f.describe(page.elements, len(page.elements), page.blocks, len(page.blocks), page.text, first)
+        chances = (np.arange(len(page.blocks)) * 389 % 1001).astype(np.int32)
+        second = np.empty((len(page.blocks), len(f.SECOND)), np.int32)
+        f.look_again(page.elements, len(page.elements), page.blocks, len(page.blocks),
+                     f.makes(page.elements, page.blocks), chances, second)
+        digest.update(first.astype("<i4").tobytes() + second.astype("<i4").tobytes())
+    return digest.digest()
 
 
 def folds_of(sites: list[str], folds: int, salt: str) -> dict[str, int]:

@@ -32,7 +32,8 @@ class Engine(Protocol):
     config as keyword arguments, and takes no notice of those it has no use for.
 
     Same page → same text, whatever came before and on any machine: nothing is remembered, no clock is looked at, and
-    what would take long is bounded by a count.
+    what would take long is bounded by a count. An engine with signals (`SIGNALS`) has those of the page it read last in
+    `signals`.
     """
 
     def text(self, page: str) -> str | None:
@@ -56,8 +57,12 @@ _ON_LXML = ("trafilatura", "justext", "lxml")
 LIBRARIES = {"trafilatura": _ON_LXML, "justext": _ON_LXML, "readability": _ON_LXML, "resiliparse": ("lxml",),
              "mill": ()}
 #: settings that only these engines know; with any other engine a recipe that sets one is refused
-KNOWN_TO = {"favor": ("trafilatura",), "fast": ("trafilatura",), "tables": ("trafilatura", "readability", "mill"),
-            "comments": ("trafilatura", "resiliparse")}
+KNOWN_TO = {"favor": ("trafilatura", "mill"), "fast": ("trafilatura",),
+            "tables": ("trafilatura", "readability", "mill"), "comments": ("trafilatura", "resiliparse", "mill")}
+#: signals that an engine gives besides those of the stage
+SIGNALS = {"mill": ("html_expected_f1",)}
+#: version of the stage with an engine whose texts changed since the stage's own: what others made stays valid
+VERSIONS = {"mill": 5}
 
 
 class Html(Stage):
@@ -74,13 +79,13 @@ class Html(Stage):
     Measured on 1,182 pages of seven kinds with gold text (benchmarks/html_extraction.py, where mill's models never saw
     the sites; mean word F1, CPU milliseconds a page of text to main text, on a busy machine: to be read as ratios):
 
-        mill (default)                 0.920   3.2      resiliparse                    0.844   2.5
+        mill (default)                 0.919   3.2      resiliparse                    0.844   2.5
         trafilatura 2.3.1 balanced     0.889  16.8      justext                        0.753   7.7
         … precision                    0.841  19.6      readability                    0.694   7.7
 
     Other modes of trafilatura (benchmarks/html_engines.py): fast 0.858, recall 0.875, in 0.6 of the time of balanced;
-    called as its documentation says, without our shortcuts, in 1.7 of it. jusText and readability are for articles
-    (0.80 and 0.90 there). `metadata` takes about 0.4 ms a page. Markdown takes 2 to 3 ms
+    called as its documentation says, without our shortcuts, in 1.7 of it. On news pages: docs/texts.md. jusText
+    and readability are for articles (0.80 and 0.90 there). `metadata` takes about 0.4 ms a page. Markdown 2 to 3 ms
     more, most of it to look for formulas.
 
     Into `meta`, when the page says it: `title`, `author`, `date` (published, YYYY-MM-DD), `lang` (a hint, often wrong),
@@ -99,10 +104,11 @@ class Html(Stage):
         engine: Literal[*ENGINES] = signal("mill", "what finds the main text")
         format: Literal["text", "markdown"] = signal("text", "plain text, or Markdown: headings, lists, tables, code, "
                                                              "formulas")
-        favor: Literal["balanced", "precision", "recall"] = signal("balanced", "trafilatura: what to prefer in doubt")
+        favor: Literal["balanced", "precision", "recall"] = signal("balanced", "trafilatura, mill: what to prefer in "
+                                                                                   "doubt")
         fast: bool = signal(False, "trafilatura: no second opinion of readability and justext")
         tables: bool = signal(True, "trafilatura, readability, mill: keep the text of tables")
-        comments: bool = signal(False, "trafilatura, resiliparse: keep readers' comments")
+        comments: bool = signal(False, "trafilatura, resiliparse, mill: keep readers' comments")
         metadata: bool = signal(True, "note title, author, date, canonical URL, language and licence in meta")
         max_bytes: int = signal(2_000_000, "most bytes of a page that are read: a longer one is read without scripts, "
                                            "styles, drawings and images in it, and then up to here", gt=0)
@@ -120,6 +126,8 @@ class Html(Stage):
     def __init__(self, config: Any = None, **kw: Any) -> None:
         super().__init__(config, **kw)
         self.libraries = (*Html.libraries, *LIBRARIES[self.config.engine])
+        self.signals = (*Html.signals, *SIGNALS.get(self.config.engine, ()))
+        self.version = VERSIONS.get(self.config.engine, Html.version)
         self._engine: Engine | None = None  # made in `setup`
 
     def setup(self) -> None:
@@ -149,6 +157,7 @@ class Html(Stage):
         text = self._engine.text(page) if self.config.format == "text" else self._engine.markdown(expose(page))
         if text is None:
             return "html_too_deep"
+        doc.signals.update(getattr(self._engine, "signals", {}))
         if encoding != "utf-8":
             doc.meta["encoding"] = encoding
         if self.config.metadata:

@@ -2,15 +2,24 @@
 
 Importing numba takes longer than planning a recipe, and a plan imports every stage the recipe names. A kernel is
 written and called as with `numba.njit`; kernels of one module may call each other.
+
+An image brings kernels compiled, in the folder that TOKENMILL_KERNELS names: it is read, never written. They were
+compiled with NUMBA_CPU_NAME=generic, for any processor of the architecture; what is not there is compiled as ever.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import uuid
 from collections.abc import Callable
 from typing import Any
+
+#: environment variable: a folder of compiled kernels, written as NUMBA_CACHE_DIR
+SHIPPED = "TOKENMILL_KERNELS"
+#: name and features of the processor they were compiled for, as numba keys them
+GENERIC = ("generic", "")
 
 #: module → its kernels that are not compiled yet, with their options
 _waiting: dict[str, list[tuple[Callable[..., Any], dict[str, Any]]]] = {}
@@ -41,12 +50,34 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
     with _lock:
         if waiting := _waiting.pop(function.__module__, []):
-            made = {kernel: _apart(numba.njit(**options)(kernel)) for kernel, options in waiting}
+            made = {kernel: _apart(_shipped(numba.njit(**options)(kernel))) for kernel, options in waiting}
             # in one step: numba compiles a kernel with what its module holds then, and another thread may call one as
             # soon as it is there
             function.__globals__.update({kernel.__name__: compiled for kernel, compiled in made.items()})
             _compiled.update(made)
         return _compiled[function]
+
+
+def _shipped(kernel: Any) -> Any:
+    """The kernel, which takes its variants from the folder of SHIPPED where they are there."""
+    own, folder = getattr(kernel, "_cache", None), os.environ.get(SHIPPED)
+    if not folder or not hasattr(own, "_cache_file"):
+        return kernel
+    from numba.core.caching import IndexDataCacheFile, UserProvidedCacheLocator
+
+    source = kernel.py_func.__code__.co_filename
+    path = os.path.join(folder, UserProvidedCacheLocator.get_suitable_cache_subpath(source))
+    there = IndexDataCacheFile(path, own._impl.filename_base, own._impl.locator.get_source_stamp())
+    kept = own.load_overload
+
+    def load(signature: Any, context: Any) -> Any:
+        context.refresh()
+        signature, (triple, *_), code = own._index_key(signature, context.codegen())
+        data = there.load((signature, (triple, *GENERIC), code))
+        return kept(signature, context) if data is None else own._impl.rebuild(context, data)
+
+    own.load_overload = load
+    return kernel
 
 
 def _apart(kernel: Any) -> Any:

@@ -215,8 +215,8 @@ def test_input_needs_to_know_its_source(load):
     ("from: web", "from: wbe", "6 datasets.clean.from: unknown source or dataset 'wbe': did you mean 'web'?"),
     ("- html", "- html: {engine: trafilatur}",
      "8 datasets.clean.steps[0].html.engine: 'trafilatur' is not one of trafilatura, resiliparse, justext, readab"),
-    ("- html", "- html: {favor: precision}",
-     "8 datasets.clean.steps[0].html: favor: the engine 'mill' does not know this setting; name one that does (engine: "
+    ("- html", "- html: {fast: true}",
+     "8 datasets.clean.steps[0].html: fast: the engine 'mill' does not know this setting; name one that does (engine: "
      "trafilatura), or leave it out"),
     ("- html", "- html: [1]", "8 datasets.clean.steps[0]: the settings of 'html' must be a mapping"),
     ("- html", "- 7", "8 datasets.clean.steps[0]: a step is a name, or a name with settings"),

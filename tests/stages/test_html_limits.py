@@ -64,7 +64,7 @@ def test_a_long_page_is_cut_in_front_of_a_tag():
     assert reason is None and "größer" in doc.text and doc.signals["html_cut_bytes"] == len(raw) - len(short)
     last = int(re.findall(r"(\d+): ", doc.text)[-1])
     assert f"{last}: größer {S.strip()}" in doc.text and 15_000 < last < 30_000
-    assert run(page(ARTICLE))[1].signals == {"html_cut_bytes": 0.0}
+    assert run(page(ARTICLE))[1].signals["html_cut_bytes"] == 0.0
 
 
 def test_a_long_line_is_cut_between_characters():

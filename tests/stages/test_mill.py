@@ -13,11 +13,14 @@ from importlib import resources
 import numpy as np
 import pytest
 
+from benchmarks.mill_gold import features_digest
 from stages.document import Document
 from stages.extract.html import Html
+from stages.extract.mill import choice, columns, forest
 from stages.extract.mill import features as f
-from stages.extract.mill import forest
-from stages.extract.mill.engine import ARRAYS, Engine, Model
+from stages.extract.mill.engine import ARRAYS, SIGNAL, Engine, Model
+from stages.extract.mill.page import serialised, walk
+from stages.extract.mill.render import render
 from tests.conftest import shared_data
 
 STORY = (
@@ -57,10 +60,88 @@ def test_settings_it_knows_and_those_it_refuses() -> None:
         doc = Document("1", raw=page.encode(), mime="text/html")
         assert Html(tables=tables).process(doc) is None and STORY in doc.text
         assert ("row 1993 | Of the year 1993" in doc.text) is tables
-    for field, value in (("favor", "precision"), ("fast", True), ("comments", True)):
-        with pytest.raises(ValueError, match=f"{field}: the engine 'mill' does not know this setting; name one that"):
-            Html(**{field: value})
-        Html(engine="trafilatura", **{field: value})
+    with pytest.raises(ValueError, match="fast: the engine 'mill' does not know this setting; name one that"):
+        Html(fast=True)
+    Html(engine="trafilatura", fast=True)
+
+
+def arranged(markup: str, chances: list[int], **settings: object) -> tuple[str, int]:
+    """The text of a page whose blocks have these chances, and its expected F1."""
+    page = walk(serialised(markup))
+    assert page is not None
+    rows = np.empty((len(page.blocks), f.FEATURES), np.int32)
+    f.describe(page.elements, len(page.elements), page.blocks, len(page.blocks), page.text, rows)
+    chosen, expected = choice.select(page, np.array(chances, np.int32), np.arange(1001)[None], **settings)
+    return render(page, chosen), expected
+
+
+def test_favor_weighs_precision_against_recall() -> None:
+    markup = "".join(f"<p>Paragraph {n} of ten {'words ' * 6}</p>" for n in range(4))
+    kept = {favor: arranged(markup, [950, 700, 420, 200], favor=favor)[0].count("\n") + 1
+            for favor in ("precision", "balanced", "recall")}
+    assert kept == {"precision": 2, "balanced": 3, "recall": 4}
+
+
+def test_the_headline_stands_above_the_text() -> None:
+    story = ("<title>A harbour for the town - The Post</title><h1>The Post</h1><h1>A harbour for the town</h1>"
+             f"<p>{STORY}")
+    assert arranged(story, [0, 0, 0, 990])[0] == f"A harbour for the town\n{STORY}"
+    assert arranged(story + "<h2>A harbour for the town</h2>", [0, 0, 0, 990, 0])[0].count("harbour for") == 1
+    assert arranged(story + "<h2>A harbour for the town</h2>", [0, 0, 0, 990, 990])[0].startswith("The committee")
+    assert arranged(story, [0, 0, 0, 0]) == ("", 0), "a headline alone is no text"
+    untitled = story.replace("<title>A harbour for the town - The Post", "<title>T")
+    assert arranged(untitled, [0, 0, 0, 990])[0].startswith("A harbour for the town"), "no heading is as the title"
+
+
+def test_comments_of_readers() -> None:
+    """They go below a text even where the model would keep them, stay when asked for, and are the text of a forum."""
+    page = (f"<p>{STORY}<div id=comments><p>By Anna <p>I have fished there since 1970, and nobody asked me."
+            "<p><a href=x>Reply to this comment of Anna's in the forum</a><form><p>Write what you think of it</form>")
+    chances = [990, 700, 700, 700, 0]
+    assert arranged(page, chances)[0] == STORY
+    assert arranged(page, [990, 0, 0, 0, 0], comments=True)[0] == (
+        f"{STORY}\nI have fished there since 1970, and nobody asked me.")
+    assert arranged(page.replace(STORY, "Harbour"), chances)[0].count("since 1970") == 1
+    below = PAGE.replace("</main>", "</main><ol class=comment-list><li><p>I have fished there since 1970, and nobody "
+                         "asked me.</ol>")
+    for keep in (True, False):
+        doc = Document("1", raw=below.encode(), mime="text/html")
+        assert Html(comments=keep).process(doc) is None and STORY in doc.text
+        assert ("since 1970" in doc.text) is keep
+
+
+@pytest.mark.parametrize(("high", "low", "alone", "together"), [(980, 100, 4, 4), (800, 300, 4, 8), (700, 250, 4, 8)])
+def test_what_a_block_must_have_depends_on_the_page(high: int, low: int, alone: int, together: int) -> None:
+    """Four blocks of one chance and four of another: where the page is uncertain, shifts of all chances keep more."""
+    chances = np.arange(1001)
+    log_odds = np.log((chances + 0.5) / (1000.5 - chances))
+    shifts = np.round(1000 / (1 + np.exp(-log_odds - np.array([[-2.9], [-1.2], [0.0], [1.2], [2.9]])))).astype(np.int64)
+    blocks = np.zeros((8, columns.BLOCK_COLUMNS), np.int32)
+    blocks[:, columns.B_WORDS] = 50
+    page = np.array([high] * 4 + [low] * 4)
+    assert choice.choose(blocks, page, chances[None])[0].sum() == alone
+    assert choice.choose(blocks, page, shifts)[0].sum() == together
+
+
+@pytest.mark.parametrize("n", [200, 1000, 6000])
+def test_a_book_is_kept_to_its_end(engine: Engine, n: int) -> None:
+    book = "".join(f"<p>{k}: {STORY}</p>" for k in range(n))
+    for body in (book, f"<article class=content>{book}</article>"):
+        title = "The book of harbours"
+        text = engine.text(f"<title>{title}</title><nav><a href=/>Home</a></nav><h1>{title}</h1>{body}")
+        assert text is not None and text.startswith(f"{title}\n0: {STORY}") and text.endswith(f"{n - 1}: {STORY}")
+        assert text.count(STORY) == n
+
+
+def test_its_expected_f1_is_a_signal_of_the_document() -> None:
+    sure, unsure = (Document("1", raw=p.encode(), mime="text/html") for p in (PAGE, "<p>ok<p>Next, last."))
+    stage = Html()
+    stage.process(sure)
+    stage.process(unsure)
+    assert 0.85 < sure.signals[SIGNAL] <= 1 and unsure.signals.get(SIGNAL, 0) < sure.signals[SIGNAL]
+    assert SIGNAL in stage.signals and SIGNAL not in Html(engine="resiliparse").signals
+    other = Document("3", raw=PAGE.encode(), mime="text/html")
+    assert Html(engine="resiliparse").process(other) is None and SIGNAL not in other.signals
 
 
 def test_no_document_pays_for_compiling() -> None:
@@ -71,7 +152,7 @@ def test_no_document_pays_for_compiling() -> None:
         "any('.mill.' in m for m in compiled._waiting))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    for entry in ("scan", "describe", "scores", "look_again", "choose", "_places"):
+    for entry in ("scan", "describe", "scores", "look_again", "_places"):
         assert f"'{entry}'" in said
     assert said.endswith("False\n")
 
@@ -95,6 +176,21 @@ def test_weights_are_integers_without_code() -> None:
     assert all(values.dtype.kind in "iu" for values in arrays.values())
     assert len(file.read_bytes()) < 1_000_000
     assert (arrays["token"] > 0).all() and len(np.unique(arrays["token"])) == len(arrays["token"])
+
+
+def test_weights_were_trained_on_the_features_of_this_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever changes what the model is shown trains it anew: `python -m benchmarks.train_mill`."""
+    with (resources.files("stages.extract.mill") / "weights.npz").open("rb") as file:
+        trained = dict(np.load(file, allow_pickle=False))["features"].tobytes()
+    assert features_digest() == trained, "weights.npz is of other features: train it anew (benchmarks/train_mill.py)"
+    describe = f.describe
+
+    def other(*arguments: np.ndarray) -> None:
+        describe(*arguments)
+        arguments[-1][:, f.NAMES.index("stops")] += 1
+
+    monkeypatch.setattr(f, "describe", other)
+    assert features_digest() != trained
 
 
 def test_weights_of_other_features_are_refused() -> None:

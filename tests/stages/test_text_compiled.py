@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -125,3 +126,46 @@ def test_two_processes_that_keep_two_variants_of_a_kernel_at_once(tmp_path):
     ends = [run.communicate(timeout=600) for run in runs]
     assert [out for out, _ in ends] == ["9.0\n", "9\n"], ends
     assert python("from kernels import square; print(square(0.5), square(3))", tmp_path) == "0.25 9\n"
+
+#: calls a kernel, and tells whether one was compiled and what registers it uses that not every processor has
+SHIPPED = """
+import kernels
+import numpy as np
+from numba.core import event
+with event.install_recorder("numba:compile") as seen:
+    print(kernels.total(np.arange(5)), bool(seen.buffer))
+if seen.buffer:
+    print(sorted({r for a in kernels.total.inspect_asm().values() for r in ("xmm", "ymm", "zmm") if r in a}))
+"""
+
+
+def test_an_image_brings_its_kernels_for_any_processor(tmp_path):
+    """Compiled once for a generic processor and never written again; any other processor runs them as they are."""
+    image, own = tmp_path / "image", tmp_path / "own"
+    (tmp_path / "kernels.py").write_text(MODULE)
+
+    def run(**env: str) -> list[str]:
+        done = subprocess.run([sys.executable, "-c", SHIPPED], cwd=tmp_path, capture_output=True, text=True,
+                              timeout=600, check=True, env={"PYTHONPATH": f"{ROOT}:{tmp_path}", **env})
+        return done.stdout.splitlines()
+
+    made = run(NUMBA_CPU_NAME="generic", NUMBA_CACHE_DIR=str(image))
+    assert made[0] == "30 True" and "ymm" not in made[1] and "zmm" not in made[1]
+    before = {path: path.stat().st_mtime_ns for path in image.rglob("*")}
+    others = [{}, *([{"NUMBA_CPU_NAME": "nehalem"}, {"NUMBA_CPU_NAME": "skylake-avx512"}]
+                    if platform.machine() == "x86_64" else [])]
+    for other in others:
+        assert run(TOKENMILL_KERNELS=str(image), NUMBA_CACHE_DIR=str(own), **other)[0] == "30 False", other
+        assert not [path for path in own.rglob("*") if path.is_file()]
+    # what the image does not have is compiled, and kept elsewhere
+    (tmp_path / "kernels.py").write_text(MODULE.replace("x * x", "x * x + 1"))
+    assert run(TOKENMILL_KERNELS=str(image), NUMBA_CACHE_DIR=str(own))[0] == "35 True"
+    assert [path for path in own.rglob("*") if path.is_file()]
+    assert before == {path: path.stat().st_mtime_ns for path in image.rglob("*")}
+
+
+def test_the_image_has_the_kernels_of_the_default_engine_compiled():
+    text = (ROOT / "deploy" / "Dockerfile").read_text()
+    built, runtime = text.split("FROM system AS runtime")
+    assert "NUMBA_CPU_NAME=generic NUMBA_CACHE_DIR=/opt/tokenmill/kernels" in built and "Html().setup()" in built
+    assert "TOKENMILL_KERNELS=/opt/tokenmill/kernels" in runtime and "NUMBA_CPU_NAME" not in runtime

@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from stages.extract.mill import choice, forest
 from stages.extract.mill import features as f
-from stages.extract.mill import forest
 from stages.extract.mill.page import Page, serialised, table, walk
 from stages.extract.mill.render import render
 
+#: the signal of a page: the F1 that its words are expected to have
+SIGNAL = "html_expected_f1"
 ARRAYS = ("roots", "feature", "threshold", "left", "right", "leaf")
 
 
 class Model:
-    """Weights as arrays: class words and their weights, the two looks' trees, odds → chances.
+    """Weights as arrays: class words and their weights, the two looks' trees, odds → chances, shifts of chances.
 
     Made by benchmarks/train_mill.py; all integers, so that extraction is the same on every machine."""
 
@@ -25,7 +27,7 @@ class Model:
         self.looks = [tuple(np.ascontiguousarray(arrays[f"{look}_{name}"], np.int32) for name in ARRAYS)
                       for look in ("first", "second")]
         self.odds = arrays["odds"].astype(np.int32)
-        self.doubt = int(arrays["doubt"][0])
+        self.shifts = arrays["shifts"].astype(np.int64)
         for look, width in zip(self.looks, (f.FEATURES, f.FEATURES + len(f.SECOND))):
             if look[1].max(initial=0) >= width:
                 raise ValueError("the weights of mill are of other features than this code: train them anew "
@@ -45,18 +47,22 @@ class Model:
         chances = np.empty(m, np.int32)
         forest.scores(rows, *self.looks[0], self.odds, chances)
         again = np.empty((m, len(f.SECOND)), np.int32)
-        f.look_again(page.elements, n, page.blocks, m, chances, again)
+        f.look_again(page.elements, n, page.blocks, m, f.makes(page.elements, page.blocks), chances, again)
         rows[:, f.FEATURES:] = again
         forest.scores(rows, *self.looks[1], self.odds, chances)
         return chances
 
 
 class Engine:
-    """An engine of `stages.extract.html`. `tables=False` leaves rows of tables out; cells that hold texts stay."""
+    """An engine of `stages.extract.html`. `favor` weighs precision against recall (`choice.FAVORS`); `comments` keeps
+    what readers wrote; `tables=False` leaves rows of tables out, cells that hold texts stay."""
 
-    def __init__(self, *, tables: bool = True, max_depth: int = 255, model: Model | None = None, **_: Any) -> None:
+    def __init__(self, *, favor: str = "balanced", tables: bool = True, comments: bool = False, max_depth: int = 255,
+                 model: Model | None = None, **_: Any) -> None:
         self.model = model or Model.load()
-        self.tables, self.max_depth = tables, max_depth
+        self.favor, self.tables, self.comments, self.max_depth = favor, tables, comments, max_depth
+        #: of the page read last: the expected F1 of its words
+        self.signals: dict[str, float] = {}
         self.markdown("<p>A page.")               # compiles the kernels, so that no document is charged for it
 
     def text(self, page: str) -> str | None:
@@ -69,9 +75,12 @@ class Engine:
 
     def _found(self, page: str, *, markup: bool) -> str | None:
         arrays = walk(serialised(page), self.model.tokens, deepest=self.max_depth)
+        self.signals = {}
         if arrays is None:
             return None
         if not len(arrays.blocks):
             return ""
-        chosen = forest.choose(arrays.blocks, self.model.chances(arrays), self.model.doubt)
+        chosen, expected = choice.select(arrays, self.model.chances(arrays), self.model.shifts, favor=self.favor,
+                                         comments=self.comments)
+        self.signals = {SIGNAL: expected / 1000}
         return render(arrays, chosen, markup=markup, tables=self.tables)

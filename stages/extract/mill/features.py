@@ -30,7 +30,7 @@ _OWN = ["tag", "units", "linked", "words", "digits", "upper", "stops", "commas",
         "chain_tokens", "prose_before", "prose_after"]
 _FLAG_NAMES = ["a", "nav", "footer", "aside", "header", "main", "article", "form", "table", "list", "button",
                "heading", "pre", "hidden", "aria_hidden", "noscript", "quote", "figure", "details", "dialog", "title",
-               "p", "strong", "dl", "code"]
+               "p", "strong", "dl", "code", "comment"]
 _ABOVE = ["tag", "units", "linked", "blocks", "stops", "prose", "commas", "tokens", "alike", "share", "last_of"]
 _BESIDE = ["tag", "units", "linked", "stops", "same", "heading"]
 _PAGE = ["units", "blocks", "linked", "prose", "articles", "mains", "forms", "tables", "items", "headlines",
@@ -325,44 +325,39 @@ SECOND = ["own", "before1", "before2", "before3", "after1", "after2", "after3", 
           "near", "alike", "section_before", "section_after", "tag_alike"]
 
 
+def makes(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    """The number of each block's make (int64[blocks]): blocks whose boxes, and what these stand in, have the same tags
+    and classes have the same. Outside the kernels, since numba compiles a sort for three seconds."""
+    signature = elements[:, E_SIGNATURE].astype(np.int64)
+    box = blocks[:, B_BOX]
+    keys = signature[elements[box, E_PARENT]] << 32 ^ signature[box] & 0xFFFFFFFF
+    return np.unique(keys, return_inverse=True)[1].astype(np.int64)
+
+
 @njit(cache=True, nogil=True)
-def look_again(elements, n_el, blocks, n_bl, first, out):
+def look_again(elements, n_el, blocks, n_bl, make, first, out):
     """Fill `out` (int32[blocks, len(SECOND)]) from the probabilities of the first look (int32[blocks], 0..1000).
 
-    Means weigh by units; those of an element are of all blocks inside it."""
+    Means weigh by units; those of an element are of all blocks inside it. `make`: the number of each block's make
+    (`makes`)."""
     total = np.zeros(n_el, np.int64)
     weight = np.zeros(n_el, np.int64)
     page = np.int64(0)
     page_weight = np.int64(0)
-    keys = np.zeros(n_bl, np.int64)
+    alike = np.zeros(n_bl, np.int64)
+    alike_weight = np.zeros(n_bl, np.int64)
     for k in range(n_bl):
         w = np.int64(blocks[k, B_UNITS]) + 5
+        alike[make[k]] += w * first[k]
+        alike_weight[make[k]] += w
         box = blocks[k, B_BOX]
         total[box] += w * first[k]
         weight[box] += w
         page += w * first[k]
         page_weight += w
-        up = elements[box, E_PARENT]
-        keys[k] = (np.int64(elements[up, E_SIGNATURE]) << 32) ^ (np.int64(elements[box, E_SIGNATURE]) & 0xFFFFFFFF)
     for i in range(n_el - 1, 0, -1):
         total[elements[i, E_PARENT]] += total[i]
         weight[elements[i, E_PARENT]] += weight[i]
-    # blocks of the same make: their mean, by sorting
-    order = np.argsort(keys, kind="mergesort")
-    alike = np.zeros(n_bl, np.int64)
-    start = 0
-    while start < n_bl:
-        stop = start
-        t_sum = np.int64(0)
-        w_sum = np.int64(0)
-        while stop < n_bl and keys[order[stop]] == keys[order[start]]:
-            w = np.int64(blocks[order[stop], B_UNITS]) + 5
-            t_sum += w * first[order[stop]]
-            w_sum += w
-            stop += 1
-        for i in range(start, stop):
-            alike[order[i]] = t_sum // w_sum
-        start = stop
     run = np.int64(0)
     for k in range(n_bl):
         o = out[k]
@@ -384,7 +379,7 @@ def look_again(elements, n_el, blocks, n_bl, first, out):
             t_sum += w * first[j]
             w_sum += w
         o[12] = t_sum // w_sum
-        o[13] = alike[k]
+        o[13] = alike[make[k]] // alike_weight[make[k]]
         o[14] = run
         run = (run * 7 + first[k]) // 8
     run = np.int64(0)

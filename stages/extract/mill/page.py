@@ -68,8 +68,9 @@ def walk(markup: bytes, tokens: tuple[np.ndarray, np.ndarray] = NO_WORDS, *, dee
     seen_of = np.empty(len(seen), np.int32)
     marks = np.empty((2 * most, MARK_COLUMNS), np.int32)
     n, m, size, words, k = scan(np.frombuffer(markup, np.uint8), t.CLASS, t.KIND, t.FLAGS, t.TAG_KEYS, t.TAG_VALUES,
-                                t.ATTR_KEYS, t.ATTR_VALUES, t.ROLE_KEYS, t.ROLE_VALUES, *tokens, t.MARK, _NONE, _HIDDEN,
-                                elements, blocks, text, marks, seen, seen_of, deepest)
+                                t.ATTR_KEYS, t.ATTR_VALUES, t.ROLE_KEYS, t.ROLE_VALUES, *tokens, t.COMMENT_KEYS,
+                                t.COMMENT_VALUES, t.MARK, _NONE, _HIDDEN, elements, blocks, text, marks, seen, seen_of,
+                                deepest)
     if n < 0:
         return None
     return Page(elements[:n], blocks[:m], text[:size], marks[:k], markup, seen[:words], seen_of[:words])

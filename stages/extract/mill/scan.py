@@ -32,7 +32,8 @@ CURRENCY, SPACE, WIDE, OTHER = t.CURRENCY, t.SPACE, t.WIDE, t.OTHER
 ATTR_CLASS, ATTR_ROLE, ATTR_STYLE = t.ATTR_CLASS, t.ATTR_ROLE, t.ATTR_STYLE
 ATTR_HIDDEN, ATTR_ARIA_HIDDEN, ATTR_ID, ATTR_ITEMPROP = t.ATTR_HIDDEN, t.ATTR_ARIA_HIDDEN, t.ATTR_ID, t.ATTR_ITEMPROP
 ATTR_NUMBER = t.ATTR_NUMBER
-TR, LI, OL, IMG, INPUT, BUTTON = (t.TAG[n] for n in ("tr", "li", "ol", "img", "input", "button"))
+TR, LI, OL, IMG, INPUT, BUTTON, HTML, BODY = (t.TAG[n] for n in ("tr", "li", "ol", "img", "input", "button", "html",
+                                                                  "body"))
 #: FNV-1a's start; tokens of a class longer than this are no words; numbers of lists have so many digits
 FNV, LONGEST_TOKEN, DIGITS = 2166136261, 40, 6
 #: what `attributes` finds besides class words
@@ -168,7 +169,7 @@ def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_wor
     """Read the attributes of a start tag whose name ends at `j` into `found` (int64[FOUND], its signature begun with
     the hash of the tag) and `hashes`. Returns (where it ends, number of class words)."""
     n = len(page)
-    n_hash = 0
+    n_hash = np.int64(0)
     flags = np.int32(0)
     found[F_CLASS] = found[F_CLASS_END] = found[F_NUMBER] = 0
     while j < n and page[j] != 62:
@@ -195,14 +196,8 @@ def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_wor
             found[F_SIGNATURE] = hash_of(page, start, stop, np.uint32(found[F_SIGNATURE]))
             found[F_CLASS] = start
             found[F_CLASS_END] = stop
-            n_hash = words_of(page, start, stop, 0, hashes, n_hash)
-        elif what == ATTR_ID:
-            n_hash = words_of(page, start, stop, 0, hashes, n_hash)
-        elif what == ATTR_ITEMPROP:
-            n_hash = words_of(page, start, stop, 1, hashes, n_hash)
         elif what == ATTR_ROLE:
             flags |= lookup(role_keys, role_values, hash_of(page, start, stop, np.uint32(FNV)))
-            n_hash = words_of(page, start, stop, 2, hashes, n_hash)
         elif what == ATTR_HIDDEN:
             flags |= IN_HIDDEN
         elif what == ATTR_ARIA_HIDDEN:
@@ -213,13 +208,18 @@ def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_wor
         elif what == ATTR_STYLE and (contains(page, start, stop, none_word)
                                      or contains(page, start, stop, hidden_word)):
             flags |= IN_HIDDEN
+        if what in (ATTR_CLASS, ATTR_ID, ATTR_ITEMPROP, ATTR_ROLE):
+            kind = np.int64(1) if what == ATTR_ITEMPROP else np.int64(2) if what == ATTR_ROLE else np.int64(0)
+            n_hash = words_of(page, start, stop, kind, hashes, n_hash)
     found[F_FLAGS] = flags
     return j, n_hash
 
 
 @njit(cache=True, nogil=True)
-def weigh(elements, el, hashes, n_hash, token_keys, token_values, seen, seen_of, n_seen):
-    """Weights of an element's class words, each once, into its row; the words into `seen`. Returns the new `n_seen`."""
+def weigh(elements, el, hashes, n_hash, token_keys, token_values, comment_keys, comment_values, seen, seen_of,
+          n_seen):
+    """Weights of an element's class words, each once, into its row, and whether one means comments of readers; the
+    words into `seen`. Returns the new `n_seen`."""
     above = elements[el, E_PARENT]
     own = best = worst = np.int32(0)
     for k in range(n_hash):
@@ -232,6 +232,8 @@ def weigh(elements, el, hashes, n_hash, token_keys, token_values, seen, seen_of,
         own += weight
         best = max(best, weight)
         worst = min(worst, weight)
+        if elements[el, E_TAG] not in (HTML, BODY):          # their words tell whether a page may have comments
+            elements[el, E_FLAGS] |= lookup(comment_keys, comment_values, hashes[k])
         if n_seen < len(seen):
             seen[n_seen] = hashes[k]
             seen_of[n_seen] = el
@@ -292,8 +294,8 @@ def after_markup(page, i):
 
 @njit(cache=True, nogil=True)
 def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_values, role_keys, role_values,
-         token_keys, token_values, mark_of, none_word, hidden_word, elements, blocks, text, marks, seen, seen_of,
-         deepest):
+         token_keys, token_values, comment_keys, comment_values, mark_of, none_word, hidden_word, elements, blocks,
+         text, marks, seen, seen_of, deepest):
     """Walk over `page` (uint8) and fill `elements`, `blocks`, `text`, `marks`; see `columns`.
 
     `token_keys`, `token_values`: learned weights of class words. `seen`, `seen_of` get each word's hash and element.
@@ -304,7 +306,8 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
     n = len(page)
     stack = np.zeros(deepest + 2, np.int32)
     names = np.zeros(deepest + 2, np.uint32)
-    elements[0, :] = 0
+    for k in range(ELEMENT):
+        elements[0, k] = 0
     n_el = 1
     top = n_bl = n_text = n_seen = skipping = images = inputs = row = item = 0
     leads = 0                       # breaks since the last block
@@ -314,7 +317,7 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
     hashes = np.zeros(48, np.uint32)
     found = np.zeros(FOUND, np.int64)
     n_marks = 0
-    i = 0
+    i = np.int64(0)
     while i < n:
         char = page[i]
         if char == 60:                                                     # <
@@ -428,7 +431,8 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
             elements[n_el, E_CLASS_END] = found[F_CLASS_END]
             if tag in (OL, LI):
                 elements[n_el, E_NUMBER] = found[F_NUMBER]
-            n_seen = weigh(elements, n_el, hashes, n_hash, token_keys, token_values, seen, seen_of, n_seen)
+            n_seen = weigh(elements, n_el, hashes, n_hash, token_keys, token_values, comment_keys, comment_values, seen,
+                           seen_of, n_seen)
             if mark_of[tag]:
                 marks[n_marks, M_BLOCK] = n_bl
                 marks[n_marks, M_AT] = n_text

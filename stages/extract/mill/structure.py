@@ -48,7 +48,8 @@ def _places(elements, blocks, chosen, kinds, levels, ordered):
     messy = np.zeros(n, np.bool_)
     for i in range(1, n):
         up = elements[i, E_PARENT]
-        at[i] = at[up]
+        for c in range(PLACES):                # one by one: numba compiles the assignment of a row for four seconds
+            at[i, c] = at[up, c]
         list_of[i] = list_of[up]
         kind = kinds[elements[i, E_TAG]]
         if kind == 0:
@@ -115,7 +116,8 @@ def _places(elements, blocks, chosen, kinds, levels, ordered):
         if not chosen[k]:
             continue
         box = blocks[k, B_BOX]
-        out[k] = at[box]
+        for c in range(PLACES):
+            out[k, c] = at[box, c]
         table = at[box, P_TABLE]
         if at[box, P_CELL] and not messy[table] and rows[table] >= 2:
             out[k, P_ROW] = blocks[k, B_ROW]

@@ -31,7 +31,7 @@ KIND = np.array([INLINE] + [kind for kind, names in enumerate((_INLINE, _BLOCK, 
 #: flags of an element, handed down to all inside it
 (IN_A, IN_NAV, IN_FOOTER, IN_ASIDE, IN_HEADER, IN_MAIN, IN_ARTICLE, IN_FORM, IN_TABLE, IN_LIST, IN_BUTTON, IN_HEADING,
  IN_PRE, IN_HIDDEN, IN_ARIA_HIDDEN, IN_NOSCRIPT, IN_QUOTE, IN_FIGURE, IN_DETAILS, IN_DIALOG, IN_TITLE, IN_P, IN_STRONG,
- IN_DL, IN_CODE) = (1 << n for n in range(25))
+ IN_DL, IN_CODE, IN_COMMENT) = (1 << n for n in range(26))
 _FLAGS = {"a": IN_A, "nav": IN_NAV, "footer": IN_FOOTER, "aside": IN_ASIDE, "header": IN_HEADER, "main": IN_MAIN,
           "article": IN_ARTICLE, "form": IN_FORM, "table": IN_TABLE, "ul": IN_LIST, "ol": IN_LIST, "menu": IN_LIST,
           "button": IN_BUTTON, "pre": IN_PRE, "listing": IN_PRE, "noscript": IN_NOSCRIPT, "blockquote": IN_QUOTE,
@@ -75,6 +75,10 @@ def _slots(words: dict[str, int], size: int) -> tuple[np.ndarray, np.ndarray]:
 
 TAG_KEYS, TAG_VALUES = _slots({name: n for name, n in TAG.items() if name}, 1024)
 ROLE_KEYS, ROLE_VALUES = _slots(_ROLES, 64)
+#: words of classes and ids around what readers wrote below a text
+COMMENT_KEYS, COMMENT_VALUES = _slots(dict.fromkeys(
+    ("comment", "comments", "commentlist", "commentarea", "commenttext", "commentbody", "kommentar", "kommentare",
+     "commentaires", "comentarios", "disqus", "respond"), IN_COMMENT), 128)
 #: attributes that are read
 (ATTR_CLASS, ATTR_ID, ATTR_ROLE, ATTR_ITEMPROP, ATTR_STYLE, ATTR_HIDDEN, ATTR_ARIA_HIDDEN, ATTR_NUMBER) = range(1, 9)
 ATTR_KEYS, ATTR_VALUES = _slots({"class": ATTR_CLASS, "id": ATTR_ID, "role": ATTR_ROLE, "itemprop": ATTR_ITEMPROP,
