@@ -26,7 +26,7 @@ import numpy as np
 #: words in a hashed stretch
 TRIPLE = 3
 #: most that may be missing of a form, as a share of its words and in one piece; most that may be added to it
-MISSING, GAP, ADDED, RUN = 0.1, 8, 0.25, 20
+MISSING, GAP, ADDED, RUN = 0.1, 12, 0.25, 20
 #: share of the triples of a form without which a text is not compared with it
 LIKELY = 0.5
 #: words between two standard ones that end the text of a licence
