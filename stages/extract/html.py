@@ -79,7 +79,7 @@ class Html(Stage):
     Measured on 1,182 pages of seven kinds with gold text (benchmarks/html_extraction.py, where mill's models never saw
     the sites; mean word F1, CPU milliseconds a page of text to main text, on a busy machine: to be read as ratios):
 
-        mill (default)                 0.919   3.2      resiliparse                    0.844   2.5
+        mill (default)                 0.922   3.2      resiliparse                    0.844   2.5
         trafilatura 2.3.1 balanced     0.889  16.8      justext                        0.753   7.7
         … precision                    0.841  19.6      readability                    0.694   7.7
 

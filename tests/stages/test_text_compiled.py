@@ -9,6 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.base import confinement
+from stages.text.compiled import SHIPPED as SHIPPED_IN
+
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = '''
 from stages.text.compiled import njit
@@ -169,3 +172,5 @@ def test_the_image_has_the_kernels_of_the_default_engine_compiled():
     built, runtime = text.split("FROM system AS runtime")
     assert "NUMBA_CPU_NAME=generic NUMBA_CACHE_DIR=/opt/tokenmill/kernels" in built and "Html().setup()" in built
     assert "TOKENMILL_KERNELS=/opt/tokenmill/kernels" in runtime and "NUMBA_CPU_NAME" not in runtime
+    assert confinement.scrubbed({SHIPPED_IN: "/opt/tokenmill/kernels"}) == {SHIPPED_IN: "/opt/tokenmill/kernels"}, (
+        "workers that parse would not see them")
