@@ -24,16 +24,16 @@ from tests.stages.test_pdf_ocr import PROSE, scanned, tesseract
 pytestmark = [pytest.mark.slow,
               pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
 
-#: dies by the width of the picture, and counts its deaths
+#: dies by the width of the picture, and counts its deaths at NOTES, where its confined worker may write; of programs it
+#: has the shell alone
 ENGINE = """#!/bin/sh
-[ "$1" = --list-langs ] && { printf 'List of available languages in "%s/" (1):\\neng\\n' "$(dirname "$0")"; exit; }
+[ "$1" = --list-langs ] && { printf 'List of available languages in "%s/" (1):\\neng\\n' "${0%/*}"; exit; }
 read magic width height most
 case $width in
-  1500) echo cpu >>"$(dirname "$0")/deaths"; while :; do :; done;;
-  1400) echo crash >>"$(dirname "$0")/deaths"; kill -SEGV $$;;
-  1300) [ -e "$(dirname "$0")/killed" ] || { : >"$(dirname "$0")/killed"; kill -KILL $$; };;
+  1500) echo cpu >>NOTES/deaths; while :; do :; done;;
+  1400) echo crash >>NOTES/deaths; kill -SEGV $$;;
+  1300) [ -e NOTES/killed ] || { : >NOTES/killed; kill -KILL $$; };;
 esac
-cat >/dev/null
 printf '5\\t1\\t1\\t1\\t1\\t1\\t9\\t9\\t50\\t20\\t90\\tseen\\n'
 """
 
@@ -54,7 +54,9 @@ def run(folder: Path, store: str, step: str, workers: int = 1) -> Path:
 def test_what_ocr_dies_of_costs_its_document_and_is_in_the_log(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     engine = tmp_path / "bin" / "tesseract"
-    engine.write_text(ENGINE, encoding="utf-8")
+    notes = tmp_path / "store" / "objects"
+    notes.mkdir(parents=True)
+    engine.write_text(ENGINE.replace("NOTES", str(notes)), encoding="utf-8")
     engine.chmod(engine.stat().st_mode | stat.S_IXUSR)
     (tmp_path / "bin" / "eng.traineddata").touch()
     monkeypatch.setenv("PATH", f"{engine.parent}:{os.environ['PATH']}")
@@ -69,7 +71,7 @@ def test_what_ocr_dies_of_costs_its_document_and_is_in_the_log(tmp_path, monkeyp
     assert kept == {f"{name}.pdf": "seen" for name in ("killed", "fine", "well")}
     assert {row["file"]: row["reason"] for row in rows(store / "quarantine/papers")} == {
         "busy.pdf": "cpu_limit", "crash.pdf": "crash:SIGSEGV"}
-    deaths = Counter((engine.parent / "deaths").read_text().split())
+    deaths = Counter((notes / "deaths").read_text().split())
     assert deaths == {"cpu": 2, "crash": 2}                       # in the partition, and alone
     [record] = [r for r in Log.read(Store(store)).records() if r.node == "papers"]
     assert sorted(q["reason"] for q in record.quarantine) == ["cpu_limit", "crash:SIGSEGV"]
