@@ -96,7 +96,7 @@ def write(folder: Path, name: str, tokens: int, shards: int) -> dict[str, Any]:
         lengths = rng.integers(DOCUMENT // 4, 7 * DOCUMENT // 4, max(2, tokens // shards // DOCUMENT))
         body = rng.integers(1, VOCAB, lengths.sum(), dtype=np.uint16)
         body[np.cumsum(lengths) - 1] = EOS
-        parts = {kind: target / f"{kind}.tmp" for kind in ("body", "ends", "table")}
+        parts = {kind: target / f"{kind}.tmp" for kind in ("body", "ends", "table", "blocks")}
         writer = ShardWriter(*map(str, parts.values()), VOCAB, EOS, lambda: "")
         writer.add(body, lengths, [f"{i:08x}{j:024x}" for j in range(len(lengths))], 0, np.arange(len(lengths)),
                    4 * lengths)

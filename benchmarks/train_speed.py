@@ -264,7 +264,7 @@ def store(top: Path, spec: dict[str, Any], vocab: int, micro: int, packed: bool,
     lengths = lengths[:int(np.searchsorted(lengths.cumsum(), tokens)) + 1]
     body = rng.integers(1, vocab, int(lengths.sum()))
     body[lengths.cumsum() - 1] = EOS
-    paths = {kind: folder / f"{kind}.tmp" for kind in ("body", "ends", "table")}
+    paths = {kind: folder / f"{kind}.tmp" for kind in ("body", "ends", "table", "blocks")}
     writer = ShardWriter(*(str(p) for p in paths.values()), vocab, EOS)
     writer.add(body, lengths, [f"{i:032x}" for i in range(len(lengths))], 0, np.arange(len(lengths)), 3 * lengths)
     facts = writer.close()

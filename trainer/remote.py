@@ -173,6 +173,7 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path,
             for shard in made.shards:
                 yield f"{folder}/{shard.body}", shard.sha256, shard.tokens * token_dtype(made.vocab_size).itemsize
                 yield f"{folder}/{shard.ends}", shard.ends_sha256, shard.documents * ENDS.itemsize
+                yield f"{folder}/{shard.blocks}", shard.blocks_sha256, None
                 if shard.loss:
                     yield f"{folder}/{shard.loss}", shard.loss_sha256, shard.tokens
                 if split == "val":

@@ -149,7 +149,7 @@ def verify(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
             typer.echo(visible(problem))
     if problems:
         raise UserError(f"{shards}: {len(problems)} problem{'s' * (len(problems) > 1)}; restore the files from a copy, "
-                        f"or run the recipe again")
+                        f"or run `tokenmill store verify --repair` and the recipe again")
     if not json_lines:
         typer.echo(f"{shards}: sound")
 

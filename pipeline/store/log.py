@@ -222,6 +222,18 @@ class Log(LogView):
             self.flush()
             return True
 
+    def retire_all(self, pairs: Iterable[tuple[str, str]], why: str) -> None:
+        """`retire` of many (key, attempt), a segment of the log for a thousand of them."""
+        with self._lock:
+            self.flush()
+            for key, attempt in pairs:
+                entry = {"key": key, "attempt": attempt, "why": why}
+                if self._retire(entry):
+                    self._retired.append(entry)
+                if len(self._retired) >= SEGMENT_RECORDS:
+                    self.flush()
+            self.flush()
+
     def retire_file(self, path: str, why: str) -> bool:
         """The same of the record that names a file of the store (objects/KEY/ATTEMPT.name); False when none does."""
         key = path.split("/")[1] if path.startswith("objects/") else ""

@@ -57,3 +57,10 @@ class RunTasks:
                 found = file.read_row_group(group, use_threads=False)
                 mine = found.filter(pc.equal(found.column("node").cast(pa.string()), node))
                 yield from (key.hex() for key in mine.column("key").to_pylist())
+
+    def all(self) -> Iterator[str]:
+        """Of all nodes, in the order of the plan."""
+        with self._store.parquet(self._path) as file:
+            for group in range(file.num_row_groups):
+                keys = file.read_row_group(group, ["key"], use_threads=False)["key"]
+                yield from (key.hex() for key in keys.to_pylist())

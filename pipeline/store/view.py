@@ -77,6 +77,7 @@ class LogView:
         self.segments = 0                                    # segments replayed
         self.epoch = 0                                       # the latest epoch
         self.holder: dict[str, Any] | None = None            # who opened it
+        self.runs: dict[int, str] = {}                       # epoch → run whose driver opened it
         self._db = scratch_database()
         self._db.execute("CREATE TABLE record (number INTEGER PRIMARY KEY, key TEXT UNIQUE, data BLOB)")
         self._db.execute("CREATE TABLE retired (key TEXT PRIMARY KEY, contents BLOB) WITHOUT ROWID")   # {file: content}
@@ -148,6 +149,7 @@ class LogView:
     def _replay(self, number: int, body: dict[str, Any]) -> None:
         if body["kind"] == "epoch":
             self.epoch, self.holder = body["epoch"], body["holder"]
+            self.runs[self.epoch] = body["holder"]["run"]
         for record in body.get("records", ()):
             self._take(record)
         for entry in body.get("quarantine", ()):              # by id, outside a record: as logs once had it

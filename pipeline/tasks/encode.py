@@ -254,16 +254,16 @@ class _PartWriter:
 class AssembleShard:
     """args: split, index, start, stop (tokens of the stream), vocab_size, eos, pieces [{tokens: $ref, table: $ref,
     offset, part, maybe loss: $ref}] in plan order. Writes the documents that start in [start, stop): body, ends,
-    table.parquet, shard.json, and loss where a token is no target."""
+    table.parquet, blocks (their sums), shard.json, and loss where a token is no target."""
 
-    version = 2
+    version = 3
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         dtype = token_dtype(args["vocab_size"])
-        writer = ShardWriter(out.path("body"), out.path("ends"), out.path("table.parquet"), args["vocab_size"],
-                             args["eos"], lambda: out.path("loss"))
+        writer = ShardWriter(out.path("body"), out.path("ends"), out.path("table.parquet"), out.path("blocks"),
+                             args["vocab_size"], args["eos"], lambda: out.path("loss"))
         for piece in args["pieces"]:
             body = np.memmap(inputs.fetch(piece["tokens"]), dtype, "r")
             loss = np.memmap(inputs.fetch(piece["loss"]), "u1", "r") if "loss" in piece else None
@@ -360,7 +360,7 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
             continue
         split = facts.pop("split")
         sums = {"body": facts["sha256"], "ends": facts["ends_sha256"],
-                "table": result.files["table.parquet"]["content"]}
+                "table": result.files["table.parquet"]["content"], "blocks": facts["blocks_sha256"]}
         if facts["loss_sha256"]:
             sums["loss"] = facts["loss_sha256"]
         names = {kind: file_name(facts["index"], kind, sha) for kind, sha in sums.items()}

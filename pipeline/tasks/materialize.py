@@ -34,6 +34,7 @@ from tokenizer.shards.rows import (
     unpack_bounds,
     unpack_loss,
 )
+from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
 
 MAP = "pipeline.tasks.materialize:ScatterWindows"
 REDUCE = "pipeline.tasks.materialize:WriteRows"
@@ -138,10 +139,10 @@ class _Source:
             a, b = max(start, offset), min(stop, offset + shard["tokens"])
             if a < b:
                 size = self.dtype.itemsize
-                data = self.inputs.store.read_range(shard["body"]["$ref"], (a - offset) * size, (b - offset) * size)
+                data = self._range(shard, "body", (a - offset) * size, (b - offset) * size)
                 tokens[a - start:b - start] = np.frombuffer(data, self.dtype)
                 if "loss" in shard:
-                    data = self.inputs.store.read_range(shard["loss"]["$ref"], a - offset, b - offset)
+                    data = self._range(shard, "loss", a - offset, b - offset)
                     counts[a - start:b - start] = np.frombuffer(data, np.uint8) != 0
                 filled += b - a
             # the end of a shard's last document is the first token of the next one
@@ -153,6 +154,18 @@ class _Source:
             raise ShardError(f"shards hold {filled} of the tokens [{start}, {stop}) the curriculum reads: they were "
                              f"replaced since; resolve it again")
         return tokens, flags, counts
+
+    def _range(self, shard: Mapping[str, Any], kind: str, start: int, stop: int) -> memoryview:
+        """Bytes [start, stop) of the body or the mask of a shard, whose blocks have their sums."""
+        ref, size = shard[kind], shard["tokens"] * (self.dtype.itemsize if kind == "body" else 1)
+        first, last = start // BLOCK, blocks_of(stop)
+        data = self.inputs.store.read_range(ref["$ref"], first * BLOCK, min(last * BLOCK, size))
+        before = 0 if kind == "body" else blocks_of(shard["tokens"] * self.dtype.itemsize) + blocks_of(
+            shard["documents"] * ENDS.itemsize)
+        sums = np.memmap(self.inputs.fetch(shard["blocks"]), SUMS, "r")[before + first:before + last].tolist()
+        if (bad := damaged_block(memoryview(data), first, sums)) is not None:
+            raise self.inputs.damaged(ref, f"is damaged at byte {bad * BLOCK:,}")
+        return memoryview(data)[start - first * BLOCK:stop - first * BLOCK]
 
     def _ends_of(self, shard: Mapping[str, Any]) -> np.ndarray:
         name = shard["ends"]["$ref"]
@@ -280,9 +293,9 @@ def _shards(store: Store, folder: str, sha256: str) -> list[dict[str, Any]]:
         raise ShardError(f"{folder}/{MANIFEST}: holds another shard set than the curriculum pins: resolve it again")
     out, offset = [], 0
     for shard in manifest.shards:
-        kinds = ("body", "ends", *(["loss"] if shard.loss else []))
+        kinds = ("body", "ends", "blocks", *(["loss"] if shard.loss else []))
         out.append({**{kind: _ref(folder, getattr(shard, kind), shard.sums()[kind]) for kind in kinds},
-                    "offset": offset, "tokens": shard.tokens})
+                    "offset": offset, "tokens": shard.tokens, "documents": shard.documents})
         offset += shard.tokens
     return out
 

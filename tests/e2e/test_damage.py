@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import random
+import re
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +23,12 @@ from pipeline.store.dataset import dataset_hash, iter_rows
 from pipeline.store.errors import DamagedFile, StoreError
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
+from pipeline.store.verify import repair, verify_store
+from pipeline.store.view import CorruptLog
 from tests.corpus import sentences, write_warcs
-from tests.e2e.test_same_bytes import RECIPE
+from tests.e2e.test_same_bytes import RECIPE, ROOT
+from tokenizer.shards.layout import ShardError
+from tokenizer.shards.reader import ShardSet
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +133,130 @@ def test_a_store_that_keeps_losing_files_is_given_up(finished, tmp_path, monkeyp
         flip(harmed / record.files["kept.parquet"].path)
     with pytest.raises(StoreError, match="its disk, or somebody who writes there, is at fault"):
         run(top, harmed, "datasets.clean.steps=[gopher_quality, pii]")
+
+
+def harm(path: Path, how: str, rng: random.Random) -> None:
+    if how == "flip":
+        flip(path, rng.randrange(1 << 30))
+    elif how == "cut":
+        os.truncate(path, rng.randrange(path.stat().st_size))
+    else:
+        path.unlink()
+
+
+def nothing_silent(store: Path, expected: dict[str, str]) -> None:
+    """What can be read of datasets and shards is what it was; what cannot is an error that names a file."""
+    for name in ("extracted", "clean", "deduped"):
+        got = or_its_error(lambda name=name: dataset_hash(Store(store), name), (StoreError,))
+        assert got == expected[name] or "datasets/" in got or "no dataset" in got
+    for name in ("web", "docs"):
+        for split, pinned in zip(("train", "val"), expected[name].split("/")):
+            folder = store / "shards" / name / f"split={split}"
+            got = or_its_error(lambda folder=folder, pinned=pinned: read_whole(ShardSet(folder, pinned)), (ShardError,))
+            assert got == expected[f"{name}/{split}"] or str(store) in got
+
+
+def read_whole(shards: ShardSet) -> str:
+    return "/".join(hashlib.sha256(a.tobytes()).hexdigest() for a in (shards.read(0, len(shards)),
+                                                                      shards.ends(0, len(shards) + 1)))
+
+
+def or_its_error(read: Callable[[], str], kinds: tuple[type[Exception], ...]) -> str:
+    """What `read` gives, or what it says is wrong; errors of other kinds are a user's traceback."""
+    try:
+        return read()
+    except kinds as e:
+        return str(e)
+
+
+def wreck(site: Path, store: Path, expected: dict[str, str], seed: int) -> None:
+    """Damage some files of the store, look at it, run it, repair it, run it again: the same bytes, and sound."""
+    rng, whole = random.Random(seed), store.with_name("whole")
+    copy(store, whole)
+    files = sorted(p for top in ("objects", "datasets", "dropped", "shards", "log") for p in (store / top).rglob("*")
+                   if p.is_file() and p.stat().st_size and "heartbeat" not in str(p) and "objects/lists" not in str(p))
+    segments = []
+    for path in rng.sample(files, rng.randint(1, 4)):
+        harm(path, rng.choice(("flip", "flip", "cut", "gone")), rng)
+        segments += [path] if path.parent.name == "log" else []
+    last = max((whole / "log").glob("*.json"))
+    if segments and (store / last.relative_to(whole) not in segments or (store / last.relative_to(whole)).exists()):
+        with pytest.raises(CorruptLog, match="|".join(re.escape(p.name) for p in segments)):
+            Log.read(Store(store))
+    for path in segments:                                        # it cannot be had again but from a copy
+        shutil.copyfile(whole / path.relative_to(store), path)
+    nothing_silent(store, expected)
+    with contextlib.suppress(DamagedFile):                       # of a published part, when `run` hashes the datasets
+        run(site, store)
+    nothing_silent(store, expected)
+    at = Store(store)
+    with Log.open(at) as log:
+        repair(at, log, verify_store(at, log).damaged)
+    made = run(site, store)
+    assert made == {name: expected[name] for name in made}
+    assert verify_store(at, Log.read(at)).damaged == {}
+    nothing_silent(store, expected)
+
+
+@pytest.fixture(scope="module")
+def facts(finished) -> dict[str, str]:
+    """What `nothing_silent` compares with: the hashes of the run, and of the tokens and ends of its shards."""
+    _, store, expected = finished
+    more = {}
+    for name in ("web", "docs"):
+        for split in ("train", "val"):
+            more[f"{name}/{split}"] = read_whole(ShardSet(store / "shards" / name / f"split={split}"))
+    return expected | more
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 20)),
+                                  *(pytest.param(n, marks=pytest.mark.chaos) for n in range(20, 200))])
+def test_a_wrecked_store_comes_back_to_the_same_bytes(finished, facts, tmp_path, seed):
+    top, store, _ = finished
+    wreck(top, copy(store, tmp_path / "harmed"), facts, seed)
+
+
+def test_the_command_names_what_is_damaged_and_mends_it(finished, tmp_path):
+    top, store, expected = finished
+    harmed = copy(store, tmp_path / "harmed")
+    part = outputs(harmed, ":DocumentPass", "kept.parquet")[0].files["kept.parquet"].path
+    gone = outputs(harmed, ":AssembleShard", "body")[0].files["ends"].path
+    token = sorted((harmed / "shards").rglob("*.tokens"))[0]
+    flip(harmed / part)
+    (harmed / gone).unlink()
+    flip(token)
+    before = (harmed / "log").stat().st_mtime_ns
+    said = tokenmill("store", "verify", "--store", str(harmed))
+    assert said.returncode == 1 and "3 files are damaged or gone; run `tokenmill store verify --repair" in said.stderr
+    assert [line.split()[0] for line in said.stdout.splitlines()[:-1]] == sorted(
+        [part, gone, str(token.relative_to(harmed))])
+    assert (harmed / "log").stat().st_mtime_ns == before         # only looked at
+    assert tokenmill("store", "verify", "--repair", "--quiet", "--store", str(harmed)).returncode == 0
+    assert run(top, harmed) == expected
+    sound = tokenmill("store", "verify", "--json", "--store", str(harmed))
+    assert sound.returncode == 0 and json.loads(sound.stdout)["damaged"] == {}
+
+
+def test_what_no_run_names_is_removed_and_made_again(finished, tmp_path):
+    top, store, expected = finished
+    kept = copy(store, tmp_path / "kept")
+    changed = "datasets.clean.steps=[gopher_quality, pii]"
+    before = {r.key for r in Log.read(Store(kept)).records()}
+    wanted = run(top, kept, changed)
+    assert json.loads(tokenmill("store", "gc", "--json", "--store", str(kept)).stdout)["records"] == 0
+    [gone] = [p for p in (kept / "runs").iterdir() if p.name not in {q.name for q in (store / "runs").iterdir()}]
+    shutil.rmtree(gone)
+    there = {r.key for r in Log.read(Store(kept)).records()}
+    would = json.loads(tokenmill("store", "gc", "--dry-run", "--json", "--store", str(kept)).stdout)
+    assert would["records"] == len(there - before) > 0 and would["bytes"] > 0 and not would["removed"]
+    assert {r.key for r in Log.read(Store(kept)).records()} == there
+    tokenmill("store", "gc", "--store", str(kept))
+    view = Log.read(Store(kept))
+    assert {r.key for r in view.records()} == before
+    assert {p.parent.name for p in (kept / "objects").rglob("*") if p.is_file()} - {"lists"} <= before
+    assert run(top, kept) == expected and run(top, kept, changed) == wanted
+
+
+def tokenmill(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "pipeline.cli", *arguments], cwd=ROOT, capture_output=True, text=True,
+                          check=False)

@@ -274,7 +274,7 @@ def big_stream(root, tokens: int) -> Stream:
     rng = np.random.default_rng(0)
     folder = root / "shards" / "big" / "split=train"
     folder.mkdir(parents=True)
-    writer = ShardWriter(*(str(folder / n) for n in ("b", "e", "t")), 60_000, EOS)
+    writer = ShardWriter(*(str(folder / n) for n in ("b", "e", "t", "s")), 60_000, EOS)
     for a in range(0, tokens, step):
         block = rng.integers(4, 60_000, step, dtype=np.uint16)
         block[1023::1024] = EOS
@@ -283,7 +283,7 @@ def big_stream(root, tokens: int) -> Stream:
                    np.full(docs, 4096))
     facts = writer.close()
     names, sums = {}, {}
-    for kind, name in (("body", "b"), ("ends", "e"), ("table", "t")):
+    for kind, name in (("body", "b"), ("ends", "e"), ("table", "t"), ("blocks", "s")):
         sums[kind] = file_sha256(folder / name)
         names[kind] = file_name(0, kind, sums[kind])
         (folder / name).rename(folder / names[kind])

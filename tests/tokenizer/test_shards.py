@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from tokenizer.shards.layout import MANIFEST, TABLE_ROWS, Manifest, Shard, ShardError, file_name, token_dtype
 from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.sums import BLOCK, SUMS, BlockSummer, damaged_block
 from tokenizer.shards.verify import file_sha256, verify
 from tokenizer.shards.writer import ShardWriter
 
@@ -33,10 +35,10 @@ def write_set(folder: Path, shards: list[list[np.ndarray]], vocab: int, split: s
     folder.mkdir(parents=True, exist_ok=True)
     made, n = [], 0
     for s, docs in enumerate(shards):
-        paths = {kind: folder / f"{kind}.{s}" for kind in ("body", "ends", "table")}
+        paths = {kind: folder / f"{kind}.{s}" for kind in ("body", "ends", "table", "blocks")}
         if s in masked:
             paths["loss"] = folder / f"loss.{s}"
-        writer = ShardWriter(*(str(paths[kind]) for kind in ("body", "ends", "table")), vocab, EOS,
+        writer = ShardWriter(*(str(paths[kind]) for kind in ("body", "ends", "table", "blocks")), vocab, EOS,
                              lambda paths=paths: str(paths["loss"]))
         for a in range(0, len(docs), block):
             some = [np.append(d, EOS).astype(token_dtype(vocab)) for d in docs[a:a + block]]
@@ -267,8 +269,53 @@ def test_verify_names_every_kind_of_damage(tmp_path):
 
 
 def test_the_writer_refuses_documents_without_eos(tmp_path):
-    writer = ShardWriter(*(str(tmp_path / n) for n in "bet"), 99, EOS)
+    writer = ShardWriter(*(str(tmp_path / n) for n in "bets"), 99, EOS)
     with pytest.raises(ShardError, match="does not end in EOS"):
         writer.add(np.array([5, 6]), np.array([2]), ["x"], 0, np.array([0]), np.array([4]))
     with pytest.raises(ShardError, match="do not make documents"):
         writer.add(np.array([5, EOS]), np.array([3]), ["x"], 0, np.array([0]), np.array([4]))
+
+
+def test_no_damaged_block_of_a_shard_is_read(tmp_path):
+    """One bit of a file that is read by range, or of the sums, is flipped: no window, with its bounds and its mask, is
+    other than it was written, and one of them is an error that names the file."""
+    rng = np.random.default_rng(7)
+    shards = [some_documents(rng, 400, 60_000) for _ in range(2)]
+    found = write_set(tmp_path / "s", shards, 60_000, masked=(1,))
+    length = 64
+
+    def read():
+        got = ShardSet(tmp_path / "s")
+        for w in range(got.windows(length)):
+            yield got.window(w, length), got.bounds(w, length), got.counts(w * length, w * length + length + 1)
+
+    def compare():
+        for got, want in zip(read(), wanted, strict=True):
+            assert all(np.array_equal(a, b) for a, b in zip(got, want))
+
+    wanted = list(read())
+    files = [getattr(s, kind) for s in found.shards for kind in ("body", "ends", "blocks", "loss") if getattr(s, kind)]
+    assert len(files) == 7
+    for name in files:
+        path = tmp_path / "s" / name
+        whole = path.read_bytes()
+        for bit in rng.integers(0, len(whole) * 8, 12).tolist():
+            data = bytearray(whole)
+            data[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(data)
+            with pytest.raises(ShardError, match=re.escape(str(path))):
+                compare()
+        path.write_bytes(whole)
+    compare()
+
+
+@pytest.mark.parametrize("step", [1, 1000, 4096, 100_000])
+def test_block_sums_do_not_depend_on_how_a_file_is_written(step):
+    data = np.random.default_rng(0).bytes(3 * BLOCK + 17)
+    summer = BlockSummer()
+    for a in range(0, len(data), step):
+        summer.update(data[a:a + step])
+    sums = np.frombuffer(summer.finish(), SUMS).tolist()
+    assert sums == [zlib.crc32(data[a:a + BLOCK]) for a in range(0, len(data), BLOCK)]
+    assert damaged_block(memoryview(data), 0, sums) is None
+    assert damaged_block(memoryview(data)[BLOCK:], 1, [*sums[1:3], 0]) == 3

@@ -40,9 +40,9 @@ def write_shards(folder: Path, name: str, split: str, documents: list[np.ndarray
     made = []
     for i, piece in enumerate(np.array_split(np.arange(len(documents)), shards)):
         docs = [documents[j] for j in piece]
-        kinds = ("body", "ends", "table", "loss")
-        paths = {kind: folder / f"{kind}.tmp" for kind in (kinds if masked else kinds[:3])}
-        writer = ShardWriter(*(str(paths[kind]) for kind in kinds[:3]), VOCAB, EOS, lambda: str(folder / "loss.tmp"))
+        kinds = ("body", "ends", "table", "blocks", "loss")
+        paths = {kind: folder / f"{kind}.tmp" for kind in (kinds if masked else kinds[:4])}
+        writer = ShardWriter(*(str(paths[kind]) for kind in kinds[:4]), VOCAB, EOS, lambda: str(folder / "loss.tmp"))
         lengths = np.array([len(d) for d in docs])
         writer.add(np.concatenate(docs), lengths, [f"{j:032x}" for j in piece], 0, np.arange(len(docs)), 3 * lengths,
                    np.zeros(lengths.sum(), np.uint8) if masked else None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tracemalloc
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -16,6 +18,7 @@ from stages.mix.curriculum import Curriculum
 from stages.mix.resolve import resolve
 from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, make_run
 from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, Shard, ShardError, file_name
+from tokenizer.shards.sums import BLOCK, SUMS
 from trainer.config import ConfigError
 from trainer.data import Data, Prefetch, collate, padding, runs, windows
 from trainer.loss import IGNORE
@@ -175,8 +178,14 @@ def sparse_curriculum(store: Path, tokens: int) -> Curriculum:
         body, ends, table = (file_name(i, kind, "b") for kind in ("body", "ends", "table"))
         with open(folder / body, "wb") as f:
             f.truncate(2 * n)
-        np.arange(n // 8, n + 1, n // 8, dtype="<u8").tofile(folder / ends)
-        made.append(Shard(i, n, 8, n, body, ends, table, "b", "b", "i", "b"))
+        marks = np.arange(n // 8, n + 1, n // 8, dtype="<u8")
+        marks.tofile(folder / ends)
+        assert 2 * n % BLOCK == 0
+        sums = np.append(np.full(2 * n // BLOCK, zlib.crc32(bytes(BLOCK))), zlib.crc32(marks.tobytes())).astype(SUMS)
+        digest = hashlib.sha256(sums.tobytes()).hexdigest()
+        blocks = file_name(i, "blocks", digest)
+        sums.tofile(folder / blocks)
+        made.append(Shard(i, n, 8, n, body, ends, table, "b", "b", "i", "b", blocks, digest))
     found = Manifest("big", "train", "uint16", TOKENIZER["sha256"], VOCAB, EOS, tokens, 8 * len(made), tokens,
                      tuple(made))
     found = replace(found, sha256=found.identity())

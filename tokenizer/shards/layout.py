@@ -7,14 +7,15 @@ A shard set is one split of one stream, an immutable list of shards::
                                  bytes through hard links
     00000.9be1d3307a52.ends      u64 little-endian: exclusive end of each document in this shard, in tokens
     00000.c06e44f81b9d.parquet   document table: end u64, id, part u32, row u32, n_bytes u32
+    00000.7c41d20b9e55.crc32     u32 little-endian: a sum a block (`tokenizer.shards.sums`) of body, ends, loss, in turn
     00000.51d0aa7e02c4.loss      u8 a token, 0 where it is no target; only there when such a token is
     shards-<sha256[:16]>.json    manifest of one set: magic, version, dtype, tokenizer, vocabulary, EOS, counts, sums
     shards.json                  the manifest of the set published last
 
 Names carry the first 12 hex characters of the file's own sha256: publishing new data never touches files an older
 set pins. `part` and `row` say where the document stands among the
-parts it was encoded from (`parts` of the manifest, plan order); they follow the partition size, and are therefore the
-only thing a set's `sha256` does not cover.
+parts it was encoded from (`parts` of the manifest, plan order); they follow the partition size, and are therefore not
+covered by a set's `sha256`, and neither are the block sums, which follow from what it covers.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SHARD_BYTES = 1 << 30
 
 TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("part", pa.uint32()), ("row", pa.uint32()),
                    ("n_bytes", pa.uint32())])
-SUFFIXES = {"body": "tokens", "ends": "ends", "table": "parquet", "loss": "loss"}
+SUFFIXES = {"body": "tokens", "ends": "ends", "table": "parquet", "blocks": "crc32", "loss": "loss"}
 #: rows of a row group of the document table: what a lookup reads
 TABLE_ROWS = 1 << 16
 ENDS = np.dtype("<u8")
@@ -56,7 +57,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def file_name(index: int, kind: str, sha256: str) -> str:
-    """Name of a shard's file; `kind` is body, ends, table or loss."""
+    """Name of a shard's file; `kind` is body, ends, table, blocks or loss."""
     return f"{index:05d}.{sha256[:12]}.{SUFFIXES[kind]}"
 
 
@@ -75,12 +76,14 @@ class Shard:
     ends_sha256: str
     ids_sha256: str               # over "id n_bytes\\n" of every document
     table_sha256: str             # of the Parquet file; follows the partition size
+    blocks: str                   # sums of the blocks of body, ends and loss
+    blocks_sha256: str
     loss: str = ""                # which tokens are targets; "": all
     loss_sha256: str = ""
 
     def sums(self) -> dict[str, str]:
         """sha256 of its files by their kind."""
-        sums = {"body": self.sha256, "ends": self.ends_sha256, "table": self.table_sha256}
+        sums = {"body": self.sha256, "ends": self.ends_sha256, "table": self.table_sha256, "blocks": self.blocks_sha256}
         return sums | {"loss": self.loss_sha256} if self.loss or self.loss_sha256 else sums
 
 

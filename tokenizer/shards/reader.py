@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import errno
+import hashlib
 import json
 import mmap
 import resource
@@ -23,6 +24,10 @@ from pyarrow import ArrowException, fs
 
 from pipeline.base.parquet import open_parquet
 from tokenizer.shards.layout import ENDS, MANIFEST, TABLE_ROWS, Manifest, ShardError
+from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
+
+#: what to do about a file that is damaged or gone
+REMEDY = "run `tokenmill store verify --repair` on its store, then the recipe again"
 
 
 def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
@@ -113,7 +118,9 @@ class ShardSet:
             raise IndexError(f"tokens [{start}, {stop}) of {self.tokens}")
         out = np.empty(stop - start, self.dtype)
         for shard, a, b, at in self._pieces(start, stop):
-            out[at:at + b - a] = self.body(shard)[a:b]
+            body = self.body(shard)
+            self._check(shard, "body", a * self.dtype.itemsize, b * self.dtype.itemsize)
+            out[at:at + b - a] = body[a:b]
         return out
 
     def counts(self, start: int, stop: int) -> np.ndarray | None:
@@ -128,6 +135,7 @@ class ShardSet:
             info = self.manifest.shards[shard]
             if info.loss:
                 mask, _ = self._map(info.loss, np.dtype("u1"), info.tokens)
+                self._check(shard, "loss", a, b)
                 out[at:at + b - a] = mask[a:b] != 0
         return out
 
@@ -146,7 +154,7 @@ class ShardSet:
             if offset >= stop:
                 break
             ends = self._shard_ends(shard)
-            a, b = np.searchsorted(ends, np.array([max(0, start - offset), stop - offset], ENDS))
+            a, b = self._place(shard, max(0, start - offset), stop - offset)
             found.append(ends[a:b].astype(np.int64) + offset)
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
@@ -180,7 +188,7 @@ class ShardSet:
         found = []
         for shard, a, b, _ in self._pieces(max(0, start), min(stop, self.tokens)):
             ends = self._shard_ends(shard)
-            first, last = (int(np.searchsorted(ends, np.uint64(t), side="right")) for t in (a, b - 1))
+            first, last = self._place(shard, a + 1, b)          # the ends after tokens a and b - 1
             begins = np.concatenate((ends[first - 1:first] if first else [0], ends[first:last]))
             sizes = [row["n_bytes"] for row in self._table_rows(shard, first, last + 1, ["n_bytes"])]
             found.append(np.stack([begins.astype(np.int64) + self.offsets[shard],
@@ -223,6 +231,45 @@ class ShardSet:
         info = self.manifest.shards[shard]
         return self._map(info.ends, ENDS, info.documents)[0]
 
+    def _place(self, shard: int, low: int, high: int) -> tuple[int, int]:
+        """The ends e of a shard with low <= e < high are number [a, b). Their blocks are checked, and their neighbours:
+        ends increase, so that those prove the place right whatever damaged ends the search has passed."""
+        ends = self._shard_ends(shard)
+        a, b = np.searchsorted(ends, np.array([low, high], ENDS)).tolist()
+        self._check(shard, "ends", max(0, a - 1) * ENDS.itemsize, min(b + 1, len(ends)) * ENDS.itemsize)
+        if (a > 0 and ends[a - 1] >= low) or (a < len(ends) and ends[a] < low) or (
+                b > 0 and ends[b - 1] >= high) or (b < len(ends) and ends[b] < high):
+            raise ShardError(f"{self.folder / self.manifest.shards[shard].ends}: ends do not increase: {REMEDY}")
+        return a, b
+
+    def _check(self, shard: int, kind: str, start: int, stop: int) -> None:
+        """Compare the blocks that hold bytes [start, stop) of a file of a shard (body, ends, loss) with their sums.
+        ShardError names the file and the place."""
+        if start >= stop:
+            return
+        info = self.manifest.shards[shard]
+        body, ends = blocks_of(info.tokens * self.dtype.itemsize), blocks_of(info.documents * ENDS.itemsize)
+        before = {"body": 0, "ends": body, "loss": body + ends}[kind]
+        first, last = start // BLOCK, blocks_of(stop)
+        sums = self._sums(shard)[before + first:before + last].tolist()
+        memory = self._maps[getattr(info, kind)][1]
+        assert memory is not None
+        bad = damaged_block(memoryview(memory)[first * BLOCK:last * BLOCK], first, sums)
+        if bad is not None:
+            raise ShardError(f"{self.folder / getattr(info, kind)}: damaged at byte {bad * BLOCK:,}: {REMEDY}")
+
+    def _sums(self, shard: int) -> np.ndarray:
+        """Sums of the blocks of body, ends and loss of a shard; compared with the manifest when they are first used."""
+        info = self.manifest.shards[shard]
+        known = info.blocks in self._maps
+        blocks = sum(map(blocks_of, (info.tokens * self.dtype.itemsize, info.documents * ENDS.itemsize,
+                                     info.tokens if info.loss else 0)))
+        sums, memory = self._map(info.blocks, SUMS, blocks)
+        if not known and hashlib.sha256(memory or b"").hexdigest() != info.blocks_sha256:
+            del self._maps[info.blocks]
+            raise ShardError(f"{self.folder / info.blocks}: damaged: {REMEDY}")
+        return sums
+
     def _map(self, name: str, dtype: np.dtype, items: int) -> tuple[np.ndarray, mmap.mmap | None]:
         """A file as a read-only array, and the memory map behind it (None: it is empty); mapped once."""
         if name not in self._maps:
@@ -230,8 +277,8 @@ class ShardSet:
             try:
                 size = path.stat().st_size
                 if size != items * dtype.itemsize:
-                    raise ShardError(f"{path}: {size} bytes, the manifest says {items * dtype.itemsize}: damaged; "
-                                     f"publish the shard set again")
+                    raise ShardError(f"{path}: {size} bytes, the manifest says {items * dtype.itemsize}: damaged: "
+                                     f"{REMEDY}")
                 memory = _mapped(path) if size else None
             except OSError as e:
                 if e.errno in (errno.EMFILE, errno.ENOMEM):

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pipeline.base.parquet import parquet_writer
 from tokenizer.shards.layout import ENDS, TABLE, TABLE_ROWS, ShardError, token_dtype
+from tokenizer.shards.sums import BlockSummer
 
 
 class MaskWriter:
@@ -19,7 +20,7 @@ class MaskWriter:
 
     def __init__(self, path: Callable[[], str]) -> None:
         self.tokens = 0
-        self._path, self._hash = path, hashlib.sha256()
+        self._path, self._hash, self.blocks = path, hashlib.sha256(), BlockSummer()
         self._file: BinaryIO | None = None
 
     def add(self, counts: np.ndarray | None, tokens: int) -> None:
@@ -42,6 +43,7 @@ class MaskWriter:
         assert self._file is not None
         self._file.write(data)
         self._hash.update(data)
+        self.blocks.update(data)
 
     def close(self) -> str:
         """sha256 of the file, or "" when all tokens are targets and there is none."""
@@ -57,7 +59,7 @@ class ShardWriter:
     `add` takes blocks of documents that already end in EOS. Bytes are the same whatever the sizes of the blocks.
     """
 
-    def __init__(self, body: str, ends: str, table: str, vocab_size: int, eos: int,
+    def __init__(self, body: str, ends: str, table: str, blocks: str, vocab_size: int, eos: int,
                  loss: Callable[[], str] | None = None) -> None:
         self.dtype, self.eos = token_dtype(vocab_size), eos
         self._mask = MaskWriter(loss) if loss is not None else None
@@ -68,6 +70,7 @@ class ShardWriter:
         self._rows: list[pa.Table] = []
         self._waiting = 0
         self._hash = {name: hashlib.sha256() for name in ("body", "ends", "ids")}
+        self._blocks, self._summers = blocks, {name: BlockSummer() for name in ("body", "ends")}
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray, ids: list[str], part: int, rows: np.ndarray,
             n_bytes: np.ndarray, counts: np.ndarray | None = None) -> None:
@@ -100,6 +103,7 @@ class ShardWriter:
     def _write(self, name: str, file: BinaryIO, data: bytes) -> None:
         file.write(data)
         self._hash[name].update(data)
+        self._summers[name].update(data)
 
     def _flush(self, everything: bool = False) -> None:
         rows = pa.concat_tables(self._rows) if self._rows else TABLE.empty_table()
@@ -114,7 +118,12 @@ class ShardWriter:
         self._table.close()
         self._body.close()
         self._ends.close()
+        loss_sha256 = self._mask.close() if self._mask is not None else ""
+        summers = [*self._summers.values(), *([self._mask.blocks] if self._mask is not None and loss_sha256 else [])]
+        sums = b"".join(summer.finish() for summer in summers)
+        with open(self._blocks, "wb") as f:
+            f.write(sums)
         return {"tokens": self.tokens, "documents": self.documents, "text_bytes": self.text_bytes,
                 "sha256": self._hash["body"].hexdigest(), "ends_sha256": self._hash["ends"].hexdigest(),
                 "ids_sha256": self._hash["ids"].hexdigest(),
-                "loss_sha256": self._mask.close() if self._mask is not None else ""}
+                "blocks_sha256": hashlib.sha256(sums).hexdigest(), "loss_sha256": loss_sha256}

@@ -1,0 +1,111 @@
+"""`tokenmill store`: read everything a store holds and compare it with its records; remove what no run names."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from pipeline.base.visible import visible
+from pipeline.cli.errors import UserError
+from pipeline.cli.options import JsonOpt, QuietOpt, StoreOpt, TakeoverOpt, check_root
+from pipeline.store.fs import Store
+
+#: seconds between two lines of progress
+SAY_S = 10.0
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(no_args_is_help=True, help="Look after a store: verify its bytes, remove what no run names.")
+    group.command("verify")(verify)
+    group.command("gc")(gc)
+    app.add_typer(group, name="store")
+
+
+def verify(store: StoreOpt,
+           repair: Annotated[bool, typer.Option("--repair", help="Retire records of damaged files and remove damaged "
+                                                                 "copies; the next run makes them anew.")] = False,
+           takeover: TakeoverOpt = False, quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
+    """Read everything in a store and compare it with what is recorded of it.
+
+    Files tasks wrote, lists, published folders, shard sets; segments of the log as they are replayed. Goes on where an
+    interrupted verification stopped. Exit code 1 when something is damaged and not repaired.
+
+    \b
+    Examples:
+      tokenmill store verify --store corpus
+      tokenmill store verify --repair --store corpus && tokenmill run recipe.yaml --store corpus
+    """
+    from pipeline.store.log import Log
+    from pipeline.store.verify import Verified, verify_store
+    from pipeline.store.verify import repair as mend
+
+    check_root(store)
+    at = Store(store)
+    began = said = time.monotonic()
+
+    def seen(done: Verified, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if quiet or json_lines or now - said < SAY_S:
+            return
+        said = now
+        rate = done.bytes / max(now - began, 1e-3)
+        left = f", about {max(0, total - done.bytes) / max(rate, 1):.0f} s left" if done.bytes < total else ""
+        typer.echo(f"{done.files:,} files, {done.bytes / 1e9:.2f} of {total / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s, "
+                   f"{len(done.damaged)} damaged{left}", err=True)
+
+    log = Log.open(at, run="store verify", takeover=takeover) if repair else Log.read(at)
+    try:
+        done = verify_store(at, log, seen)
+        retired, removed = mend(at, log, done.damaged) if isinstance(log, Log) else (0, 0)
+    finally:
+        if isinstance(log, Log):
+            log.close()
+    if json_lines:
+        typer.echo(json.dumps({"files": done.files, "bytes": done.bytes, "damaged": done.damaged, "retired": retired,
+                               "removed": removed}))
+    elif not quiet:
+        for path, why in sorted(done.damaged.items()):
+            typer.echo(visible(f"{path} {why}"))
+        typer.echo(f"{done.files:,} files, {done.bytes:,} bytes read: {len(done.damaged)} damaged or gone")
+    if done.damaged and not repair:
+        raise UserError(f"{store}: {len(done.damaged)} files are damaged or gone; run `tokenmill store verify --repair "
+                        f"--store {store}`, then the recipe again")
+    if done.damaged and not (quiet or json_lines):
+        typer.echo(f"{retired} records retired, {removed} copies removed: run the recipe again to make them anew",
+                   file=sys.stderr)
+
+
+def gc(store: StoreOpt,
+       dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+       takeover: TakeoverOpt = False, json_lines: JsonOpt = False) -> None:
+    """Remove what no run names.
+
+    Results of recipes that were changed and of runs whose folder was deleted. What datasets and shards publish stays.
+    What is needed again is made again.
+
+    \b
+    Examples:
+      tokenmill store gc --dry-run --store corpus
+      rm -r corpus/runs/old-1234abcd && tokenmill store gc --store corpus
+    """
+    from pipeline.store.garbage import remove_unnamed, unnamed
+    from pipeline.store.log import Log
+
+    check_root(store)
+    at = Store(store)
+    if dry_run:
+        what, _ = unnamed(at, Log.read(at))
+    else:
+        with Log.open(at, run="store gc", takeover=takeover) as log:
+            what = remove_unnamed(at, log)
+    if json_lines:
+        typer.echo(json.dumps({"records": what.records, "files": what.files, "bytes": what.bytes,
+                               "removed": not dry_run}))
+    else:
+        typer.echo(f"{what.records:,} records, {what.files:,} files, {what.bytes:,} bytes "
+                   f"{'would be' if dry_run else 'were'} removed")

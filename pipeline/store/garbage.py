@@ -1,0 +1,65 @@
+"""Removing what no run names: records, with their files, of recipes that were changed and of runs that were deleted.
+
+A finished run names its tasks in `runs/RUN/tasks.parquet`. Of a run that has not finished, everything is kept that its
+drivers committed. A record that nobody names is retired in the log before its files go, so that no later run takes it
+for done; what is needed again is made again, the same. Published folders have files of their own names and stay.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
+from pipeline.store.runs import RunTasks
+from pipeline.store.temp import scratch_database
+from pipeline.store.view import LogView
+
+
+@dataclass(frozen=True)
+class Unnamed:
+    """Records that no run names: how many, and the files and bytes they have in `objects/`."""
+
+    records: int
+    files: int
+    bytes: int
+
+
+def unnamed(store: Store, log: LogView) -> tuple[Unnamed, list[tuple[str, str]]]:
+    """What could go, and the (key, attempt) of each. Memory: those pairs."""
+    named = scratch_database()
+    named.execute("CREATE TABLE named (key TEXT PRIMARY KEY) WITHOUT ROWID")
+    runs = {path.split("/")[1] for path in store.list("runs") if path.count("/") > 1}
+    unfinished = set()
+    for run in sorted(runs):
+        if store.exists(f"runs/{run}/tasks.parquet"):
+            named.executemany("INSERT OR IGNORE INTO named VALUES (?)", ((key,) for key in RunTasks(store, run).all()))
+        if not _done(store, run):
+            unfinished.add(run)
+    pairs, files, size = [], 0, 0
+    for record in log.records():
+        of_run = log.runs.get(int(record.attempt[:8]))
+        if of_run in unfinished or named.execute("SELECT 1 FROM named WHERE key = ?", (record.key,)).fetchone():
+            continue
+        pairs.append((record.key, record.attempt))
+        files += len(record.files)
+        size += sum(info.bytes for info in record.files.values())
+    return Unnamed(len(pairs), files, size), pairs
+
+
+def remove_unnamed(store: Store, log: Log) -> Unnamed:
+    """Retire and remove what no run names. `log`: ours, so no run is under way."""
+    what, pairs = unnamed(store, log)
+    log.retire_all(pairs, "no run names it")
+    log.collect_garbage()
+    return what
+
+
+def _done(store: Store, run: str) -> bool:
+    """Whether the latest attempt of a run came to its end. One that was changed and stopped has tasks of an earlier
+    attempt in its list, and others in the log."""
+    try:
+        return json.loads(store.read(f"runs/{run}/progress.json"))["state"] == "done"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,202 @@
+"""Reading a whole store and comparing every file with what is recorded of it, and what can be done about damage.
+
+What the log names (`objects/`), lists of tasks, published folders, shard sets and their manifests are read once each: a
+published name that is a link of a file of `objects/` is not read again. What is damaged is told by its path; with a log
+(`repair`) the records of damaged files are retired and damaged copies removed, so that the next run makes them anew.
+Segments of the log are checked as they are replayed: a damaged one is refused by name, for it cannot be had again.
+
+An interrupted verification goes on where it stopped: `verify.json` in the store says how far it came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from pipeline.engine.lists import FOLDER as LISTS
+from pipeline.store.dataset import MANIFEST, manifest
+from pipeline.store.errors import DamagedFile
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
+from pipeline.store.view import LogView
+from tokenizer.shards.layout import MANIFEST as SHARDS
+from tokenizer.shards.layout import Manifest, ShardError
+
+#: how far a verification has come
+PROGRESS = "verify.json"
+#: files read at a time, bytes read at once, and files between two notes of how far it came
+THREADS, BLOCK, NOTE = 4, 4 << 20, 256
+#: folders of published parts
+PUBLISHED = ("datasets", "dropped", "quarantine")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file and what is recorded of it."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass
+class Verified:
+    """What a verification has found so far. `damaged`: path → what is wrong."""
+
+    files: int = 0
+    bytes: int = 0
+    damaged: dict[str, str] = field(default_factory=dict)
+
+
+def verify_store(store: Store, log: LogView,
+                 seen: Callable[[Verified, int], None] = lambda done, total: None) -> Verified:
+    """Read everything. `seen` is told, now and then, what was read and how many bytes there are in all (of objects).
+
+    Memory: the inodes of the files of `objects/` that have further names.
+    """
+    done = _resumed(store, log)
+    total = sum(info.bytes for record in log.records() for info in record.files.values())
+    known: set[tuple[int, int]] = set()
+    skip = done.files
+    with ThreadPoolExecutor(THREADS) as pool:
+        files = _recorded(store, log)
+        for file in islice(files, skip):
+            _remember(store, file, known)
+        while some := list(islice(files, NOTE)):
+            for file, wrong in zip(some, pool.map(lambda file: problem(store, file), some)):
+                _remember(store, file, known)
+                done.files += 1
+                done.bytes += file.bytes
+                if wrong:
+                    done.damaged[file.path] = wrong
+            store.write(PROGRESS, json.dumps({"segments": log.segments, **vars(done)}).encode())
+            seen(done, total)
+        for path, wrong in _manifests(store):
+            done.damaged[path] = wrong
+        published = (file for file in _published(store, done.damaged) if not _is_link(store, file, known))
+        while some := list(islice(published, NOTE)):
+            for file, wrong in zip(some, pool.map(lambda file: problem(store, file), some)):
+                done.files += 1
+                done.bytes += file.bytes
+                if wrong:
+                    done.damaged[file.path] = wrong
+            seen(done, total)
+    store.remove(PROGRESS)
+    return done
+
+
+def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> tuple[int, int]:
+    """Retire the records of damaged files and remove damaged copies: (records, files). The next run makes them anew."""
+    retired = removed = 0
+    for path, why in damaged.items():
+        log.verify()
+        if log.retire_file(path, why):
+            retired += 1
+        elif not path.startswith("objects/") or path.startswith(LISTS + "/"):
+            store.remove(path)
+            removed += 1
+    return retired, removed
+
+
+def problem(store: Store, file: File) -> str:
+    """What is wrong with a file, "" when its bytes are those recorded."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with store.open(file.path) as f:
+            while block := f.read(BLOCK):
+                digest.update(block)
+                size += len(block)
+    except FileNotFoundError:
+        return "is gone"
+    if file.bytes >= 0 and size != file.bytes:
+        return f"has {size:,} bytes instead of {file.bytes:,}"
+    return "" if digest.hexdigest() == file.sha256 else "is damaged: its bytes are not those of its record"
+
+
+def _recorded(store: Store, log: LogView) -> Iterator[File]:
+    """Files of the winning records, in the order of the log."""
+    for record in log.records():
+        for info in record.files.values():
+            yield File(info.path, info.bytes, info.sha256)
+
+
+def _published(store: Store, damaged: Mapping[str, str]) -> Iterator[File]:
+    """Lists of tasks, parts of published folders, files of shard sets: of manifests that can be read."""
+    for entry in store.entries(LISTS):
+        yield File(entry.path, entry.size, entry.path.removeprefix(LISTS + "/").removesuffix(".json"))
+    for kind in PUBLISHED:
+        for name in _folders(store, kind, MANIFEST):
+            if f"{kind}/{name}/{MANIFEST}" not in damaged:
+                rows = manifest(store, name, kind).select(["part", "bytes", "sha256"]).to_pylist()
+                yield from (File(f"{kind}/{name}/{row['part']}", row["bytes"], row["sha256"]) for row in rows)
+    for path in _shard_manifests(store):
+        if path not in damaged:
+            folder = path.rpartition("/")[0]
+            for shard in _shard_set(store, path).shards:
+                yield from (File(f"{folder}/{getattr(shard, kind)}", -1, sha) for kind, sha in shard.sums().items())
+
+
+def _manifests(store: Store) -> Iterator[tuple[str, str]]:
+    """Manifests that cannot be read, and why."""
+    for kind in PUBLISHED:
+        for name in _folders(store, kind, MANIFEST):
+            try:
+                manifest(store, name, kind)
+            except DamagedFile as e:
+                yield e.path, e.why
+    for path in _shard_manifests(store):
+        try:
+            _shard_set(store, path)
+        except (ShardError, ValueError) as e:
+            yield path, f"cannot be read ({e})"
+
+
+def _shard_set(store: Store, path: str) -> Manifest:
+    return Manifest.from_json(json.loads(store.read(path)), path)
+
+
+def _folders(store: Store, kind: str, marker: str) -> list[str]:
+    return sorted({path.split("/")[1] for path in store.list(kind) if path.endswith("/" + marker)})
+
+
+def _shard_manifests(store: Store) -> list[str]:
+    """Every manifest of a shard set, those that were published before and are still pinned included."""
+    return [path for path in store.list("shards") if path.endswith(".json")
+            and ((name := path.rpartition("/")[2]) == SHARDS or name.startswith("shards-"))]
+
+
+def _resumed(store: Store, log: LogView) -> Verified:
+    """Where an earlier verification of the same log stopped."""
+    try:
+        doc: dict[str, Any] = json.loads(store.read(PROGRESS))
+        if doc.pop("segments") == log.segments:
+            return Verified(**doc)
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    return Verified()
+
+
+def _remember(store: Store, file: File, known: set[tuple[int, int]]) -> None:
+    if store.local is not None:
+        try:
+            info = (store.local / file.path).stat()
+        except FileNotFoundError:
+            return
+        if info.st_nlink > 1:
+            known.add((info.st_dev, info.st_ino))
+
+
+def _is_link(store: Store, file: File, known: set[tuple[int, int]]) -> bool:
+    """Whether it is another name of a file that was read already."""
+    if store.local is None:
+        return False
+    try:
+        info = (store.local / file.path).stat()
+    except FileNotFoundError:
+        return False
+    return (info.st_dev, info.st_ino) in known

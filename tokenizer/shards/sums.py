@@ -1,0 +1,51 @@
+"""Block sums: a file that is read a few kilobytes at a time, at random, is checked where it is read.
+
+A CRC-32 (u32, little-endian) stands for every BLOCK bytes of a file, the last one for the rest. A block is a page of
+memory, so what is read to check a range is what reading the range brings in anyway; the sums are a thousandth of the
+data. The file of sums itself is pinned by its sha256.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+#: bytes a sum stands for
+BLOCK = 4096
+SUMS = np.dtype("<u4")
+
+
+class BlockSummer:
+    """Sums of a file that is written piece by piece; the same however it is cut."""
+
+    def __init__(self) -> None:
+        self._sums = array("I")
+        self._rest = b""
+
+    def update(self, data: bytes) -> None:
+        held = self._rest + data
+        view, stop = memoryview(held), len(held) // BLOCK * BLOCK
+        self._sums.extend(zlib.crc32(view[a:a + BLOCK]) for a in range(0, stop, BLOCK))
+        self._rest = held[stop:]
+
+    def finish(self) -> bytes:
+        """The sums of all blocks, little-endian."""
+        rest = [zlib.crc32(self._rest)] if self._rest else []
+        return np.array([*self._sums, *rest], SUMS).tobytes()
+
+
+def blocks_of(size: int) -> int:
+    """How many blocks a file of `size` bytes has."""
+    return -(-size // BLOCK)
+
+
+def damaged_block(data: memoryview, first: int, sums: Sequence[int]) -> int | None:
+    """The first block whose bytes do not have its sum, None when all do. `data` begins with block `first`; `sums` are
+    those of its blocks."""
+    for i, expected in enumerate(sums):
+        if zlib.crc32(data[i * BLOCK:(i + 1) * BLOCK]) != expected:
+            return first + i
+    return None
