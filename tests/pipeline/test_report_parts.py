@@ -246,8 +246,8 @@ def test_many_sources_streams_and_stages():
                     for s in sources},
         "funnel": {s: [{"step": "read", "docs": n, "bytes": n}] if n % 2 else [] for s, n in by.items()},
         "datasets": {"d": dataset, "e": copy.deepcopy(dataset)}, "duplicates": [],
-        "tokens": {s: {"docs": 1, "tokens": 5, "targets": i % 2 * 5, "val_docs": 0, "val_tokens": 0, "val_targets": 0,
-                       "sources": {}, "quarantined": {}, "quarantine_samples": []}
+        "tokens": {s: {"docs": 1, "tokens": 5, "targets": i % 2 * 5, "near_held_out": i, "val_docs": 0, "val_tokens": 0,
+                       "val_targets": 0, "sources": {}, "quarantined": {}, "quarantine_samples": []}
                    for i, s in enumerate([*sources, "mixed"])},
         "mixture": [{"phase": "p", "stream": s, "planned": 1.0, "realised": 3, "tokens": 3, "epochs": 5.0,
                      "repeats_from": 7} for s in sources],
