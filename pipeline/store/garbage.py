@@ -1,7 +1,7 @@
 """Removing what no run names: records, with their files, of recipes that were changed and of runs that were deleted.
 
-A finished run names its tasks in `runs/RUN/tasks.parquet`. Of a run that has not finished, everything is kept that its
-drivers committed. A record that nobody names is retired in the log before its files go, so that no later run takes it
+A finished run names its tasks in `runs/RUN/tasks.parquet`. Of a run that has not finished, or whose list is gone,
+everything is kept that its drivers committed. A record that nobody names is retired in the log before its files go, so that no later run takes it
 for done; what is needed again is made again, the same. Published folders have files of their own names and stay.
 """
 
@@ -33,9 +33,10 @@ def unnamed(store: Store, log: LogView) -> tuple[Unnamed, list[tuple[str, str]]]
     runs = {path.split("/")[1] for path in store.list("runs") if path.count("/") > 1}
     unfinished = set()
     for run in sorted(runs):
-        if store.exists(f"runs/{run}/tasks.parquet"):
+        listed = store.exists(f"runs/{run}/tasks.parquet")
+        if listed:
             named.executemany("INSERT OR IGNORE INTO named VALUES (?)", ((key,) for key in RunTasks(store, run).all()))
-        if not _done(store, run):
+        if not (listed and _done(store, run)):
             unfinished.add(run)
     pairs, files, size = [], 0, 0
     for record in log.records():

@@ -3,6 +3,8 @@
 What the log names (`objects/`), lists of tasks, published folders, shard sets and their manifests are read once each: a
 published name that is a link of a file of `objects/` is not read again. What is damaged is told by its path; with a log
 (`repair`) the records of damaged files are retired and damaged copies removed, so that the next run makes them anew.
+Manifests are never removed: the next run writes its own whatever stands there, and one that this version cannot read
+may be sound, say that of a set another version made and a training run still pins.
 Segments of the log are checked as they are replayed: a damaged one is refused by name, for it cannot be had again.
 
 An interrupted verification goes on where it stopped: `verify.json` in the store says how far it came.
@@ -10,6 +12,7 @@ An interrupted verification goes on where it stopped: `verify.json` in the store
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -74,7 +77,7 @@ def verify_store(store: Store, log: LogView,
                 done.bytes += file.bytes
                 if wrong:
                     done.damaged[file.path] = wrong
-            store.write(PROGRESS, json.dumps({"segments": log.segments, **vars(done)}).encode())
+            store.write(PROGRESS, json.dumps({"state": log.state(), **vars(done)}).encode())
             seen(done, total)
         for path, wrong in _manifests(store):
             done.damaged[path] = wrong
@@ -91,13 +94,14 @@ def verify_store(store: Store, log: LogView,
 
 
 def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> tuple[int, int]:
-    """Retire the records of damaged files and remove damaged copies: (records, files). The next run makes them anew."""
+    """Retire the records of damaged files and remove damaged copies: (records, files). The next run makes them anew.
+    Manifests stay."""
     retired = removed = 0
     for path, why in damaged.items():
         log.verify()
         if log.retire_file(path, why):
             retired += 1
-        elif not path.startswith("objects/") or path.startswith(LISTS + "/"):
+        elif path.startswith(LISTS + "/") or not (path.startswith("objects/") or _is_manifest(path)):
             store.remove(path)
             removed += 1
     return retired, removed
@@ -113,6 +117,10 @@ def problem(store: Store, file: File) -> str:
                 size += len(block)
     except FileNotFoundError:
         return "is gone"
+    except OSError as e:
+        if e.errno != errno.EIO:                   # of a bad sector: what else is damaged is still to be found
+            raise
+        return f"cannot be read ({e.strerror})"
     if file.bytes >= 0 and size != file.bytes:
         return f"has {size:,} bytes instead of {file.bytes:,}"
     return "" if digest.hexdigest() == file.sha256 else "is damaged: its bytes are not those of its record"
@@ -166,15 +174,19 @@ def _folders(store: Store, kind: str, marker: str) -> list[str]:
 
 def _shard_manifests(store: Store) -> list[str]:
     """Every manifest of a shard set, those that were published before and are still pinned included."""
-    return [path for path in store.list("shards") if path.endswith(".json")
-            and ((name := path.rpartition("/")[2]) == SHARDS or name.startswith("shards-"))]
+    return [path for path in store.list("shards") if _is_manifest(path)]
+
+
+def _is_manifest(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return name in (MANIFEST, SHARDS) or (name.startswith("shards-") and name.endswith(".json"))
 
 
 def _resumed(store: Store, log: LogView) -> Verified:
-    """Where an earlier verification of the same log stopped."""
+    """Where an earlier verification of the same records stopped."""
     try:
         doc: dict[str, Any] = json.loads(store.read(PROGRESS))
-        if doc.pop("segments") == log.segments:
+        if doc.pop("state") == log.state():
             return Verified(**doc)
     except (OSError, ValueError, TypeError, KeyError):
         pass

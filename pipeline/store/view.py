@@ -101,6 +101,12 @@ class LogView:
     def __len__(self) -> int:
         return self._db.execute("SELECT count(*) FROM record").fetchone()[0]
 
+    def state(self) -> str:
+        """Names the set of winning records: another one when any was added or retired, the same after a new epoch."""
+        last = self._db.execute("SELECT data FROM record ORDER BY number DESC LIMIT 1").fetchone()
+        record = {} if last is None else json.loads(last[0])
+        return f"{len(self)} {record.get('key', '')} {record.get('attempt', '')}"
+
     def records(self) -> Iterator[PartRecord]:
         """All winning records in the order in which they were committed."""
         last = 0
