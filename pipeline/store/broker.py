@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
 import shutil
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -232,6 +234,8 @@ class Server:
                 os.unlink(os.path.join(self.scratch, name))
             return None, b""
         remote, path = self.remote(message["root"]), message["path"]
+        if ".." in path.split("/"):
+            raise PermissionError(errno.EPERM, "not below its root", path)
         if call == "head":
             entry = remote.head(path)
             return None if entry is None else asdict(entry), b""
@@ -248,6 +252,7 @@ class Server:
         if call not in ("upload", "remove") or message["root"] != self.store or not _OBJECT.fullmatch(path):
             raise PermissionError(errno.EPERM, f"{call}: a task writes only below objects/ of its store", path)
         if call == "upload":
+            _refuse_unreadable(files[0])
             remote.upload(f"/proc/self/fd/{files[0]}", path)
         else:
             remote.remove(path)
@@ -270,6 +275,14 @@ class Server:
                     _send(line, {"result": None}, data)
 
         return needs
+
+
+def _refuse_unreadable(file: int) -> None:
+    """Raise PermissionError unless the child has opened `file` for reading. The broker opens it anew with rights of its
+    own: by a descriptor with O_PATH, which anybody has of any file, it would send its own environment."""
+    flags = fcntl.fcntl(file, fcntl.F_GETFL)
+    if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY or not stat.S_ISREG(os.fstat(file).st_mode):
+        raise PermissionError(errno.EPERM, "upload: not a file that was opened for reading")
 
 
 def _kind(error: Exception) -> str:

@@ -244,6 +244,8 @@ def test_the_broker_serves_the_store_and_the_sources_of_the_run_alone(broker, tm
     for root in ("memory://elsewhere", "http://169.254.169.254"):
         with pytest.raises(PermissionError, match="neither the store nor a source"):
             broker.connect(root).read("x")
+    with pytest.raises(PermissionError, match="not below its root"):
+        own.read("../elsewhere/x")
 
 
 def test_what_a_reader_needs_of_a_file_is_asked_of_the_child(broker, tmp_path):
@@ -272,6 +274,16 @@ def test_a_task_writes_below_the_objects_of_its_store_alone(broker, tmp_path):
     for root, path in (("own", "log/x"), ("own", "objects/../log/x"), ("own", "objects/k/.."), ("source", "objects/x")):
         with pytest.raises(PermissionError):
             broker.connect(f"memory://{root}").upload(str(tmp_path / "out"), path)
+
+
+@pytest.mark.parametrize("flags", [os.O_PATH, os.O_WRONLY], ids=["path", "write"])
+def test_the_broker_reads_no_file_for_a_task_that_the_task_has_not_opened_for_reading(broker, tmp_path, flags):
+    (tmp_path / "secret").write_bytes(b"secret")
+    file = os.open(tmp_path / "secret", flags)
+    with pytest.raises(PermissionError):
+        broker.ask({"call": "upload", "root": "memory://own", "path": "objects/sent"}, file=file)
+    os.close(file)
+    assert broker.connect("memory://own").head("objects/sent") is None
 
 
 def test_a_broker_that_is_gone_is_the_environments_fault():
