@@ -65,7 +65,7 @@ class ScatterWindows:
     file phaseP.seg for each phase that draws from the range, one bucket an output file. Memory: one block of tokens and
     its records."""
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:

@@ -46,7 +46,7 @@ class RankTexts:
     that size. Memory: 100 bytes a document of the group.
     """
 
-    version = 2
+    version = 3
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:

@@ -38,7 +38,7 @@ class Clusters:
     and a histogram of cluster sizes (bin b: 2**b <= documents < 2**(b + 1)).
     """
 
-    version = 2
+    version = 3
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class ExactMap:
     Writes segments `hashes.seg` (HASHED, by range of hashes).
     """
 
-    version = 2
+    version = 3
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class ExactReduce:
     documents that go, and the most frequent hash. Memory: a block of records, however many there are in the bucket.
     """
 
-    version = 2
+    version = 3
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:

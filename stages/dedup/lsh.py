@@ -32,7 +32,7 @@ class BandMap:
     Writes segments `bands` (BAND, by range of keys) and `links` (EDGE, one bucket); places count within the group.
     """
 
-    version = 2
+    version = 3
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class BandReduce:
     Memory: a block of records, however many there are in the bucket.
     """
 
-    version = 2
+    version = 3
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Spread:
     Writes segments `edges.seg` (ARC, by place).
     """
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Star:
     wrote again, are stars.
     """
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Members:
     Writes segments `members.seg` (MEMBER, bucket = number of the group), and counts as `cluster.Clusters` does.
     """
 
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import pytest
 
 from pipeline.engine import merge as merging
 from pipeline.engine.exchange import (
+    MAGIC,
     SegmentFile,
     SegmentWriter,
     _content,
@@ -27,6 +28,7 @@ from pipeline.engine.exchange import (
 from pipeline.engine.task import Inputs, Out, TaskSpec, ref_contents
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
+from stages.catalog import load
 
 RECORD = np.dtype([("key", "<u8"), ("place", "<u4"), ("score", "<f4"), ("n", "<i2"), ("bands", "<u2", (2,))])
 ROOT = Path(__file__).parents[2]
@@ -435,3 +437,20 @@ def test_no_flipped_bit_is_read(tmp_path, buckets):
         except DamagedFile:
             seen += 1
     assert seen > 0.5 * len(some)
+
+
+@pytest.mark.parametrize(("task", "version"), [
+    ("stages.dedup.stars:Spread", 1),
+    ("stages.dedup.stars:Star", 1),
+    ("stages.dedup.stars:Members", 1),
+    ("stages.dedup.lsh:BandMap", 2),
+    ("stages.dedup.lsh:BandReduce", 2),
+    ("stages.dedup.cluster:Clusters", 2),
+    ("stages.dedup.exact:ExactMap", 2),
+    ("stages.dedup.exact:ExactReduce", 2),
+    ("pipeline.tasks.sample_text:RankTexts", 2),
+    ("pipeline.tasks.materialize:ScatterWindows", 1),
+])
+def test_a_task_that_wrote_the_format_before_has_another_key(task, version):
+    """Under the same key a file of that format would be taken for damaged, and its rebuilt one for other content."""
+    assert MAGIC == b"TMSEG002" and load(task).version > version
