@@ -41,6 +41,8 @@ from pipeline.tasks.fit_tokenizer import publish_tokenizer
 logger = logging.getLogger("tokenmill")
 #: damaged files a run makes anew before it takes the disk for broken, and of how many of them the report speaks
 MOST_MENDED, SHOWN = 10_000, 20
+#: files of one task that are made anew before a run is given up
+MOST_REPEATED = 12
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,10 @@ def _retire(store: Store, log: Log, error: DamageFound | DamagedFile, mended: di
         raise StoreError(f"{len(mended) + len(paths)} files of {store.root} were damaged or gone: its disk, or "
                          f"somebody who writes there, is at fault. See to that and run again; `tokenmill store verify` "
                          f"looks at everything") from error
+    for path in paths:
+        if sum(before.split("/")[:2] == path.split("/")[:2] for before in mended) >= MOST_REPEATED:
+            raise StoreError(f"{path} was damaged again each time it was made: its disk, or somebody who writes there, "
+                             f"is at fault. See to that and run again") from error
     retired = False
     for path, why in paths.items():
         if path.startswith(f"{LISTS}/"):

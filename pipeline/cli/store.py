@@ -29,9 +29,10 @@ def verify(store: StoreOpt,
            repair: Annotated[bool, typer.Option("--repair", help="Retire records of damaged files and remove damaged "
                                                                  "copies; the next run makes them anew.")] = False,
            takeover: TakeoverOpt = False, quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
-    """Read everything in a store and compare it with what is recorded of it.
+    """Read what a store holds and compare it with what is recorded of it.
 
-    Files tasks wrote, lists, published folders, shard sets; segments of the log as they are replayed. Goes on where an
+    Files tasks wrote, lists, published folders, shard sets; segments of the log as they are replayed. Not runs/, which
+    each run writes anew, and no checkpoints (tokenmill train verify --checkpoint). Goes on where an
     interrupted verification stopped. Exit code 1 when something is damaged and not repaired.
 
     \b

@@ -53,7 +53,7 @@ def unnamed(store: Store, log: LogView) -> tuple[Unnamed, list[tuple[str, str]]]
 def remove_unnamed(store: Store, log: Log) -> Unnamed:
     """Retire and remove what no run names. `log`: ours, so no run is under way."""
     what, pairs = unnamed(store, log)
-    log.retire_all(pairs, "no run names it")
+    log.retire_unnamed(pairs)
     log.collect_garbage()
     return what
 

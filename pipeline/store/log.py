@@ -222,12 +222,13 @@ class Log(LogView):
             self.flush()
             return True
 
-    def retire_all(self, pairs: Iterable[tuple[str, str]], why: str) -> None:
-        """`retire` of many (key, attempt), a segment of the log for a thousand of them."""
+    def retire_unnamed(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Durably take back records that no run names, by (key, attempt): a segment of the log for a thousand of them.
+        What they held is forgotten."""
         with self._lock:
             self.flush()
             for key, attempt in pairs:
-                entry = {"key": key, "attempt": attempt, "why": why}
+                entry = {"key": key, "attempt": attempt, "why": "no run names it", "unnamed": True}
                 if self._retire(entry):
                     self._retired.append(entry)
                 if len(self._retired) >= SEGMENT_RECORDS:

@@ -11,7 +11,7 @@ by row   {key, row, stage, reason}: said by a supervisor, which knows the row of
 
 A record whose files were damaged or are gone is *retired*, by key and attempt: {key, attempt, why}. It counts no more,
 and the next record for its key does. What the retired one said its files hold is remembered, so that a task which does
-not make the same again is found out (`Log.append`).
+not make the same again is found out (`Log.append`); not so where no run names the record any more (`unnamed: true`).
 
 An input file that killed its reader is there in the same two ways, from a record on: by row with a stage of
 `Cursor.reading`, by id with `file` (which file, which piece of it, how many of its records come before) and the key of
@@ -186,8 +186,9 @@ class LogView:
         record = self.get(entry["key"])
         if record is None or record.attempt != entry["attempt"]:
             return False
-        contents = dumps({name: info.content for name, info in record.files.items()})
-        self._db.execute("INSERT OR REPLACE INTO retired VALUES (?, ?)", (record.key, contents))
+        if not entry.get("unnamed"):             # what no run names any more binds nobody: nothing was built on it
+            contents = dumps({name: info.content for name, info in record.files.items()})
+            self._db.execute("INSERT OR REPLACE INTO retired VALUES (?, ?)", (record.key, contents))
         self._db.execute("DELETE FROM record WHERE key = ?", (record.key,))
         return True
 

@@ -724,3 +724,14 @@ def test_records_whose_files_are_gone_or_cut_are_retired_before_a_run(store, tmp
         assert log.collect_garbage().damaged == {path: "has 9 bytes instead of 10" if harm == "cut" else "is gone"}
         assert log.get("harmed") is None and log.get("whole") is not None
         assert log.collect_garbage().damaged == {}
+
+
+def test_what_no_run_names_binds_nobody(store):
+    """A result that is not reproducible to the byte, thrown away on purpose, may be another one next time."""
+    other = record("k", "00000001-00000001")
+    other.files["kept.parquet"].content = "d" * 64
+    with Log.open(store) as log:
+        log.append(record("k"))
+        log.retire_unnamed([("k", "00000001-00000000")])
+        assert log.append(other) is other
+    assert Log.read(store).get("k").attempt == "00000001-00000001"

@@ -20,6 +20,7 @@ on top of it.
 from __future__ import annotations
 
 import bisect
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -100,7 +101,8 @@ def unpack_loss(bits: np.ndarray, length: int) -> np.ndarray:
 
 
 class RowSet:
-    """Reads a materialised set; memory is one row (bytes) or one row group (parquet)."""
+    """Reads a materialised set; memory is one row (bytes) or one row group (parquet). A file is compared with its hash
+    when it is opened: ShardError."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -129,8 +131,16 @@ class RowSet:
         read = self._row_of_bytes if self.manifest.format == "bytes" else self._row_of_parquet
         return read(i, file, n - file.first)
 
+    def _check(self, file: RowFile) -> None:
+        for kind, name in file.files.items():
+            with open(self.folder / name, "rb") as f:
+                if hashlib.file_digest(f, "sha256").hexdigest() != file.sha256[kind]:
+                    raise ShardError(f"{self.folder / name}: damaged: its bytes are not those {MANIFEST} names; "
+                                     f"materialise the run again")
+
     def _row_of_bytes(self, i: int, file: RowFile, at: int) -> Row:
         if self._open[0] != i:
+            self._check(file)
             shapes = {"tokens": (self.dtype, (file.rows, file.sequence + 1)),
                       "bounds": (np.dtype("u1"), (file.rows, -(-file.sequence // 8))), "origin": (ORIGIN, (file.rows,)),
                       "loss": (np.dtype("u1"), (file.rows, -(-file.sequence // 8)))}
@@ -145,6 +155,7 @@ class RowSet:
 
     def _row_of_parquet(self, i: int, file: RowFile, at: int) -> Row:
         if self._open[0] != i:
+            self._check(file)
             table = open_parquet(self.folder / file.files["parquet"])
             sizes = [table.metadata.row_group(g).num_rows for g in range(table.num_row_groups)]
             self._open = (i, (table, np.cumsum([0, *sizes]), {}))
