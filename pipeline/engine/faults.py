@@ -109,9 +109,11 @@ def gist(message: str) -> str:
 def damaged_path(error: BaseException) -> str:
     """The file of the store an error is about, as DamagedFile names it, or whatever raised it does; "" for none."""
     at: BaseException | None = error
-    while at is not None:
+    seen: set[int] = set()                   # an error that is raised again while it is handled is its own context
+    while at is not None and id(at) not in seen:
         if isinstance(at, DamagedFile):
             return at.path
+        seen.add(id(at))
         at = at.__cause__ or at.__context__
     return ""
 

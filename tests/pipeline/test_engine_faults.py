@@ -16,11 +16,12 @@ from pipeline.engine.faults import (
     GaveUp,
     Inquest,
     classify,
+    damaged_path,
     failure,
     hinders,
 )
 from pipeline.engine.task import READING, Cursor
-from pipeline.store.errors import EnvironmentFailure, StoreError
+from pipeline.store.errors import DamagedFile, EnvironmentFailure, StoreError
 from stages.stage import SettingsError
 
 SEGV = classify(-signal.SIGSEGV)
@@ -229,3 +230,12 @@ def test_a_cursor_read_while_its_writer_is_preempted_has_rows():
     (OSError("reset"), {"kind": "exception", "message": "OSError: reset"})])
 def test_what_an_attempt_that_raised_tells(error, told):
     assert failure(error, 7) == told
+
+
+def test_errors_that_are_each_others_context_name_no_file():
+    """As generators make them that raise an error again: following the chain must come to an end."""
+    a, b = ValueError("a"), ValueError("b")
+    a.__context__, b.__context__ = b, a
+    assert damaged_path(a) == ""
+    b.__cause__ = DamagedFile("objects/k/1.kept.parquet", "is gone")
+    assert damaged_path(a) == "objects/k/1.kept.parquet"
