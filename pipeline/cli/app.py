@@ -27,7 +27,7 @@ def build() -> typer.Typer:
                       rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
                       help="From raw web pages, PDFs, code and books to training tokens, and a trainer for them.")
     app.callback()(settings)
-    for module in (runs, cluster, doctor, look, data, classifier, lm, buckets, extract, tokens, store):
+    for module in (runs, cluster, doctor, look, data, classifier, lm, buckets, extract, store, tokens):
         module.register(app)
     app.command("train", add_help_option=False,
                 context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
