@@ -170,10 +170,10 @@ def test_a_task_no_node_can_hold_is_named_with_its_need(on_ray):
     backend = on_ray(2)
     backend.fleet.fit_s = 0.0
     huge = t.spec(t.Fails, node="graph", what="", memory_mb=1 << 30)
-    with pytest.raises(CannotRun, match=r"graph 0 cannot run .* declares 1,073,741,824 MB of memory; the largest node"):
+    with pytest.raises(CannotRun, match=r"graph 0 cannot run: .*declares 1,073,741,824 MB of memory; the largest node"):
         Scheduler(backend, t.MemoryLog()).run([huge])
     gpu = replace(t.spec(t.Fails, node="classify", what=""), gpus=2.0)
-    with pytest.raises(CannotRun, match=r"classify 0 cannot run .* and 2 GPUs; the largest node, .* and 0 GPUs"):
+    with pytest.raises(CannotRun, match=r"classify 0 cannot run: .* and 2 GPUs; the largest node, .* and 0 GPUs"):
         Scheduler(backend, t.MemoryLog()).run([gpu])
 
 
