@@ -287,7 +287,11 @@ def test_tokens(site, report):
     for stream, said in report["tokens"].items():
         train, val = documents_of(site, stream, "train"), documents_of(site, stream, "val")
         count, held_out = sum(t for *_, t in train), sum(t for *_, t in val)
-        assert said == {"docs": len(train), "tokens": count, "targets": count, "val_docs": len(val),
+        [(kept,)] = site.sql(f"""select count(*) from {{kept:deduped}}
+                                 where source {"=" if stream == "web" else "!="} 'web'""")
+        near = kept - len(train) - len(val) - sum(said["quarantined"].values())       # like held-out ones: in neither
+        assert said == {"docs": len(train), "tokens": count, "targets": count, "near_held_out": near,
+                        "val_docs": len(val),
                         "val_tokens": held_out, "val_targets": held_out,
                         "sources": {s: {"docs": n, "tokens": t} for (name, s), (n, t) in by_source.items()
                                     if name == stream},

@@ -315,7 +315,7 @@ def test_a_condemned_document_is_left_out_and_logged_and_other_tasks_replay_it(e
     assert [(q["row"], q["id"], q["stage"], q["reason"]) for q in record.quarantine] == \
         [(5, docs[5].id, "encode", "crash")]
     assert encoding.lost(record) == [{"id": docs[5].id, "source": docs[5].source, "file": "", "record": None,
-                                      "stage": "encode", "reason": "crash", "detail": ""}]
+                                      "stage": "encode", "reason": "crash", "detail": "", "bytes": None}]
     assert encoding.ids(record) == [d.id for d in docs if d is not docs[5]]
 
     # what the log then gives every task that encodes with this tokenizer, this end of text, these libraries
