@@ -36,7 +36,7 @@ TEXTS = "sources: {s: {read: text, path: b.txt}}\ndatasets: {d: {from: s}}\n"
 
 
 @pytest.mark.parametrize(("recipe", "said"), [
-    (WRONG_COLUMN, "d: s: a.parquet failed: a.parquet: no column 'text'; it has body. Say which holds the text with"),
+    (WRONG_COLUMN, "its reader failed in every file: s: a.parquet (wrong_schema): a.parquet: no column 'text'; it has body. Say"),
     (EMPTY, "failed: tokenizer.train.from: there is no document to train on; see that the sources hold text")])
 def test_a_setting_that_does_not_fit_is_one_line_after_one_attempt(site, capfd, recipe, said):
     code, [line] = run(capfd, recipe)
@@ -59,20 +59,21 @@ def test_a_source_that_gave_nothing_is_named_where_that_ends_the_run(site, caplo
 
 def test_debug_shows_the_tracebacks_wherever_it_stands(site, capfd):
     for arguments in (["--debug", "run", "r.yaml"], ["run", "r.yaml", "--debug"]):
-        run(capfd, WRONG_COLUMN)
+        run(capfd, EMPTY)
         assert run_command([*arguments, "--backend", "inline", "--quiet"]) == 1
         err = capfd.readouterr().err
         assert err.count("Traceback (most recent call last)") >= 2, "of the driver and of the worker"
-        assert "stages/read/parquet.py" in err and err.splitlines()[-1].startswith("error: d: s: a.parquet failed: ")
+        assert "pipeline/tasks/fit_tokenizer.py" in err
+        assert err.splitlines()[-1].startswith("error: ") and "no document to train on" in err.splitlines()[-1]
 
 
 def test_the_store_keeps_the_traceback_for_status(site, capfd):
-    run(capfd, WRONG_COLUMN, "--name", "r")
+    run(capfd, EMPTY, "--name", "r")
     assert run_command(["status", "r"]) == 0
     out = capfd.readouterr().out
-    assert "no column 'text'" in out and "Traceback" not in out
+    assert "no document to train on" in out and "Traceback" not in out
     assert run_command(["status", "r", "--debug"]) == 0
-    assert "stages/read/parquet.py" in capfd.readouterr().out
+    assert "pipeline/tasks/fit_tokenizer.py" in capfd.readouterr().out
 
 
 def test_an_error_nobody_expected_is_one_line_that_names_debug(site, capfd, monkeypatch):
