@@ -12,6 +12,7 @@ from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Backend, Scheduler
 from pipeline.engine.scratch import Scratch
 from pipeline.engine.task import TaskSpec, content_key
+from pipeline.heal import until_sound
 from pipeline.plan.nodes import Node, Work, result
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
@@ -54,7 +55,8 @@ def materialize(store_root: str, run: str, format: str, *, make_backend: Callabl
             return publish_rows(store, folder, curriculum, drafts, [result(r) for r in written], log.verify)
 
         scheduler = Scheduler(backend, log, progress)
-        results = drive([Node("materialize", "materialize", (), work)], scheduler, lambda node, found: None)
+        results = until_sound(store, log, scheduler, lambda: drive(
+            [Node("materialize", "materialize", (), work)], scheduler, lambda node, records: None), {})
         log.flush()
         state = "done"
         return results["materialize"], folder

@@ -16,11 +16,11 @@ from typing import Any
 from pipeline.driver import TooManyErrors, check_error_rate, drive
 from pipeline.engine.attend import GRACE_S, attending
 from pipeline.engine.bad_files import BadFiles
-from pipeline.engine.lists import FOLDER as LISTS
 from pipeline.engine.lists import writes_to
 from pipeline.engine.progress import Progress
-from pipeline.engine.scheduler import Backend, DamageFound, Scheduler, TaskFailed
+from pipeline.engine.scheduler import Backend, Scheduler, TaskFailed
 from pipeline.engine.task import PartRecord, merge_counters
+from pipeline.heal import until_sound
 from pipeline.plan.basis import write_basis
 from pipeline.plan.nodes import Node
 from pipeline.plan.passes import Planner
@@ -31,18 +31,15 @@ from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report
 from pipeline.store.attempts import asked_to_stop, code_folder, facts_of, keep_code, note_attempt
 from pipeline.store.dataset import publish, publish_quarantine, stream_quarantine
-from pipeline.store.errors import DamagedFile
-from pipeline.store.fs import Store, StoreError
+from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.runs import write_tasks
 from pipeline.tasks.encode import publish_shards
 from pipeline.tasks.fit_tokenizer import publish_tokenizer
 
 logger = logging.getLogger("tokenmill")
-#: damaged files a run makes anew before it takes the disk for broken, and of how many of them the report speaks
-MOST_MENDED, SHOWN = 10_000, 20
-#: files of one task that are made anew before a run is given up
-MOST_REPEATED = 12
+#: damaged files that were made anew of which the report speaks
+SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -129,38 +126,8 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
     recipe.keep_code_at(code_folder(name))
     for path, why in mended.items():
         logger.warning("%s %s; what made it runs again", path, why)
-    while True:
-        try:
-            return _plan_and_drive(recipe, store, name, attempt, log, scheduler, verify_inputs, report, mended)
-        except (DamageFound, DamagedFile) as e:
-            log.verify()
-            _retire(store, log, e, mended)
-            scheduler.plan_again()
-
-
-def _retire(store: Store, log: Log, error: DamageFound | DamagedFile, mended: dict[str, str]) -> None:
-    """Take back the records of files that were found damaged, so that a new plan makes them anew. Raises the error
-    when that would not help: it is no file of a record, or so many were damaged that the disk must be at fault."""
-    paths = error.paths if isinstance(error, DamageFound) else {error.path: str(error)}
-    if len(mended) + len(paths) > MOST_MENDED:
-        raise StoreError(f"{len(mended) + len(paths)} files of {store.root} were damaged or gone: its disk, or "
-                         f"somebody who writes there, is at fault. See to that and run again; `tokenmill store verify` "
-                         f"looks at everything") from error
-    for path in paths:
-        if sum(before.split("/")[:2] == path.split("/")[:2] for before in mended) >= MOST_REPEATED:
-            raise StoreError(f"{path} was damaged again each time it was made: its disk, or somebody who writes there, "
-                             f"is at fault. See to that and run again") from error
-    retired = False
-    for path, why in paths.items():
-        if path.startswith(f"{LISTS}/"):
-            store.remove(path)                            # written again by the plan that names it
-            retired = True
-        elif log.retire_file(path, why):
-            retired = True
-        logger.warning("%s; what made it runs again", why)
-    if not retired:
-        raise error
-    mended.update(paths)
+    return until_sound(store, log, scheduler, lambda: _plan_and_drive(
+        recipe, store, name, attempt, log, scheduler, verify_inputs, report, mended), mended)
 
 
 def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, scheduler: Scheduler,
@@ -231,7 +198,8 @@ def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> s
     """What was said of the first record of a source that is in quarantine."""
     for record in records:
         if record.files["quarantine.parquet"].rows:
-            with store.parquet(record.files["quarantine.parquet"].path) as file:
+            info = record.files["quarantine.parquet"]
+            with store.parquet(info.path, info.sha256) as file:
                 for row in file.read_row_group(0, columns=["source", "detail"], use_threads=False).to_pylist():
                     if row["source"] == source and row["detail"]:
                         return row["detail"]

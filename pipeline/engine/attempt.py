@@ -19,8 +19,8 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.engine.task import Cursor, FileInfo, Inputs, Out, PartRecord, TaskSpec, ref_contents
-from pipeline.store.errors import disk_full
+from pipeline.engine.task import Counters, Cursor, FileInfo, Inputs, Out, PartRecord, Task, TaskSpec, ref_contents
+from pipeline.store.errors import EnvironmentFailure, disk_full
 from pipeline.store.fs import Store
 from stages.catalog import load
 
@@ -51,7 +51,7 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
             task = load(spec.task)
             if not getattr(task, "sets_up", False):
                 confine(())
-            counters = task.run(inputs, cursor, out)
+            counters = _run(task, inputs, cursor, out)
         cursor.clear()
         inputs.check()
         attempt = f"{name}-{uuid.uuid4().hex[:8]}"
@@ -62,6 +62,19 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
             rss_mb=round(peak_rss_mb(), 1), basis=spec.basis)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(task: Task, inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    """What the task counted. DamagedFile instead of its own error when a file it read by range is damaged: damaged
+    records make a task fail in any way, or blame another file, before the sum of their bucket is compared."""
+    try:
+        return task.run(inputs, cursor, out)
+    except EnvironmentFailure:
+        raise
+    except Exception as error:
+        if (damage := inputs.find_damage()) is not None:
+            raise damage from error
+        raise
 
 
 def _deliver(spec: TaskSpec, store: Store, attempt: str, out: Out) -> dict[str, FileInfo]:

@@ -28,7 +28,7 @@ import numpy as np
 import xxhash
 
 from pipeline.engine.merge import MEMORY, Read, Run, in_few, in_whole, merge, pread, sort_keys
-from pipeline.store.errors import DamagedFile
+from pipeline.store.errors import GONE, DamagedFile
 from pipeline.store.fs import Store
 
 MAGIC = b"TMSEG002"
@@ -267,7 +267,7 @@ def _range(store: Store, path: str, start: int, stop: int) -> bytes:
     try:
         return store.read_range(path, start, stop)
     except FileNotFoundError as e:
-        raise DamagedFile(path, "is gone though the log names it") from e
+        raise DamagedFile(path, GONE) from e
 
 
 def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int, stop: int) -> np.ndarray:

@@ -28,9 +28,9 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
-from pipeline.store.errors import ChangedFile, DamagedFile
+from pipeline.store.errors import GONE, ChangedFile, DamagedFile
 from pipeline.store.fs import Needs, Store, matches
 
 #: the stage of a cursor while the first input file of a task is read
@@ -250,7 +250,8 @@ class Inputs:
         self.file = file
         #: to be called once stages are set up and before anything of the input is parsed, with the programs they start
         self.confine = confine
-        self._read: dict[str, Mapping[str, Any]] = {}        # input files on this disk that were handed out
+        self._by_range: dict[str, Mapping[str, Any]] = {}      # files of the store that are read by range
+        self._read: dict[str, Mapping[str, Any]] = {}          # input files on this disk that were handed out
 
     def fetch(self, ref: Mapping[str, Any], needs: Needs | None = None) -> str:
         """Path on local disk of a `$ref` or `$file`, not to be written to. What is not local already is downloaded,
@@ -279,14 +280,41 @@ class Inputs:
             if not _unchanged(path, ref):
                 raise _changed(ref)
 
+    def open(self, ref: Mapping[str, Any]) -> BinaryIO:
+        """A file of the store to seek and read in, unchecked: whoever reads it compares what he reads with sums of his
+        own, and raises `damaged`. DamagedFile when it is gone."""
+        self._by_range[ref["$ref"]] = ref
+        try:
+            return self.store.open(ref["$ref"])
+        except FileNotFoundError as e:
+            raise self.damaged(ref, GONE) from e
+
+    def read_range(self, ref: Mapping[str, Any], start: int, stop: int) -> bytes:
+        """Bytes [start, stop) of a file of the store, or fewer where it was cut short; otherwise as `open`."""
+        self._by_range[ref["$ref"]] = ref
+        try:
+            return self.store.read_range(ref["$ref"], start, stop)
+        except FileNotFoundError as e:
+            raise self.damaged(ref, GONE) from e
+
     def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its bytes do not have their sum") -> DamagedFile:
         """The error to raise over a file that a task reads by range and finds not to be what was written."""
         return DamagedFile(ref["$ref"], why)
+
+    def find_damage(self) -> DamagedFile | None:
+        """The first of the files read by range that is not what its record says, if any."""
+        for ref in self._by_range.values():
+            try:
+                self.store.checked(ref["$ref"], ref["sha256"], self.scratch, size=ref.get("bytes"))
+            except DamagedFile as e:
+                return e
+        return None
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
         """Records of one bucket of an exchange file (`Out.segments`), read-only; only they are read."""
         from pipeline.engine.exchange import read_segment
 
+        self._by_range[ref["$ref"]] = ref
         return read_segment(self.store, ref, bucket)
 
     def segments(self, refs: Sequence[Mapping[str, Any]], bucket: int, *, whole: Sequence[str] = (),
@@ -294,6 +322,7 @@ class Inputs:
         """Records of one bucket of many exchange files, merged by their key, in blocks (`exchange.merge_segments`)."""
         from pipeline.engine.exchange import merge_segments
 
+        self._by_range |= {ref["$ref"]: ref for ref in refs}
         return merge_segments(self.store, refs, bucket, whole=whole, numbered=numbered, scratch=self.scratch)
 
 

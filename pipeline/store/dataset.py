@@ -35,7 +35,7 @@ import pyarrow as pa
 from pipeline.base.parquet import parquet_writer
 from pipeline.engine.scratch import Scratch
 from pipeline.engine.task import FileInfo, PartRecord
-from pipeline.store.errors import DamagedFile
+from pipeline.store.errors import GONE, DamagedFile
 from pipeline.store.fs import Store, StoreError, cannot_write, make_folder, swap_folders, sync
 from pipeline.store.parts import DuplicateId, RowDigester
 
@@ -170,7 +170,7 @@ def _update(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[
             try:
                 store.copy_all(missing())
             except FileNotFoundError as e:
-                raise DamagedFile(store.relative(e.filename), "is gone though the log names it") from e
+                raise DamagedFile(store.relative(e.filename), GONE) from e
         verify()
         store.remote.upload(str(local), f"{folder}/{MANIFEST}")         # of a million parts it has 100 MB
     present.pop(MANIFEST, None)
@@ -182,7 +182,7 @@ def link_committed(store: Store, path: str, to: str) -> None:
     try:
         store.link(path, to, anew=True)
     except FileNotFoundError as e:
-        raise DamagedFile(path, "is gone though the log names it") from e
+        raise DamagedFile(path, GONE) from e
     except OSError as e:
         raise cannot_write(store.at(to), e) from e
 

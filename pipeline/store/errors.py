@@ -7,6 +7,9 @@ import errno
 import os
 from collections.abc import Iterator
 
+#: what is said of a file that is not there, and of one with other bytes
+GONE = "is gone though the log names it"
+OTHER_BYTES = "is damaged: its bytes are not those of its record"
 #: what a disk that is full says, and a quota that is used up
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDY = {

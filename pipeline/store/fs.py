@@ -24,7 +24,15 @@ import pyarrow.parquet as pq
 from pipeline.base.parquet import open_parquet, read_table
 from pipeline.store import disk
 from pipeline.store.disk import make_folder, swap_folders, sync
-from pipeline.store.errors import ChangedFile, DamagedFile, EnvironmentFailure, StoreError, cannot_write
+from pipeline.store.errors import (
+    GONE,
+    OTHER_BYTES,
+    ChangedFile,
+    DamagedFile,
+    EnvironmentFailure,
+    StoreError,
+    cannot_write,
+)
 from pipeline.store.remote import REQUESTS, Entry, Range, connect, in_parallel
 
 __all__ = ["EnvironmentFailure", "Needs", "Store", "StoreError", "cannot_write", "make_folder", "swap_folders", "sync"]
@@ -135,21 +143,21 @@ class Store:
                 if matches(local, sha256):
                     return local
             except (FileNotFoundError, ChangedFile) as e:
-                raise DamagedFile(path, "is gone though the log names it" if self.size(path) is None else
+                raise DamagedFile(path, GONE if self.size(path) is None else
                                   "has another size than its record says") from e
             if self.local is not None or last:
                 break
             self.remote.forget(path, scratch, size)
-        raise DamagedFile(path, "is damaged: its bytes are not those of its record")
+        raise DamagedFile(path, OTHER_BYTES)
 
     def read_checked(self, path: str, sha256: str) -> bytes:
         """A small file whose hash is recorded, whole. DamagedFile when it is gone or has other bytes."""
         try:
             data = self.read(path)
         except FileNotFoundError as e:
-            raise DamagedFile(path, "is gone though the log names it") from e
+            raise DamagedFile(path, GONE) from e
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise DamagedFile(path, "is damaged: its bytes are not those of its record")
+            raise DamagedFile(path, OTHER_BYTES)
         return data
 
     # -- writing -------------------------------------------------------------------------------------------------

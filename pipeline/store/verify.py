@@ -23,7 +23,7 @@ from typing import Any
 
 from pipeline.engine.lists import FOLDER as LISTS
 from pipeline.store.dataset import MANIFEST, manifest
-from pipeline.store.errors import DamagedFile
+from pipeline.store.errors import OTHER_BYTES, DamagedFile
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.view import LogView
@@ -123,7 +123,7 @@ def problem(store: Store, file: File) -> str:
         return f"cannot be read ({e.strerror})"
     if file.bytes >= 0 and size != file.bytes:
         return f"has {size:,} bytes instead of {file.bytes:,}"
-    return "" if digest.hexdigest() == file.sha256 else "is damaged: its bytes are not those of its record"
+    return "" if digest.hexdigest() == file.sha256 else OTHER_BYTES
 
 
 def _recorded(store: Store, log: LogView) -> Iterator[File]:

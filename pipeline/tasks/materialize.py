@@ -159,7 +159,7 @@ class _Source:
         """Bytes [start, stop) of the body or the mask of a shard, whose blocks have their sums."""
         ref, size = shard[kind], shard["tokens"] * (self.dtype.itemsize if kind == "body" else 1)
         first, last = start // BLOCK, blocks_of(stop)
-        data = self.inputs.store.read_range(ref["$ref"], first * BLOCK, min(last * BLOCK, size))
+        data = self.inputs.read_range(ref, first * BLOCK, min(last * BLOCK, size))
         before = 0 if kind == "body" else blocks_of(shard["tokens"] * self.dtype.itemsize) + blocks_of(
             shard["documents"] * ENDS.itemsize)
         sums = np.memmap(self.inputs.fetch(shard["blocks"]), SUMS, "r")[before + first:before + last].tolist()

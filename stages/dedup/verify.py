@@ -154,7 +154,7 @@ class _SetReader:
     and 32 open files are held."""
 
     def __init__(self, inputs: Any, refs: list[dict[str, Any]]) -> None:
-        self._store, self._damaged, self._refs = inputs.store, inputs.damaged, refs
+        self._inputs, self._refs = inputs, refs
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
         self._sets: OrderedDict[tuple[int, int], NDArray[np.uint64]] = OrderedDict()
         self._bytes = 0
@@ -166,14 +166,14 @@ class _SetReader:
             return found
         handle = self._files.get(file)
         if handle is None:
-            handle = self._files[file] = self._store.open(self._refs[file]["$ref"])
+            handle = self._files[file] = self._inputs.open(self._refs[file])
             if len(self._files) > 32:
                 self._files.popitem(last=False)[1].close()
         self._files.move_to_end(file)
         handle.seek(8 * offset)
         raw = handle.read(8 * count)
         if xxhash.xxh3_64_intdigest(raw) != expected:
-            raise self._damaged(self._refs[file])
+            raise self._inputs.damaged(self._refs[file])
         found = self._sets[file, offset] = np.frombuffer(raw, "<u8")
         self._bytes += len(raw)
         while self._bytes > _CACHE and len(self._sets) > 1:

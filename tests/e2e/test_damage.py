@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.task import PartRecord
+from pipeline.materialize import materialize
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.dataset import dataset_hash, iter_rows
@@ -76,8 +77,11 @@ def flip(path: Path, seed: int = 0) -> None:
 
 
 def outputs(store: Path, task: str, name: str) -> list[PartRecord]:
-    return [r for r in Log.read(Store(store)).records() if r.task.endswith(task) and name in r.files
-            and r.files[name].rows]
+    """Records of a task that wrote something under that name; at least one."""
+    records = [r for r in Log.read(Store(store)).records() if r.task.endswith(task) and name in r.files
+               and r.files[name].rows]
+    assert records
+    return records
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "gone"])
@@ -124,11 +128,29 @@ def test_a_flipped_bit_in_a_published_part_is_told_where_it_is_read(finished, tm
             read()
 
 
+def test_samples_are_written_from_exchange_files_that_were_made_anew(finished, tmp_path):
+    _, store, _ = finished
+    harmed = copy(store, tmp_path / "harmed")
+    name = next((harmed / "runs").iterdir()).name
+
+    def rows() -> str:
+        return materialize(str(harmed), name, "parquet", make_backend=make_backend("inline", 1, None))[0].dumps()
+    expected = rows()
+    for record in outputs(harmed, ":ScatterWindows", "phase0.seg"):
+        path = harmed / record.files["phase0.seg"].path
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    for record in outputs(harmed, ":WriteRows", "rows.parquet"):
+        (harmed / record.files["rows.parquet"].path).unlink()
+    shutil.rmtree(harmed / f"runs/{name}/rows-parquet")
+    assert rows() == expected
+
+
 def test_a_store_that_keeps_losing_files_is_given_up(finished, tmp_path, monkeypatch):
     """A failing disk must not keep a driver busy for ever."""
     top, store, _ = finished
     harmed = copy(store, tmp_path / "harmed")
-    monkeypatch.setattr("pipeline.run.MOST_MENDED", 0)
+    monkeypatch.setattr("pipeline.heal.MOST_MENDED", 0)
     for record in outputs(harmed, ":DocumentPass", "kept.parquet"):
         flip(harmed / record.files["kept.parquet"].path)
     with pytest.raises(StoreError, match="its disk, or somebody who writes there, is at fault"):

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.attempt import run_attempt
-from pipeline.engine.task import ChangedInput, Cursor, Inputs, TaskSpec
+from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out, TaskSpec
 from pipeline.plan.inputs import InputError, list_source
+from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 
 
@@ -204,3 +205,42 @@ def test_an_input_that_changes_while_it_is_read(tmp_path):
     with pytest.raises(ChangedInput):
         run_attempt(spec, store, "00000001-00000001", Cursor(), str(tmp_path))
     assert not list(store.list("objects")), "nothing stands under its key"
+
+
+class WritesNumbers:
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> dict[str, int]:
+        Path(out.path("numbers")).write_text("1 2 3")
+        return {}
+
+
+class AddsNumbers:
+    """Reads by range and trips over what it does not expect before anything was compared with a sum."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> dict[str, int]:
+        numbers = [int(n) for n in inputs.read_range(inputs.args["numbers"], 0, 5).split()]
+        if numbers != [1, 2, 3]:
+            raise DamagedFile("objects/other/1.file", "is blamed for numbers that are wrong")
+        raise ArithmeticError("a mistake of its own")
+
+
+@pytest.mark.parametrize(("now", "error"), [(b"1 2 3", ArithmeticError), (b"1 x 3", DamagedFile),
+                                            (b"1 2 7", DamagedFile), (None, DamagedFile)])
+def test_a_task_that_trips_over_damaged_bytes_names_their_file(tmp_path, now, error):
+    """Its own error would end the run for good, and the wrong file would be made anew again and again."""
+    store = Store(tmp_path / "store")
+    made = run_attempt(TaskSpec("0" * 32, f"{__name__}:WritesNumbers", "d", {}), store, "00000001-00000001", Cursor())
+    path = made.files["numbers"].path
+    if now is None:
+        store.remove(path)
+    else:
+        Path(store.at(path)).write_bytes(now)
+    ref = {"$ref": path, "sha256": made.files["numbers"].sha256, "bytes": 5, "content": ""}
+    spec = TaskSpec("1" * 32, f"{__name__}:AddsNumbers", "d", {"numbers": ref})
+    with pytest.raises(error, match=path if error is DamagedFile else "of its own"):
+        run_attempt(spec, store, "00000001-00000002", Cursor())

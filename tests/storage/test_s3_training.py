@@ -46,7 +46,7 @@ def test_the_same_losses_and_one_download(there, s3_server, tmp_path, capsys):
         bodies = [r for r in s3_server.requests if r.method == "GET" and r.path.split("?")[0].endswith(".tokens")]
         assert len(bodies) == (8 if out.name == "b" else 0), "the second training finds them there"
     said = capsys.readouterr().out
-    assert said.count("fetching 18 files of shards") == 1
+    assert said.count("fetching 26 files of shards") == 1
     assert main(["plan", url]) == 0 and "stable" in capsys.readouterr().out
 
 
