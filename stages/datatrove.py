@@ -206,7 +206,7 @@ class DatatroveReader(Reader):
         reader.add_file_path = False  # it would put this machine's path into the data
         try:
             for theirs in reader.read_file(file):
-                yield _document(theirs, slice, ordinal, pages="Warc" in block)
+                yield _document(theirs, slice, ordinal, self.lost, pages="Warc" in block)
                 ordinal += 1
         except Exception as e:
             if environment(e) or isinstance(e, ImportError) or getattr(e, "filename", None) is not None:
@@ -214,12 +214,14 @@ class DatatroveReader(Reader):
             yield bad("unreadable", slice, 0, ordinal, detail=f"{type(e).__name__}: {e}", fatal=True)
 
 
-def _document(theirs: Any, slice: Slice, ordinal: int, pages: bool) -> Document:
+def _document(theirs: Any, slice: Slice, ordinal: int, lost: dict[str, dict[str, int]], pages: bool) -> Document:
     meta = dict(theirs.metadata)
     meta.pop("file_path", None)
     for name in ("cluster", "near_duplicates"):         # here they come of deduplication, and decide who is trained on
         if name in meta:
-            meta[f"their_{name}"] = meta.pop(name)
+            if (kept := f"their_{name}") in meta:
+                lost[kept] = {"name_taken": lost.get(kept, {}).get("name_taken", 0) + 1}
+            meta[kept] = meta.pop(name)
     if not str(theirs.id).startswith(f"{os.path.basename(slice.path)}/"):
         meta["id"] = theirs.id
     # readers of typed files give dates and bytes, which JSON has not

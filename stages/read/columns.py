@@ -4,14 +4,14 @@
 others where they are. Numbers of the columns under `signals` become signals of the document, for the step `where`.
 What neither can hold is counted in `lost` by column and reason, and a run says so once: `binary`; `too_long` (more than
 MAX_VALUE characters: an embedding, a page beside its text); `invalid_utf8`; `bad_value` (a timestamp beyond the year
-9999).
+9999); `name_taken` (`their_NAME`, beside a column NAME that is kept by that name).
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -48,7 +48,8 @@ class Columns:
     def __init__(self, config: ColumnsConfig, used: Iterable[str], reserved: Iterable[str] = ()) -> None:
         self.signals = config.signals
         self.all = config.keep == "all"
-        self.named = () if config.keep == "all" else tuple(k for k in config.keep if k and k not in config.signals)
+        self.named = () if config.keep == "all" else tuple(
+            dict.fromkeys(k for k in config.keep if k and k not in config.signals))
         self._used = {*used, *config.signals} - {""}
         self._reserved = RESERVED | set(reserved)
         self.lost: dict[str, dict[str, int]] = {}
@@ -61,8 +62,14 @@ class Columns:
         """Its key in `meta`."""
         return f"their_{column}" if column in self._reserved else column
 
-    def fill(self, doc: Document, get: Callable[[str], Any], keys: Iterable[str]) -> None:
-        """Take the values `get(key)` of a record over into its document."""
+    def taken(self, keys: Collection[str]) -> set[str]:
+        """Columns among `keys` whose names in `meta` other columns have."""
+        return {self.name(key) for key in keys if key in self._reserved}.intersection(keys)
+
+    def fill(self, doc: Document, get: Callable[[str], Any], keys: Collection[str]) -> None:
+        """Take the values `get(key)` of a record over into its document. Those of a column whose name is taken are lost
+        wherever it stands: which of two columns `meta` holds must not depend on their order."""
+        taken = self.taken(keys)
         for key in self.signals:
             value = self._value(key, get)
             number = as_number(value)
@@ -72,7 +79,9 @@ class Columns:
                 self._keep(doc, key, value)
         for key in keys:
             value = self._value(key, get)
-            if value is not None:
+            if value is not None and key in taken:
+                self.lose(key, "name_taken")
+            elif value is not None:
                 self._keep(doc, key, value)
 
     def lose(self, column: str, reason: str, count: int = 1) -> None:
@@ -91,8 +100,12 @@ class Columns:
             return None
 
     def _keep(self, doc: Document, key: str, value: Any) -> None:
+        name = clean(self.name(key))
+        if name in doc.meta:
+            self.lose(key, "name_taken")
+            return
         try:
-            doc.meta[clean(self.name(key))] = json_value(value)
+            doc.meta[name] = json_value(value)
         except Lost as e:
             self.lose(key, str(e))
 

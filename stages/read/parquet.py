@@ -186,8 +186,8 @@ class Parquet(Reader):
         """The documents of a batch with nothing odd about it, at a third of the cost of looking at every row: strings
         and numbers only, no text missing, blank, too large or not UTF-8, not much in all. None for any other batch."""
         c = self.config
-        if texts.null_count or texts.nbytes > min(_PLAIN_BYTES, c.max_bytes) or c.text in others or not (
-                pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
+        if self.columns.taken(kept) or texts.null_count or texts.nbytes > min(_PLAIN_BYTES, c.max_bytes) \
+                or c.text in others or not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
             return None
         try:
             listed = texts.to_pylist()

@@ -191,7 +191,12 @@ def test_foreign_metadata_does_not_choose_who_is_held_out(tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     reader = DatatroveReader(block="readers.JsonlReader")
     (doc,) = reader.read(str(tmp_path / "rows.jsonl"), Slice("web", "rows.jsonl"))
-    assert doc.meta == {"id": "1", "their_cluster": "a" * 32}
+    assert doc.meta == {"id": "1", "their_cluster": "a" * 32} and reader.lost == {}
+    row["metadata"]["their_cluster"] = "b"
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    for doc in reader.read(str(tmp_path / "rows.jsonl"), Slice("web", "rows.jsonl")):
+        assert doc.meta == {"id": "1", "their_cluster": "a" * 32}
+    assert reader.lost == {"their_cluster": {"name_taken": 2}}
 
 
 def test_text_key_and_other_arguments(tmp_path):

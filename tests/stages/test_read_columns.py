@@ -71,6 +71,39 @@ def test_names_that_mean_something_here(tmp_path, kind):
     assert read(reader(kind, id="uid"), local)[0].meta == {"id": 7, "their_id": "theirs", "their_cluster": 3}
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_columns_of_one_name_the_second_is_counted(tmp_path, kind, order):
+    """Whichever comes first in the record: `their_cluster` beside a `cluster` that is kept by that name."""
+    rows = [{"text": "one", "their_cluster": 8, "cluster": 3, "n": 1},
+            {"text": "two", "their_cluster": 9, "cluster": 4}, {"text": "three", "their_cluster": None, "cluster": 5}]
+    made = reader(kind)
+    docs = read(made, written(tmp_path, [dict(list(row.items())[::order]) for row in rows], kind))
+    assert [d.meta.get("their_cluster") for d in docs] == [3, 4, 5] and docs[0].meta["n"] == 1
+    assert made.lost == {"their_cluster": {"name_taken": 2}}
+    made = reader(kind, keep=("their_cluster", "n"))
+    assert [d.meta.get("their_cluster") for d in read(made, tmp_path / f"a.{kind}")] == [8, 9, None]
+    assert made.lost == {}, "named alone, it keeps its name"
+    made = reader(kind, keep=("n", "n"))
+    assert read(made, tmp_path / f"a.{kind}")[0].meta == {"n": 1} and made.lost == {}
+
+
+def test_a_signal_that_is_text_takes_a_name_too(tmp_path):
+    made = Jsonl(signals=("cluster",))
+    rows = [{"text": "one", "their_cluster": 8, "cluster": "x"}, {"text": "two", "their_cluster": 9, "cluster": 4}]
+    one, two = read(made, written(tmp_path, rows, "jsonl"))
+    assert one.meta == {"their_cluster": "x"} and made.lost == {"their_cluster": {"name_taken": 1}}
+    assert two.meta == {"their_cluster": 9} and two.signals == {"cluster": 4.0}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_path_of_a_source_file_is_not_that_of_another_column(tmp_path, order):
+    row = {"content": "def f():\n    return 1\n" * 9, "path": "a/f.py", "their_path": "b/g.rs"}
+    made = CodeTable(file_path="path", repository_name="")
+    [doc] = read(made, written(tmp_path, [dict(list(row.items())[::order])], "parquet"))
+    assert doc.meta["path"] == "a/f.py" and made.lost == {"their_path": {"name_taken": 1}}
+
+
 def test_values_of_every_type(tmp_path):
     local = tmp_path / "a.parquet"
     day = dt.datetime(2026, 11, 22, 1, 2, 3)
