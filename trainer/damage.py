@@ -2,7 +2,8 @@
 
 Every file is read once, by the rank that wrote it or by the one that has its number now, and compared with the sha256
 in COMPLETE. The same rank reads most of that file again when it loads it, from the page cache. The verdicts of all
-ranks are reduced to one, so that no rank loads what another has found damaged.
+ranks are reduced to one, so that no rank loads what another has found damaged. A rank whose storage fails takes part
+with the number of the error: without it the others would wait for it in the reduction.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -24,13 +26,16 @@ from trainer.parallel import World
 #: what may be wrong with a file; the reduced verdict is the highest
 FAULTS = ("", "sha256 is not what COMPLETE says: damaged or replaced", "not as long as COMPLETE says",
           "cannot be read (input/output error)", "missing")
+#: verdicts from here on are numbers of errors of the storage, which say nothing about the bytes
+STORAGE = 1000
 #: files that are read at a time
 READERS = 4
 
 
 def damage(found: Checkpoint, world: World | None = None) -> list[str]:
     """The files of a checkpoint that are not what COMPLETE says, one line each; [] means that all are. With `world`
-    every rank calls it, reads its share, and returns the same lines."""
+    every rank calls it, reads its share, and returns the same lines. Raises CheckpointError, on every rank, where the
+    storage of one fails."""
     names = sorted(found.files)
     mine = [i for i, name in enumerate(names) if world is None or writer(name) % world.size == world.rank]
     with ThreadPoolExecutor(READERS) as pool:
@@ -39,7 +44,17 @@ def damage(found: Checkpoint, world: World | None = None) -> list[str]:
     verdict[mine] = torch.tensor(faults, dtype=torch.int64)
     if world is not None:
         verdict = world.max(verdict.to(world.device))
-    return [f"{found.folder / name}: {FAULTS[code]}" for name, code in zip(names, verdict.tolist()) if code]
+    verdicts = list(zip(names, verdict.tolist()))
+    for name, code in verdicts:
+        if code >= STORAGE:
+            raise unreadable(found.folder / name, code - STORAGE)
+    return [f"{found.folder / name}: {FAULTS[code]}" for name, code in verdicts if code]
+
+
+def unreadable(path: Path, number: int) -> CheckpointError:
+    """For an error of the storage, by its errno."""
+    return CheckpointError(f"{path}: cannot be read ({os.strerror(number)}); the checkpoint may be sound: see that "
+                           f"every rank reaches its storage, then give the same command again")
 
 
 def writer(name: str) -> int:
@@ -49,7 +64,7 @@ def writer(name: str) -> int:
 
 
 def fault(found: Checkpoint, name: str) -> int:
-    """Index into FAULTS. An error of the network file system is raised: it says nothing about the bytes."""
+    """Index into FAULTS, or STORAGE and the number of an error of the storage."""
     path = found.folder / name
     try:
         if path.stat().st_size != found.files[name]:
@@ -58,9 +73,7 @@ def fault(found: Checkpoint, name: str) -> int:
     except FileNotFoundError:
         return 4
     except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        return 3
+        return 3 if error.errno == errno.EIO else STORAGE + (error.errno or 0)
 
 
 def choose(folder: Path, world: World, say: Callable[[str], None],
@@ -76,19 +89,20 @@ def choose(folder: Path, world: World, say: Callable[[str], None],
     while True:
         answer, refused = -1, CheckpointError(f"{folder}: no checkpoint to go on from; the first rank says why")
         if world.first:
-            there, damaged = ckpt.survey(folder)
-            for one in damaged:
-                if one.step not in wrong:
-                    wrong[one.step] = one.why
-                    say(f"checkpoint step_{one.step:08d} is damaged and not used: {one.why}")
             try:
+                with _storage(folder):
+                    there, damaged = ckpt.survey(folder)
+                for one in damaged:
+                    if one.step not in wrong:
+                        wrong[one.step] = one.why
+                        say(f"checkpoint step_{one.step:08d} is damaged and not used: {one.why}")
                 answer = _answer([c for c in there if c.step not in wrong], wrong, folder, wanted)
             except (CheckpointError, TrainingError) as error:
                 refused = error
         [step] = struct.unpack("<q", world.broadcast(struct.pack("<q", answer)))
         if step < 0:
             raise refused
-        found = ckpt.at(folder, step)
+        found = _seen_by_all(folder, step, world)
         lines = damage(found, world) if found is not None and loaded(found) else []
         if not lines:
             if world.first and loaded(found):
@@ -96,6 +110,33 @@ def choose(folder: Path, world: World, say: Callable[[str], None],
             return found
         wrong[step] = "; ".join(lines)
         say(f"checkpoint step_{step:08d} is damaged and not used: {wrong[step]}")
+
+
+def _seen_by_all(folder: Path, step: int, world: World) -> Checkpoint | None:
+    """The checkpoint of the step that the first rank has chosen, None for 0. Raises CheckpointError, on every rank,
+    where one does not see it."""
+    if not step:
+        return None
+    refused = CheckpointError(f"{folder / f'step_{step:08d}'}: another rank cannot read it; see that all ranks share "
+                              f"the folder, then give the same command again")
+    checkpoint = None
+    try:
+        with _storage(folder):
+            checkpoint = ckpt.at(folder, step)
+    except CheckpointError as error:
+        refused = error
+    if world.max(torch.tensor(int(checkpoint is None), device=world.device)).item():
+        raise refused
+    return checkpoint
+
+
+@contextmanager
+def _storage(folder: Path) -> Iterator[None]:
+    """Reading below `folder`, whose errors are CheckpointErrors."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(Path(error.filename or folder), error.errno or 0) from error
 
 
 def _answer(sound: Sequence[Checkpoint], wrong: dict[int, str], folder: Path,

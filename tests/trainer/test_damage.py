@@ -207,6 +207,32 @@ def test_all_ranks_use_the_same_one(folder, tmp_path):
         assert seen["read"] == [[".metadata", "__0_0.distcp", "meta.json"], ["__1_0.distcp"]][rank]
 
 
+def test_storage_that_fails_for_one_rank_ends_all(tmp_path):
+    """Each in one line that names what could not be read, none left waiting in a collective."""
+    folder = tmp_path / "checkpoints"
+    attempt = folder / "step_00000006" / "attempt"
+    attempt.mkdir(parents=True)
+    (attempt / "meta.json").write_text(json.dumps({"step": 6, "tokens": 6}))
+    (attempt / "__1_0.distcp").write_bytes(b"tensors")
+    files = sorted(attempt.iterdir())
+    ckpt.put_absent(attempt.parent / "COMPLETE", json.dumps({
+        "attempt": "attempt", "files": {f.name: f.stat().st_size for f in files},
+        "sha256": {f.name: ckpt.sha256(f) for f in files}}).encode())
+    launch("tests.trainer.storage_ranks", 2, str(folder), str(tmp_path), timeout=120)
+    first, second = (json.loads((tmp_path / f"rank.{r}.json").read_text()) for r in range(2))
+
+    def stale(path: Path) -> str:
+        return (f"CheckpointError: {path}: cannot be read (Stale file handle); the checkpoint may be sound: see that "
+                f"every rank reaches its storage, then give the same command again")
+
+    assert second == [stale(attempt / "__1_0.distcp"), stale(attempt.parent / "COMPLETE"),
+                      f"CheckpointError: {folder}: no checkpoint to go on from; the first rank says why"]
+    assert first == [second[0], f"CheckpointError: {attempt.parent}: another rank cannot read it; see that all ranks "
+                                "share the folder, then give the same command again", second[1]]
+    sound, damaged = ckpt.survey(folder)
+    assert [c.step for c in sound] == [6] and damaged == [], "nothing is set aside for it"
+
+
 def test_a_set_aside_marker_goes_with_its_step(tmp_path):
     for step in (1, 2):
         committed(tmp_path, step)

@@ -1,0 +1,45 @@
+"""What two ranks do for test_damage.py where the storage of one of them fails:
+`python -m tests.trainer.storage_ranks CHECKPOINTS OUT`."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+from unittest import mock
+
+from tests.trainer.test_checkpoint import quiet
+from trainer import checkpoint as ckpt
+from trainer.damage import choose
+from trainer.parallel import World, world
+
+#: rank, and the file under which its mount has gone stale
+CASES = ((1, "__1_0.distcp"), (1, "COMPLETE"), (0, "COMPLETE"))
+
+
+def chosen(folder: Path, here: World, rank: int, file: str) -> str:
+    """What `choose` comes to."""
+    real = ckpt.commit if file == "COMPLETE" else ckpt.sha256
+
+    def stale(path: Path) -> object:
+        if here.rank == rank and path.name == file:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return real(path)
+
+    with mock.patch.object(ckpt, real.__name__, stale):
+        try:
+            return str(choose(folder, here, quiet, lambda sound: sound[-1]))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+
+def main(folder: str, out: str) -> None:
+    with world("cpu") as here:
+        lines = [chosen(Path(folder), here, *case) for case in CASES]
+        (Path(out) / f"rank.{here.rank}.json").write_text(json.dumps(lines))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
