@@ -22,7 +22,7 @@ from torch import Tensor
 
 from stages.mix.curriculum import Curriculum
 from stages.mix.order import Order
-from tokenizer.shards.layout import ENDS, ShardError
+from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.reader import ShardSet
 from trainer.attention import DocMask, Masking, cumulative_lengths, document_mask
 from trainer.config import ConfigError
@@ -145,9 +145,9 @@ def refuse_short(shards: ShardSet, shard: int) -> None:
         try:
             there = os.stat(path).st_size
         except FileNotFoundError:
-            raise ShardError(f"{path}: gone; publish the shard set again") from None
+            raise ShardError(f"{path}: gone: {REMEDY}") from None
         if there < size:
-            raise ShardError(f"{path}: {there} bytes, the manifest says {size}: cut; publish the shard set again")
+            raise ShardError(f"{path}: {there} bytes, the manifest says {size}: cut: {REMEDY}")
 
 
 def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
@@ -158,8 +158,8 @@ def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
         shard = touched(shards, start + first, 1)[0]
         path, place = shards.folder / shards.manifest.shards[shard].body, start + first - shards.offsets[shard]
         raise ShardError(f"{path}: token {int(tokens[first]):,} at offset {place:,} (byte "
-                         f"{place * shards.dtype.itemsize:,}), the vocabulary has {shards.vocab_size:,}: damaged; "
-                         f"publish the shard set again")
+                         f"{place * shards.dtype.itemsize:,}), the vocabulary has {shards.vocab_size:,}: damaged: "
+                         f"{REMEDY}")
 
 
 def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: int) -> None:
@@ -167,7 +167,7 @@ def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: i
     if len(bounds) and not (bounds[0] >= 1 and bounds[-1] <= length and (bounds[1:] > bounds[:-1]).all()):
         names = ", ".join(shards.manifest.shards[i].ends for i in touched(shards, start, length + 1))
         raise ShardError(f"{shards.folder}/{names}: ends of documents near token {start:,} of the stream do not "
-                         f"increase: damaged; publish the shard set again")
+                         f"increase: damaged: {REMEDY}")
 
 
 class Data:

@@ -268,6 +268,36 @@ def test_verify_names_every_kind_of_damage(tmp_path):
         ShardSet(tmp_path / "nowhere")
 
 
+def test_a_manifest_of_another_version_names_itself_and_the_remedy(tmp_path):
+    write_set(tmp_path, [[np.array([5, 6])]], 99)
+    path = tmp_path / MANIFEST
+    doc = json.loads(path.read_text())
+    sums = ("blocks", "blocks_sha256")
+    older = {**doc, "shards": [{k: v for k, v in s.items() if k not in sums} for s in doc["shards"]]}
+    for other, difference in ((older, "lacks 'blocks', lacks 'blocks_sha256' of a shard"),
+                              ({**doc, "shards": [{**doc["shards"][0], "sketch": 1}]}, "has 'sketch' of a shard"),
+                              ({**doc, "codec": "zstd"}, "has 'codec'"),
+                              ({k: v for k, v in doc.items() if k != "eos"}, "lacks 'eos'")):
+        path.write_text(json.dumps(other))
+        with pytest.raises(ShardError) as error:
+            ShardSet(tmp_path)
+        assert str(error.value) == (f"{path}: written by another version of Tokenmill ({difference}); run the recipe "
+                                    f"again")
+    for damaged in ({**doc, "shards": 3}, {**doc, "shards": [4]}, {**doc, "parts": None}):
+        path.write_text(json.dumps(damaged))
+        with pytest.raises(ShardError, match=rf"^{path}: damaged \(.*\): run `tokenmill store verify --repair`"):
+            ShardSet(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["body", "table"])
+def test_a_file_that_is_gone_has_one_remedy(tmp_path, kind):
+    shard = write_set(tmp_path, [[np.array([5, 6])]], 99).shards[0]
+    (tmp_path / getattr(shard, kind)).unlink()
+    shards = ShardSet(tmp_path)
+    with pytest.raises(ShardError, match=r"missing.*: run `tokenmill store verify --repair` on its store, then the "):
+        shards.body(0) if kind == "body" else shards.documents(0, 3)
+
+
 def test_the_writer_refuses_documents_without_eos(tmp_path):
     writer = ShardWriter(*(str(tmp_path / n) for n in "bets"), 99, EOS)
     with pytest.raises(ShardError, match="does not end in EOS"):

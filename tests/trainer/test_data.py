@@ -281,7 +281,7 @@ def test_a_token_beyond_the_vocabulary_is_an_error_that_names_file_and_offset(co
     for place in range(0, info.tokens, 7):                        # wherever the order begins
         patch(folder / info.body, 2 * place, VOCAB.to_bytes(2, "little"))
     with pytest.raises(ShardError, match=rf"split=train/{info.body}: token 97 at offset [\d,]+ \(byte [\d,]+\), the "
-                                         rf"vocabulary has 97: damaged; publish"):
+                                         rf"vocabulary has 97: damaged: run `tokenmill"):
         read_all(data)
     patch(folder / info.body, 0, bytes(2 * info.tokens))          # token 0 is one
     read_all(data)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ SUFFIXES = {"body": "tokens", "ends": "ends", "table": "parquet", "blocks": "crc
 #: rows of a row group of the document table: what a lookup reads
 TABLE_ROWS = 1 << 16
 ENDS = np.dtype("<u8")
+#: what to do about a file that is damaged or gone
+REMEDY = "run `tokenmill store verify --repair` on its store, then the recipe again"
 
 
 class ShardError(ValueError):
@@ -130,11 +132,14 @@ class Manifest:
         if doc.get("version") != VERSION:
             raise ShardError(f"{where}: version {doc.get('version')!r}; this Tokenmill reads {VERSION}")
         try:
+            _check_fields(cls, doc, where)
+            for shard in doc["shards"]:
+                _check_fields(Shard, shard, where)
             made = cls(**{**doc, "shards": tuple(Shard(**s) for s in doc["shards"]), "parts": tuple(doc["parts"])})
         except (TypeError, KeyError) as e:
-            raise ShardError(f"{where}: {e}") from e
+            raise ShardError(f"{where}: damaged ({e}): {REMEDY}") from e
         if made.identity() != made.sha256:
-            raise ShardError(f"{where}: its sha256 does not follow from its contents: edited by hand? Publish again")
+            raise ShardError(f"{where}: its sha256 does not follow from its contents: edited by hand? {REMEDY}")
         if made.dtype != token_dtype(made.vocab_size).name:
             raise ShardError(f"{where}: dtype {made.dtype} does not fit a vocabulary of {made.vocab_size}")
         for count in ("tokens", "documents", "text_bytes"):
@@ -143,6 +148,17 @@ class Manifest:
         for s in made.shards:                # names follow from sums, so that a manifest names no file but its own
             wrong = [k for k, sha in s.sums().items() if getattr(s, k) != file_name(s.index, k, sha)]
             if wrong:
-                raise ShardError(f"{where}: {getattr(s, wrong[0])!r} is no name of shard {s.index}'s {wrong[0]}; "
-                                 f"publish the set again")
+                raise ShardError(f"{where}: {getattr(s, wrong[0])!r} is no name of shard {s.index}'s {wrong[0]}: "
+                                 f"{REMEDY}")
         return made
+
+
+def _check_fields(kind: type[Manifest | Shard], doc: Mapping[str, Any], where: str) -> None:
+    """Raises ShardError for a part of a manifest whose fields are those of another version of Tokenmill."""
+    known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}
+    wrong = [f"lacks {name!r}" for name, needed in known.items() if needed and name not in doc]
+    wrong += [f"has {name!r}" for name in doc if name not in known]
+    if wrong:
+        of = " of a shard" if kind is Shard else ""
+        raise ShardError(f"{where}: written by another version of Tokenmill ({', '.join(wrong)}{of}); run the recipe "
+                         f"again")

@@ -23,11 +23,8 @@ import pyarrow.parquet as pq
 from pyarrow import ArrowException, fs
 
 from pipeline.base.parquet import open_parquet
-from tokenizer.shards.layout import ENDS, MANIFEST, TABLE_ROWS, Manifest, ShardError
+from tokenizer.shards.layout import ENDS, MANIFEST, REMEDY, TABLE_ROWS, Manifest, ShardError
 from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
-
-#: what to do about a file that is damaged or gone
-REMEDY = "run `tokenmill store verify --repair` on its store, then the recipe again"
 
 
 def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
@@ -71,7 +68,7 @@ class ShardSet:
         try:
             doc = json.loads(text)
         except ValueError as e:
-            raise ShardError(f"{path}: not JSON ({e}); publish the shard set again") from e
+            raise ShardError(f"{path}: not JSON ({e}): {REMEDY}") from e
         self.manifest = Manifest.from_json(doc, str(path))
         if sha256 is not None and self.manifest.sha256 != sha256:
             raise ShardError(f"{path}: holds shard set {self.manifest.sha256[:16]}…, pinned is {sha256[:16]}…: the "
@@ -205,9 +202,9 @@ class ShardSet:
             with self.filesystem.open_input_file(str(path)) as file, open_parquet(file) as table:
                 yield table
         except FileNotFoundError as e:
-            raise ShardError(f"{path}: missing; publish the shard set again") from e
+            raise ShardError(f"{path}: missing: {REMEDY}") from e
         except (OSError, ArrowException) as e:
-            raise ShardError(f"{path}: cannot be read ({e}); publish the shard set again if it is damaged") from e
+            raise ShardError(f"{path}: cannot be read ({e}); if it is damaged, {REMEDY}") from e
 
     def body(self, shard: int) -> np.ndarray:
         """The tokens of a shard as a read-only memory map."""
@@ -285,7 +282,7 @@ class ShardSet:
                     raise ShardError(f"{path}: {e.strerror}, of a set of {len(self.manifest.shards):,} shards; raise "
                                      f"the limit ({'ulimit -n' if e.errno == errno.EMFILE else 'vm.max_map_count'})") \
                         from e
-                raise ShardError(f"{path}: missing ({e.strerror}); publish the shard set again") from e
+                raise ShardError(f"{path}: missing ({e.strerror}): {REMEDY}") from e
             self._maps[name] = (np.frombuffer(memory, dtype) if memory else np.empty(0, dtype), memory)
         return self._maps[name]
 
