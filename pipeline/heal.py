@@ -52,16 +52,13 @@ def _retire(store: Store, log: Log, damaged: dict[str, str], mended: dict[str, s
         if before[_task(path)] >= MOST_REPEATED:
             raise StoreError(f"{path} was damaged again each time it was made: the disk of {store.root}, or somebody "
                              f"who writes there, is at fault. See to that and run again") from error
-    retired = False
-    for path, why in damaged.items():
-        if path.startswith(f"{LISTS}/"):
-            store.remove(path)                            # written again by the plan that names it
-            retired = True
-        elif log.retire_file(path, why):
-            retired = True
-        logger.warning("%s; what made it runs again", why)
-    if not retired:
+    lists = [path for path in damaged if path.startswith(f"{LISTS}/")]
+    for path in lists:
+        store.remove(path)                                # written again by the plan that names it
+    if not log.retire_files(damaged) and not lists:
         raise error
+    for why in damaged.values():
+        logger.warning("%s; what made it runs again", why)
 
 
 def _task(path: str) -> str:

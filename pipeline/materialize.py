@@ -44,7 +44,7 @@ def materialize(store_root: str, run: str, format: str, *, make_backend: Callabl
         progress = Progress(show, lambda doc: None)
         ending.callback(lambda: progress.close(state))
         ending.callback(backend.close)
-        curriculum = Curriculum.from_json(json.loads(store.read(path)), path)       # now that nobody replaces it
+        curriculum = Curriculum.loads(store.read(path), path)       # now that nobody replaces it
 
         def work(_: object) -> Work:
             lists = ListFiles(writes_to(store))

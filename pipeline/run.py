@@ -24,7 +24,7 @@ from pipeline.heal import until_sound
 from pipeline.plan.basis import write_basis
 from pipeline.plan.nodes import Node
 from pipeline.plan.passes import Planner
-from pipeline.plan.tokens import TOKENIZER, StreamResult, curriculum_of, token_nodes
+from pipeline.plan.tokens import TOKENIZER, StreamResult, token_nodes
 from pipeline.recipe.citation import citation
 from pipeline.recipe.hub import hub_tokenizer
 from pipeline.recipe.model import Recipe
@@ -36,6 +36,7 @@ from pipeline.store.log import Log
 from pipeline.store.runs import write_tasks
 from pipeline.tasks.encode import publish_shards
 from pipeline.tasks.fit_tokenizer import publish_tokenizer
+from stages.mix.resolve import resolve
 
 logger = logging.getLogger("tokenmill")
 #: damaged files that were made anew of which the report speaks
@@ -264,10 +265,10 @@ def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: M
         found: StreamResult = results[f"shards:{stream}"]
         sets[stream] = publish_shards(store, stream, found.assembled, found.parts, tokenizer, verify=log.verify)
     if sets and recipe.curriculum is not None:
-        document, said = curriculum_of(recipe, tokenizer, sets)
-        warnings += said
+        curriculum, about_it = resolve(recipe.plain(), sets, tokenizer)
+        warnings += about_it
         log.verify()
-        store.write(f"runs/{name}/curriculum.json", json.dumps(document, indent=1, sort_keys=True).encode())
+        store.write(f"runs/{name}/curriculum.json", curriculum.dumps().encode())
     return {n: s["train"]["tokens"] for n, s in sets.items()}
 
 

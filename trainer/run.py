@@ -192,9 +192,8 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
         curriculum = Curriculum.load(path)
     except CurriculumError as error:
         raise ConfigError(str(error)) from None                     # names the file
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{path}: damaged ({error!r}); put back what `tokenmill train edit` kept of it "
-                          f"(curriculum.N.json), or run the recipe again") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     train = read_train(folder / "recipe.yaml")
     for assignment in overrides:
         override(train, assignment)

@@ -29,6 +29,7 @@ from pipeline.plan.passes import Planner
 from pipeline.recipe.code import own_source
 from pipeline.recipe.model import Recipe
 from pipeline.redact import redact_json
+from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 from pipeline.tasks.encode import ENCODE, libraries
 from pipeline.tasks.fit_tokenizer import FIT
@@ -204,7 +205,7 @@ def read_inputs(store: Store, run: str, source: str) -> dict[str, tuple[int, str
     """Path → (size, etag) of the input files of a source as a run saw them; None when that is not known."""
     try:
         table = store.table(f"runs/{run}/inputs.parquet")
-    except (OSError, pa.ArrowInvalid):
+    except (OSError, DamagedFile):
         return None
     table = table.filter(pc.equal(table["source"].cast(pa.string()), source))
     rows = zip(*(table[name].to_pylist() for name in ("path", "size", "etag")))

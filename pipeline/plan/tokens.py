@@ -16,7 +16,6 @@ from pipeline.store.temp import Spilled
 from pipeline.tasks.encode import assemble_drafts, encode_drafts
 from pipeline.tasks.fit_tokenizer import load_draft, tokenizer_info, tokenizer_waves
 from stages.barrier import PartRef, TaskResult, Wave
-from stages.mix.resolve import resolve
 
 #: name of the tokenizer's node; a dataset may be called "tokenizer", never this
 TOKENIZER = "tokenizer:"
@@ -96,10 +95,3 @@ def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], resu
     drafts = assemble_drafts([result(r) for r in encoded], tokenizer)
     assembled = yield (planner.draft_spec(f"shards:{name}/assemble", i, d) for i, d in enumerate(drafts))
     return StreamResult([result(r) for r in assembled], parts, encoded)
-
-
-def curriculum_of(recipe: Recipe, tokenizer: Mapping[str, Any],
-                  sets: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """curriculum.json and what people should hear about it. `sets`: what `publish_shards` returned, by stream."""
-    curriculum, warnings = resolve(recipe.plain(), sets, tokenizer)
-    return curriculum.to_json(), warnings

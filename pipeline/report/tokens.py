@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from pipeline.engine.task import Counters, merge_counters
@@ -34,7 +33,7 @@ def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
 
 def curriculum_of(store: Store, run: str) -> Curriculum | None:
     path = f"runs/{run}/curriculum.json"
-    return Curriculum.from_json(json.loads(store.read(path)), path) if store.exists(path) else None
+    return Curriculum.loads(store.read(path), path) if store.exists(path) else None
 
 
 def mixture(curriculum: Curriculum | None) -> list[dict[str, Any]]:

@@ -225,8 +225,6 @@ def manifest(store: Store, name: str, kind: str = "datasets") -> pa.Table:
         known = sorted({p.split("/")[1] for p in store.list(kind) if p.endswith("/" + MANIFEST)})
         raise StoreError(f"there is no dataset '{name}' in {store.at(kind)}; "
                          + (f"it has: {', '.join(known)}" if known else "nothing is published there yet")) from None
-    except (pa.ArrowException, OSError) as e:
-        raise DamagedFile(f"{kind}/{name}/{MANIFEST}", f"cannot be read ({e})") from e
 
 
 def iter_batches(store: Store, folder: str, columns: list[str] | None = None,

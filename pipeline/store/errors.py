@@ -39,8 +39,11 @@ class DamagedFile(StoreError):
     """
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path} {why}; run the recipe again to make it anew, or look at everything with "
-                         f"`tokenmill store verify`")
+        # a run looks at the bytes of the objects it reads, and at no more than the sizes of the copies it published
+        copy = path.partition("/")[0] in ("datasets", "dropped", "quarantine") and "/part-" in path
+        remedy = ("remove it with `tokenmill store verify --repair`, then run the recipe again to make it anew" if copy
+                  else "run the recipe again to make it anew, or look at everything with `tokenmill store verify`")
+        super().__init__(f"{path} {why}; {remedy}")
         self.path, self.why = path, why
 
 

@@ -94,17 +94,22 @@ class Store:
     def parquet(self, path: str, sha256: str = "") -> Iterator[pq.ParquetFile]:
         """A Parquet file, open (`pipeline.base.parquet`). Read it with `use_threads=False`: a thread of Arrow that
         drops a buffer of a Python file while the interpreter ends aborts the process. With the `sha256` its record or
-        manifest names the file is checked first, a remote one as a whole: DamagedFile."""
-        if sha256:                                     # page checksums do not cover headers and footer
-            with tempfile.TemporaryDirectory() as scratch, open_parquet(self.checked(path, sha256, scratch)) as file:
+        manifest names the file is checked first, a remote one as a whole. DamagedFile when it is not what was written.
+        """
+        with _unreadable(path):
+            if sha256:                                 # page checksums do not cover headers and footer
+                with (tempfile.TemporaryDirectory() as scratch,
+                      open_parquet(self.checked(path, sha256, scratch)) as file):
+                    yield file
+                return
+            with self.open(path) as f, open_parquet(f) as file:
                 yield file
-            return
-        with self.open(path) as f, open_parquet(f) as file:
-            yield file
 
     def table(self, path: str) -> pa.Table:
-        """A small Parquet file, whole. FileNotFoundError when there is none."""
-        return read_table(io.BytesIO(self.read(path)))
+        """A small Parquet file, whole. FileNotFoundError when there is none, DamagedFile when it cannot be read."""
+        data = self.read(path)
+        with _unreadable(path):
+            return read_table(io.BytesIO(data))
 
     def list(self, prefix: str) -> Iterator[str]:
         """Paths of all files below `prefix`, sorted. Leftovers of writers that died are not files."""
@@ -134,8 +139,8 @@ class Store:
     def checked(self, path: str, sha256: str, scratch: str, *, size: int | None = None) -> str:
         """What `fetch` gives of a file whose hash is recorded. DamagedFile when it is gone or has other bytes.
 
-        A process hashes a file once as long as its size and times stay. A copy in the cache of this machine that is
-        damaged is thrown away and downloaded again before the store is blamed.
+        A process hashes a file on a disk once as long as its size and times stay. A copy in the cache of this machine
+        that is damaged is thrown away and downloaded again before the store is blamed.
         """
         for last in (False, True):
             try:
@@ -259,6 +264,17 @@ class Store:
         finally:
             with contextlib.suppress(Exception):              # a probe left behind harms nobody
                 self.remove(probe)
+
+
+@contextlib.contextmanager
+def _unreadable(path: str) -> Iterator[None]:
+    """What Arrow says of a damaged Parquet file, as DamagedFile."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as e:
+        if isinstance(e, OSError) and e.errno is not None:          # of the system; what Arrow says has no number
+            raise
+        raise DamagedFile(path, f"cannot be read ({str(e).partition(chr(10))[0]})") from e
 
 
 def matches(local: str, sha256: str) -> bool:

@@ -213,34 +213,37 @@ class Log(LogView):
     def retire(self, key: str, attempt: str, why: str) -> bool:
         """Durably take back the record of `key` that `attempt` made, since its files are damaged or gone: the task runs
         again when something wants it. False when that record does not count (any more)."""
-        with self._lock:
-            self.flush()
-            entry = {"key": key, "attempt": attempt, "why": why}
-            if not self._retire(entry):
-                return False
-            self._retired.append(entry)
-            self.flush()
-            return True
+        return self._retire_all([{"key": key, "attempt": attempt, "why": why}]) > 0
 
     def retire_unnamed(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Durably take back records that no run names, by (key, attempt): a segment of the log for a thousand of them.
-        What they held is forgotten."""
+        """Durably take back records that no run names, by (key, attempt). What they held is forgotten."""
+        self._retire_all({"key": key, "attempt": attempt, "why": "no run names it", "unnamed": True}
+                         for key, attempt in pairs)
+
+    def retire_files(self, damaged: Mapping[str, str]) -> int:
+        """Durably take back the records that name files of the store: path (objects/KEY/ATTEMPT.name) → what is wrong
+        with it. Returns how many records; a path that none names counts for nothing."""
+        def entries() -> Iterator[dict[str, Any]]:
+            for path, why in damaged.items():
+                key = path.split("/")[1] if path.startswith("objects/") else ""
+                record = self.get(key)                        # None after the first of its files
+                if record is not None and any(info.path == path for info in record.files.values()):
+                    yield {"key": key, "attempt": record.attempt, "why": why}
+        return self._retire_all(entries())
+
+    def _retire_all(self, entries: Iterable[dict[str, Any]]) -> int:
+        """A segment of the log for a thousand of them: a folder that was lost may have held a million."""
+        retired = 0
         with self._lock:
             self.flush()
-            for key, attempt in pairs:
-                entry = {"key": key, "attempt": attempt, "why": "no run names it", "unnamed": True}
+            for entry in entries:
                 if self._retire(entry):
                     self._retired.append(entry)
+                    retired += 1
                 if len(self._retired) >= SEGMENT_RECORDS:
                     self.flush()
             self.flush()
-
-    def retire_file(self, path: str, why: str) -> bool:
-        """The same of the record that names a file of the store (objects/KEY/ATTEMPT.name); False when none does."""
-        key = path.split("/")[1] if path.startswith("objects/") else ""
-        record = self.get(key)
-        return (record is not None and any(info.path == path for info in record.files.values())
-                and self.retire(key, record.attempt, why))
+        return retired
 
     def _wait(self, queue: list[dict[str, Any]], entry: dict[str, Any]) -> None:
         if not self._waiting and not self._condemned:
@@ -384,8 +387,7 @@ class Log(LogView):
         beats = [path for path in self.store.list("log/heartbeat") if path < _heartbeat_name(self.epoch)]
         if self.store.local is not None:
             garbage += leftovers(self.store.local, self.store.local / _heartbeat_name(self.epoch))
-        for path, why in damaged.items():
-            self.retire_file(path, why)
+        self.retire_files(damaged)
 
         def still_ours(names: Iterable[str]) -> Iterator[str]:
             # looking took its time, and so does removing: lists and folders may be those of the driver after us by now

@@ -96,12 +96,10 @@ def verify_store(store: Store, log: LogView,
 def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> tuple[int, int]:
     """Retire the records of damaged files and remove damaged copies: (records, files). The next run makes them anew.
     Manifests stay."""
-    retired = removed = 0
-    for path, why in damaged.items():
-        log.verify()
-        if log.retire_file(path, why):
-            retired += 1
-        elif path.startswith(LISTS + "/") or not (path.startswith("objects/") or _is_manifest(path)):
+    retired, removed = log.retire_files(damaged), 0
+    for path in damaged:
+        if path.startswith(LISTS + "/") or not (path.startswith("objects/") or _is_manifest(path)):
+            log.verify()
             store.remove(path)
             removed += 1
     return retired, removed

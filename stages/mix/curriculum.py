@@ -9,6 +9,7 @@ from 0 over all phases; a step is `batch` consecutive samples; phases are whole 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -170,11 +171,27 @@ class Curriculum:
 
     @classmethod
     def load(cls, path: str | Path) -> Curriculum:
-        return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")), str(path))
+        return cls.loads(Path(path).read_bytes(), str(path))
+
+    @classmethod
+    def loads(cls, data: bytes, where: str) -> Curriculum:
+        """What a `curriculum.json` says. Raises CurriculumError when it is damaged: with a digit that was flipped
+        another model would be trained."""
+        try:
+            doc = json.loads(data)
+            if doc.get("version") == VERSION and doc.pop("sha256", None) != _digest(doc):
+                raise ValueError("what it says does not have its sha256")
+            return cls.from_json(doc, where)
+        except (ValueError, TypeError, KeyError, AttributeError) as e:
+            if isinstance(e, CurriculumError):
+                raise
+            raise CurriculumError(f"{where}: damaged ({e!r}); run the recipe again, or put back what `tokenmill train "
+                                  f"edit` kept of it (curriculum.N.json)") from None
 
     def dumps(self) -> str:
-        """The text of `curriculum.json`: equal curricula give equal bytes."""
-        return json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
+        """The text of `curriculum.json`: equal curricula give equal bytes. Its last key is the sha256 of the others."""
+        doc = self.to_json()
+        return json.dumps({**doc, "sha256": _digest(doc)}, indent=1, ensure_ascii=False) + "\n"
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self.dumps(), encoding="utf-8")
@@ -237,6 +254,10 @@ class Curriculum:
                         f"{used / order.supers[s]:.2f} epochs ({used * self.longest:,} of {stream.tokens:,} tokens), "
                         f"allowed are {allowed:g}: lower its weight or the total, set max_epochs: {{{stream.name}: "
                         f"{math.ceil(used / order.supers[s])}}}, or on_exhausted: repeat")
+
+
+def _digest(doc: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(doc, sort_keys=True).encode()).hexdigest()
 
 
 def _exact(cls: type, doc: Mapping[str, Any], where: str) -> dict[str, Any]:

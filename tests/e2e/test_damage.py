@@ -146,6 +146,33 @@ def test_samples_are_written_from_exchange_files_that_were_made_anew(finished, t
     assert rows() == expected
 
 
+@pytest.mark.parametrize("path", ["runs/{run}/tasks.parquet", "runs/{run}/inputs.parquet", "runs/{run}/curriculum.json",
+                                  "datasets/clean/.manifest", "dropped/clean/.manifest"])
+def test_what_a_run_wrote_about_itself_is_written_anew(finished, tmp_path, path):
+    top, store, expected = finished
+    harmed = copy(store, tmp_path / "harmed")
+    at = Store(harmed)
+    path = path.format(run=next((harmed / "runs").iterdir()).name)
+    data = (harmed / path).read_bytes()
+    for harm in (data[:len(data) // 2], bytes(len(data)), data[:len(data) // 3] + b"\xff" + data[len(data) // 3 + 1:]):
+        (harmed / path).write_bytes(harm)
+        assert run(top, harmed) == expected
+        if path.endswith(("json", "tasks.parquet", "inputs.parquet")):
+            assert (harmed / path).read_bytes() == data
+        assert not verify_store(at, Log.read(at)).damaged
+
+
+def test_a_damaged_list_of_tasks_is_one_line(finished, tmp_path):
+    _, store, _ = finished
+    harmed = copy(store, tmp_path / "harmed")
+    path = next((harmed / "runs").iterdir()) / "tasks.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    done = tokenmill("store", "gc", "--store", str(harmed))
+    assert done.returncode != 0
+    assert re.fullmatch(rf"error: runs/{path.parent.name}/tasks.parquet cannot be read .*run the recipe again.*\n",
+                        done.stderr)
+
+
 def test_a_store_that_keeps_losing_files_is_given_up(finished, tmp_path, monkeypatch):
     """A failing disk must not keep a driver busy for ever."""
     top, store, _ = finished

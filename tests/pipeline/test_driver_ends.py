@@ -266,7 +266,7 @@ def test_a_wish_to_stop_is_not_for_a_run_whose_facts_were_lost(tmp_path, recipe)
 def test_a_materialize_that_cannot_begin_gives_the_store_back(tmp_path, monkeypatch, what):
     store = Store(tmp_path / "store")
     store.write("runs/r/curriculum.json", b"{}")
-    monkeypatch.setattr(materialize_module.Curriculum, "from_json", lambda *_: None)
+    monkeypatch.setattr(materialize_module.Curriculum, "loads", lambda *_: None)
     if what != "make_backend":
         monkeypatch.setattr(materialize_module, what, refuse)
     with pytest.raises(StoreError, match="cannot write there"):

@@ -673,8 +673,9 @@ def test_a_retired_record_counts_no_more_and_the_next_one_does(store):
         log.append(record("k", "00000001-00000000"))
         log.append(record("other"))
         assert not log.retire("k", "00000009-00000000", "of an attempt that does not count")
-        assert not log.retire_file("objects/k/00000001-00000000.unknown", "no file of the record")
-        assert log.retire_file("objects/k/00000001-00000000.kept.parquet", "is damaged")
+        assert log.retire_files({"objects/k/00000001-00000000.unknown": "no file of the record",
+                                 "datasets/clean/part-0": "no file of a task"}) == 0
+        assert log.retire_files({"objects/k/00000001-00000000.kept.parquet": "is damaged"}) == 1
         assert log.get("k") is None and "k" not in log and "other" in log
         view = Log.read(store)                                         # at once, and for everybody
         assert view.get("k") is None and [r.key for r in view.records()] == ["other"]
@@ -724,6 +725,19 @@ def test_records_whose_files_are_gone_or_cut_are_retired_before_a_run(store, tmp
         assert log.collect_garbage().damaged == {path: "has 9 bytes instead of 10" if harm == "cut" else "is gone"}
         assert log.get("harmed") is None and log.get("whole") is not None
         assert log.collect_garbage().damaged == {}
+
+
+def test_a_lost_folder_of_many_records_costs_few_segments(store, monkeypatch):
+    monkeypatch.setattr("pipeline.store.log.SEGMENT_RECORDS", 10)
+    with Log.open(store) as log:
+        for i in range(35):
+            log.append(record(f"k{i}", files=("dropped.parquet", "kept.parquet")))
+        log.flush()
+        before = log.segments
+        assert len(log.collect_garbage().damaged) == 70
+        assert log.segments == before + 4
+        assert not list(log.records())
+    assert not list(Log.read(store).records())
 
 
 def test_what_no_run_names_binds_nobody(store):

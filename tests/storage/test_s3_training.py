@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from pipeline.store.fs import Store
+from stages.mix.curriculum import Curriculum
 from tests.trainer.synthetic import TOKENIZER, make_run
 from tests.trainer.test_explain import DOCUMENTS, dataset
 from tokenizer.shards.layout import Manifest
@@ -69,7 +70,8 @@ def test_its_documents_are_looked_up_and_its_data_verified_where_they_lie(s3, bu
         for stream in made["streams"]:
             if stream["name"] == found.stream:
                 stream["sha256" if found.split == "train" else "val_sha256"] = found.sha256
-    (run / "curriculum.json").write_text(json.dumps(made))
+    del made["sha256"]
+    Curriculum.from_json(made).save(run / "curriculum.json")
     store = Store(f"{bucket}/deep/store")
     for path in Store(tmp_path / "store").list(""):
         store.write(path, (tmp_path / "store" / path).read_bytes())
@@ -154,7 +156,7 @@ def test_a_curriculum_of_a_stranger_writes_nothing_outside_the_copy(there, tmp_p
     _, url = there
     root, _, name = url.rpartition("/runs/")
     store = Store(root)
-    made = json.loads(store.read(f"runs/{name}/curriculum.json"))
+    made = Curriculum.loads(store.read(f"runs/{name}/curriculum.json"), "x").to_json()
     place = path if path.startswith("..") else f"{tmp_path}/escaped"
     for key in ("tokenizer", "streams"):
         changed = json.loads(json.dumps(made))
@@ -162,7 +164,7 @@ def test_a_curriculum_of_a_stranger_writes_nothing_outside_the_copy(there, tmp_p
             changed["tokenizer"]["path"] = place
         else:
             changed["streams"][0]["train"] = place
-        store.write(f"runs/{name}/curriculum.json", json.dumps(changed).encode())
+        store.write(f"runs/{name}/curriculum.json", Curriculum.from_json(changed).dumps().encode())
         assert main(["run", url, "--device", "cpu", "--stop-at", "1", "--out", str(tmp_path / "out")]) == 2
         assert "names a file outside its store" in capsys.readouterr().err
     assert not list(tmp_path.rglob("escaped*"))

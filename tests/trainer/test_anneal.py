@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -186,10 +187,9 @@ def test_an_arm_of_another_call_is_refused_before_the_first_is_trained(tmp_path,
 
 def test_arms_without_held_out_data_are_refused_before_they_are_trained(tmp_path, capsys):
     run = make_run(tmp_path, phases=PHASES, total=3200, documents=100)
-    curriculum = json.loads((run / "curriculum.json").read_text())
-    for stream in curriculum["streams"]:
-        stream |= {"val": None, "val_sha256": None, "val_tokens": 0}
-    (run / "curriculum.json").write_text(json.dumps(curriculum))
+    curriculum = Curriculum.load(run / "curriculum.json")
+    streams = tuple(replace(s, val=None, val_sha256=None, val_tokens=0) for s in curriculum.streams)
+    replace(curriculum, streams=streams).save(run / "curriculum.json")
     assert main(["ablate", str(run), "--arm", "x", "clip=0.5"]) == 2
     assert "no held-out data" in capsys.readouterr().err and not (run / "train").exists()
 

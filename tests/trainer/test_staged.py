@@ -216,7 +216,7 @@ def test_edits_that_cannot_be_are_refused_and_change_nothing(store, alone, capsy
     assert "warning: step 6 has been done already" in capsys.readouterr().out
     metrics.write_text(done)
     later = open_run(str(store), None, None, SET)
-    behind = replace(later, curriculum=Curriculum.from_json(json.loads(before)))
+    behind = replace(later, curriculum=Curriculum.loads(before, "before"))
     train(behind, alone, 8, quiet)
     with pytest.raises(ckpt.CheckpointError, match="cut at sample 25, but 40 samples have been read") as error:
         train(later, alone, None, quiet)

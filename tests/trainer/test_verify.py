@@ -235,12 +235,13 @@ def test_against_a_list_says_which_documents_the_model_has_seen(folder, run, cap
 
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"version": 1, "tokenizer": 3}', "\0\0", "3"])
+@pytest.mark.parametrize("text", ["[]", "{", "cut", "flipped", '{"version": 1, "tokenizer": 3}', "\0\0", "3"])
 def test_a_damaged_curriculum_is_named(folder, capsys, text):
     path = folder / "curriculum.json"
     before = path.read_text()
     try:
-        path.write_text(text)
+        path.write_text({"cut": before[:-10], "flipped": before.replace('"seed": 1', '"seed": 3')}.get(text, text))
+        assert path.read_text() != before
         status, said_ = said(capsys, str(folder))
         assert status == 2 and said_.count(f"{path}: ") == 1
     finally:
