@@ -35,6 +35,8 @@ _APART = 60
 _AROUND = 150
 #: words of a form from which on it states all its terms itself: it names GPL and patents, and so may texts beside it
 _LONG = 800
+#: characters below a holder's line that may be of its paragraph
+_PARAGRAPH = 300
 
 _WORD = re.compile(r"[a-z0-9]+(?:\.[0-9]+)*\+?")
 _SAME = {"licence": "license", "licences": "licenses", "licenced": "licensed", "redistribution": "redistributions",
@@ -45,9 +47,25 @@ _SAME = {"licence": "license", "licences": "licenses", "licenced": "licensed", "
          "authors": "author", "contributor": "contributors", "names": "name", "organisation": "organization",
          "obligation": "obligations", "documentations": "documentation"}
 _MARKS = re.compile(r"^[ \t]*(?:[/*#;%!|>\"'.-]|dnl|rem\b)+", re.MULTILINE)
-_HOLDER = re.compile(r"^\W*(?:portions )?copyright\b.{0,200}(?:\d{4}|<|\[|\(c\)|©).*$", re.MULTILINE)
+_HOLDER = re.compile(r"^\W*(?:portions )?(?:copyright\b.{0,200}(?:\d{4}|<|\[|\(c\)|©)|(?:\(c\)|©)\s*\d{4}).*$",
+                     re.MULTILINE)
+#: parts of a holder's line in which words of terms are names
+_ADDRESS = re.compile(r"\S{0,99}(?:@|://|www\.|\bat\b.{1,20}\bdot\b)\S{0,199}")
+#: words of terms, in a line that should name holders alone
+_HOLDER_TERMS = re.compile(
+    r"\b(?:not|non|only|except\w*|unless|must|shall|without|nda|gpl|agpl|lgpl|copyleft|you|your"
+    r"|no (?:part|use|cop|commerc|licen|right|redistrib|deriv|modif|permission)\w*|may (?:be|use|copy|freely)\b"
+    r"|us(?:e|ed|ing|age)|cop(?:y|ies|ied|ying)|distribut\w+|redistribut\w+|reproduc\w+|modif(?:y|ied)"
+    r"|commercial\w*|noncommercial\w*|prohibit\w*|restrict\w*|forbid\w*|disallow\w*|permi(?:t|ssion)\w*"
+    r"|allow\w*|licen[cs](?:e|es|ed|ing|ors?)|confidential\w*|proprietary|trade secrets?|classified|patent\w*|royalt\w+"
+    r"|fees?|sell|sold|sale|resale|consent|approval|authori[sz]\w+|internal\w*|evaluation|terms|conditions?"
+    r"|provided (?:that|you)|grant(?:s|ed)|agree\w*|exempt\w*|purposes?)\b")
+#: terms in the rest of a holder's paragraph, where other words describe the file
+_HOLDER_LIMITS = re.compile(r"\b(?:(?:use|purposes?) only|only for|internal (?:use|evaluation|business)|for evaluation"
+                            r"|trade secrets?)\b")
+_BLANK = re.compile(r"\n[^\w\n]*\n")
 _DROPPED = re.compile(r"(?:all )?rights reserved|\breserved\b|(?<![0-9.])(?:19|20)\d\d(?![0-9.])|non-?\s*infringement"
-                      r"|copyright \(c\)|\(c\)|©|[ivx]+[.)]\s|\b[a-h0-9][.)]\s")
+                      r"|copyright \(c\)|\(c\)|©|(?<![ivx])[ivx]{1,9}[.)]\s|\b[a-h0-9][.)]\s")
 #: words that change what a licence permits or demands, where they were added to it
 _TERMS = frozenset("""
     not no non only except excepting unless must shall may require required requires requirement prohibited prohibit
@@ -100,8 +118,13 @@ class Match(NamedTuple):
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text but for lines of holders, years, bullets and marks of comments, spellings made one."""
-    plain = _MARKS.sub(" ", _HOLDER.sub(" ", text.lower())).replace("\n", " ")
+    """The words of a text but for lines of holders, years, bullets and marks of comments, spellings made one. A line
+    of a holder that speaks of terms is kept."""
+    return _words(_HOLDER.sub(lambda m: m[0] if _HOLDER_TERMS.search(_ADDRESS.sub(" ", m[0])) else " ", text.lower()))
+
+
+def _words(lower: str) -> list[str]:
+    plain = _MARKS.sub(" ", lower).replace("\n", " ")
     return [_SAME.get(word, word) for word in _WORD.findall(_DROPPED.sub(" ", plain)) if len(word) > 1 or word == "a"]
 
 
@@ -132,7 +155,8 @@ def licence_text(text: str) -> str | None:
     near = matches(hashes)
     for match in near:
         if fits(match, words):
-            return match.form.licence if alone(match, words) and not _second(match, near) else ""
+            sole = alone(match, words) and not _second(match, near) and not _holders_terms(text, match.form)
+            return match.form.licence if sole else ""
     return "" if near else None
 
 
@@ -187,6 +211,23 @@ def alone(match: Match, words: list[str]) -> bool:
     if match.form.size >= _LONG:
         before = []
     return len(before) + len(after) <= _AROUND and not any(other_terms(" ".join(side)) for side in (before, after))
+
+
+def _holders_terms(text: str, form: Form) -> bool:
+    """Whether a line of a holder, or its paragraph, sets terms beside the words of a licence, which may stand in it."""
+    lower = text.lower()
+    for line in _HOLDER.finditer(lower):
+        below = _BLANK.split(lower[line.end():line.end() + _PARAGRAPH], maxsplit=1)[0]
+        if _HOLDER_TERMS.search(_beside(line[0], form)) or _HOLDER_LIMITS.search(_beside(below, form)):
+            return True
+    return False
+
+
+def _beside(lower: str, form: Form) -> str:
+    """The words of a piece of text that are not in triples of a form."""
+    words = _words(_ADDRESS.sub(" ", lower))
+    standard = {j for i, value in enumerate(triples(words)) if value in form.places for j in range(i, i + TRIPLE)}
+    return " ".join(word for j, word in enumerate(words) if j not in standard)
 
 
 def other_terms(text: str) -> bool:

@@ -96,6 +96,54 @@ def test_texts_that_were_changed(text, above_code):
     assert licence(comment(text) if above_code else text) == ""
 
 
+#: harmless, with the whole text of a licence below
+HOLDERS = (
+    "Copyright (c) 2020 Acme, Inc. All rights reserved.", "Copyright © 2019-2021 A. B. Person <person@use.example>",
+    "Copyright 2001, 2003 Free Software Foundation, Inc.", "Copyright (c) May 2020 Brian May and contributors",
+    "Portions Copyright (C) 1999 Acme Research and Education Ltd., et al.", "(c) 2020 Acme - all rights reserved",
+    "© 2020 Private Academic Press https://acme.example/license/only.html",
+    "Copyright (c) 2020 Acme\nCopyright (c) 2021 The Authors (see AUTHORS)\nAll rights reserved.",
+    "Copyright (c) 2010 by A. Person. Some rights reserved.", "Copyright 2014-2019 Grant Person, Secret Labs AB",
+)
+TERMS = (
+    "For non-commercial use only.", "Noncommercial", "Non commercial.", "For internal use only.", "Confidential.",
+    "Not for redistribution.", "Use is subject to license terms.", "Patent pending.", "Commercial use prohibited.",
+    "You may not sell it.", "For evaluation purposes only.", "Do not copy without permission.",
+    "No part of it may be used without consent.", "Licensed under the GPL.", "Proprietary and trade secret.",
+)
+
+
+@pytest.mark.parametrize("head", HOLDERS)
+@pytest.mark.parametrize(("text", "named"), [(MIT, "MIT"), (BSD, "BSD-3-Clause")])
+def test_lines_of_holders_are_no_terms(head, text, named):
+    assert licence(f"{head}\n\n{text}") == named
+    assert licence(f"{head} {text}") == named, "in one line"
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("head", ["Copyright (c) 2020 Acme. {}", "© 2020 Acme - {}", "(c) 2020 Acme: {}",
+                                  "Portions copyright 2020 Acme, Inc. All rights reserved. {}",
+                                  "Copyright (c) 2019 Someone\nCopyright (c) 2020 Acme. {}\nCopyright 2021 Others"])
+@pytest.mark.parametrize("text", [MIT, BSD])
+def test_terms_in_a_line_of_a_holder(head, terms, text):
+    line = head.format(terms)
+    assert licence(f"{line}\n\n{text}") == ""
+    assert licence(f"{text}\n{line}\n") == ""
+    assert licence(comment(f"{line}\n\n{text}")) == ""
+
+
+@pytest.mark.parametrize("terms", ["For non-commercial use only.", "For internal use only.", "Confidential.",
+                                   "Evaluation purposes\nonly.", "Only for customers.",
+                                   "Proprietary and trade secret."])
+def test_terms_in_the_line_below_a_holder(terms):
+    assert licence(f"Copyright (c) 2020 Acme.\n{terms}\n\n{MIT}") == ""
+
+
+def test_what_a_file_is_for_is_no_term():
+    """A description in a paragraph of its own, above or below."""
+    assert licence(f"Copyright (c) 2020 Acme.\n\n{MIT}\nHelpers for internal use only.\n") == "MIT"
+
+
 def test_words_of_code_are_no_terms():
     code = "int f(void) { /* may not be used commercially, patents */ return 0; }\n" * 30
     assert licence(comment(BSD) + code) == "BSD-3-Clause"
