@@ -12,6 +12,7 @@ An interrupted verification goes on where it stopped: `verify.json` in the store
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -23,7 +24,7 @@ from typing import Any
 
 from pipeline.engine.lists import FOLDER as LISTS
 from pipeline.store.dataset import MANIFEST, manifest
-from pipeline.store.errors import OTHER_BYTES, DamagedFile
+from pipeline.store.errors import OTHER_BYTES, DamagedFile, StoreError
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.view import LogView
@@ -77,7 +78,8 @@ def verify_store(store: Store, log: LogView,
                 done.bytes += file.bytes
                 if wrong:
                     done.damaged[file.path] = wrong
-            store.write(PROGRESS, json.dumps({"state": log.state(), **vars(done)}).encode())
+            with contextlib.suppress(StoreError):               # a store that is only to be read is verified, too
+                store.write(PROGRESS, json.dumps({"state": log.state(), **vars(done)}).encode())
             seen(done, total)
         for path, wrong in _manifests(store):
             done.damaged[path] = wrong
@@ -89,7 +91,8 @@ def verify_store(store: Store, log: LogView,
                 if wrong:
                     done.damaged[file.path] = wrong
             seen(done, total)
-    store.remove(PROGRESS)
+    with contextlib.suppress(StoreError, OSError):
+        store.remove(PROGRESS)
     return done
 
 

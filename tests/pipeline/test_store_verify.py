@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.engine.task import FileInfo, PartRecord
 from pipeline.store import verify
+from pipeline.store.errors import cannot_write
 from pipeline.store.fs import Store
 from pipeline.store.garbage import unnamed
 from pipeline.store.log import Log, attempt_name
@@ -64,6 +65,18 @@ def test_a_repair_that_was_interrupted_goes_on_where_it_stopped(store, monkeypat
         log.flush()
         read.clear()
         assert verify_store(store, log).files == len(read) == 7
+
+
+def test_a_store_that_can_only_be_read_is_verified(store, monkeypatch):
+    with Log.open(store) as log:
+        commit(store, log, "k")
+
+    def refuse(self, path, *rest):
+        raise cannot_write(path, OSError(errno.EROFS, "Read-only file system"))
+    monkeypatch.setattr(Store, "write", refuse)
+    monkeypatch.setattr(Store, "remove", refuse)
+    done = verify_store(store, Log.read(store))
+    assert (done.files, done.damaged) == (1, {})
 
 
 def test_a_bad_sector_is_damage_and_ends_no_verification(store, monkeypatch):
