@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import shutil
 import struct
 import zipfile
@@ -87,9 +88,9 @@ def test_zeroed_moments_are_named_and_the_checkpoint_before_is_used(folder, whol
     assert all(damage(found) == [] for found in sound)
 
 
-def flip(path: Path) -> None:
+def flip(path: Path, place: float = 0.5) -> None:
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
+    data[int(place * len(data))] ^= 4
     path.write_bytes(data)
 
 
@@ -111,6 +112,27 @@ def test_whatever_is_damaged_the_one_before_is_used(trained, tmp_path, alone, na
         assert len(lines) == 1 and "step_00000018 is damaged" in lines[0] and (name in lines[0] or name == "COMPLETE")
         assert not (last.folder.parent / "COMPLETE").exists() and (last.folder.parent / "DAMAGED").is_file()
     assert ckpt.latest(tmp_path / "c").step == 12
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 20)),
+                                  *(pytest.param(n, marks=pytest.mark.chaos) for n in range(20, 200))])
+def test_wrecked_checkpoints_change_no_loss(folder, whole, out, alone, seed):
+    """Random files of all checkpoints are flipped, cut or deleted: the newest sound one is used, or that is said."""
+    rng = random.Random(seed)
+    files = sorted(path for path in (out / "checkpoints").rglob("*") if path.is_file())
+    wrecked = rng.sample(files, rng.randint(1, 6))
+    for path in wrecked:
+        rng.choice((lambda path: flip(path, rng.random()), cut, Path.unlink))(path)
+    marked = {int(path.parent.name[5:]) for path in (out / "checkpoints").glob("*/COMPLETE")}
+    sound = marked - {int(path.relative_to(out / "checkpoints").parts[0][5:]) for path in wrecked}
+    if marked and not sound:
+        with pytest.raises(ckpt.CheckpointError, match="no sound checkpoint before it"):
+            train(opened(folder, out), alone, 24, quiet)
+        return
+    train(opened(folder, out), alone, 24, quiet)
+    resumed = [x["step"] for x in read(out / "metrics.jsonl") if x["event"] == "resume"]
+    assert resumed == ([max(sound)] if sound else [])
+    assert losses(out) == pytest.approx(whole, abs=1e-6)
 
 
 def test_without_a_sound_one_nothing_is_begun_anew(folder, out, alone):
