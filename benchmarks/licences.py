@@ -38,8 +38,8 @@ def read(rules: Path, licences: Path) -> tuple[list[dict[str, Any]], set[str]]:
     facts: dict[str, dict[str, Any]] = {}
     for path in licences.glob("*.LICENSE"):
         text = path.read_text("utf-8") + "\n"
-        found = yaml.safe_load(re.split(r"^---[ \t]*\n", text, maxsplit=2, flags=re.MULTILINE)[1])
-        facts[found["key"]] = found
+        entry = yaml.safe_load(re.split(r"^---[ \t]*\n", text, maxsplit=2, flags=re.MULTILINE)[1])
+        facts[entry["key"]] = entry
     with gzip.open(rules, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     for row in rows:
@@ -53,12 +53,12 @@ def read(rules: Path, licences: Path) -> tuple[list[dict[str, Any]], set[str]]:
 def counts(rows: list[dict[str, Any]], named: dict[str, str], free: set[str], known: set[str]) -> Counter[str]:
     out: Counter[str] = Counter()
     for row in rows:
-        said = named[row["id"]]
+        label = named[row["id"]]
         out["of"] += row["spdx"] in known
-        if said in free:
+        if label in free:
             out["named"] += 1
-            out["right"] += said == row["spdx"]
-            out["other"] += said != row["spdx"]
+            out["right"] += label == row["spdx"]
+            out["other"] += label != row["spdx"]
             out["not permissive"] += not row["free"]
     return out
 
@@ -91,8 +91,8 @@ def main(rules: Path, licences: Path) -> None:
     for name in sorted(known):
         theirs = [row for row in rows if name in (row["spdx"], held[row["id"]])]
         if theirs:
-            mine = {row["id"]: held[row["id"]] if held[row["id"]] == name else "" for row in theirs}
-            show(f"  {name}", counts(theirs, mine, free, {name}))
+            labels = {row["id"]: held[row["id"]] if held[row["id"]] == name else "" for row in theirs}
+            show(f"  {name}", counts(theirs, labels, free, {name}))
     start = time.process_time()
     for row in rows:
         licence(row["text"])

@@ -58,19 +58,19 @@ def site_of(url: str) -> str:
 
 def read(warc: Path, gold: Path, news: Path | None = None) -> list[Gold]:
     """All gold pages, those of WCXB sorted by URL, then news."""
-    found: list[Gold] = []
-    told_of: dict[str, dict[str, Any]] = {}
+    pages: list[Gold] = []
+    record_of: dict[str, dict[str, Any]] = {}
     for file in sorted(gold.rglob("*.json*")):
-        told = json.loads(load(file))
+        record = json.loads(load(file))
         page = next(iter((file.parent.parent / "html").glob(f"{file.name.split('.')[0]}.html*")), None)
         if page is not None and file.parent.name == "gold":
-            found.append(Gold(load(page), "", told, site_of(told["url"])))
+            pages.append(Gold(load(page), "", record, site_of(record["url"])))
         else:
-            told_of[told["url"]] = told
+            record_of[record["url"]] = record
     for item in Warc().read(str(warc), Slice("web", warc.name)):
-        if isinstance(item, Document) and item.raw is not None and (told := told_of.pop(item.url, None)):
-            found.append(Gold(item.raw, item.charset, told, site_of(item.url)))
-    return sorted(found, key=lambda g: g.url) + (read_news(news) if news else [])
+        if isinstance(item, Document) and item.raw is not None and (record := record_of.pop(item.url, None)):
+            pages.append(Gold(item.raw, item.charset, record, site_of(item.url)))
+    return sorted(pages, key=lambda g: g.url) + (read_news(news) if news else [])
 
 
 def read_news(folder: Path) -> list[Gold]:
@@ -78,7 +78,7 @@ def read_news(folder: Path) -> list[Gold]:
 
     A page's gold is the version that it holds most words of; a page that holds fewer than COVERED of them is left out.
     """
-    found: list[Gold] = []
+    pages: list[Gold] = []
     for file in sorted(folder.glob("*/*.json")):
         versions = [v for v in json.loads(file.read_text(encoding="utf-8")).values() if v["body"]]
         for page in sorted(file.parent.glob(f"{file.stem}_2*.html.gz")):
@@ -93,11 +93,11 @@ def read_news(folder: Path) -> list[Gold]:
                 best = max(best, ((wanted & words).total() / max(1, wanted.total()), text, version.get("title") or ""),
                            key=lambda b: b[0])
             link = next((m[1] for tag in CANONICAL.finditer(raw) if (m := ADDRESS.search(tag[0]))), b"").decode()
-            told = {"url": link or page.name, "_internal": {"page_type": {"primary": "news"}},
-                    "ground_truth": {"main_content": best[1], "title": best[2]}}
+            record = {"url": link or page.name, "_internal": {"page_type": {"primary": "news"}},
+                      "ground_truth": {"main_content": best[1], "title": best[2]}}
             if best[0] >= COVERED:
-                found.append(Gold(raw, "", told, site_of(link) if link else file.stem))
-    return found
+                pages.append(Gold(raw, "", record, site_of(link) if link else file.stem))
+    return pages
 
 
 @numba.njit(cache=True)

@@ -165,8 +165,8 @@ def check_error_rate(node: Node, records: Iterable[PartRecord], allowed: float, 
         raise TooManyErrors(
             f"{node.name}: {lost} of {seen} documents failed ({lost / seen:.1%}, allowed {allowed:.1%}): "
             f"{_listing(reasons)}. Look at quarantine/{folder}/, mend the stage, or raise `run.max_error_rate`")
-    said = [_reading(node, name, read, allowed, picks) for name, read in sources.items()]
-    return [*filter(None, said), *(_lost(name, read["lost"]) for name, read in sources.items() if "lost" in read)]
+    warnings = [_reading(node, name, read, allowed, picks) for name, read in sources.items()]
+    return [*filter(None, warnings), *(_lost(name, read["lost"]) for name, read in sources.items() if "lost" in read)]
 
 
 def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, picks: bool) -> str:

@@ -191,8 +191,8 @@ def _without_document(records: Iterable[PartRecord]) -> list[str]:
     read: dict[str, Any] = {}
     for record in records:
         merge_counters(read, record.counters.get("read", {}))
-    return [name for name, said in read.items()
-            if said["records"] == sum(said["bad"].values()) + sum(said["skipped"].values())]
+    return [name for name, counts in read.items()
+            if counts["records"] == sum(counts["bad"].values()) + sum(counts["skipped"].values())]
 
 
 def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> str:

@@ -32,23 +32,23 @@ STORAGE = 1000
 READERS = 4
 
 
-def damage(found: Checkpoint, world: World | None = None) -> list[str]:
+def damage(checkpoint: Checkpoint, world: World | None = None) -> list[str]:
     """The files of a checkpoint that are not what COMPLETE says, one line each; [] means that all are. With `world`
     every rank calls it, reads its share, and returns the same lines. Raises CheckpointError, on every rank, where the
     storage of one fails."""
-    names = sorted(found.files)
-    mine = [i for i, name in enumerate(names) if world is None or writer(name) % world.size == world.rank]
+    names = sorted(checkpoint.files)
+    share = [i for i, name in enumerate(names) if world is None or writer(name) % world.size == world.rank]
     with ThreadPoolExecutor(READERS) as pool:
-        faults = list(pool.map(lambda i: fault(found, names[i]), mine))
+        faults = list(pool.map(lambda i: fault(checkpoint, names[i]), share))
     verdict = torch.zeros(len(names), dtype=torch.int64)
-    verdict[mine] = torch.tensor(faults, dtype=torch.int64)
+    verdict[share] = torch.tensor(faults, dtype=torch.int64)
     if world is not None:
         verdict = world.max(verdict.to(world.device))
     verdicts = list(zip(names, verdict.tolist()))
     for name, code in verdicts:
         if code >= STORAGE:
-            raise unreadable(found.folder / name, code - STORAGE)
-    return [f"{found.folder / name}: {FAULTS[code]}" for name, code in verdicts if code]
+            raise unreadable(checkpoint.folder / name, code - STORAGE)
+    return [f"{checkpoint.folder / name}: {FAULTS[code]}" for name, code in verdicts if code]
 
 
 def unreadable(path: Path, number: int) -> CheckpointError:
@@ -63,13 +63,13 @@ def writer(name: str) -> int:
     return int(number) if name.startswith("__") and number.isdecimal() else 0
 
 
-def fault(found: Checkpoint, name: str) -> int:
+def fault(checkpoint: Checkpoint, name: str) -> int:
     """Index into FAULTS, or STORAGE and the number of an error of the storage."""
-    path = found.folder / name
+    path = checkpoint.folder / name
     try:
-        if path.stat().st_size != found.files[name]:
+        if path.stat().st_size != checkpoint.files[name]:
             return 2
-        return int(ckpt.sha256(path) != found.sha256[name])
+        return int(ckpt.sha256(path) != checkpoint.sha256[name])
     except FileNotFoundError:
         return 4
     except OSError as error:
@@ -102,12 +102,12 @@ def choose(folder: Path, world: World, say: Callable[[str], None],
         [step] = struct.unpack("<q", world.broadcast(struct.pack("<q", answer)))
         if step < 0:
             raise refused
-        found = _seen_by_all(folder, step, world)
-        lines = damage(found, world) if found is not None and loaded(found) else []
+        checkpoint = _seen_by_all(folder, step, world)
+        lines = damage(checkpoint, world) if checkpoint is not None and loaded(checkpoint) else []
         if not lines:
-            if world.first and loaded(found):
+            if world.first and loaded(checkpoint):
                 set_aside(folder, [bad for bad in wrong if bad > step])
-            return found
+            return checkpoint
         wrong[step] = "; ".join(lines)
         say(f"checkpoint step_{step:08d} is damaged and not used: {wrong[step]}")
 
@@ -147,8 +147,8 @@ def _answer(sound: Sequence[Checkpoint], wrong: dict[int, str], folder: Path,
         last = max(wrong)
         raise CheckpointError(f"{wrong[last]}; there is no sound checkpoint before it: restore the file from a copy, "
                               f"or delete {folder} to start anew")
-    found = wanted(sound)
-    return found.step if found else 0
+    chosen = wanted(sound)
+    return chosen.step if chosen else 0
 
 
 def set_aside(folder: Path, steps: Sequence[int]) -> None:

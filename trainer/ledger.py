@@ -86,8 +86,8 @@ class Ledger:
 
     def digest(self, lines: int) -> str:
         """sha256 of the first `lines` lines, whenever they were written."""
-        told = [{key: value for key, value in line.items() if key != "time"} for line in self.lines[:lines]]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        entries = [{key: value for key, value in line.items() if key != "time"} for line in self.lines[:lines]]
+        return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
     def check(self, meta: dict[str, Any]) -> None:
         """Raise CheckpointError unless the lines that a checkpoint knows of are those of its time: others would have it

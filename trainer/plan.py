@@ -64,10 +64,10 @@ def memory(run: Run, ranks: int, machine: Machine, measured: bool) -> list[str]:
              + f" = {gb(sum(parts.values()))}"]
     if measured:
         try:
-            found = measure(config, vocab, ranks, rows, length, size, accumulate)
+            peak = measure(config, vocab, ranks, rows, length, size, accumulate)
             here = replace(config, parallel=replace(parallel, offload=False))
             alike = sum(estimate(here, vocab, ranks, rows * length, size, accumulate, fused=False).values())
-            lines.append(f"           measured on fake tensors of {ranks} rank{'s' * (ranks > 1)}: {gb(found)} with "
+            lines.append(f"           measured on fake tensors of {ranks} rank{'s' * (ranks > 1)}: {gb(peak)} with "
                          f"the CPU's kernels, which keep more; the formula for them: {gb(alike)}")
         except RuntimeError as error:
             lines.append(f"           not measured: {error}")

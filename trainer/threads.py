@@ -68,8 +68,8 @@ def idle() -> float | None:
     except OSError:
         return None
     rows = (line.split() for line in lines if line.startswith("cpu") and line[3].isdecimal())
-    mine = affinity()
-    return sum(int(row[4]) + int(row[5]) for row in rows if int(row[0][3:]) in mine) / os.sysconf("SC_CLK_TCK")
+    allowed = affinity()
+    return sum(int(row[4]) + int(row[5]) for row in rows if int(row[0][3:]) in allowed) / os.sysconf("SC_CLK_TCK")
 
 
 def threads(run: Run, ranks: int, free: float, device: str) -> int:

@@ -73,12 +73,12 @@ def support() -> dict[str, Any]:
     return {"landlock": kernel.landlock_version(), "seccomp": kernel.has_seccomp()}
 
 
-def missing(found: Mapping[str, Any]) -> str:
+def missing(supported: Mapping[str, Any]) -> str:
     """What a kernel with this `support` cannot keep from a parser, in words; "" when nothing."""
     gaps = []
-    if not found["seccomp"]:
+    if not supported["seccomp"]:
         gaps.append("no seccomp: parsers could open sockets")
-    if not found["landlock"]:
+    if not supported["landlock"]:
         gaps.append("no Landlock: parsers could start programs their stages declare beside others, write any file of "
                     "this user and look into its other processes")
     return "; ".join(gaps)

@@ -46,14 +46,14 @@ def verify(store: StoreOpt,
 
     check_root(store)
     at = Store(store)
-    began = said = time.monotonic()
+    began = reported = time.monotonic()
 
     def seen(done: Verified, total: int) -> None:
-        nonlocal said
+        nonlocal reported
         now = time.monotonic()
-        if quiet or json_lines or now - said < SAY_S:
+        if quiet or json_lines or now - reported < SAY_S:
             return
-        said = now
+        reported = now
         rate = done.bytes / max(now - began, 1e-3)
         left = f", about {max(0, total - done.bytes) / max(rate, 1):.0f} s left" if done.bytes < total else ""
         typer.echo(f"{done.files:,} files, {done.bytes / 1e9:.2f} of {total / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s, "

@@ -67,9 +67,9 @@ class BadFiles:
             size = sum(n for reasons in files.values() for n in reasons.values())
             named = ", ".join(_first([s.partition(": ")[2] for s in self.listed(name)]))
             source = f"source '{name}'"
-            said = (f"{len(files)} input files could not be read, whole or in part ({size:,} bytes): {named}; "
-                    f"tokenmill inspect DATASET --quarantined --stage read lists them")
-            yield f"{lines.pop(source)}; {said}" if source in lines else f"{source}: {said}"
+            unread = (f"{len(files)} input files could not be read, whole or in part ({size:,} bytes): {named}; "
+                      f"tokenmill inspect DATASET --quarantined --stage read lists them")
+            yield f"{lines.pop(source)}; {unread}" if source in lines else f"{source}: {unread}"
         yield from lines.values()
 
     def check_source(self, source: str, files: int, detail: str = "") -> None:

@@ -140,10 +140,10 @@ def _children() -> Iterator[Check]:
 
 
 def _confinement() -> Iterator[Check]:
-    found = confinement.support()
-    gaps = confinement.missing(found)
+    supported = confinement.support()
+    gaps = confinement.missing(supported)
     yield check("confinement", "yellow" if gaps else "green",
-                gaps or f"parsers are confined by seccomp and Landlock (version {found['landlock']})",
+                gaps or f"parsers are confined by seccomp and Landlock (version {supported['landlock']})",
                 "use a kernel with Landlock (5.13 or newer, landlock among lsm=) and seccomp; in a container allow "
                 "both in its seccomp profile")
 

@@ -181,8 +181,8 @@ def _head(header: Mapping[str, Any], covers: Sequence[str]) -> bytes:
 
 def _content(header: Mapping[str, Any]) -> str:
     """What an exchange file says: sha256 of its header without `covers`."""
-    said = json.dumps({name: value for name, value in header.items() if name != "covers"}, sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()
+    content = json.dumps({name: value for name, value in header.items() if name != "covers"}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _pages(buckets: int) -> int:

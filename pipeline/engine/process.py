@@ -195,10 +195,10 @@ class StorageBroker:
             if self.ours.recv(1, socket.MSG_PEEK):
                 os.mkdir(self._scratch, 0o700)
                 self.roots = roots
-                said = json.dumps({"store": self._store, "roots": roots, "scratch": self._scratch})
+                settings = json.dumps({"store": self._store, "roots": roots, "scratch": self._scratch})
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "pipeline.store.broker", str(self.ours.fileno()), str(os.getpid()),
-                     said], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                     settings], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                     pass_fds=(self.ours.fileno(),), start_new_session=True, env=_environment(self._env, self._scratch))
 
     def end(self, selector: selectors.BaseSelector) -> None:

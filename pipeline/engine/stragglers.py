@@ -37,7 +37,7 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
     """
     flights = list(flights)
     attempts = Counter(f.key for f in flights)
-    found = []
+    late = []
     for flight in flights:
         known = sorted(times.get(flight.node, ()))
         if len(known) < KNOWN or attempts[flight.key] > 1:
@@ -50,7 +50,7 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
         else:
             continue
         if now - flight.started >= max(least_s, limit):
-            found.append(flight)
-    found.sort(key=lambda f: f.started)
+            late.append(flight)
+    late.sort(key=lambda f: f.started)
     doubles = sum(n - 1 for n in attempts.values())
-    return [f.key for f in (found if idle else found[:max(0, max(1, slots // SHARE) - doubles)])]
+    return [f.key for f in (late if idle else late[:max(0, max(1, slots // SHARE) - doubles)])]

@@ -108,9 +108,9 @@ def _reader(checker: Checker, source: Any, path: KeyPath) -> None:
                                       f"--allow-custom-stages")
         return
     try:
-        found = reader_class(source.read)
-        config = found.Config
-        if not issubclass(found, Reader):
+        cls = reader_class(source.read)
+        config = cls.Config
+        if not issubclass(cls, Reader):
             raise AttributeError
     except UnknownName:
         checker.fail((*path, "read"), f"unknown reader '{source.read}': {nearest(source.read, READERS)}")

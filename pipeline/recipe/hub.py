@@ -55,22 +55,22 @@ def fetch(load: str) -> HubTokenizer:
     assert matched is not None
     repository, revision = matched.groups()
     offline, fixed = constants.HF_HUB_OFFLINE, _COMMIT.fullmatch(revision or "") is not None
-    if (offline or fixed) and (found := _download(repository, revision, local=True)):
-        return found
+    if (offline or fixed) and (tokenizer := _download(repository, revision, local=True)):
+        return tokenizer
     why = "HF_HUB_OFFLINE is set"
     from pipeline.store.remote import connect
 
     try:
         if not offline:
             connect(f"hf://{repository}").reach()
-            if found := _download(repository, revision, local=False):
-                return found
+            if tokenizer := _download(repository, revision, local=False):
+                return tokenizer
             raise TokenizerError(f"tokenizer.load: '{load}' of the Hugging Face hub holds none of {', '.join(FILES)}; "
                                  f"name another, or a file")
     except StoreError as e:
         why = str(e)
-        if found := _download(repository, revision, local=True):
-            return found
+        if tokenizer := _download(repository, revision, local=True):
+            return tokenizer
     raise TokenizerError(f"tokenizer.load: there is no file '{load}', and no tokenizer of that name in this machine's "
                          f"cache of the Hugging Face hub ({why}); name a file, or fetch it where there is a network: "
                          f"hf download {repository} tokenizer.json tokenizer_config.json")

@@ -152,8 +152,8 @@ class Brokered(Remote):
         return self._broker.ask({"call": call, "root": self.root, "path": path, **arguments})
 
     def head(self, path: str) -> Entry | None:
-        found, _ = self._call("head", path)
-        return None if found is None else Entry(**found)
+        entry, _ = self._call("head", path)
+        return None if entry is None else Entry(**entry)
 
     def read(self, path: str) -> bytes:
         return self._call("read", path)[1]

@@ -118,8 +118,8 @@ class LogView:
 
     def retired_contents(self, key: str) -> dict[str, str]:
         """Contents of the files of the record of `key` that was retired last, by file; {} when none was."""
-        found = self._db.execute("SELECT contents FROM retired WHERE key = ?", (key,)).fetchone()
-        return {} if found is None else json.loads(found[0])
+        row = self._db.execute("SELECT contents FROM retired WHERE key = ?", (key,)).fetchone()
+        return {} if row is None else json.loads(row[0])
 
     def quarantined(self, stage_keys: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Documents that one of these stages condemned, by id: {"id", "stage", "stage_key", "reason", "row"}. Later

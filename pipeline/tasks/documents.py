@@ -245,12 +245,12 @@ class _Run:
         """How to note a document that a supervisor condemned in this attempt (`skip`), or the log did in an earlier
         one; None for any other."""
         if row in self.skip:
-            said = self.skip[row]
-            step = self.steps[said["stage"]] if 0 <= said.get("stage", -1) < len(self.steps) else self.steps[0]
-            self.out.quarantine(row, doc.id, step.name, step.key, said["reason"])
-            return partial(self._note, doc.id, doc.source, doc.locator, step.name, said["reason"], "")
-        said = self.condemned.get(doc.id)
-        return said and partial(self._note, doc.id, doc.source, doc.locator, said["stage"], said["reason"], "")
+            fault = self.skip[row]
+            step = self.steps[fault["stage"]] if 0 <= fault.get("stage", -1) < len(self.steps) else self.steps[0]
+            self.out.quarantine(row, doc.id, step.name, step.key, fault["reason"])
+            return partial(self._note, doc.id, doc.source, doc.locator, step.name, fault["reason"], "")
+        fault = self.condemned.get(doc.id)
+        return fault and partial(self._note, doc.id, doc.source, doc.locator, fault["stage"], fault["reason"], "")
 
     def _process(self, batch: list[tuple[int, Document | Callable[[], None]]], alive: int) -> None:
         """Take a batch, `alive` of it documents, through the chain and write what became of everything in it, in order.

@@ -353,9 +353,9 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
     """
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     links: list[tuple[str, str]] = []
-    said = store.map(lambda ref: store.read_checked(ref["$ref"], ref["sha256"]),
-                     (result.files["shard.json"] for result in assembled))
-    for result, facts in zip(assembled, map(json.loads, said)):
+    texts = store.map(lambda ref: store.read_checked(ref["$ref"], ref["sha256"]),
+                      (result.files["shard.json"] for result in assembled))
+    for result, facts in zip(assembled, map(json.loads, texts)):
         if not facts["documents"]:          # a document longer than a shard leaves the next one empty
             continue
         split = facts.pop("split")

@@ -99,8 +99,8 @@ class SourceFiles:
     def _units(self) -> Iterator[tuple[int, list[Piece]]]:
         """What is read in one go, with the number of its first slice: a slice, or those of a group (a repository)."""
         numbered = enumerate(self.pieces)
-        for _, found in groupby(numbered, lambda item: self.reader.group(item[1][1].path) or item[0]):
-            items = list(found)
+        for _, group in groupby(numbered, lambda item: self.reader.group(item[1][1].path) or item[0]):
+            items = list(group)
             yield items[0][0], [piece for _, piece in items]
 
     def _records(self, file: int, together: list[Piece], row: int) -> Iterator[Document | BadRecord]:
@@ -162,12 +162,12 @@ class SourceFiles:
         identity = {"path": slice.path, "size": arg["size"], "etag": arg["etag"], "start": slice.start,
                     "stop": slice.stop}
         stops = dict(self.condemned.get(_identity(identity), ()))
-        for at, said in self.inputs.skip.items():
-            if said["stage"] == READING - file:
+        for at, fault in self.inputs.skip.items():
+            if fault["stage"] == READING - file:
                 read = max(0, at - row)
-                stops.setdefault(read, said["reason"])
+                stops.setdefault(read, fault["reason"])
                 self.out.quarantine(at, document_id(self.source, _identity(identity), "", read), "read", self.key,
-                                    said["reason"], {**identity, "records": read})
+                                    fault["reason"], {**identity, "records": read})
         return sorted(stops.items())
 
     def _beyond(self, piece: Piece, last: Document | BadRecord | None) -> Slice | None:

@@ -88,14 +88,14 @@ def licence(text: str) -> str:
     body = _lead(text[:TEXT])
     if not any(word in body.lower() for word in _TRIGGERS):
         body = head
-    said = _MARKS.sub(" ", body[:HEAD]).lower()
+    plain = _MARKS.sub(" ", body[:HEAD]).lower()
     whole = licence_text(body)
     if whole:
         return whole
-    named = _copyleft(said)
-    if whole == "" or (named and any(words.search(said) for _, words in _MENTIONS)):
+    named = _copyleft(plain)
+    if whole == "" or (named and any(words.search(plain) for _, words in _MENTIONS)):
         return ""
-    return named or _mention(said)
+    return named or _mention(plain)
 
 
 def _tags(head: str) -> str | None:
@@ -104,8 +104,8 @@ def _tags(head: str) -> str | None:
     for tag in _TAG.finditer(head):
         if _MORE.match(tag[2]):
             return ""
-        said = tag[1].rstrip(".")
-        tags.append(said if said.count("(") == said.count(")") else said.strip("()"))
+        expression = tag[1].rstrip(".")
+        tags.append(expression if expression.count("(") == expression.count(")") else expression.strip("()"))
     different = list(dict.fromkeys(tags))
     if len(different) > 1:
         return " AND ".join(f"({x})" if " OR " in x else x for x in different)
@@ -132,18 +132,18 @@ def _lead(text: str) -> str:
     return "\n".join(out) if marked >= _LINES else text
 
 
-def _copyleft(said: str) -> str:
-    title = _TITLE.search(said[:300])
-    gnu = _GNU.search(said)
+def _copyleft(text: str) -> str:
+    title = _TITLE.search(text[:300])
+    gnu = _GNU.search(text)
     for name, words in _WORDS:
-        if (m := words.search(said)) is not None and (gnu is None or m.start() < gnu.start()):
+        if (m := words.search(text)) is not None and (gnu is None or m.start() < gnu.start()):
             return name
     if gnu is None:
         return ""
     family = {"affero ": "AGPL", "lesser ": "LGPL", "library ": "LGPL", "a": "AGPL", "l": "LGPL"}.get(
         gnu["kind"] or gnu["short"] or "", "GPL")
-    after = said[gnu.end():gnu.end() + 200]
-    before = _BEFORE.search(said[max(0, gnu.start() - 40):gnu.start()])
+    after = text[gnu.end():gnu.end() + 200]
+    before = _BEFORE.search(text[max(0, gnu.start() - 40):gnu.start()])
     version = None if gnu["n"] or before else _VERSION.search(after)
     number = gnu["n"] or (before[1] if before else version[1] if version else "")
     known = _VERSIONS[family].get(number)
@@ -151,7 +151,7 @@ def _copyleft(said: str) -> str:
         return ""
     if title is not None:
         return f"{family}-{known}-only"
-    if _EXCEPTION.search(said) or _NEGATED.search(said[max(0, gnu.start() - 60):gnu.start()]):
+    if _EXCEPTION.search(text) or _NEGATED.search(text[max(0, gnu.start() - 60):gnu.start()]):
         return ""
     rest = (after[version.end():] if version else after)[:80].partition(". ")[0]
     later, only = _LATER.search(rest), _ONLY.search(rest)
@@ -160,14 +160,14 @@ def _copyleft(said: str) -> str:
     return f"{family}-{known}-or-later" if later else f"{family}-{known}-only"
 
 
-def _mention(said: str) -> str:
+def _mention(text: str) -> str:
     """The one permissive licence that a sentence puts a file under."""
-    named = {name: m for name, words in _MENTIONS if (m := words.search(said)) is not None}
+    named = {name: m for name, words in _MENTIONS if (m := words.search(text)) is not None}
     if not named:
-        return next((name for name, words in _BARE if words.match(said)), "")
+        return next((name for name, words in _BARE if words.match(text)), "")
     if len(named) > 1:
         return ""
     [(name, m)] = named.items()
-    if _NEGATED.search(said[max(0, m.start() - 60):m.end("lead")]) or _CHANGED.match(m["rest"]):
+    if _NEGATED.search(text[max(0, m.start() - 60):m.end("lead")]) or _CHANGED.match(m["rest"]):
         return ""
-    return "" if other_terms(_NOTICE.sub(" ", said)) else name
+    return "" if other_terms(_NOTICE.sub(" ", text)) else name
