@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct(">I")
 _OBJECT = re.compile(r"objects/(?!\.{1,2}(/|$))[^/\0]+(/(?!\.{1,2}(/|$))[^/\0]+)*")
+#: bytes of a request, of which the longest name the ranges of a file; it carries no data
+_MOST = 16 << 20
 _ERRORS = ("ChangedFile", "EnvironmentFailure", "StoreError")
 
 
@@ -63,13 +65,19 @@ def _exactly(source: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def _receive(source: socket.socket) -> tuple[dict[str, Any], bytes, list[int]]:
-    """A message, its bytes, and the open files that came with it. EOFError when the other side is gone."""
+def _receive(source: socket.socket, *, request: bool = False) -> tuple[dict[str, Any], bytes, list[int]]:
+    """A message, its bytes, and the open files that came with it. EOFError when the other side is gone, or sends what
+    is too long for a request: whoever answers has credentials and must not be filled up."""
     head, files, _, _ = socket.recv_fds(source, _LENGTH.size, 1)
     if not head:
         raise EOFError
     head += _exactly(source, _LENGTH.size - len(head))
-    message = json.loads(_exactly(source, _LENGTH.unpack(head)[0]))
+    [size] = _LENGTH.unpack(head)
+    if request and size > _MOST:
+        raise EOFError
+    message = json.loads(_exactly(source, size))
+    if request and message["bytes"] != 0:
+        raise EOFError
     return message, _exactly(source, message["bytes"]), files
 
 
@@ -83,11 +91,10 @@ class Broker:
     def connect(self, root: str) -> Brokered:
         return Brokered(self, root)
 
-    def ask(self, message: dict[str, Any], data: bytes = b"", file: int | None = None,
-            needs: Needs | None = None) -> tuple[Any, bytes]:
+    def ask(self, message: dict[str, Any], file: int | None = None, needs: Needs | None = None) -> tuple[Any, bytes]:
         """(result, bytes) of a request. Raises what it raised in the broker, EnvironmentFailure when that is gone."""
         line = self._line()
-        reply, data = _exchange(line, message, data, () if file is None else (file,))
+        reply, data = _exchange(line, message, () if file is None else (file,))
         while "needs" in reply:
             assert needs is not None
             reply, data = _exchange(line, {"ranges": self._ranges(line, message, reply["needs"], needs)})
@@ -130,11 +137,11 @@ def _or_gone() -> Iterator[None]:
                                  ) from e
 
 
-def _exchange(line: socket.socket, message: dict[str, Any], data: bytes = b"",
+def _exchange(line: socket.socket, message: dict[str, Any],
               files: tuple[int, ...] = ()) -> tuple[dict[str, Any], bytes]:
     """(reply, its bytes) to a message. Raises the error it tells of."""
     with _or_gone():
-        _send(line, message, data, files)
+        _send(line, message, files=files)
         reply, data, _ = _receive(line)
     if "error" in reply:
         raise _error(reply["error"], reply["args"])
@@ -214,7 +221,7 @@ class Server:
         """Answer the requests of one thread of the child until it hangs up."""
         with line, contextlib.suppress(EOFError, ConnectionError):
             while True:
-                message, _, files = _receive(line)
+                message, _, files = _receive(line, request=True)
                 try:
                     result, data = self._answer(message, files, line)
                 except (EOFError, ConnectionError):
@@ -263,7 +270,7 @@ class Server:
         def needs(size: int, read: Any) -> Any:
             _send(line, {"needs": size})
             while True:
-                message, _, _ = _receive(line)
+                message, _, _ = _receive(line, request=True)
                 if "ranges" in message:
                     ranges = message["ranges"]
                     return None if ranges is None else [(a, b) for a, b in ranges]

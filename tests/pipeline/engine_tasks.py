@@ -367,6 +367,8 @@ class Hostile:
             "trace": trace,
             "kill": lambda: os.kill(os.getppid(), 0),
             "write": lambda: Path(a["outside"]).write_text("x"),
+            "kernels": lambda: os.environ["NUMBA_CACHE_DIR"],
+            "kernels of others": lambda: Path(os.environ["NUMBA_CACHE_DIR"]).with_name("x.nbi").write_text("x"),
             "core": lambda: resource.getrlimit(resource.RLIMIT_CORE)[0] > 1,
             "privileges": lambda: "NoNewPrivs:\t0" in Path("/proc/self/status").read_text(),
             # what a sound task does goes on

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -75,6 +76,14 @@ def hostile(tmp_path):
         yield arguments
 
 
+@pytest.fixture
+def kernels(tmp_path, monkeypatch):
+    """Where an unconfined process keeps what numba compiled."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache" / "kernels"))
+    (tmp_path / "cache").mkdir()
+    return tmp_path / "cache" / "kernels"
+
+
 def results_of(store: Store, records: list) -> list[dict]:
     return [json.loads(store.read(r.files["results.json"].path)) for r in records]
 
@@ -85,25 +94,30 @@ def check_hostile(results: dict) -> None:
     assert {"PATH", "PYTHONPATH", "TMPDIR", "OMP_NUM_THREADS", "NUMBA_CACHE_DIR"} <= set(results["names"])
     assert results["core"] is False
     assert results["privileges"] is False
-    denied = ("parent", "other", "token", "connect", "unix", "datagrams", "ring", "shell", "trace", "kill", "write")
+    denied = ("parent", "other", "token", "connect", "unix", "datagrams", "ring", "shell", "trace", "kill", "write",
+              "kernels of others")
     assert {name: results[name] for name in denied} == dict.fromkeys(denied, "PermissionError")
     assert (results["pair"], results["thread"], results["scratch"]) == ("pair", None, 1)
 
 
 @needs_kernel
-def test_a_parser_that_was_taken_over_gets_nowhere(secrets, hostile, store, tmp_path):
+def test_a_parser_that_was_taken_over_gets_nowhere(secrets, hostile, kernels, store, tmp_path):
     backend = ProcessBackend(store, 1, scratch=str(tmp_path))
     records = Scheduler(backend, t.MemoryLog()).run([t.spec(t.Hostile, **hostile)])
-    check_hostile(*results_of(store, records))
+    [results] = results_of(store, records)
+    check_hostile(results)
+    assert results["kernels"] == str(kernels / "confined"), "numba unpickles what others wrote there"
     assert not (tmp_path / "outside").exists()
 
 
-def test_a_task_that_opted_out_has_what_it_asked_for_but_not_the_clusters_token(secrets, hostile, store, tmp_path):
+def test_a_task_that_opted_out_has_what_it_asked_for_but_not_the_clusters_token(secrets, hostile, kernels, store,
+                                                                                   tmp_path):
     backend = ProcessBackend(store, 1, scratch=str(tmp_path))
     spec = replace(t.spec(t.Hostile, **hostile), confined=False)
     [results] = results_of(store, Scheduler(backend, t.MemoryLog()).run([spec]))
     assert set(SECRETS) - set(results["names"]) == {"RAY_AUTH_TOKEN"}
     assert (results["connect"], results["shell"], results["write"]) == (None, 0, 1)
+    assert results["kernels"] == str(kernels)
 
 
 @needs_kernel
@@ -246,6 +260,20 @@ def test_the_broker_serves_the_store_and_the_sources_of_the_run_alone(broker, tm
             broker.connect(root).read("x")
     with pytest.raises(PermissionError, match="not below its root"):
         own.read("../elsewhere/x")
+
+
+@pytest.mark.parametrize("request_", [struct.pack(">I", 1 << 31), struct.pack(">I", 14) + b'{"bytes": 1e9}',
+                                      struct.pack(">I", 22) + b'{"bytes": 99999999999}'])
+def test_a_request_that_would_fill_the_broker_ends_the_line(tmp_path, request_):
+    ours, theirs = socket.socketpair()
+    server = Server("memory://own", [], str(tmp_path))
+    thread = threading.Thread(target=server.serve, args=(theirs,))
+    thread.start()
+    with ours:
+        ours.settimeout(10)
+        ours.sendall(request_)
+        assert ours.recv(1) == b"", "it waits for the rest of it"
+    thread.join()
 
 
 def test_what_a_reader_needs_of_a_file_is_asked_of_the_child(broker, tmp_path):
