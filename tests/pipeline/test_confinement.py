@@ -191,6 +191,43 @@ def test_a_stage_of_ones_own_is_confined_once_it_is_set_up(secrets, recipe, tmp_
     assert summary.warnings == []
 
 
+READER = """
+    import socket
+    from stages.document import Document, document_id
+    from stages.read.reader import Reader
+
+    class Curious(Reader):
+        name = "curious"
+        suffixes = (".curious",)
+
+        def read(self, local, slice):
+            with open(local) as lines:
+                for n, text in enumerate(map(str.strip, lines)):
+                    if text == "socket":
+                        socket.create_connection(("127.0.0.1", {port}), timeout=5).close()
+                    yield Document(document_id(slice.source, slice.path, "", n), text, source=slice.source)
+"""
+
+
+@needs_kernel
+def test_a_reader_of_ones_own_is_confined(hostile, tmp_path):
+    (tmp_path / "its_reader.py").write_text(textwrap.dedent(READER.format(port=hostile["port"])))
+    for name, text in (("a", "fine"), ("b", "socket")):
+        (tmp_path / f"{name}.curious").write_text(text + "\n")
+    (tmp_path / "recipe.yaml").write_text(textwrap.dedent("""
+        version: 1
+        code: [its_reader.py]
+        sources: {web: {read: 'its_reader:Curious', path: '*.curious'}}
+        datasets: {d: {from: [web], steps: []}}
+        run: {max_bad_files: 1, max_error_rate: 90%}
+        """))
+    run_recipe(load_recipe(str(tmp_path / "recipe.yaml"), allow_custom=True), str(tmp_path / "store"),
+               make_backend=make_backend("process", 1, None))
+    assert [row["text"] for row in rows(tmp_path / "store", "datasets")] == ["fine"]
+    [bad] = rows(tmp_path / "store", "quarantine")
+    assert "PermissionError" in f"{bad['reason']} {bad['detail']}"
+
+
 def test_a_stage_that_opted_out_is_not_and_the_run_says_so(secrets, recipe, tmp_path):
     summary = run_recipe(recipe("Open"), str(tmp_path / "store"), make_backend=make_backend("process", 1, None))
     kept = {row["text"]: json.loads(row["meta"])["secret"] for row in rows(tmp_path / "store", "datasets")}
