@@ -32,6 +32,7 @@ from pipeline.store.broker import Broker
 from pipeline.store.fs import Store
 from pipeline.store.remote import connect_through
 from stages.stage import ProcessDied
+from stages.text.compiled import keep_in
 
 _LENGTH = struct.Struct(">I")
 MAX_MESSAGE = 64 << 20      # a record is about 1 KB; more than this is not our protocol
@@ -138,7 +139,12 @@ def _stay_open(programs: Sequence[str]) -> None:
 
 
 def _seal(store: Store, scratch: str, programs: Sequence[str]) -> None:
-    """Confine this child: it writes to its scratch, compiled kernels, and its results in a store on this disk."""
+    """Confine this child: it writes to its scratch, compiled kernels, and its results in a store on this disk.
+
+    Compiled kernels are pickles: who is not sealed yet must not load what sealed ones, which may have been taken over,
+    have written."""
+    if not confinement.sealed():
+        keep_in(os.path.join(os.environ["NUMBA_CACHE_DIR"], "sealed"))
     folders = [scratch, os.environ["NUMBA_CACHE_DIR"]]
     if store.local is not None:
         folders.append(str(store.local / "objects"))

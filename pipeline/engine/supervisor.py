@@ -226,10 +226,8 @@ class Supervisor:
         try:
             with disk_full(self.scratch.path):
                 folder = self.scratch.folder()
-            env = {**self._env, "CUDA_VISIBLE_DEVICES": ",".join(part)}
-            if job.spec.confined:                # numba unpickles what it kept: no parser writes what others load
-                env["NUMBA_CACHE_DIR"] = os.path.join(env["NUMBA_CACHE_DIR"], "confined")
-            child = ChildProcess(folder, env, self.store, confined=job.spec.confined)
+            child = ChildProcess(folder, {**self._env, "CUDA_VISIBLE_DEVICES": ",".join(part)},
+                                 self.store, confined=job.spec.confined)
         except BaseException:
             self.devices.give_back(part)
             if folder:

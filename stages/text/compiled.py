@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -56,6 +57,23 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
             function.__globals__.update({kernel.__name__: compiled for kernel, compiled in made.items()})
             _compiled.update(made)
         return _compiled[function]
+
+
+def keep_in(folder: str) -> None:
+    """Take compiled kernels from `folder` and keep them there from now on, those of modules that were handed to numba
+    before, too. What this process holds compiled it goes on using."""
+    os.environ["NUMBA_CACHE_DIR"] = folder
+    if "numba" not in sys.modules:
+        return                                        # it reads the variable when it is imported
+    import numba
+
+    with _lock:
+        numba.config.CACHE_DIR = folder
+        for kernel in _compiled.values():
+            own: Any = getattr(kernel, "_cache", None)
+            if hasattr(own, "_cache_file"):           # kept at all
+                kernel._cache = type(own)(kernel.py_func)             # type: ignore[attr-defined]
+                _apart(_shipped(kernel))
 
 
 def _shipped(kernel: Any) -> Any:

@@ -395,8 +395,9 @@ class Programs:
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         with contextlib.suppress(PermissionError), socket.socket():         # allowed until it is confined
             subprocess.run(["/bin/sh", "-c", "exit 0"], check=True)
+        results = {"kernels before": os.environ["NUMBA_CACHE_DIR"]}
         inputs.confine(inputs.args["programs"])
-        results = {}
+        results["kernels"] = os.environ["NUMBA_CACHE_DIR"]
         for program in inputs.args["start"]:
             try:
                 results[program] = subprocess.run([program], check=True).returncode

@@ -106,7 +106,7 @@ def test_a_parser_that_was_taken_over_gets_nowhere(secrets, hostile, kernels, st
     records = Scheduler(backend, t.MemoryLog()).run([t.spec(t.Hostile, **hostile)])
     [results] = results_of(store, records)
     check_hostile(results)
-    assert results["kernels"] == str(kernels / "confined"), "numba unpickles what others wrote there"
+    assert results["kernels"] == str(kernels / "sealed"), "numba unpickles what it finds there"
     assert not (tmp_path / "outside").exists()
 
 
@@ -121,7 +121,7 @@ def test_a_task_that_opted_out_has_what_it_asked_for_but_not_the_clusters_token(
 
 
 @needs_kernel
-def test_only_declared_programs_start_and_a_sealed_worker_gives_way_to_a_fresh_one(store, tmp_path):
+def test_only_declared_programs_start_and_a_sealed_worker_gives_way_to_a_fresh_one(store, kernels, tmp_path):
     start = ["true", "/bin/sh", sys.executable]
     specs = [t.spec(t.Programs, order=i, weight=9 - i, programs=programs, start=start, number=i)
              for i, programs in enumerate(([], ["true"], ["true"], []))]
@@ -132,6 +132,9 @@ def test_only_declared_programs_start_and_a_sealed_worker_gives_way_to_a_fresh_o
     assert {k: second[k] for k in start} == {**refused, "true": 0}
     assert first["pid"] != second["pid"]                         # it was sealed without any
     assert second["pid"] == third["pid"] == last["pid"]          # what suits it, it takes
+    sealed = str(kernels / "sealed")
+    assert [r["kernels before"] for r in (first, second, third, last)] == [str(kernels)] * 2 + [sealed] * 2
+    assert {r["kernels"] for r in (first, second, third, last)} == {sealed}
 
 
 STAGE = """

@@ -50,6 +50,26 @@ def test_kernels_of_a_module_call_each_other_and_numba_comes_with_the_first_call
     assert said.split("\n")[:3] == ["False", "30 49 9", "True CPUDispatcher total"]
 
 
+def test_kernels_are_kept_elsewhere_from_then_on(tmp_path):
+    """…and found again there, also of a module that numba had before, and by a process that comes to it later."""
+    (tmp_path / "kernels.py").write_text(MODULE)
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    code = (f"import os; os.environ['NUMBA_CACHE_DIR'] = {str(ours)!r}\n"
+            f"import kernels\n"
+            f"from stages.text.compiled import keep_in\n"
+            f"FIRST\n"
+            f"keep_in({str(theirs)!r})\n"
+            f"print(kernels.square(3), kernels.square(1.5), kernels.plain(2.5))\n"
+            f"print(sum(kernels.square.stats.cache_hits.values()), len(kernels.square.overloads))\n")
+    early = code.replace("FIRST", "kernels.square(2)")
+    assert python(early, tmp_path) == "9 2.25 6.25\n0 2\n"
+    kept = {folder: sorted(p.name for p in folder.rglob("*.nbc")) for folder in (ours, theirs)}
+    assert [len(kept[ours]), len(kept[theirs])] == [1, 1], "one for whole numbers, one for fractions"
+    assert python(early, tmp_path) == "9 2.25 6.25\n2 2\n"
+    assert python(code.replace("FIRST", ""), tmp_path) == "9 2.25 6.25\n1 2\n"
+    assert len(list(ours.rglob("*.nbc"))) == 1 and len(list(theirs.rglob("*.nbc"))) == 2
+
+
 def test_threads_that_call_first_at_the_same_time(tmp_path):
     (tmp_path / "kernels.py").write_text(MODULE)
     said = python("import numpy as np\n"
