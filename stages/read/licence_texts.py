@@ -51,15 +51,25 @@ _HOLDER = re.compile(r"^\W*(?:portions )?(?:copyright\b.{0,200}(?:\d{4}|<|\[|\(c
                      re.MULTILINE)
 #: parts of a holder's line in which words of terms are names
 _ADDRESS = re.compile(r"\S{0,99}(?:@|://|www\.|\bat\b.{1,20}\bdot\b)\S{0,199}")
-#: words of terms, in a line that should name holders alone
+#: where the name in a holder's line ends; what follows an initial is still of the name
+_NAME_ENDS = re.compile(r"(?<=\w\w\w)[.;:]\s|\s[-\u2013\u2014]\s")
+#: words of terms that are no part of a name, anywhere in a line that should name holders alone
+_NO_NAME = (
+    r"nda|gpl|agpl|lgpl|copyleft|no (?:part|use|cop|commerc|licen|right|redistrib|deriv|modif|permission)\w*"
+    r"|may (?:be|use|copy|freely)\b|us(?:e|ed|ing|age)|cop(?:y|ies|ied|ying)|distribut\w+|redistribut\w+|reproduc\w+"
+    r"|modif(?:y|ied)|non[- ]?commercial\w*|commercial(?:ly)? (?:use|purpose|licen|product|version|redist|only)\w*"
+    r"|prohibit\w*|restrict\w*|forbid\w*|disallow\w*|permi(?:t|ssion)\w*|licen[cs](?:e|es|ed|ing|ors?)"
+    r"|confidential\w*|proprietary|trade secrets?|royalt\w+|consent|approval|authori[sz]\w+|granted"
+    r"|provided (?:that|you)|(?:not|only) (?:for|to|be|by|with|under|permitted|allowed|free)"
+    r"|for (?:\w+ ){0,3}(?:only|evaluation|sale|resale)|(?:must|shall) (?:not|be|retain|include|have|obtain|agree)"
+    r"|you (?:may|must|can|shall|agree|are)|patents? (?:pending|right|appl|licen|protect)\w*"
+    r"|evaluation (?:purposes?|copy|version)|internal (?:purposes?|business))\b")
+_NAMED_TERMS = re.compile(rf"\b(?:{_NO_NAME}")
+#: the same behind the name, where single words are no names either (Evan You, Only Office, Patent Office)
 _HOLDER_TERMS = re.compile(
-    r"\b(?:not|non|only|except\w*|unless|must|shall|without|nda|gpl|agpl|lgpl|copyleft|you|your"
-    r"|no (?:part|use|cop|commerc|licen|right|redistrib|deriv|modif|permission)\w*|may (?:be|use|copy|freely)\b"
-    r"|us(?:e|ed|ing|age)|cop(?:y|ies|ied|ying)|distribut\w+|redistribut\w+|reproduc\w+|modif(?:y|ied)"
-    r"|commercial\w*|noncommercial\w*|prohibit\w*|restrict\w*|forbid\w*|disallow\w*|permi(?:t|ssion)\w*"
-    r"|allow\w*|licen[cs](?:e|es|ed|ing|ors?)|confidential\w*|proprietary|trade secrets?|classified|patent\w*|royalt\w+"
-    r"|fees?|sell|sold|sale|resale|consent|approval|authori[sz]\w+|internal\w*|evaluation|terms|conditions?"
-    r"|provided (?:that|you)|grant(?:s|ed)|agree\w*|exempt\w*|purposes?)\b")
+    r"\b(?:not|non|only|except\w*|unless|must|shall|without|you|your|commercial\w*|allow\w*|classified|patent\w*|fees?"
+    r"|sell|sold|sale|resale|internal\w*|evaluation|terms|conditions?|agree\w*|exempt\w*|purposes?|grants"
+    rf"|{_NO_NAME}")
 #: terms in the rest of a holder's paragraph, where other words describe the file
 _HOLDER_LIMITS = re.compile(r"\b(?:(?:use|purposes?) only|only for|internal (?:use|evaluation|business)|for evaluation"
                             r"|trade secrets?)\b")
@@ -120,7 +130,18 @@ class Match(NamedTuple):
 def words_of(text: str) -> list[str]:
     """The words of a text but for lines of holders, years, bullets and marks of comments, spellings made one. A line
     of a holder that speaks of terms is kept."""
-    return _words(_HOLDER.sub(lambda m: m[0] if _HOLDER_TERMS.search(_ADDRESS.sub(" ", m[0])) else " ", text.lower()))
+    return _words(_HOLDER.sub(lambda m: m[0] if _has_terms(*_name_and_rest(m[0])) else " ", text.lower()))
+
+
+def _name_and_rest(line: str) -> tuple[str, str]:
+    """A holder's line up to where the name ends, and what comes after it; addresses are left out."""
+    line = _ADDRESS.sub(" ", line)
+    end = _NAME_ENDS.search(line)
+    return (line, "") if end is None else (line[:end.start()], line[end.end():])
+
+
+def _has_terms(name: str, rest: str) -> bool:
+    return _NAMED_TERMS.search(name) is not None or _HOLDER_TERMS.search(rest) is not None
 
 
 def _words(lower: str) -> list[str]:
@@ -218,7 +239,8 @@ def _holders_terms(text: str, form: Form) -> bool:
     lower = text.lower()
     for line in _HOLDER.finditer(lower):
         below = _BLANK.split(lower[line.end():line.end() + _PARAGRAPH], maxsplit=1)[0]
-        if _HOLDER_TERMS.search(_beside(line[0], form)) or _HOLDER_LIMITS.search(_beside(below, form)):
+        name, rest = (_beside(part, form) for part in _name_and_rest(line[0]))
+        if _has_terms(name, rest) or _HOLDER_LIMITS.search(_beside(below, form)):
             return True
     return False
 

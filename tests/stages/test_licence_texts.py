@@ -104,6 +104,10 @@ HOLDERS = (
     "© 2020 Private Academic Press https://acme.example/license/only.html",
     "Copyright (c) 2020 Acme\nCopyright (c) 2021 The Authors (see AUTHORS)\nAll rights reserved.",
     "Copyright (c) 2010 by A. Person. Some rights reserved.", "Copyright 2014-2019 Grant Person, Secret Labs AB",
+    "Copyright (c) 2018-present, Yuxi (Evan) You", "Copyright 2015 Evan J. You and Vue contributors",
+    "Copyright (c) 2020 Only Office, Commercial Press", "(c) 2021 Non Umemoto, Must Labs, Agreement Labs",
+    "Copyright (c) 2019 Not Only Ltd. All rights reserved.", "Copyright 2022 Commercial Bank Software",
+    "Copyright 2022 Allow-list contributors", "Copyright (c) 1999 Classified Ads Inc., Fee & Sons",
 )
 TERMS = (
     "For non-commercial use only.", "Noncommercial", "Non commercial.", "For internal use only.", "Confidential.",
@@ -122,6 +126,7 @@ def test_lines_of_holders_are_no_terms(head, text, named):
 
 @pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("head", ["Copyright (c) 2020 Acme. {}", "© 2020 Acme - {}", "(c) 2020 Acme: {}",
+                                  "Copyright (c) 2018-present, Evan You. {}",
                                   "Portions copyright 2020 Acme, Inc. All rights reserved. {}",
                                   "Copyright (c) 2019 Someone\nCopyright (c) 2020 Acme. {}\nCopyright 2021 Others"])
 @pytest.mark.parametrize("text", [MIT, BSD])
