@@ -35,7 +35,7 @@ def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Call
             return plan_and_run()
         except (DamageFound, DamagedFile) as e:
             log.verify()
-            damaged = e.paths if isinstance(e, DamageFound) else {e.path: str(e)}
+            damaged = e.paths if isinstance(e, DamageFound) else {e.path: f"{e.path} {e.why}"}
             _retire(store, log, damaged, mended, e)
             mended.update(damaged)
             scheduler.plan_again()

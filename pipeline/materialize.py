@@ -66,15 +66,16 @@ def copy_rows(store: Store, folder: str, out: str) -> None:
     """Copy the rows in `folder` of the store to the folder or URL `out`: files first, rows.json last. File names tell
     their contents, so what an interrupted copy has left there with the right size stays."""
     target = Store(out)
-    names = [name for file in json.loads(store.read(f"{folder}/{ROWS}"))["files"] for name in file["files"].values()]
-    for name in names:
+    sums = {file["files"][kind]: sha256 for file in json.loads(store.read(f"{folder}/{ROWS}"))["files"]
+            for kind, sha256 in file["sha256"].items()}
+    for name, sha256 in sums.items():
         if target.size(name) == store.size(f"{folder}/{name}"):
             continue
         if target.local is not None:
-            target.write(name, store.read(f"{folder}/{name}"))
+            target.write(name, store.read_checked(f"{folder}/{name}", sha256))
             continue
         with Scratch() as scratch:                              # in parts, many at a time
-            target.remote.upload(store.fetch(f"{folder}/{name}", scratch.path), name)
+            target.remote.upload(store.checked(f"{folder}/{name}", sha256, scratch.path), name)
     target.write(ROWS, store.read(f"{folder}/{ROWS}"))
 
 

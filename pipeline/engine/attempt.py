@@ -19,8 +19,19 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.engine.task import Counters, Cursor, FileInfo, Inputs, Out, PartRecord, Task, TaskSpec, ref_contents
-from pipeline.store.errors import EnvironmentFailure, disk_full
+from pipeline.engine.task import (
+    ChangedInput,
+    Counters,
+    Cursor,
+    FileInfo,
+    Inputs,
+    Out,
+    PartRecord,
+    Task,
+    TaskSpec,
+    ref_contents,
+)
+from pipeline.store.errors import FULL, DamagedFile, EnvironmentFailure, StoreError, disk_full
 from pipeline.store.fs import Store
 from stages.catalog import load
 
@@ -69,10 +80,14 @@ def _run(task: Task, inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
     records make a task fail in any way, or blame another file, before the sum of their bucket is compared."""
     try:
         return task.run(inputs, cursor, out)
-    except EnvironmentFailure:
+    except (EnvironmentFailure, ChangedInput, MemoryError):
         raise
     except Exception as error:
-        if (damage := inputs.find_damage()) is not None:
+        damage = None
+        if not (isinstance(error, OSError) and error.errno in FULL):
+            with contextlib.suppress(StoreError, OSError):        # the task's own error says more than that of looking
+                damage = inputs.find_damage(error.path if isinstance(error, DamagedFile) else "")
+        if damage is not None:
             raise damage from error
         raise
 

@@ -41,7 +41,7 @@ from pipeline.engine.faults import gist
 from pipeline.engine.queue import Batch, Records, TaskQueue
 from pipeline.engine.stragglers import Flight, to_double
 from pipeline.engine.task import Kind, PartRecord, TaskSpec
-from pipeline.store.errors import StoreError
+from pipeline.store.errors import StoreError, remedy_of
 from pipeline.store.log import attempt_name
 
 FLUSH_S = 1.0            # a record waits at most this long for its commit (contracts §1)
@@ -159,7 +159,7 @@ class DamageFound(StoreError):
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         super().__init__(f"{len(paths)} files of the store are damaged or gone: {', '.join(sorted(paths)[:3])}"
-                         f"{', …' if len(paths) > 3 else ''}; run the recipe again to make them anew")
+                         f"{', …' if len(paths) > 3 else ''}; {remedy_of(paths)}")
         self.paths = dict(paths)
 
 

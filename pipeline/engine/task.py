@@ -25,6 +25,7 @@ import mmap
 import os
 import re
 import struct
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -301,11 +302,14 @@ class Inputs:
         """The error to raise over a file that a task reads by range and finds not to be what was written."""
         return DamagedFile(ref["$ref"], why)
 
-    def find_damage(self) -> DamagedFile | None:
-        """The first of the files read by range that is not what its record says, if any."""
-        for ref in self._by_range.values():
+    def find_damage(self, named: str = "") -> DamagedFile | None:
+        """The first of the files read by range that is not what its record says, if any; that of the path `named` is
+        looked at first."""
+        for path in sorted(self._by_range, key=lambda path: path != named):
+            ref = self._by_range[path]
             try:
-                self.store.checked(ref["$ref"], ref["sha256"], self.scratch, size=ref.get("bytes"))
+                with tempfile.TemporaryDirectory(dir=self.scratch) as folder:        # not all of them at once on disk
+                    self.store.checked(path, ref["sha256"], folder, size=ref.get("bytes"))
             except DamagedFile as e:
                 return e
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 #: what is said of a file that is not there, and of one with other bytes
 GONE = "is gone though the log names it"
@@ -39,12 +39,18 @@ class DamagedFile(StoreError):
     """
 
     def __init__(self, path: str, why: str) -> None:
-        # a run looks at the bytes of the objects it reads, and at no more than the sizes of the copies it published
-        copy = path.partition("/")[0] in ("datasets", "dropped", "quarantine") and "/part-" in path
-        remedy = ("remove it with `tokenmill store verify --repair`, then run the recipe again to make it anew" if copy
-                  else "run the recipe again to make it anew, or look at everything with `tokenmill store verify`")
+        remedy = remedy_of([path])
         super().__init__(f"{path} {why}; {remedy}")
         self.path, self.why = path, why
+
+
+def remedy_of(paths: Iterable[str]) -> str:
+    """What to do about damaged files: a run looks at the bytes of the objects it reads and writes its own files and
+    manifests anew, but looks at no more than the sizes of the copies it published."""
+    if all(path.startswith(("objects/", "runs/", "log/")) or path.rpartition("/")[2] in (".manifest", "shards.json")
+           for path in paths):
+        return "run the recipe again to make it anew, or look at everything with `tokenmill store verify`"
+    return "run `tokenmill store verify --repair`, then the recipe again to make it anew"
 
 
 class ChangedFile(StoreError):

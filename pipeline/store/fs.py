@@ -96,14 +96,12 @@ class Store:
         drops a buffer of a Python file while the interpreter ends aborts the process. With the `sha256` its record or
         manifest names the file is checked first, a remote one as a whole. DamagedFile when it is not what was written.
         """
-        with _unreadable(path):
-            if sha256:                                 # page checksums do not cover headers and footer
-                with (tempfile.TemporaryDirectory() as scratch,
-                      open_parquet(self.checked(path, sha256, scratch)) as file):
-                    yield file
-                return
-            with self.open(path) as f, open_parquet(f) as file:
+        if sha256:                                     # page checksums do not cover headers and footer
+            with tempfile.TemporaryDirectory() as scratch, open_parquet(self.checked(path, sha256, scratch)) as file:
                 yield file
+            return
+        with _unreadable(path), self.open(path) as f, open_parquet(f) as file:
+            yield file
 
     def table(self, path: str) -> pa.Table:
         """A small Parquet file, whole. FileNotFoundError when there is none, DamagedFile when it cannot be read."""
@@ -272,7 +270,8 @@ def _unreadable(path: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as e:
-        if isinstance(e, OSError) and e.errno is not None:          # of the system; what Arrow says has no number
+        # Arrow's own errors of reading are OSErrors without a number; others are of the system or the network
+        if isinstance(e, MemoryError) or (isinstance(e, OSError) and (type(e) is not OSError or e.errno is not None)):
             raise
         raise DamagedFile(path, f"cannot be read ({str(e).partition(chr(10))[0]})") from e
 

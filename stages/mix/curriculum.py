@@ -179,14 +179,15 @@ class Curriculum:
         another model would be trained."""
         try:
             doc = json.loads(data)
-            if doc.get("version") == VERSION and doc.pop("sha256", None) != _digest(doc):
-                raise ValueError("what it says does not have its sha256")
+            if doc.get("version") == VERSION and doc.pop("sha256", "") != _digest(doc):
+                raise ValueError("what it says does not have the sha256 it names")
             return cls.from_json(doc, where)
         except (ValueError, TypeError, KeyError, AttributeError) as e:
             if isinstance(e, CurriculumError):
                 raise
-            raise CurriculumError(f"{where}: damaged ({e!r}); run the recipe again, or put back what `tokenmill train "
-                                  f"edit` kept of it (curriculum.N.json)") from None
+            raise CurriculumError(f"{where}: damaged, or changed by hand ({e}): run the recipe again. Where `tokenmill "
+                                  f"train edit` had changed it, put back curriculum.N.json, which it was before, and "
+                                  f"repeat the edit") from None
 
     def dumps(self) -> str:
         """The text of `curriculum.json`: equal curricula give equal bytes. Its last key is the sha256 of the others."""

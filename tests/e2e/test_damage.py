@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.task import PartRecord
-from pipeline.materialize import materialize
+from pipeline.materialize import copy_rows, materialize
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.dataset import dataset_hash, iter_rows
@@ -144,6 +144,20 @@ def test_samples_are_written_from_exchange_files_that_were_made_anew(finished, t
         (harmed / record.files["rows.parquet"].path).unlink()
     shutil.rmtree(harmed / f"runs/{name}/rows-parquet")
     assert rows() == expected
+    path = next((harmed / f"runs/{name}/rows-parquet").glob("p*.parquet"))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(DamagedFile, match=f"{path.name} is damaged"):
+        copy_rows(Store(harmed), f"runs/{name}/rows-parquet", str(tmp_path / "out"))
+
+
+def test_what_helps_is_said_of_a_shard_that_materialize_reads(finished, tmp_path):
+    _, store, _ = finished
+    harmed = copy(store, tmp_path / "harmed")
+    name = next((harmed / "runs").iterdir()).name
+    for body in (harmed / "shards").rglob("*.tokens"):
+        flip(body)
+    with pytest.raises(StoreError, match="run `tokenmill store verify --repair`, then the recipe again"):
+        materialize(str(harmed), name, "parquet", make_backend=make_backend("inline", 1, None))
 
 
 @pytest.mark.parametrize("path", ["runs/{run}/tasks.parquet", "runs/{run}/inputs.parquet", "runs/{run}/curriculum.json",

@@ -106,7 +106,7 @@ def test_only_answers_are_learned_and_only_while_annealing(store, report):
 
     assert 0 < report["tokens"]["post"]["targets"] < report["tokens"]["post"]["tokens"]
     [path] = (store / "runs").glob("*/curriculum.json")
-    curriculum = Curriculum.from_json(json.loads(path.read_text()))
+    curriculum = Curriculum.load(path)
     data, tokenizer = Data(curriculum, store), load_tokenizer(store / curriculum.tokenizer.path)
     post, first = data.streams.index("post"), None
     for n in range(curriculum.samples):
@@ -127,7 +127,7 @@ def test_rows_are_what_the_trainer_reads(store):
     [run] = (store / "runs").iterdir()
     done = command("-m", "pipeline.cli", "materialize", run.name, "--store", str(store), "--backend", "inline")
     assert done.returncode == 0, done.stderr
-    curriculum = Curriculum.from_json(json.loads((run / "curriculum.json").read_text()))
+    curriculum = Curriculum.load(run / "curriculum.json")
     data, written = Data(curriculum, store), RowSet(run / "rows-bytes")
     assert len(written) == curriculum.samples
     for n in range(0, curriculum.samples, 7):
@@ -147,7 +147,7 @@ def test_a_sample_leads_back_to_its_page(store):
     from tokenizer.shards.reader import ShardSet
 
     [path] = (store / "runs").glob("*/curriculum.json")
-    curriculum = Curriculum.from_json(json.loads(path.read_text()))
+    curriculum = Curriculum.load(path)
     documents = {row["id"]: row for dataset in ("unique", "post")
                  for row in rows(store, f"datasets/{dataset}", "id, source, locator")}
     seen = set()

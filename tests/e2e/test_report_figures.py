@@ -304,7 +304,7 @@ def test_mixture(site, report):
     """Planned shares, and windows counted one by one: Webster's rule written out, without the order's arithmetic."""
     document = json.loads((site.folder / "curriculum.json").read_text())
     tokens = {s["name"]: s["tokens"] for s in document["streams"]}
-    curriculum = Curriculum.from_json(document)
+    curriculum = Curriculum.load(site.folder / "curriculum.json")
     located = Order(curriculum).locate(0, curriculum.samples)
     rows, read = [], Counter()
     for p, phase in enumerate(document["phases"]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -12,7 +13,7 @@ import pytest
 from pipeline.engine.attempt import run_attempt
 from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out, TaskSpec
 from pipeline.plan.inputs import InputError, list_source
-from pipeline.store.errors import DamagedFile
+from pipeline.store.errors import DamagedFile, EnvironmentFailure
 from pipeline.store.fs import Store
 
 
@@ -244,3 +245,34 @@ def test_a_task_that_trips_over_damaged_bytes_names_their_file(tmp_path, now, er
     spec = TaskSpec("1" * 32, f"{__name__}:AddsNumbers", "d", {"numbers": ref})
     with pytest.raises(error, match=path if error is DamagedFile else "of its own"):
         run_attempt(spec, store, "00000001-00000002", Cursor())
+
+
+class ReadsBoth:
+    """Fails over the second file, which it read by range after the first."""
+
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> dict[str, int]:
+        for ref in inputs.args["refs"]:
+            inputs.read_range(ref, 0, 1)
+        if inputs.args["raise"] == "disk":
+            raise OSError(errno.ENOSPC, "full")
+        raise inputs.damaged(inputs.args["refs"][1])
+
+
+def test_what_failed_is_looked_at_first_and_a_full_disk_is_no_reason_to_look(tmp_path, monkeypatch):
+    store, refs, looked = Store(tmp_path / "store"), [], []
+    for n in range(2):
+        spec = TaskSpec(f"{n}" * 32, f"{__name__}:WritesNumbers", "d", {})
+        info = run_attempt(spec, store, "00000001-00000001", Cursor()).files["numbers"]
+        refs.append({"$ref": info.path, "sha256": info.sha256, "bytes": 5, "content": ""})
+    Path(store.at(refs[1]["$ref"])).write_bytes(b"1 2 4")
+    monkeypatch.setattr(Store, "checked", lambda self, path, *rest, checked=Store.checked, **more: (
+        looked.append(path), checked(self, path, *rest, **more))[1])
+    for how, error, paths in (("", DamagedFile, [refs[1]["$ref"]]), ("disk", EnvironmentFailure, [])):
+        looked.clear()
+        spec = TaskSpec("2" * 32, f"{__name__}:ReadsBoth", "d", {"refs": refs, "raise": how})
+        with pytest.raises(error):
+            run_attempt(spec, store, "00000001-00000002", Cursor())
+        assert looked == paths

@@ -88,7 +88,7 @@ def test_specs_are_below_4_kb_with_thousands_of_groups(monkeypatch, barrier, rou
                 spec = TaskSpec("0" * 32, draft.task, wave.name, lists.fold(draft.args), draft.weight, draft.label)
                 longest = max(longest, len(json.dumps(spec.to_json())))
             names = ("bands.seg", "links.seg", "edges.seg", "members.seg", "candidates.seg", "shingles.bin",
-                     "verdicts.seg", "hashes.seg", "survivors.seg")
+                     "verdicts.seg", "near.seg", "hashes.seg", "survivors.seg")
             done[wave.name].append(TaskResult({name: ref(n, name) for name in names}, counters))
         assert longest < 4096, wave.name
     assert len(done["slices"]) == len(fragment.groups(parts)) > 1500
