@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.base import confinement
 from pipeline.engine import limits as measure
+from pipeline.engine.auth import ClusterError
 from pipeline.engine.deaths import cause
 from pipeline.engine.fingerprint import code_hash, declared_libraries, differences, fingerprint, roots
 from pipeline.engine.fleet import IDLE_S, NOTHING, Fleet, Host, Post
@@ -147,9 +148,11 @@ class RayBackend:
                     except Exception as e:
                         _end_what_began(e)
                         ray.shutdown()
+                        why = " ".join(str(e).split())[:200]
                         if not left:
-                            raise
-                        log.warning("Ray did not start here (%s): once more", " ".join(str(e).split())[:200])
+                            raise ClusterError(f"Ray does not start on this machine ({why}); see that it has free memory "
+                                               f"and room in {base}, or run with --backend process") from e
+                        log.warning("Ray did not start here (%s): once more", why)
                 self.fleet.fit_s, self.fleet.idle_s = 0.0, None           # nobody else comes, and nobody else is there
             self._own = True
         if self._temp is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.engine.auth import ClusterError
 from pipeline.store.fs import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +21,7 @@ import json, sys
 from pathlib import Path
 from ray._private import services
 from pipeline.engine.ray_backend import RayBackend
+from pipeline.engine.auth import ClusterError
 from pipeline.store.fs import Store
 
 real, asked = services.get_node, []
@@ -73,7 +75,7 @@ def test_a_ray_that_did_not_come_up_in_its_time_is_started_again(backends, tmp_p
     backend = backends.RayBackend(Store(tmp_path), workers=1)
     try:
         if bad == backends.STARTS:
-            with pytest.raises(Exception, match="timed out during startup"):
+            with pytest.raises(ClusterError, match=r"timed out during startup\.\); .* --backend process"):
                 backend.start()
         else:
             backend.start()
