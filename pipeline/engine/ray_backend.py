@@ -150,7 +150,7 @@ class RayBackend:
                         ray.shutdown()
                         why = " ".join(str(e).split())[:200]
                         if not left:
-                            raise ClusterError(f"Ray does not start on this machine ({why}); see that it has free memory "
+                            raise ClusterError(f"Ray does not start here ({why}); see that there is free memory "
                                                f"and room in {base}, or run with --backend process") from e
                         log.warning("Ray did not start here (%s): once more", why)
                 self.fleet.fit_s, self.fleet.idle_s = 0.0, None           # nobody else comes, and nobody else is there
