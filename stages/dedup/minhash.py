@@ -226,11 +226,11 @@ class MinHash(Barrier):
                                 f"clusters {b + 1}/{buckets}", 1500)
 
         def slices(done: Done) -> Iterator[TaskDraft]:
-            verdicts = files_of(done["verify"], "verdicts.seg")
+            # the same lists for every group: made, and written to the store, once
+            verdicts, near = (files_of(done["verify"], name) for name in ("verdicts.seg", "near.seg"))
             for number, g in enumerate(plan if verdicts else ()):
                 yield TaskDraft("stages.dedup.minhash:MinHashSlices",
-                                {"verdicts": verdicts, "near": files_of(done["verify"], "near.seg"), "group": number,
-                                 "dataset": g.dataset}, 1 << 20,
+                                {"verdicts": verdicts, "near": near, "group": number, "dataset": g.dataset}, 1 << 20,
                                 f"{g.dataset}: removals of {g.size} parts")
 
         def judges(done: Done) -> int:
