@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_same_bytes import ROOT, command, commits, result
+from tests.frozen import hold_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("demo")]
 
@@ -34,6 +35,7 @@ def expected(recipe, tmp_path_factory) -> dict[str, str]:
     store = tmp_path_factory.mktemp("one")
     done = command("-m", "pipeline.cli", *args(recipe, store, "--backend", "process", "--workers", "1"))
     assert done.returncode == 0, done.stderr
+    hold_run("demo", store)
     return result(store)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pipeline.run import make_backend, run_recipe
 from stages.extract.pdf import ROUTES
 from tests.e2e.every_kind import write
 from tests.e2e.test_same_bytes import command, result
+from tests.frozen import hold_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("every_kind")]
 OCR = shutil.which("tesseract") is not None
@@ -52,6 +54,12 @@ def report(store) -> dict:
 def rows(store: Path, folder: str, columns: str = "*", where: str = "true") -> list[dict]:
     found = duckdb.sql(f"select {columns} from '{store}/{folder}/part-*.parquet' where {where} order by id")
     return [dict(zip(found.columns, row)) for row in found.fetchall()]
+
+
+@pytest.mark.skipif(not OCR, reason="no tesseract: the scans are dropped")
+def test_what_comes_out_is_what_came_out(store):
+    tesseract = subprocess.run(["tesseract", "--version"], capture_output=True, text=True, check=True)
+    hold_run("every kind", store, tesseract=tesseract.stdout.split("\n")[0])
 
 
 # -- what comes out ----------------------------------------------------------------------------------------------------

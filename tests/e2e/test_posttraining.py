@@ -18,6 +18,7 @@ from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from stages.document import document_id
 from stages.mix.curriculum import Curriculum
+from tests.frozen import hold_run
 from tokenizer.load import load_tokenizer
 from tokenizer.shards.rows import RowSet
 from tokenizer.shards.verify import verify
@@ -117,6 +118,10 @@ def all_windows(data: Any, stream: int, length: int) -> Any:
 
     places = [(stream, w) for w in range(data.train[stream].windows(length))]
     return collate(windows(data.train, places, length), length)
+
+
+def test_the_tokens_are_those_of_before(run):
+    hold_run("posttraining", run[0])
 
 
 def test_what_is_learned_of_1000_conversations_is_what_the_assistant_says(run, data):

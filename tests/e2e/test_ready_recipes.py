@@ -36,6 +36,7 @@ from stages.filter.badwords import LISTS
 from stages.filter.models import LID176
 from stages.filter.train_quality import Settings, train
 from tests.corpus import GERMAN, Page, _html, pages, sentences, warc
+from tests.frozen import hold_run
 from tests.stages.lid import lid176_model
 
 DEUTSCH = (
@@ -417,6 +418,7 @@ def test_run_by_one_and_by_two(given, tmp_path, name):
         report = json.loads((store / "report.json").read_text())
         contents[backend] = {row["name"]: row["content"] for row in report["lineage"]}
     assert contents["inline"] == contents["process"]
+    hold_run(name, tmp_path / "inline")
     final = report["names"]["final"]
     assert all(summary.datasets[dataset] for dataset in final), "something is kept"
     drops = {(dataset, row["stage"], row["reason"]): row for dataset, section in report["datasets"].items()

@@ -21,11 +21,11 @@ from pipeline.report.html import headline
 from stages.mix.curriculum import Curriculum
 from stages.mix.order import Order
 from tests.e2e.report_site import Site, build
+from tests.frozen import hold_run
 
 DATASETS = ("extracted", "clean", "plain", "deduped")
 #: the dataset that reads a source itself, and the datasets it passes
 WAY = {"web": ("extracted", "clean", "deduped"), "docs": ("deduped",), "notes": ("plain", "deduped")}
-MEASURED = {"cpu_s", "wall_s", "max_rss_mb", "docs_per_cpu_s", "docs_per_core_s", "share"}
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,7 @@ def site(tmp_path_factory) -> Site:
 
 @pytest.fixture(scope="module")
 def report(site) -> dict:
+    hold_run("report", site.store)
     return site.report
 
 

@@ -19,6 +19,7 @@ from pipeline.run import make_backend, run_recipe
 from pipeline.store.dataset import dataset_hash
 from pipeline.store.fs import Store
 from tests.corpus import sentences, write_warcs
+from tests.frozen import hold_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,8 +82,10 @@ def in_process(site: Path, store: Path, *, backend: str = "inline", workers: int
 
 @pytest.fixture(scope="module")
 def expected(site, tmp_path_factory) -> dict[str, str]:
-    found = in_process(site, tmp_path_factory.mktemp("expected"))
+    store = tmp_path_factory.mktemp("expected")
+    found = in_process(site, store)
     assert len(set(found.values())) == len(found)
+    hold_run("same bytes", store)
     return found
 
 

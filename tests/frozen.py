@@ -1,0 +1,78 @@
+"""What a change of the code's structure must leave as it is: `frozen.json` holds it, tests compare.
+
+Of whole runs: the content hashes of datasets, shards and order, and the sections of the report without times. Of the
+product: commands with their options, and metric names. `FREEZE=1 make test` (and `make slow`) writes anew what differs;
+each entry that changes is a change that users see and belongs into CHANGELOG.
+
+Figures of a run that uses numeric libraries hold on one kind of CPU and one Python only; on others they are skipped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.store.dataset import dataset_hash
+from pipeline.store.fs import Store
+from stages.stage import cpu_tag, python_version
+
+FILE = Path(__file__).with_name("frozen.json")
+#: keys of the report whose values differ between two runs of one recipe
+TIMES = {"cpu_s", "wall_s", "docs_per_core_s", "docs_per_cpu_s", "max_rss_mb", "share"}
+#: sections of the report that name the run; its folder is part of the recipe's hash
+NAMES = {"run", "recipe"}
+
+
+def hold(name: str, value: Any) -> None:
+    """Compare a JSON value with the frozen one of this name, or freeze it under FREEZE=1."""
+    value = json.loads(json.dumps(value))
+    if os.environ.get("FREEZE") == "1":
+        with open(FILE, "r+", encoding="utf-8") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)                       # pytest runs several processes
+            text = json.dumps({**json.loads(f.read() or "{}"), name: value}, indent=1, sort_keys=True) + "\n"
+            f.seek(0)
+            f.write(text)
+            f.truncate()
+        return
+    assert value == json.loads(FILE.read_text(encoding="utf-8")).get(name), f"{name} is not what frozen.json holds"
+
+
+def hold_run(name: str, store: Path | str, **programs: str) -> None:
+    """Compare what the only run of a store made with the frozen figures of this name. `programs`: versions of programs
+    that had a part in it."""
+    frozen = json.loads(FILE.read_text(encoding="utf-8")).get(f"run {name}", {})
+    here = {"python": python_version(), "cpu": cpu_tag(), **programs}
+    if os.environ.get("FREEZE") != "1" and frozen and frozen["on"] != here:
+        pytest.skip(f"frozen on {frozen['on']}, this is {here}")
+    hold(f"run {name}", {"on": here, **figures(store)})
+
+
+def figures(store: Path | str) -> dict[str, Any]:
+    """Content hashes of what a run made, and a hash of each section of its report."""
+    at = Store(str(store))
+    report = json.loads(at.read("report.json"))
+    found: dict[str, Any] = {
+        "datasets": {name: dataset_hash(at, name) for name in sorted({p.split("/")[1] for p in at.list("datasets")})},
+        "report": {section: short(timeless(value)) for section, value in report.items() if section not in NAMES}}
+    path = f"runs/{report['run']}/curriculum.json"
+    if at.exists(path):
+        curriculum = json.loads(at.read(path))
+        found |= {"order": curriculum["order"], "tokenizer": curriculum["tokenizer"]["sha256"],
+                  "shards": {s["name"]: [s["sha256"], s["val_sha256"]] for s in curriculum["streams"]}}
+    return found
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if k not in TIMES}
+    return [timeless(v) for v in value] if isinstance(value, list) else value
+
+
+def short(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
