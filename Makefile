@@ -8,7 +8,7 @@ export TOKENMILL_TEST_DATA := $(DATA)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test slow chaos fuzz bench lint clean
+.PHONY: demo test slow chaos fuzz bench docs lint clean
 
 # what the demo runs on. torch first and alone: its wheel is chosen by the machine, the constraints then hold for all
 # that depends on it
@@ -49,6 +49,9 @@ fuzz: .venv/.installed .venv/.models     ## the property tests with many more ex
 bench: .venv/.installed .venv/.models    ## the engine against a plain pool; the filters against datatrove, in an environment of its own
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/fineweb_vs_datatrove.py
+
+docs: .venv/.demo       ## the tables of options in docs/cli.md
+	$(BIN)/python -m pipeline.cli.reference docs/cli.md
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pipeline.cli.reference import commands
 from pipeline.engine import metrics
 from stages.catalog import READERS, STAGES, reader_class, stage_class
 from tests.frozen import hold
-from tests.pipeline.test_cli_docs import commands
 from trainer import prometheus
 from trainer.__main__ import COMMANDS, parser
 

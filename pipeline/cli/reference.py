@@ -1,0 +1,81 @@
+"""Tables of options for docs/cli.md, made from the commands themselves: `python -m pipeline.cli.reference docs/cli.md`.
+
+A section `### tokenmill COMMAND` of the page holds prose and one table; the table is written anew, the prose is left
+alone. `make docs` runs it, and a test holds the page to what it writes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import typer
+
+SECTION = re.compile(r"^#{2,3} `(tokenmill [a-z ]+)`$", re.M)
+TABLE = re.compile(r"^\| \| \|\n\|---\|---\|\n(?:\|.*\n)*", re.M)
+#: commands whose options another program parses
+FOREIGN = ("tokenmill train",)
+
+
+def commands(group: Any = None, prefix: str = "tokenmill") -> dict[str, Any]:
+    """Full name → command, of every command that does something itself."""
+    from pipeline.cli.app import build
+
+    found = {}
+    for name, command in (group or typer.main.get_command(build())).commands.items():
+        full = f"{prefix} {name}"
+        found |= commands(command, full) if hasattr(command, "commands") else {full: command}
+    return found
+
+
+def parameters(command: Any) -> list[tuple[str, str]]:
+    """(how it is written, help) of the visible parameters."""
+    out = []
+    for p in command.params:
+        if getattr(p, "hidden", False) or p.name == "help":
+            continue
+        if p.param_type_name == "argument":
+            out.append((p.metavar or p.name.upper(), p.help))
+            continue
+        choices = "|".join(type(p.default)) if isinstance(p.default, StrEnum) else ""
+        flag = getattr(p, "is_flag", False)
+        value = "" if flag else " " + (p.metavar or choices or p.name.upper())
+        default = None if flag or p.required or p.default is None else str(p.default)
+        notes = [f"Default: `{default}`"] if default is not None else []
+        notes += [f"Also `{p.envvar}`"] if p.envvar else []
+        out.append((", ".join(p.opts) + value, " ".join([p.help, *(f"{n}." for n in notes)])))
+    return out
+
+
+def table(command: Any) -> str:
+    """Markdown rows of a command's parameters."""
+    cells = [(f"`{how}`".replace("|", "\\|"), text.replace("|", "\\|")) for how, text in parameters(command)]
+    return "\n".join(["| | |", "|---|---|", *(f"| {how} | {text} |" for how, text in cells)]) + "\n"
+
+
+def rewrite(page: str) -> str:
+    """The page with the tables of its sections as the commands are now.
+
+    Raises ValueError when a command has no section, a section no command, or a section no single table.
+    """
+    head, *rest = SECTION.split(page)
+    known, names = commands(), rest[::2]
+    if names != list(known):
+        raise ValueError(f"sections and commands differ: {set(names) ^ set(known) or 'their order'}")
+    out = [head]
+    for name, text in zip(names, rest[1::2]):
+        if name not in FOREIGN:
+            text, count = TABLE.subn(lambda _, name=name: table(known[name]), text)
+            if count != 1:
+                raise ValueError(f"the section of `{name}` has {count} tables of options, not one")
+        mark = "##" if f"\n## `{name}`\n" in f"\n{page}" else "###"
+        out.append(f"{mark} `{name}`{text}")
+    return "".join(out)
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(rewrite(path.read_text(encoding="utf-8")), encoding="utf-8")
