@@ -11,14 +11,13 @@ from pipeline.engine.lists import ListFiles, writes_to
 from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Backend, Scheduler
 from pipeline.engine.scratch import Scratch
-from pipeline.engine.task import TaskSpec, content_key
+from pipeline.engine.task import TaskSpec, task_key
 from pipeline.heal import until_sound
 from pipeline.plan.nodes import Node, Work, result
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.tasks.materialize import FILE_BYTES, map_drafts, publish_rows, reduce_drafts
 from stages.barrier import TaskDraft
-from stages.catalog import load
 from stages.mix.curriculum import Curriculum, CurriculumError
 from tokenizer.shards.rows import MANIFEST as ROWS
 from tokenizer.shards.rows import RowManifest
@@ -82,5 +81,5 @@ def copy_rows(store: Store, folder: str, out: str) -> None:
 def _specs(node: str, drafts: Iterable[TaskDraft], lists: ListFiles) -> Iterator[TaskSpec]:
     for i, draft in enumerate(drafts):
         args = lists.fold(draft.args)
-        yield TaskSpec(content_key(draft.task, load(draft.task).version, args), draft.task, node, args, draft.weight,
+        yield TaskSpec(task_key(draft.task, args), draft.task, node, args, draft.weight,
                        draft.label, draft.memory_mb, order=i)

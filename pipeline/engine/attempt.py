@@ -68,7 +68,7 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
         attempt = f"{name}-{uuid.uuid4().hex[:8]}"
         files = {} if only is not None else _deliver(spec, store, attempt, out)
         return PartRecord(
-            key=spec.key, task=spec.task, node=spec.node, attempt=attempt, files=files, counters=counters or {},
+            key=spec.key, task=task.name, node=spec.node, attempt=attempt, files=files, counters=counters or {},
             quarantine=out.condemned, cpu_s=round(_cpu_seconds() - cpu, 3), wall_s=round(time.monotonic() - started, 3),
             rss_mb=round(peak_rss_mb(), 1), basis=spec.basis)
     finally:

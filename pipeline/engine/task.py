@@ -1,9 +1,10 @@
 """The one thing the engine runs: `task.run(inputs, cursor, out) -> counters`.
 
-A task is a class named by import path 'module:Class' with `version: int` and a static `run`. It reads what its JSON
-arguments name, writes named files, and returns mergeable counters. It never sees Ray, the log or other tasks::
+A task is a class with a `name`, a `version` and a static `run`. It reads what its JSON arguments name, writes named
+files, and returns mergeable counters. It never sees Ray, the log or other tasks::
 
     class CountLines:
+        name = "count_lines"
         version = 1
 
         @staticmethod
@@ -12,6 +13,9 @@ arguments name, writes named files, and returns mergeable counters. It never see
                 n = sum(1 for _ in f)
             Path(out.path("lines.txt")).write_text(str(n))
             return {"lines": n}
+
+Workers find it by its import path 'module:Class'. Its key takes the name and the version instead, so that a class may
+move to another module and its results stay fresh.
 
 Counters are nested dicts of numbers: leaves add up, but for outermost keys that begin with `max_`: the maximum counts.
 """
@@ -33,6 +37,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from pipeline.store.errors import GONE, ChangedFile, DamagedFile
 from pipeline.store.fs import Needs, Store, matches
+from stages.catalog import load
 
 #: the stage of a cursor while the first input file of a task is read
 READING = -2
@@ -65,7 +70,7 @@ class TaskSpec:
     """
 
     key: str
-    task: str                          # 'module:Class'
+    task: str                          # import path 'module:Class'
     node: str                          # dataset, or 'dataset/wave'; for progress, the log and the report
     args: dict[str, Any]
     weight: int = 1                    # bytes read; largest first, and the ETA
@@ -91,12 +96,18 @@ class TaskSpec:
         return cls(**{**doc, "roots": tuple(doc.get("roots", ()))})
 
 
-def content_key(task: str, version: int, args: Any) -> str:
-    """Key of a task: 32 hex characters over its import path, version and arguments without places.
+def task_key(task: str, args: Any) -> str:
+    """Key of the task at the import path `task` with these arguments."""
+    found = load(task)
+    return content_key(found.name, found.version, args)
+
+
+def content_key(name: str, version: int, args: Any) -> str:
+    """32 hex characters over a name, a version and arguments without places.
 
     Paths of the store, source roots and `$volatile` values do not count; contents, relative paths and ranges do.
     """
-    blob = json.dumps([task, version, placeless(args)], sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    blob = json.dumps([name, version, placeless(args)], sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
 
 
@@ -142,7 +153,7 @@ class PartRecord:
     """The commit record of a task: the only thing that travels through Ray and into the log."""
 
     key: str
-    task: str
+    task: str                          # name of the task
     node: str
     attempt: str
     files: dict[str, FileInfo]
@@ -372,8 +383,10 @@ class Out:
 
 
 class Task(Protocol):
-    """`sets_up = True`: it sets up stages and then calls `inputs.confine`; others are confined before they begin."""
+    """`name` is unique among tasks. `sets_up = True`: it sets up stages and then calls `inputs.confine`; others are
+    confined before they begin."""
 
+    name: str
     version: int
 
     @staticmethod

@@ -160,7 +160,7 @@ def _is_module(name: str) -> bool:
 
 def _task_versions(module: str) -> Ingredients:
     """Versions of the tasks a module defines."""
-    return {f"task {name} version": found.version for name, found in vars(importlib.import_module(module)).items()
+    return {f"task {found.name} version": found.version for found in vars(importlib.import_module(module)).values()
             if isinstance(found, type) and found.__module__ == module and hasattr(found, "run")
             and isinstance(getattr(found, "version", None), int) and not issubclass(found, Stage)}
 

@@ -23,6 +23,7 @@ from pipeline.recipe import Recipe
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.log import Log
 from pipeline.store.view import LogView
+from stages.catalog import load
 
 #: stage → (bytes of text, or of raw pages, per CPU-second; bytes of text kept per byte in)
 TABLE: dict[str, tuple[float, float]] = {
@@ -64,9 +65,10 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
     stages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])       # bytes in, bytes out, CPU seconds
     nodes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])             # documents or bytes, CPU seconds
     docs = text = stored = stored_text = 0.0
+    pass_name = load(DOCUMENTS).name
     for record in records:
         counters = record.counters
-        if record.task != DOCUMENTS:
+        if record.task != pass_name:
             _count_node(nodes, record, text / max(docs, 1))
             continue
         for label, stats in counters.get("stages", {}).items():

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.engine.lists import ListFiles
-from pipeline.engine.task import PartRecord, TaskSpec, content_key
+from pipeline.engine.task import PartRecord, TaskSpec, content_key, task_key
 from pipeline.plan.inputs import InputError, Listings, SourceFile, list_source
 from pipeline.plan.nodes import (
     DOCUMENTS,
@@ -271,10 +271,10 @@ class Planner:
         cls = reader_class(source.read)
         reader = cls(source.config)
         config = reader.config.model_dump(mode="json")
-        key, hidden = reader.key(), {"config": config}
+        key, hidden = reader.key(), {"target": source.read, "config": config}
         if own := own_source(source.read, self.recipe.code):
             key, hidden = content_key(key, 0, own), {**hidden, "code": self.recipe.code_args()}
-        return {"name": source.read, "key": key, "$volatile": hidden}
+        return {"name": reader.name, "key": key, "$volatile": hidden}
 
     def expansion(self, source: str, path: str) -> float:
         """Expected uncompressed bytes per stored byte of an input file."""
@@ -334,10 +334,9 @@ class Planner:
                   "$volatile": {"quarantined": self.quarantined([s.key for s in plan.chain] + readers),
                                 "code": self.recipe.code_args()}}
         bare = [{**entry, "key": s.basis} for entry, s in zip(chain, plan.chain)]
-        version = load(DOCUMENTS).version
         for order, (args, weight, label, origin) in enumerate(self._pass_inputs(plan, results)):
             spec = self._spec(DOCUMENTS, plan.name, order, weight, label, {**common, **args}, memory)
-            basis = content_key(DOCUMENTS, version, {**common, **args, "chain": bare})
+            basis = task_key(DOCUMENTS, {**common, **args, "chain": bare})
             was = self.earlier(basis)
             if was is not None and was.key != spec.key:
                 hidden = {**common["$volatile"], "replay": replay_arg(was)}
@@ -412,5 +411,4 @@ class Planner:
 
     def _spec(self, task: str, node: str, order: int, weight: int, label: str, args: dict[str, Any],
               memory_mb: int = 500) -> TaskSpec:
-        key = content_key(task, load(task).version, args)
-        return TaskSpec(key, task, node, args, weight, label, memory_mb, order=order, roots=self.roots)
+        return TaskSpec(task_key(task, args), task, node, args, weight, label, memory_mb, order=order, roots=self.roots)

@@ -27,7 +27,7 @@ from pipeline.base.parquet import open_parquet, parquet_writer
 from pipeline.engine.progress import Progress
 from pipeline.engine.scheduler import Scheduler, TaskFailed
 from pipeline.engine.scratch import Scratch
-from pipeline.engine.task import PartRecord, TaskSpec, content_key
+from pipeline.engine.task import PartRecord, TaskSpec, task_key
 from pipeline.plan.inputs import SourceFile
 from pipeline.plan.passes import Planner
 from pipeline.recipe.model import Recipe, Source
@@ -35,7 +35,6 @@ from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.runs import RunTasks
-from pipeline.tasks.sample import DrawSample
 from stages.catalog import reader_class
 from stages.read.sample import SCHEMA
 from stages.text.prf import prf
@@ -184,7 +183,7 @@ def _draw(planner: Planner, chosen: dict[str, list[SourceFile]], share: float, s
             memory = 500 + reader_class(planner.recipe.sources[name].read).memory_mb \
                 + 3 * (min(args["most"], size * 20) >> 20)
             specs.setdefault(name, []).append(TaskSpec(
-                content_key(DRAW, DrawSample.version, args), DRAW, f"sample:{name}", args, size,
+                task_key(DRAW, args), DRAW, f"sample:{name}", args, size,
                 f"{name}: {some[0].path}", min(memory, 4000), order=order,
                 confined=reader_class(planner.recipe.sources[name].read).confined, roots=planner.roots))
     at = Store(store)

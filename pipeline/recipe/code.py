@@ -77,10 +77,11 @@ def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
 
 
 def planned_reader(store: Store, entry: Mapping[str, Any]) -> Reader:
-    """In a worker: the reader of a task's argument {name, key, $volatile: {config, code}}. What one of the user's own
-    gives is checked record by record (`pipeline.tasks.storable.checked`)."""
-    import_planned(store, entry["$volatile"].get("code", ()))
-    return reader_class(entry["name"])(entry["$volatile"]["config"])
+    """In a worker: the reader of a task's argument {name, key, $volatile: {target, config, code}}. Records of a reader
+    of the user's own are checked one by one (`pipeline.tasks.storable.checked`)."""
+    hidden = entry["$volatile"]
+    import_planned(store, hidden.get("code", ()))
+    return reader_class(hidden["target"])(hidden["config"])
 
 
 def own_source(target: str, files: Sequence[str]) -> list[str]:

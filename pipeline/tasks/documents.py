@@ -33,7 +33,7 @@ from pipeline.store.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row
 from pipeline.tasks.chain import Chain, count, load_chain
 from pipeline.tasks.reading import SourceFiles
 from pipeline.tasks.replay import Earlier, NotReproduced, thresholds, without_zeros
-from pipeline.tasks.rows import Where
+from pipeline.tasks.rows import Taken
 from pipeline.tasks.storable import scrub_row
 from pipeline.tasks.tally import Tally
 from stages.document import BadRecord, Document
@@ -64,6 +64,7 @@ class DocumentPass:
     `replay.replay_arg` of the same pass under other thresholds}.
     """
 
+    name = "documents"
     version = 4
     sets_up = True
 
@@ -184,7 +185,7 @@ class _Run:
         alive = size = 0                             # documents of the batch that go through the chain; bytes
         limit = min(BATCH_DOCS, self.inputs.batch_rows or BATCH_DOCS)
         where = self.args.get("where") or {}
-        wanted = Where(where)
+        wanted = Taken(where)
         seen = self.counters["read"].setdefault(self.args["source"], {"records": 0, "skipped": {}, "bad": {}}) \
             if "source" in self.args else {"records": 0}
         only, suspects, records = self.inputs.only, bool(self.skip or self.condemned), 0

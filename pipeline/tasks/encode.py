@@ -20,11 +20,11 @@ import pyarrow as pa
 
 from pipeline.base.parquet import open_parquet, parquet_writer
 from pipeline.engine.lists import unfold
-from pipeline.engine.task import Counters, Cursor, Inputs, Out, content_key
+from pipeline.engine.task import Counters, Cursor, Inputs, Out, task_key
 from pipeline.store.dataset import QUARANTINE, link_committed
 from pipeline.store.fs import Store
 from pipeline.store.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row, to_blame
-from pipeline.tasks.rows import BATCH, Rows, Where, rows_of
+from pipeline.tasks.rows import BATCH, Rows, Taken, rows_of
 from stages.barrier import FileRef, PartRef, TaskDraft, TaskResult
 from stages.stage import library_versions
 from stages.text.prf import below
@@ -63,6 +63,7 @@ class EncodePart:
     batch's tokens.
     """
 
+    name = "encode_part"
     version = 6
 
     @staticmethod
@@ -73,7 +74,7 @@ class EncodePart:
 def encode_key(args: Mapping[str, Any]) -> str:
     """Key of encoding as a stage: what decides about the tokens of a text, whatever part or stream it is in. Under it
     the log says which documents it condemned. `args`: those of an EncodePart."""
-    return content_key(ENCODE, EncodePart.version, {k: args[k] for k in ("tokenizer", "eos", "libraries")})
+    return task_key(ENCODE, {k: args[k] for k in ("tokenizer", "eos", "libraries")})
 
 
 class _Encoding:
@@ -93,7 +94,7 @@ class _Encoding:
     def run(self) -> Counters:
         limit = min(BATCH, self.inputs.batch_rows or BATCH)
         columns = ("text", "bytes", "source", "meta", "locator", "loss_spans")
-        where = Where(self.args.get("where"))
+        where = Taken(self.args.get("where"))
         for some in rows_of(self.inputs.fetch(self.args["part"]), where, columns, limit):
             self.counters["skipped"] += some.seen - len(some.rows)
             self._batch(some)
@@ -256,6 +257,7 @@ class AssembleShard:
     offset, part, maybe loss: $ref}] in plan order. Writes the documents that start in [start, stop): body, ends,
     table.parquet, blocks (their sums), shard.json, and loss where a token is no target."""
 
+    name = "assemble_shard"
     version = 3
 
     @staticmethod

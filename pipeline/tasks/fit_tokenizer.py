@@ -13,7 +13,7 @@ from pipeline.engine.task import Counters, Cursor, Inputs, Out
 from pipeline.store.dataset import link_committed
 from pipeline.store.fs import Store
 from pipeline.tasks.encode import libraries
-from pipeline.tasks.rows import Where, rows_of
+from pipeline.tasks.rows import Taken, rows_of
 from pipeline.tasks.sample_text import picked_texts, rank_of, sample_waves
 from stages.barrier import Done, FileRef, PartRef, TaskDraft, TaskResult, Wave
 from stages.dedup.fragment import files_of
@@ -27,7 +27,7 @@ NO_DOCUMENT = ("tokenizer.train.from: there is no document to train on; see that
 
 
 class FitTokenizer:
-    """args: either parts [$ref of kept.parquet, in plan order], where (see `pipeline.tasks.rows.Where`), sample (bytes
+    """args: either parts [$ref of kept.parquet, in plan order], where (see `pipeline.tasks.rows.Taken`), sample (bytes
     of text) and seed, or picked [$ref of the texts of the sample, see `pipeline.tasks.sample_text`]; kind bpe |
     sentencepiece, model unigram | bpe, vocab. Writes tokenizer.json or tokenizer.model.
 
@@ -37,6 +37,7 @@ class FitTokenizer:
     the trainer holds.
     """
 
+    name = "fit_tokenizer"
     version = 3
 
     @staticmethod
@@ -69,7 +70,7 @@ def _picked(inputs: Inputs) -> Iterator[str]:
 
 def _drawn(inputs: Inputs) -> Iterator[str]:
     """Texts of the sample of all parts."""
-    args, where = inputs.args, Where(inputs.args.get("where"))
+    args, where = inputs.args, Taken(inputs.args.get("where"))
     paths = [inputs.fetch(ref) for ref in args["parts"]]
     chosen = _sample(paths, where, int(args["sample"]), int(args["seed"]))
     if not chosen:
@@ -82,6 +83,7 @@ class LoadTokenizer:
     """args: file ($file of a tokenizer.json or a SentencePiece .model), eos (token or null). Copies it into the store
     after it has proved that it can encode."""
 
+    name = "load_tokenizer"
     version = 1
 
     @staticmethod
@@ -96,7 +98,7 @@ def _facts(tokenizer: Tokenizer) -> Counters:
     return {"vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos}
 
 
-def _sample(paths: Sequence[str], where: Where, size: int, seed: int) -> dict[str, int]:
+def _sample(paths: Sequence[str], where: Taken, size: int, seed: int) -> dict[str, int]:
     """{id: bytes} of the longest run of documents by rising PRF that has at most `size` bytes (at least one)."""
     heap: list[tuple[int, str, int]] = []            # highest PRF first
     total = 0

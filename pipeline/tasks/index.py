@@ -19,6 +19,7 @@ class Index:
     wrong with it, and where.
     """
 
+    name = "index"
     version = 1
     sets_up = True
 

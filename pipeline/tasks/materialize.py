@@ -65,6 +65,7 @@ class ScatterWindows:
     file phaseP.seg for each phase that draws from the range, one bucket an output file. Memory: one block of tokens and
     its records."""
 
+    name = "scatter_windows"
     version = 2
 
     @staticmethod
@@ -180,6 +181,7 @@ class WriteRows:
     format bytes | parquet, masked (in sets with masks). Writes tokens, bounds, origin, and loss where a token does not
     count; or rows.parquet. Memory: one output file and one segment."""
 
+    name = "write_rows"
     version = 1
 
     @staticmethod

@@ -12,72 +12,47 @@ import pyarrow.compute as pc
 
 from pipeline.base.parquet import open_parquet
 from stages.document import Document
-from stages.stage import SettingsError
-from stages.text.language_codes import names
-from stages.text.scripts import CODES
+from stages.filter.where import Where
 
 #: documents, and bytes of their text, at a time; a longer document is a batch of its own
 BATCH, BATCH_BYTES = 256, 8 << 20
 
 
-class Where:
-    """Which documents of a dataset belong to a stream: {source: [names], language: [codes], signals: {name: {min,
-    max}}}. A language is wanted by any of its names (`stages.text.language_codes`).
+class Taken:
+    """Which documents a stream or a dataset takes: `where` of the recipe, {source: [names], language: [codes]}."""
 
-    A range holds min <= value < max, so that buckets tile; a signal that was not computed is in no range.
-    """
-
-    def __init__(self, spec: Mapping[str, Any] | None) -> None:
-        spec = dict(spec or {})
-        given = {k: spec.pop(k) for k in ("source", "language") if k in spec}
-        self.equal = {k: [v] if isinstance(v, str) else list(v) for k, v in given.items()}
-        self.ranges = {k: (v.get("min"), v.get("max")) for k, v in spec.pop("signals", {}).items()}
-        if spec:
-            raise SettingsError(f"where: unknown keys {sorted(spec)}; known are source, language, signals")
-
-    def speaks(self, language: str | None, script: float | None) -> bool:
-        """Whether a document is in a language wanted: by its label, and the number of its script where it is known."""
-        return "language" not in self.equal or any(
-            names(wanted, language or "", CODES.get(int(script or 0), "")) for wanted in self.equal["language"])
+    def __init__(self, where: Mapping[str, Any] | None) -> None:
+        self.config = Where.Config(**where) if where else None
+        self.columns = frozenset(where or ())
 
     def takes(self, doc: Document) -> bool:
-        """Whether a document has the source and the language wanted; says nothing of signals."""
-        return doc.source in self.equal.get("source", (doc.source,)) and self.speaks(
-            doc.language, doc.signals.get("script"))
+        return self.config is None or not self.config.refuses(doc.source, doc.language, doc.signals.get("script"))
 
     def mask(self, batch: pa.RecordBatch) -> np.ndarray:
         """Which rows of a batch are taken, bool (rows,)."""
-        keep = np.ones(len(batch), bool)
-        for column, values in self.equal.items():
-            if column == "language":
-                keep &= np.fromiter((self.speaks(*said) for said in zip(*_languages(batch))), bool, len(batch))
-                continue
-            keep &= np.asarray(pc.is_in(batch.column(column), pa.array(values, pa.string())).to_numpy(False), bool)
-        for name, (low, high) in self.ranges.items():
-            signals = batch.column("signals")
-            if signals.type.get_field_index(name) < 0:
-                known = ", ".join(f.name for f in signals.type)
-                raise SettingsError(f"where.signals: the dataset has no signal '{name}'; it has {known}")
-            value = pc.struct_field(signals, name).to_numpy(zero_copy_only=False).astype(float)
-            keep &= ~np.isnan(value)
-            keep &= value >= low if low is not None else True
-            keep &= value < high if high is not None else True
-        return keep
+        if self.config is None:
+            return np.ones(len(batch), bool)
+        rows = list(zip(*(_column(batch, name) for name in ("source", "language")), _scripts(batch)))
+        taken = {row: not self.config.refuses(*row) for row in set(rows)}
+        return np.fromiter((taken[row] for row in rows), bool, len(batch))
 
 
-def _languages(batch: pa.RecordBatch) -> tuple[list[str | None], list[float | None]]:
-    """Labels of languages, and numbers of scripts where the signal was computed."""
-    scripts: list[float | None] = [None] * len(batch)
+def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
+    return batch.column(name).to_pylist() if name in batch.schema.names else [""] * len(batch)
+
+
+def _scripts(batch: pa.RecordBatch) -> list[float | None]:
+    """Numbers of scripts where the signal was computed."""
     if "signals" in batch.schema.names:
         signals = batch.column("signals")
         if signals.type.get_field_index("script") >= 0:
-            scripts = pc.struct_field(signals, "script").to_pylist()
-    return batch.column("language").to_pylist(), scripts
+            return pc.struct_field(signals, "script").to_pylist()
+    return [None] * len(batch)
 
 
 @dataclass
 class Rows:
-    """Some rows of a part that passed a `where`, in order."""
+    """Some rows of a part that were taken, in order."""
 
     batch: pa.RecordBatch
     rows: np.ndarray              # their row numbers in the part, int64
@@ -93,15 +68,13 @@ class Rows:
         return self.batch.column(name).to_pylist()
 
 
-def rows_of(path: str, where: Where, columns: Sequence[str], batch: int = BATCH) -> Iterator[Rows]:
-    """The rows of a part that `where` takes, at most `batch` of them and BATCH_BYTES of text (or one longer document)
+def rows_of(path: str, wanted: Taken, columns: Sequence[str], batch: int = BATCH) -> Iterator[Rows]:
+    """The rows of a part that are wanted, at most `batch` of them and BATCH_BYTES of text (or one longer document)
     at a time. The column `bytes` is there without the texts. Memory: one row group of what is read."""
-    need = {"id", *columns, *where.equal} - {"bytes"}
-    if where.ranges:
-        need |= {"signals"}
-    elif "bytes" in columns:
+    need = {"id", *columns, *wanted.columns} - {"bytes"}
+    if "bytes" in columns:
         need |= {"signals.bytes"}
-    if "language" in where.equal and "signals" not in need:
+    if "language" in wanted.columns and "signals" not in need:
         need |= {"signals.script"}
     first = 0
     with open_parquet(path) as file:
@@ -109,7 +82,7 @@ def rows_of(path: str, where: Where, columns: Sequence[str], batch: int = BATCH)
         for group in range(file.num_row_groups):
             for block in file.iter_batches(batch, row_groups=[group], columns=sorted(need)):
                 for got in _cut(block):
-                    keep = where.mask(got)
+                    keep = wanted.mask(got)
                     rows = np.flatnonzero(keep)
                     yield Rows(got if keep.all() else got.filter(pa.array(keep)), rows + first, len(got))
                     first += len(got)

@@ -28,6 +28,7 @@ class DrawSample:
     stored files that were read), and `complete` {"below": r}: every record read whose rank is below r was drawn.
     """
 
+    name = "draw_sample"
     version = 2
     sets_up = True
 

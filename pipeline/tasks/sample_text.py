@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pipeline.base.parquet import open_parquet, parquet_writer
 from pipeline.engine.task import Counters, Cursor, Inputs, Out
-from pipeline.tasks.rows import Where, rows_of
+from pipeline.tasks.rows import Taken, rows_of
 from stages.barrier import Done, PartRef, TaskDraft, Wave
 from stages.dedup.fragment import files_of, groups
 from stages.dedup.verify import texts_at
@@ -40,18 +40,19 @@ def rank_of(seed: int, id: str) -> int:
 
 
 class RankTexts:
-    """args: parts [$ref of kept.parquet], where (see `pipeline.tasks.rows.Where`), sample (bytes), seed.
+    """args: parts [$ref of kept.parquet], where (see `pipeline.tasks.rows.Taken`), sample (bytes), seed.
 
     Writes segments `ranks.seg` (RANK, by range of ranks, sorted): the documents of the group that can be in a sample of
     that size. Memory: 100 bytes a document of the group.
     """
 
+    name = "rank_texts"
     version = 3
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        where, seed, ranks, sizes = Where(args.get("where")), int(args["seed"]), [], []
+        where, seed, ranks, sizes = Taken(args.get("where")), int(args["seed"]), [], []
         for ref in args["parts"]:
             for rows in rows_of(inputs.fetch(ref), where, ("bytes",)):
                 ranks += [rank_of(seed, id) for id in rows.ids]
@@ -70,6 +71,7 @@ class CutSample:
     """args: ranks [$ref of ranks.seg], sample (bytes). Counts the documents and bytes of the sample; `max_rank` is the
     rank of its last document, -1 when there is none."""
 
+    name = "cut_sample"
     version = 1
 
     @staticmethod
@@ -94,12 +96,13 @@ class PickTexts:
     """args: parts, where, seed (as RankTexts), last (rank of the last document of the sample). Writes picked.parquet
     (PICKED), the texts of the group that are in the sample, in the order of the parts."""
 
+    name = "pick_texts"
     version = 2
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        where, seed, last = Where(args.get("where")), int(args["seed"]), int(args["last"])
+        where, seed, last = Taken(args.get("where")), int(args["seed"]), int(args["last"])
         counters = {"documents": 0, "bytes": 0}
         ids: list[str] = []
         texts: list[str] = []
@@ -129,7 +132,7 @@ class PickTexts:
         return counters
 
 
-def _chosen(path: str, where: Where, seed: int, last: int) -> tuple[list[str], np.ndarray]:
+def _chosen(path: str, where: Taken, seed: int, last: int) -> tuple[list[str], np.ndarray]:
     """(ids, rows) of the documents of a part that are in the sample."""
     ids: list[str] = []
     rows: list[int] = []

@@ -38,6 +38,7 @@ class Clusters:
     and a histogram of cluster sizes (bin b: 2**b <= documents < 2**(b + 1)).
     """
 
+    name = "clusters"
     version = 3
 
     @staticmethod

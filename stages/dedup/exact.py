@@ -173,6 +173,7 @@ class ExactMap:
     Writes segments `hashes.seg` (HASHED, by range of hashes).
     """
 
+    name = "exact_map"
     version = 3
 
     @staticmethod
@@ -202,6 +203,7 @@ class ExactReduce:
     documents that go, and the most frequent hash. Memory: a block of records, however many there are in the bucket.
     """
 
+    name = "exact_reduce"
     version = 3
 
     @staticmethod
@@ -236,6 +238,7 @@ class ExactSlices:
     Writes `slice.PART.parquet` for every part that loses documents; the cluster is the document that is kept.
     """
 
+    name = "exact_slices"
     version = 1
 
     @staticmethod

@@ -32,6 +32,7 @@ class BandMap:
     Writes segments `bands` (BAND, by range of keys) and `links` (EDGE, one bucket); places count within the group.
     """
 
+    name = "lsh_map"
     version = 3
 
     @staticmethod
@@ -60,6 +61,7 @@ class BandReduce:
     Memory: a block of records, however many there are in the bucket.
     """
 
+    name = "lsh_reduce"
     version = 3
 
     @staticmethod

@@ -250,6 +250,7 @@ class MinHash(Barrier):
 class MinHashSlices:
     """args: verdicts, near [$ref], group (its bucket), dataset. Writes `slice.PART.parquet` for every touched part."""
 
+    name = "minhash_slices"
     version = 2
 
     @staticmethod

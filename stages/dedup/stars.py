@@ -36,6 +36,7 @@ class Spread:
     Writes segments `edges.seg` (ARC, by place).
     """
 
+    name = "stars_spread"
     version = 2
 
     @staticmethod
@@ -57,6 +58,7 @@ class Star:
     wrote again, are stars.
     """
 
+    name = "stars_star"
     version = 2
 
     @staticmethod
@@ -87,6 +89,7 @@ class Members:
     Writes segments `members.seg` (MEMBER, bucket = number of the group), and counts as `cluster.Clusters` does.
     """
 
+    name = "stars_members"
     version = 2
 
     @staticmethod

@@ -69,6 +69,7 @@ class Shingles:
     Writes segments `candidates` (by cluster) and, when `texts`, `shingles.bin`: sorted unique uint64, little-endian.
     """
 
+    name = "minhash_shingles"
     version = 3
 
     @staticmethod
@@ -195,6 +196,7 @@ class Verify:
     Memory: a block of candidates, the largest cluster, and the cache of shingles.
     """
 
+    name = "minhash_verify"
     version = 4
 
     @staticmethod

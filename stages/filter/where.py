@@ -100,6 +100,16 @@ class Where(Stage):
                 raise ValueError("without a condition it keeps everything; give `language:`, `source:` or `signals:`")
             return self
 
+        def refuses(self, source: str, language: str | None, script: float | None) -> str:
+            """The condition, `source` or `language`, that a document does not meet, or "". `script` is the number of
+            the script it is written in, where that is known."""
+            if self.source is not None and source not in self.source:
+                return "source"
+            code = CODES.get(int(script or 0), "")
+            if self.language is not None and not any(names(wanted, language or "", code) for wanted in self.language):
+                return "language"
+            return ""
+
     def reads(self) -> dict[str, str]:
         return {**dict.fromkeys(self.config.signals, "signals"), **({"language": "language"} if self.config.language
                                                                     else {})}
@@ -108,12 +118,8 @@ class Where(Stage):
         return self.verdict(doc)
 
     def verdict(self, doc: Document) -> str | None:
-        if self.config.source is not None and doc.source not in self.config.source:
-            return "where_source"
-        if self.config.language is not None:
-            script = CODES.get(int(doc.signals.get("script") or 0), "")
-            if not any(names(wanted, doc.language, script) for wanted in self.config.language):
-                return "where_language"
+        if refused := self.config.refuses(doc.source, doc.language, doc.signals.get("script")):
+            return f"where_{refused}"
         for name, condition in self.config.signals.items():
             value = doc.signals.get(name)
             if value is None:

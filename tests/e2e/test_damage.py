@@ -78,7 +78,7 @@ def flip(path: Path, seed: int = 0) -> None:
 
 def outputs(store: Path, task: str, name: str) -> list[PartRecord]:
     """Records of a task that wrote something under that name; at least one."""
-    records = [r for r in Log.read(Store(store)).records() if r.task.endswith(task) and name in r.files
+    records = [r for r in Log.read(Store(store)).records() if r.task == task and name in r.files
                and r.files[name].rows]
     assert records
     return records
@@ -91,7 +91,7 @@ def test_a_damaged_part_is_made_anew_while_a_new_step_reads_it(finished, tmp_pat
     changed = "datasets.clean.steps=[gopher_quality, pii]"
     wanted = run(top, copy(store, tmp_path / "wanted"), changed)
     harmed = copy(store, tmp_path / "harmed")
-    record = outputs(harmed, ":DocumentPass", "kept.parquet")[0]
+    record = outputs(harmed, "documents", "kept.parquet")[0]
     path = harmed / record.files["kept.parquet"].path
     if harm == "flip":
         flip(path)
@@ -109,7 +109,7 @@ def test_published_files_are_links_to_what_was_made_anew(finished, tmp_path):
     top, store, expected = finished
     harmed = copy(store, tmp_path / "harmed")
     body = next(p for p in sorted((harmed / "shards").rglob("*.tokens")))
-    [record] = [r for r in outputs(harmed, ":AssembleShard", "body") if r.files["body"].sha256[:12] in body.name]
+    [record] = [r for r in outputs(harmed, "assemble_shard", "body") if r.files["body"].sha256[:12] in body.name]
     (harmed / record.files["body"].path).unlink()
     flip(body)
     assert run(top, harmed) == expected
@@ -136,11 +136,11 @@ def test_samples_are_written_from_exchange_files_that_were_made_anew(finished, t
     def rows() -> str:
         return materialize(str(harmed), name, "parquet", make_backend=make_backend("inline", 1, None))[0].dumps()
     expected = rows()
-    for record in outputs(harmed, ":ScatterWindows", "phase0.seg"):
+    for record in outputs(harmed, "scatter_windows", "phase0.seg"):
         path = harmed / record.files["phase0.seg"].path
         data = path.read_bytes()
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    for record in outputs(harmed, ":WriteRows", "rows.parquet"):
+    for record in outputs(harmed, "write_rows", "rows.parquet"):
         (harmed / record.files["rows.parquet"].path).unlink()
     shutil.rmtree(harmed / f"runs/{name}/rows-parquet")
     assert rows() == expected
@@ -192,7 +192,7 @@ def test_a_store_that_keeps_losing_files_is_given_up(finished, tmp_path, monkeyp
     top, store, _ = finished
     harmed = copy(store, tmp_path / "harmed")
     monkeypatch.setattr("pipeline.heal.MOST_MENDED", 0)
-    for record in outputs(harmed, ":DocumentPass", "kept.parquet"):
+    for record in outputs(harmed, "documents", "kept.parquet"):
         flip(harmed / record.files["kept.parquet"].path)
     with pytest.raises(StoreError, match="its disk, or somebody who writes there, is at fault"):
         run(top, harmed, "datasets.clean.steps=[gopher_quality, pii]")
@@ -282,8 +282,8 @@ def test_a_wrecked_store_comes_back_to_the_same_bytes(finished, facts, tmp_path,
 def test_the_command_names_what_is_damaged_and_mends_it(finished, tmp_path):
     top, store, expected = finished
     harmed = copy(store, tmp_path / "harmed")
-    part = outputs(harmed, ":DocumentPass", "kept.parquet")[0].files["kept.parquet"].path
-    gone = outputs(harmed, ":AssembleShard", "body")[0].files["ends"].path
+    part = outputs(harmed, "documents", "kept.parquet")[0].files["kept.parquet"].path
+    gone = outputs(harmed, "assemble_shard", "body")[0].files["ends"].path
     token = sorted((harmed / "shards").rglob("*.tokens"))[0]
     flip(harmed / part)
     (harmed / gone).unlink()

@@ -61,6 +61,7 @@ class Rows:
     args: first, rows, batch, poison {row: kind}, ms (milliseconds of sleep a row), cpu_ms (of work a row).
     """
 
+    name = "rows"
     version = 1
 
     @staticmethod
@@ -159,6 +160,7 @@ POISON = {"segfault": lambda a: ctypes.string_at(0), "spin": spin, "exit": lambd
 
 
 class Fails:
+    name = "fails"
     version = 1
 
     @staticmethod
@@ -170,6 +172,7 @@ class Fails:
 class FailsFirst:
     """Raises until it was called `times` times."""
 
+    name = "fails_first"
     version = 1
 
     @staticmethod
@@ -186,6 +189,7 @@ class FailsFirst:
 class Full:
     """Meets a full disk, `times` times."""
 
+    name = "full"
     version = 1
 
     @staticmethod
@@ -202,6 +206,7 @@ class Full:
 class Endless:
     """A reader that never comes to the end of record 3."""
 
+    name = "endless"
     version = 1
 
     @staticmethod
@@ -215,6 +220,7 @@ class Endless:
 class Reads:
     """Reads files of three records each, one of which may do something odd: args files, poison {file: [row, kind]}."""
 
+    name = "reads"
     version = 1
 
     @staticmethod
@@ -235,6 +241,7 @@ class Reads:
 class SetupDies:
     """Crashes outside any document."""
 
+    name = "setup_dies"
     version = 1
 
     @staticmethod
@@ -245,6 +252,7 @@ class SetupDies:
 
 
 class Forgets:
+    name = "forgets"
     version = 1
 
     @staticmethod
@@ -256,6 +264,7 @@ class Forgets:
 class Deaf:
     """Sets the cursor but honours neither `skip` nor `only`."""
 
+    name = "deaf"
     version = 1
 
     @staticmethod
@@ -268,6 +277,7 @@ class Deaf:
 class Straggles:
     """Sleeps for an hour the first time, if it has a mark; returns at once afterwards."""
 
+    name = "straggles"
     version = 1
 
     @staticmethod
@@ -283,6 +293,7 @@ class Straggles:
 class Devices:
     """Says which GPUs it sees, and from when to when (seconds, the same clock in all processes of a machine)."""
 
+    name = "devices"
     version = 1
 
     @staticmethod
@@ -298,6 +309,7 @@ class Devices:
 class Waits:
     """Ends when a file is there."""
 
+    name = "waits"
     version = 1
 
     @staticmethod
@@ -309,6 +321,7 @@ class Waits:
 class Held:
     """A row-wise pass that stays at each of its `rows` until the file `marks`/ROW is there."""
 
+    name = "held"
     version = 1
 
     @staticmethod
@@ -322,6 +335,7 @@ class Held:
 class Noisy:
     """Prints to stdout, where the protocol must not be, and leaves a process behind."""
 
+    name = "noisy"
     version = 1
 
     @staticmethod
@@ -335,6 +349,7 @@ class Noisy:
 class Hostile:
     """A parser that was taken over: tries what `args` name and writes what came of it, a value or the error's name."""
 
+    name = "hostile"
     version = 1
 
     @staticmethod
@@ -388,6 +403,7 @@ class Hostile:
 class Programs:
     """A pass whose stages declare `programs`: tries to start `start`."""
 
+    name = "programs"
     version = 1
     sets_up = True
 
@@ -409,7 +425,7 @@ class Programs:
 
 def spec(task: type, node: str = "t", order: int = 0, weight: int = 1, memory_mb: int = 300, **args: Any) -> TaskSpec:
     name = f"{task.__module__}:{task.__name__}"
-    return TaskSpec(content_key(name, task.version, args), name, node, args, weight, f"{node} {order}", memory_mb,
+    return TaskSpec(content_key(task.name, task.version, args), name, node, args, weight, f"{node} {order}", memory_mb,
                     order=order, confined=not {"mark", "marks"} & args.keys())       # marks lie outside of its folders
 
 

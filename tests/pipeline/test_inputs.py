@@ -187,6 +187,7 @@ def test_a_pinned_file_is_hashed_too(tmp_path):
 class ChangesItsInput:
     """An input that is written to while a task reads it."""
 
+    name = "changes_its_input"
     version = 1
 
     @staticmethod
@@ -209,6 +210,7 @@ def test_an_input_that_changes_while_it_is_read(tmp_path):
 
 
 class WritesNumbers:
+    name = "writes_numbers"
     version = 1
 
     @staticmethod
@@ -220,6 +222,7 @@ class WritesNumbers:
 class AddsNumbers:
     """Reads by range and trips over what it does not expect before anything was compared with a sum."""
 
+    name = "adds_numbers"
     version = 1
 
     @staticmethod
@@ -250,6 +253,7 @@ def test_a_task_that_trips_over_damaged_bytes_names_their_file(tmp_path, now, er
 class ReadsBoth:
     """Fails over the second file, which it read by range after the first."""
 
+    name = "reads_both"
     version = 1
 
     @staticmethod

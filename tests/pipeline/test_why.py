@@ -140,8 +140,8 @@ def test_another_version_of_a_task_of_a_barrier_and_of_the_tokenizer(site, monke
     monkeypatch.setattr(exact.ExactReduce, "version", 77)
     monkeypatch.setattr("pipeline.tasks.fit_tokenizer.FitTokenizer.version", 78)
     [cause] = causes(why(site, "deduped/exact.1"))
-    assert cause.startswith("task ExactReduce version: ") and cause.endswith(" → 77")
-    assert any(c.startswith("task FitTokenizer version: ") for c in causes(why(site, "tokenizer")))
+    assert cause.startswith("task exact_reduce version: ") and cause.endswith(" → 77")
+    assert any(c.startswith("task fit_tokenizer version: ") for c in causes(why(site, "tokenizer")))
 
 
 def test_a_resource_file_with_other_content(site):

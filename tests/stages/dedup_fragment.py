@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.attempt import run_attempt
 from pipeline.engine.lists import ListFiles, writes_to
-from pipeline.engine.task import Cursor, TaskSpec, content_key, merge_counters
+from pipeline.engine.task import Cursor, TaskSpec, content_key, merge_counters, task_key
 from pipeline.store.fs import Store
 from stages.barrier import Barrier, PartRef, TaskResult
 from stages.catalog import load
@@ -89,7 +89,7 @@ def run_fragment(barrier: Barrier, parts: list[PartRef], store: Store, *, shuffl
             random.Random(f"{shuffle}/{wave.name}").shuffle(order)
         results: dict[int, TaskResult] = {}
         args = [lists.fold(d.args) for d in drafts]
-        mine = [content_key(d.task, load(d.task).version, a) for d, a in zip(drafts, args)]
+        mine = [task_key(d.task, a) for d, a in zip(drafts, args)]
         keys[wave.name] = keys.get(wave.name, []) + mine
         for i in order:
             d = drafts[i]

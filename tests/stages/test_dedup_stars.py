@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from pipeline.engine import exchange
 from pipeline.engine import merge as merging
 from pipeline.engine.attempt import run_attempt
-from pipeline.engine.task import Cursor, TaskSpec, content_key, merge_counters
+from pipeline.engine.task import Cursor, TaskSpec, merge_counters, task_key
 from pipeline.store.fs import Store
 from stages.barrier import TaskResult
-from stages.catalog import load
 from stages.dedup import cluster, fragment
 from stages.dedup.cluster import MEMBER, cluster_waves
 from stages.dedup.fragment import read_segments, write_segments
@@ -25,6 +24,7 @@ from stages.dedup.lsh import EDGE, components
 class WriteLinks:
     """Stands for the waves before: args `edges` [[a, b]]."""
 
+    name = "write_links"
     version = 1
 
     @staticmethod
@@ -37,6 +37,7 @@ class WriteLinks:
 class ReadMembers:
     """Members of all groups, as counters: {place: root}."""
 
+    name = "read_members"
     version = 1
 
     @staticmethod
@@ -52,7 +53,7 @@ class ReadMembers:
 
 
 def run(store: Store, task: str, args: dict) -> TaskResult:
-    record = run_attempt(TaskSpec(content_key(task, load(task).version, args), task, "t", args), store, "a", Cursor())
+    record = run_attempt(TaskSpec(task_key(task, args), task, "t", args), store, "a", Cursor())
     return TaskResult({n: f.ref() for n, f in record.files.items()}, record.counters)
 
 

@@ -503,7 +503,7 @@ def test_datasets_are_routed_by_a_language_identified_once(tmp_path, monkeypatch
     from pipeline.store.dataset import iter_rows
     from pipeline.store.fs import Store
     from pipeline.store.log import Log
-    from pipeline.tasks.rows import Where, rows_of
+    from pipeline.tasks.rows import Taken, rows_of
 
     texts = {"french": FRENCH, "german": GERMAN, "serbian": SERBIAN, "russian": RUSSIAN, "cyrillic": SERBIAN_CYRILLIC}
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": f"{text}\n{i}"}) + "\n" for i in range(5)
@@ -532,7 +532,7 @@ def test_datasets_are_routed_by_a_language_identified_once(tmp_path, monkeypatch
     # a stream of shards picks by the same names
     [part] = (tmp_path / "store" / "datasets" / "identified").glob("part-*.parquet")
     for wanted, docs in (("srp_Cyrl", 5), ("deu_Latn", 5), ("de", 5), ("rus_Cyrl", 5), ("rus_Latn", 0), ("ces", 0)):
-        assert sum(len(r.rows) for r in rows_of(str(part), Where({"language": wanted}), ("bytes",))) == docs, wanted
+        assert sum(len(r.rows) for r in rows_of(str(part), Taken({"language": wanted}), ("bytes",))) == docs, wanted
 
     # another threshold asks the model of those alone whose verdict it changes
     known = {r.key for r in Log.read(store).records()}

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engine.attempt import run_attempt
-from pipeline.engine.task import Cursor, TaskSpec, content_key
+from pipeline.engine.task import Cursor, TaskSpec, task_key
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.parts import PartWriter, document_schema
 from pipeline.tasks import encode as encode_module
@@ -24,9 +24,8 @@ from pipeline.tasks.encode import (
     publish_shards,
 )
 from pipeline.tasks.fit_tokenizer import _sample, load_draft, publish_tokenizer, tokenizer_draft, tokenizer_info
-from pipeline.tasks.rows import BATCH_BYTES, Where, rows_of
+from pipeline.tasks.rows import BATCH_BYTES, Taken, rows_of
 from stages.barrier import PartRef, TaskResult
-from stages.catalog import load
 from stages.document import Document, document_id
 from stages.mix.resolve import resolve
 from stages.text.prf import prf
@@ -61,7 +60,7 @@ class Runner:
         for i in order if order is not None else range(len(drafts)):
             d = drafts[i]
             args = json.loads(json.dumps(d.args))
-            spec = TaskSpec(content_key(d.task, load(d.task).version, args), d.task, "t", args, memory_mb=d.memory_mb)
+            spec = TaskSpec(task_key(d.task, args), d.task, "t", args, memory_mb=d.memory_mb)
             record = run_attempt(spec, self.store, "1", Cursor(), str(self.root))
             self.records.append(record)
             out[i] = TaskResult({n: f.ref() for n, f in record.files.items()}, record.counters)
@@ -177,7 +176,7 @@ def test_near_duplicates_of_held_out_documents_leave_train_and_are_counted(run):
     assert sum(r.counters["near_held_out"] for r in encoded) == len(leave)
 
 
-def test_streams_by_source_and_by_range_of_a_signal_tile_the_dataset(run):
+def test_streams_by_source_tile_the_dataset(run):
     docs = documents()
     parts = run.parts(docs, 50)
 
@@ -188,26 +187,22 @@ def test_streams_by_source_and_by_range_of_a_signal_tile_the_dataset(run):
         return {s.id for s in shards.documents(0, shards.tokens)}
 
     assert ids({"source": "wiki"}) == {d.id for d in docs if d.source == "wiki"}
-    low, high = ids({"signals": {"quality": {"max": 0.5}}}), ids({"signals": {"quality": {"min": 0.5}}})
-    assert not low & high
-    assert low | high == {d.id for d in docs if d.signals}
+    assert ids({"source": "wiki"}) | ids({"source": "web"}) == {d.id for d in docs}
     assert ids({"source": ["web"], "language": ["de"]}) == set()
-    with pytest.raises(ValueError, match=r"no signal 'qualty'; it has bytes, quality"):
-        ids({"signals": {"qualty": {"min": 0}}})
-    with pytest.raises(ValueError, match=r"unknown keys \['lang'\]"):
-        Where({"lang": "en"})
+    with pytest.raises(ValueError, match="unknown key 'lang'"):
+        Taken({"lang": "en"})
 
 
 def test_counters_add_up_and_name_sources(run):
     docs = documents()
     info, _ = encode(run, run.parts(docs, 50), {**CONFIG, "where": {"source": "web"}}, 3000)
-    encoded = [r.counters for r in run.records if r.task.endswith("EncodePart")]
+    encoded = [r.counters for r in run.records if r.task == "encode_part"]
     assert sum(c["train"]["docs"] for c in encoded) == info["train"]["documents"]
     assert sum(c["train"]["tokens"] for c in encoded) == info["train"]["tokens"]
     assert sum(c["val"]["tokens"] for c in encoded) == info["val"]["tokens"]
     assert {s for c in encoded for s in c["sources"]} == {"web"}
     assert sum(c["skipped"] for c in encoded) == sum(d.source == "wiki" for d in docs)
-    assembled = [r.counters for r in run.records if r.task.endswith("AssembleShard")]
+    assembled = [r.counters for r in run.records if r.task == "assemble_shard"]
     assert sum(c["tokens"] for c in assembled) == info["train"]["tokens"] + info["val"]["tokens"]
 
 
@@ -290,7 +285,7 @@ class Encode:
 
     def __call__(self, quarantined=lambda keys: [], where=None, **kw):
         [draft] = encode_drafts([self.part], self.tokenizer, {"val": 0.0, "where": where}, quarantined)
-        spec = TaskSpec(content_key(draft.task, load(draft.task).version, draft.args), draft.task, "t", draft.args)
+        spec = TaskSpec(task_key(draft.task, draft.args), draft.task, "t", draft.args)
         return run_attempt(spec, self.run.store, "1", Cursor(), str(self.run.root), **kw)
 
     def lost(self, record) -> list[dict]:
@@ -394,8 +389,8 @@ def test_batches_are_bounded_in_bytes_and_stay_in_a_row_group(tmp_path):
             starts.append(at)
             at += file.metadata.row_group(group).num_rows
     assert len(starts) > 3
-    every = {"signals": {"quality": {"min": 0}}}
-    for where in (Where({}), Where(every)):
+    every = {"source": sorted({d.source for d in docs})}
+    for where in (Taken({}), Taken(every)):
         rows, ids = [], []
         for some in rows_of(path, where, ("text", "bytes")):
             texts = some.column("text")
@@ -413,7 +408,7 @@ def test_batches_are_bounded_in_bytes_and_stay_in_a_row_group(tmp_path):
 def test_sizes_are_read_without_the_texts(tmp_path):
     docs = [Document(document_id("s", "f", "", i), "\u00fc" * i, source="s") for i in range(9)]
     path = write_part(tmp_path / "part.parquet", docs)
-    [some] = rows_of(path, Where({}), ("bytes",))
+    [some] = rows_of(path, Taken({}), ("bytes",))
     assert "text" not in some.batch.schema.names
     assert some.column("bytes") == [2 * i for i in range(9)]
 
@@ -433,7 +428,7 @@ def test_the_sample_is_the_longest_run_of_lowest_prfs_in_any_order(tmp_path):
         for seed in range(4):
             order = np.random.default_rng(seed).permutation(len(docs))
             paths = [write_part(tmp_path / f"{size}-{seed}-{k}", [docs[i] for i in order[k::3]]) for k in range(3)]
-            assert _sample(paths, Where({}), size, 7) == expected
+            assert _sample(paths, Taken({}), size, 7) == expected
 
 
 def test_an_upgraded_library_encodes_and_trains_again(run, monkeypatch):
@@ -442,7 +437,7 @@ def test_an_upgraded_library_encodes_and_trains_again(run, monkeypatch):
 
     def keys() -> list[str]:
         drafts = [tokenizer_draft(TRAIN, [part]), *encode_drafts([part], tokenizer, CONFIG)]
-        return [content_key(d.task, load(d.task).version, d.args) for d in drafts]
+        return [task_key(d.task, d.args) for d in drafts]
 
     before = keys()
     assert keys() == before

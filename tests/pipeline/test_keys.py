@@ -1,0 +1,92 @@
+"""What a task's content key rests on: declared names and versions, never the module a class stands in."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pipeline.tasks
+import stages.dedup
+from pipeline.cli.app import run_command
+from pipeline.engine.task import task_key
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
+from stages.catalog import load
+from stages.stage import Stage
+
+
+def tasks() -> dict[str, type]:
+    """Import path → class, of every task of the product."""
+    found = {}
+    for package in (pipeline.tasks, stages.dedup):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            for cls in vars(importlib.import_module(module.name)).values():
+                if (isinstance(cls, type) and cls.__module__ == module.name and hasattr(cls, "version")
+                        and hasattr(cls, "run") and not issubclass(cls, Stage)):
+                    found[f"{module.name}:{cls.__name__}"] = cls
+    return found
+
+
+def test_every_task_has_a_name_of_its_own():
+    names = Counter(cls.name for cls in tasks().values())
+    assert len(names) == len(tasks()) >= 20, "two tasks of one name would share results"
+
+
+def test_a_task_that_moves_keeps_its_key(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "moved_tasks.py").write_text('class Renamed:\n    name, version = "index", 1\n    run = None\n')
+    args = {"reader": {"name": "text", "key": "k", "$volatile": {"target": "text"}}, "target": 1}
+    moved = {**args, "reader": {**args["reader"], "$volatile": {"target": "elsewhere:Text"}}}
+    index = next(path for path, cls in tasks().items() if cls.name == "index")
+    assert task_key("moved_tasks:Renamed", moved) == task_key(index, args)
+    monkeypatch.setattr(load("moved_tasks:Renamed"), "version", 2)
+    assert task_key("moved_tasks:Renamed", args) != task_key(index, args)
+
+
+CODE = '''
+from stages.document import Document, document_id
+from stages.read.reader import Reader, locator
+from stages.stage import Stage
+
+
+class Lines(Reader):
+    name = "lines"
+    suffixes = (".lines",)
+
+    def read(self, local, slice):
+        for i, line in enumerate(open(local, encoding="utf-8")):
+            yield Document(document_id(slice.source, slice.path, "", i), line, source=slice.source,
+                           locator=locator(slice.path, 0, i))
+
+
+class Short(Stage):
+    name = "short"
+
+    def process(self, doc):
+        return "short" if len(doc.text) < 3 else None
+'''
+
+
+def run(folder: Path, module: str) -> set[str]:
+    """Keys in the log of the store after a run with readers and stages of the file `module`.py."""
+    (folder / f"{module}.py").write_text(CODE)
+    (folder / "recipe.yaml").write_text(f"""version: 1
+code: [{module}.py]
+sources: {{s: {{read: '{module}:Lines', path: a.lines}}}}
+datasets: {{d: {{from: s, steps: ['{module}:Short']}}}}
+""")
+    assert run_command(["run", str(folder / "recipe.yaml"), "--store", str(folder / "store"), "--backend", "inline",
+                        "--quiet", "--allow-custom-stages"]) == 0
+    sys.modules.pop(module)
+    return {record.key for record in Log.read(Store(folder / "store")).records()}
+
+
+def test_a_file_of_the_users_own_may_be_renamed_but_not_changed(tmp_path, monkeypatch):
+    (tmp_path / "a.lines").write_text("one\ntwo words\nx\n")
+    first = run(tmp_path, "keys_before")
+    assert run(tmp_path, "keys_after") == first
+    monkeypatch.setitem(globals(), "CODE", CODE.replace("< 3", "< 4"))
+    assert run(tmp_path, "keys_changed") > first
