@@ -36,9 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import yaml
 
+from pipeline.base.quantities import parse_count
 from stages.mix.curriculum import Curriculum
 from stages.mix.order import Order
-from stages.mix.quantities import parse_count
 from stages.mix.resolve import place
 from trainer.metrics import read
 from trainer.parallel import world

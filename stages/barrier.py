@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -83,8 +83,6 @@ class Wave:
 
 class Barrier(Stage):
     """Base of barrier stages (exact, minhash)."""
-
-    is_barrier: ClassVar[bool] = True
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
         """(target 'module:Class', config) of the per-document stage that fills the side table."""

@@ -28,9 +28,12 @@ def _field(value: str) -> bytes:
     return len(data).to_bytes(8, "little") + data
 
 
-def piece_id(parent: str, ordinal: int) -> str:
-    """Identity of a piece of a split document."""
-    return xxhash.xxh3_128_hexdigest(f"{parent}/{ordinal}".encode())
+class DuplicateId(ValueError):
+    """Two documents have one id, which names each of them in everything that is made of them."""
+
+    def __init__(self, id: str, where: str = "the inputs of a deduplication") -> None:
+        super().__init__(f"two documents of {where} have the id {id}: ids must be unique (is one file part of two "
+                         f"datasets under `from:`?)")
 
 
 class Document:

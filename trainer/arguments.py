@@ -25,7 +25,7 @@ def of_a_run(optional: bool = False) -> argparse.ArgumentParser:
 
 def positive(text: str, least: int = 1) -> int:
     """A whole number of at least `least`, as recipes write them: 8, 2048, 2,048, 50M, 1B."""
-    from stages.mix.quantities import parse_count
+    from pipeline.base.quantities import parse_count
 
     try:
         return parse_count(text, least=least)

@@ -17,7 +17,7 @@ from typing import Any, Literal, NewType, TypeVar, Union
 
 import yaml
 
-from stages.mix.quantities import parse_count
+from pipeline.base.quantities import parse_count
 
 #: a whole number that may be written with a suffix: 16k, 0.5M, 20B, 1T
 Count = NewType("Count", int)

@@ -147,12 +147,12 @@ def _bill(recipe: Any, sample: str, cores: int | None, price: float | None, work
     """Run the recipe on a sample and print what all of it will take."""
     from rich.console import Console
 
+    from pipeline.base.quantities import parse_share
     from pipeline.engine.scheduler import Interrupted
     from pipeline.plan.bill import bill
     from pipeline.plan.lint import lint
     from pipeline.plan.sample import run_sample
     from pipeline.plan.show_bill import bill_lines
-    from pipeline.recipe.quantities import parse_share
     from pipeline.run import default_workers
 
     try:

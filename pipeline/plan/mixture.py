@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.base.quantities import parse_count
 from pipeline.plan.lint import MOST_EPOCHS
 from pipeline.recipe.model import Recipe
-from stages.mix.quantities import parse_count
 
 Range = Mapping[str, float]
 

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from pipeline.base.quantities import parse_share, percent
 from pipeline.recipe.errors import KeyPath, Problem, RecipeError, key_path, nearest, shown
 from pipeline.recipe.hub import is_hub_name
 from pipeline.recipe.marks import Marks
 from pipeline.recipe.model import Recipe
-from pipeline.recipe.quantities import parse_share, percent
 from pipeline.recipe.train import check_train
 from stages.catalog import READERS, STAGES, UnknownName, reader_class, stage_class
 from stages.read.reader import Reader

@@ -21,9 +21,9 @@ from pydantic import (
     field_validator,
 )
 
+from pipeline.base.quantities import parse_bytes, parse_count, parse_share, parse_weight, percent
 from pipeline.recipe.errors import KeyPath, Mark, nearest
 from pipeline.recipe.marks import Marks, dump_yaml
-from pipeline.recipe.quantities import Bytes, Count, Share, Weight, parse_count, parse_share, percent
 from stages.mix.curriculum import RATES, CurriculumError
 from stages.mix.resolve import own_rate
 from stages.stage import file_sha256
@@ -115,6 +115,10 @@ def _empty(value: Any) -> Any:
     return {} if value is None else value
 
 
+Count = Annotated[int, BeforeValidator(parse_count)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Share = Annotated[float, BeforeValidator(parse_share), PlainSerializer(percent)]
+Weight = Annotated[int | float, BeforeValidator(parse_weight)]
 Name = Annotated[str, AfterValidator(_name)]
 Names = Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
 #: column → value or values a document must have

@@ -138,8 +138,8 @@ def cache_for(remote: Remote, scratch: str) -> Cache | None:
 
 @functools.cache
 def _cache(folder: str, size: str) -> Cache:
+    from pipeline.base.quantities import parse_bytes
     from pipeline.engine.scratch import user_folder
-    from pipeline.recipe.quantities import parse_bytes
 
     place = Path(folder) if folder else user_folder() / "cache"
     try:

@@ -37,7 +37,8 @@ from pipeline.engine.scratch import Scratch
 from pipeline.engine.task import FileInfo, PartRecord
 from pipeline.store.errors import GONE, DamagedFile
 from pipeline.store.fs import Store, StoreError, cannot_write, make_folder, swap_folders, sync
-from pipeline.store.parts import DuplicateId, RowDigester
+from pipeline.store.parts import RowDigester
+from stages.document import DuplicateId
 
 #: hidden, and no `.parquet`: `datasets.load_dataset` of the folder would take it for a part
 MANIFEST, QUARANTINE = ".manifest", "quarantine.parquet"
@@ -309,5 +310,5 @@ def _by_id(rows: np.ndarray, name: str) -> np.ndarray:
     ids = ids[order]
     same = np.flatnonzero(ids[1:] == ids[:-1])
     if same.size:
-        raise DuplicateId(f"datasets/{name}: id {ids[same[0]].decode()} is there twice")
+        raise DuplicateId(ids[same[0]].decode(), f"datasets/{name}")
     return rows[order]

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.base.parquet import open_parquet, parquet_writer
-from stages.document import Document
+from stages.document import Document, DuplicateId
 
 #: bytes of a row group, uncompressed; the document that does not fit starts the next. A quarter of what contracts §4
 #: allows: a child holds one for kept and one for dropped documents, and resident memory is about three times as much.
@@ -39,10 +39,6 @@ SPANS = pa.list_(pa.struct([("start", pa.int64()), ("end", pa.int64())]))
 _any_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
 _quoted = json.encoder.encode_basestring          # of the standard library, in C: what the encoder says of one string
 _STRINGS = ("id", "url", "source", "language", "date", "meta", "reason", "stage")
-
-
-class DuplicateId(ValueError):
-    """Two documents have one id (contracts §2: an error, never a coincidence)."""
 
 
 def document_schema(signals: Iterable[str] = (), dropped: bool = False) -> pa.Schema:
@@ -170,7 +166,7 @@ class PartWriter:
         ids = pa.chunked_array(self._ids, pa.string())
         order, twin = _order(ids)
         if twin is not None:
-            raise DuplicateId(f"{self.path}: id {ids[twin].as_py()} is there twice")
+            raise DuplicateId(ids[twin].as_py(), str(self.path))
         digests = np.frombuffer(b"".join(self._digests), "V32")
         self.content = hashlib.sha256(digests[order].tobytes()).hexdigest()
         self._ids, self._digests = [], []

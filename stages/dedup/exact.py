@@ -23,7 +23,6 @@ import xxhash
 from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave
 from stages.dedup.fragment import (
     VERDICT,
-    DuplicateId,
     bucket_of,
     buckets_for,
     files_of,
@@ -38,6 +37,7 @@ from stages.dedup.fragment import (
     write_segments,
     write_slice,
 )
+from stages.document import DuplicateId
 from stages.stage import Stage, StageConfig, signal
 
 if TYPE_CHECKING:

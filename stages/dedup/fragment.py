@@ -145,14 +145,6 @@ def ids_to_ints(ids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     return both[:, 0].copy(), both[:, 1].copy()
 
 
-class DuplicateId(ValueError):
-    """Two documents of a deduplication have the same id."""
-
-    def __init__(self, id: str) -> None:
-        super().__init__(f"two documents have the id {id}: ids must be unique over all inputs of a deduplication "
-                         f"(is one file part of two datasets under `from:`?)")
-
-
 def _is_id(text: Any) -> bool:
     return isinstance(text, str) and len(text) == 32 and all(c in "0123456789abcdef" for c in text)
 

@@ -31,7 +31,6 @@ from stages.dedup.cluster import MEMBER
 from stages.dedup.fragment import (
     NEAR,
     VERDICT,
-    DuplicateId,
     bucket_of,
     by_part,
     fixed_bytes,
@@ -43,6 +42,7 @@ from stages.dedup.fragment import (
 )
 from stages.dedup.hashing import jaccard, mix
 from stages.dedup.minhash import MinHashSignature
+from stages.document import DuplicateId
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

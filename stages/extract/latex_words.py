@@ -37,8 +37,8 @@ observation axiom exercise problem solution question
 HEADINGS = {"part": 1, "chapter": 1, "addchap": 1, "section": 2, "addsec": 2, "subsection": 3, "subsubsection": 4,
             "frametitle": 3, "head": 2, "heading": 2, "specialhead": 2, "subhead": 3, "subheading": 3,
             "subsubhead": 4, "beginsection": 2}
-#: slides, which may begin with their title; and boxes of slides, which do
-SLIDES, BLOCKS = frozenset({"frame", "slide"}), frozenset({"block", "alertblock", "exampleblock"})
+#: boxes of slides, which begin with their title
+BLOCKS = frozenset({"block", "alertblock", "exampleblock"})
 #: what of slides may say on which of them it appears
 OVERLAID = re.compile(
     r"(\\(?:item|only|uncover|onslide|alert|visible|invisible|alt|action|structure|color|textbf|textit|emph|pause|column|"

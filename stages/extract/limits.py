@@ -33,6 +33,10 @@ _LOOKS, _REACH = 50_000, 10
 _SHORT = 1_000
 
 
+class TooMuchWork(ValueError):
+    """An extractor would take too long for this page, by a count."""
+
+
 def shorten(data: bytes, most: int) -> bytes:
     """At most `most` bytes of a page: without scripts, styles, comments, drawings and data URIs, and then cut in front
     of a tag. Pages that are not longer are returned as they are."""

@@ -15,6 +15,7 @@ from lxml import etree, html
 from trafilatura import external, readability_lxml
 from trafilatura.utils import load_html
 
+from stages.extract.limits import TooMuchWork
 from stages.extract.markdown import write
 
 #: looks at an element's text in one page; what is long counts more
@@ -25,10 +26,6 @@ SIBLINGS = 10_000
 _SHORT = 250
 #: characters that cost as much as a look
 _LOOK = 2_000
-
-
-class TooMuchWork(ValueError):
-    """A page readability would take too long for, by a count."""
 
 
 class _Work:

@@ -16,7 +16,7 @@ from trafilatura.utils import load_html, normalize_unicode
 from trafilatura.xml import xmltotxt
 
 from stages.extract import readability, shortcuts
-from stages.extract.limits import stream_safe
+from stages.extract.limits import TooMuchWork, stream_safe
 from stages.extract.markdown import write
 from stages.extract.metadata import unescape
 
@@ -43,10 +43,6 @@ PARAGRAPHS = 8_000
 IN_AN_ITEM = 10_000
 #: characters copied to join the text behind elements that are left out to the text before: half a second
 JOINED = 500_000_000
-
-
-class TooMuchWork(ValueError):
-    """A page trafilatura would take too long for, by a count."""
 
 
 class _Deletion:

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
-from stages.mix import quantities
+from pipeline.base import quantities
 from stages.mix.curriculum import (
     RATE_KEYS,
     Curriculum,
@@ -30,7 +30,7 @@ WEIGHT_SUM = 10**6
 
 
 def parse_count(value: Any, key: str) -> int:
-    """`stages.mix.quantities.parse_count` for the key of a recipe."""
+    """`pipeline.base.quantities.parse_count` for the key of a recipe."""
     try:
         return quantities.parse_count(value)
     except ValueError as e:

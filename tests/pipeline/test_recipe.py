@@ -13,12 +13,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.base.quantities import parse_bytes, parse_count, parse_share, parse_weight, percent
 from pipeline.plan.lint import lint
 from pipeline.plan.mixture import mixture
 from pipeline.recipe import RecipeError, load_recipe, ready_recipes
 from pipeline.recipe.code import import_code
 from pipeline.recipe.marks import dump_yaml, parse_yaml
-from pipeline.recipe.quantities import parse_bytes, parse_count, parse_share, parse_weight, percent
 from stages.catalog import READERS
 from stages.mix.resolve import resolve
 

@@ -25,9 +25,9 @@ from pipeline.store import dataset
 from pipeline.store.dataset import dataset_hash, iter_rows, manifest, publish
 from pipeline.store.fs import Store, StoreError, swap_folders
 from pipeline.store.log import Fenced
-from pipeline.store.parts import DuplicateId, PartWriter, document_schema
+from pipeline.store.parts import PartWriter, document_schema
 from stages.catalog import reader_class
-from stages.document import Document
+from stages.document import Document, DuplicateId
 
 ROOT = Path(__file__).parents[2]
 

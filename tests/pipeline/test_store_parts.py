@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.store import parts
-from pipeline.store.parts import DuplicateId, PartWriter, RowDigester, document_schema, read_documents
-from stages.document import Document
+from pipeline.store.parts import PartWriter, RowDigester, document_schema, read_documents
+from stages.document import Document, DuplicateId
 from tests.conftest import UNTIMED
 from tests.pipeline.parts_reference import content_of
 

@@ -10,8 +10,7 @@ import pytest
 from pipeline.store.fs import Store
 from stages.dedup import fragment
 from stages.dedup.exact import Exact, ExactHash, same_text, same_url
-from stages.dedup.fragment import DuplicateId
-from stages.document import Document
+from stages.document import Document, DuplicateId
 from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
 
 RANKS = {"wiki": 0, "web": 1, "books": 2}

@@ -11,8 +11,9 @@ import pytest
 from pipeline.store.fs import Store
 from stages.dedup import cluster, fragment, verify
 from stages.dedup.explain import explain
-from stages.dedup.fragment import DuplicateId, groups
+from stages.dedup.fragment import groups
 from stages.dedup.minhash import MinHash, MinHashSignature
+from stages.document import DuplicateId
 from tests.stages.dedup_corpus import corpus, edited, expected, vocabulary
 from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
 

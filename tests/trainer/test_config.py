@@ -13,8 +13,8 @@ import pytest
 import torch
 import yaml
 
+from pipeline.base.quantities import parse_count
 from pipeline.recipe.model import ROPE_SCALING_KEYS, ROPE_SCALINGS, Phase
-from pipeline.recipe.quantities import parse_count
 from pipeline.recipe.train import MODEL_PRESETS, TRAIN_KEYS
 from stages.mix import curriculum, resolve
 from tests.trainer.synthetic import make_run

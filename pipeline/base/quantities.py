@@ -1,4 +1,4 @@
-"""Whole numbers as people write them: 16384, 0.5M, 20B. One language for the recipe, the curriculum and the trainer.
+"""Numbers as people write them: 20B, 0.5M, 32MB, 0.5%. One language for the recipe, the curriculum and the trainer.
 
 A number is digits, with `_` or commas between thousands (1_000, 1,000,000), a fraction and an exponent; a unit may
 follow, in either case. The arithmetic is exact: 2.01M is 2010000, and what is no whole number is refused, not rounded.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+          "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 #: what is longer than this is no number a person wrote
 LONGEST = 40
 # a comma stands before three digits, so that 1,5M (a decimal comma) is refused and not read as 15M
@@ -41,4 +44,37 @@ def parse_whole(value: Any, units: Mapping[str, int], what: str, example: str, l
 
 def parse_count(value: Any, least: int = 1) -> int:
     """Tokens, entries, windows: 20B, 0.5M, 64k, 32000 (K = 10^3, M = 10^6, B or G = 10^9, T = 10^12)."""
-    return parse_whole(value, COUNT_UNITS, "a count", "20B, 0.5M or 2048", least)
+    return parse_whole(value, _COUNTS, "a count", "20B, 0.5M or 2048", least)
+
+
+
+def parse_bytes(value: Any) -> int:
+    """Bytes: 32MB (10^6), 1GiB (2^30), 500000."""
+    return parse_whole(value, _BYTES, "a size", "32MB or 1GiB")
+
+
+def parse_share(value: Any) -> float:
+    """A share: '0.5%' → 0.005. A bare number is refused (is 0.5 a half or half a percent?), except 0."""
+    if not isinstance(value, bool) and value in (0, "0"):
+        return 0.0
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*", value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is not a share; write it with a percent sign, e.g. 0.5%")
+    share = Fraction(Decimal(match[1])) / 100
+    if share > 1:
+        raise ValueError(f"{value!r} is more than 100%")
+    return float(share)
+
+
+def parse_weight(value: Any) -> int | float:
+    """A weight of a mixture: any non-negative number; '85%' works too."""
+    found = parse_number(value.strip().removesuffix("%") if isinstance(value, str) else value)
+    if found is None or found[1]:
+        raise ValueError(f"{value!r} is not a weight; write a number, e.g. 85")
+    return int(found[0]) if found[0].denominator == 1 else float(found[0])
+
+
+def percent(share: float) -> str:
+    """The share as it would be written in a recipe: 0.005 → '0.5%'."""
+    text = f"{Decimal(repr(share)) * 100:f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + "%"
