@@ -28,10 +28,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.engine.attempt import run_attempt
-from pipeline.engine.lists import ListFiles, writes_to
-from pipeline.engine.task import Counters, Cursor, PartRecord, TaskSpec, content_key, merge_counters
+from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.engine.worker.attempt import run_attempt
 from pipeline.store.fs import Store
+from pipeline.store.keys import content_key
+from pipeline.store.lists import ListFiles, writes_to
+from pipeline.store.records import Counters, PartRecord, merge_counters
 from stages.barrier import PartRef, TaskResult
 from stages.catalog import load
 from stages.dedup import cluster

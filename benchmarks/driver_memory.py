@@ -59,8 +59,8 @@ def run(partitions: int) -> dict[str, Any]:
     import time
 
     from pipeline import run as run_module
-    from pipeline.engine.attempt import peak_rss_mb
-    from pipeline.plan import passes
+    from pipeline.engine.worker.attempt import peak_rss_mb
+    from pipeline.plan import planner as passes
     from pipeline.plan.inputs import SourceFile
     from pipeline.recipe import load_recipe
     from pipeline.report.collect import nodes_of

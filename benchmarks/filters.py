@@ -44,7 +44,7 @@ def main() -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0",
                    "HF_HOME": str(options.work / "hf"), "PYTHONPATH": str(ROOT)}
-    from stages.filter.models import lid176
+    from stages.scoring.models import lid176
 
     bench = Bench(options.input.resolve(), options.work.resolve(), str((options.model or lid176()).resolve()))
     texts = options.texts or options.work / "texts.peer.jsonl"

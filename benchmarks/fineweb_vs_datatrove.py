@@ -63,7 +63,7 @@ def main() -> int:
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0",
                    "HF_HOME": str(options.work / "hf"), "PYTHONPATH": str(ROOT)}
     sys.path.insert(0, str(ROOT))
-    from stages.filter.models import lid176
+    from stages.scoring.models import lid176
 
     bench = Bench(options.input.resolve(), options.work.resolve(), str((options.model or lid176()).resolve()))
     if options.pages:

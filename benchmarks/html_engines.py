@@ -27,7 +27,7 @@ from statistics import mean
 from typing import Any
 
 from stages.document import Document
-from stages.extract.html import Html
+from stages.extract.html.step import Html
 from stages.read.reader import Slice
 from stages.read.warc import Warc
 
@@ -77,7 +77,7 @@ def plain(arguments: list[str]) -> None:
 
     from trafilatura import extract
 
-    from stages.extract.encoding import decode
+    from stages.text.encoding import decode
 
     logging.disable(logging.CRITICAL)
     args = parse(arguments)

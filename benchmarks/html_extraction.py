@@ -25,14 +25,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.mill_gold import FOLDS, WORD, Gold, folds_of, read, word_scores
-from stages.extract.mill.engine import SIGNAL, Engine, Model
+from stages.extract.html.mill.engine import SIGNAL, Engine, Model
 
 DRAWS = 10_000
 
 
 def peers() -> dict[str, Callable[[str], str | None]]:
     """The engines of the `html` stage, each in the mode that suits it."""
-    from stages.extract.html import Html
+    from stages.extract.html.step import Html
 
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
     modes = {f"trafilatura {favor}": {"engine": "trafilatura", "favor": favor} for favor in ("precision", "balanced")}

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 from peer_language import PEERS
 
 from stages.filter.language import DEFAULT
-from stages.filter.models import default_lid176
+from stages.scoring.models import default_lid176
 from stages.text.language_codes import names, tag
 from stages.text.scripts import main_script
 

@@ -4,7 +4,7 @@
 
 The text (`learning.yaml`: unfiltered web pages, Wikipedia, Django's documentation, out of `make demo`'s input) is made
 into shards under OUT once. Every arm then is a run of its own with a curriculum and a `train:` section, trained by
-`trainer.train` on one thread and judged on the same held-out windows; arms that are there already are not trained
+`trainer.loop.train` on one thread and judged on the same held-out windows; arms that are there already are not trained
 again. The same seed gives two arms the same initial values, and the same samples where the mixture is the same.
 
 (c) AdamW and Muon (Moonlight's scaling): three learning rates each on the first seed and a quarter of the tokens, then
@@ -37,14 +37,14 @@ import torch
 import yaml
 
 from pipeline.base.quantities import parse_count
-from stages.mix.curriculum import Curriculum
-from stages.mix.order import Order
-from stages.mix.resolve import place
-from trainer.metrics import read
-from trainer.parallel import world
-from trainer.run import open_run
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.order import Order
+from tokenizer.mixture.resolve import place
+from trainer.loop.run import open_run
+from trainer.loop.train import train
+from trainer.observe.metrics import read
+from trainer.parallel.world import world
 from trainer.tools.arms import STUDENT
-from trainer.train import train
 
 #: 0.39 M parameters beside the embedding
 MODEL = {"layers": 2, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384, "qk_norm": True}

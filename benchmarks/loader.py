@@ -4,9 +4,9 @@
     python -m benchmarks.loader --tokens 20000000        # a quick look
 
 Batches of 16 and 256 windows of 2,048 and 8,192 tokens (16 bit) in the order of a curriculum of three streams, as
-`trainer.data.Data.step` gives them to one rank: windows, targets, positions and document boundaries as int64 tensors.
-Beside it, in the same run, what nanoGPT does: random windows of one flat file through `numpy.memmap`, inputs and
-targets as int64 tensors, and nothing else.
+`trainer.data.batches.Data.step` gives them to one rank: windows, targets, positions and document boundaries as int64
+tensors. Beside it, in the same run, what nanoGPT does: random windows of one flat file through `numpy.memmap`, inputs
+and targets as int64 tensors, and nothing else.
 
   --shards N   shards of a stream (default 3 and 300): a 10 TB corpus has thousands
   warm         every page has been read before; CPU time of the process
@@ -32,10 +32,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from stages.mix.resolve import resolve
+from tokenizer.mixture.resolve import resolve
 from tokenizer.shards.layout import MANIFEST, Manifest, Shard, file_name, token_dtype
 from tokenizer.shards.writer import ShardWriter
-from trainer.data import Data
+from trainer.data.batches import Data
 from trainer.tools.soak import disk_bytes
 
 VOCAB, EOS, LONGEST = 50304, 0, 8192

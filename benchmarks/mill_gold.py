@@ -17,13 +17,13 @@ import tldextract
 
 from benchmarks.html_engines import load
 from stages.document import Document
-from stages.extract.encoding import decode
-from stages.extract.mill import columns
-from stages.extract.mill import features as f
-from stages.extract.mill.page import serialised, table, walk
-from stages.extract.mill.tags import IN_TITLE, fnv
+from stages.extract.html.mill import columns
+from stages.extract.html.mill import features as f
+from stages.extract.html.mill.page import serialised, table, walk
+from stages.extract.html.mill.tags import IN_TITLE, fnv
 from stages.read.reader import Slice
 from stages.read.warc import Warc
+from stages.text.encoding import decode
 
 #: characters of scripts that write without spaces are words of their own
 _ALONE = "\\u0e00-\\u0e7f\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff"

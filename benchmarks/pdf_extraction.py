@@ -39,8 +39,8 @@ import numpy as np
 import pypdfium2
 
 from stages.document import Document
-from stages.extract.ocr import GLYPHS, Engine
-from stages.extract.pdf import Pdf
+from stages.extract.pdf.ocr import GLYPHS, Engine
+from stages.extract.pdf.step import Pdf
 
 HERE = Path(__file__).parent
 PEERS = ("pdfminer.six", "pdfplumber", "pypdf")

@@ -85,7 +85,7 @@ PEERS: dict[str, Callable[[], Identify]] = {
 
 
 def ours(path: str) -> tuple[Identify, list[str]]:
-    from stages.filter.models import load
+    from stages.scoring.models import load
 
     model = load(path)
 

@@ -31,18 +31,18 @@ from pathlib import Path
 import numpy as np
 
 from stages.document import Document
-from stages.extract.html import Html
+from stages.extract.html.step import Html
 from stages.filter.c4 import C4
-from stages.filter.classifier import GOOD, REST, Classifier
-from stages.filter.examples import near_duplicates
 from stages.filter.fineweb import FineWeb
 from stages.filter.gopher_quality import GopherQuality
 from stages.filter.gopher_repetition import GopherRepetition
-from stages.filter.measure import Ranking, bootstrap, interval
-from stages.filter.models import FastText
-from stages.filter.train_quality import train
+from stages.models.classifier import GOOD, REST, Classifier
+from stages.models.examples import near_duplicates
+from stages.models.measure import Ranking, bootstrap, interval
+from stages.models.train_quality import train
 from stages.read.reader import Slice
 from stages.read.warc import Warc
+from stages.scoring.models import FastText
 
 #: characters of a passage that a book, an article or a page is cut into
 PASSAGE = 2_000

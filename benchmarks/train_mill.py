@@ -1,19 +1,20 @@
-"""Train `mill` (stages/extract/mill) on pages with gold text, and score each page by a model that never saw its site.
+"""Train `mill` (stages/extract/html/mill) on pages with gold text, and score each page by a model that never saw its
+site.
 
     pip install "lightgbm==4.7.0"          # for training only: what extracts needs numpy and numba alone
     python -m benchmarks.train_mill --warc crawl.warc.gz --gold DIR --news DIR --out WEIGHTS.npz --folds FOLDS.npz
 
 Gold as in benchmarks/html_engines.py (WCXB, CC-BY-4.0) and the news pages of Fundus' tests (MIT): see
-stages/extract/mill/ATTRIBUTION.md. `--folds` gets the model of each of five folds over registered domains, for
+stages/extract/html/mill/ATTRIBUTION.md. `--folds` gets the model of each of five folds over registered domains, for
 benchmarks/html_extraction.py; `--out` the model of all pages.
 
 Labels: the words of the gold text are aligned to the words of the page (an order-preserving alignment that rewards
 runs); the share of a block's words that are aligned is its label. Weights: words over those of the page, so that pages
 count alike. Class words: those of five sites and more get a logarithm of odds, one vote a site, and a page is described
 without its own site's votes. The second look is trained on what first looks say of sites they never saw. The shifts of
-chances (`stages.extract.mill.choice`) are those of GRID by which two second looks, each trained on half of the sites,
-choose best on the other half; news counts as much there as everything else. So nothing of a fold's model, settings
-included, has met the sites of the fold.
+chances (`stages.extract.html.mill.choice`) are those of GRID by which two second looks, each trained on half of the
+sites, choose best on the other half; news counts as much there as everything else. So nothing of a fold's model,
+settings included, has met the sites of the fold.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ import lightgbm
 import numpy as np
 
 from benchmarks.mill_gold import FOLDS, INNER, Gold, features_digest, folds_of, label, read, word_scores
-from stages.extract.mill import choice, forest
-from stages.extract.mill import features as f
-from stages.extract.mill.engine import Model, render
-from stages.extract.mill.page import table, walk
+from stages.extract.html.mill import choice, forest
+from stages.extract.html.mill import features as f
+from stages.extract.html.mill.engine import Model, render
+from stages.extract.html.mill.page import table, walk
 
 #: sites a class word must be on
 SITES = 5
@@ -100,7 +101,7 @@ def weight(g: Gold) -> np.ndarray:
 
 
 def fit(rows: np.ndarray, labels: np.ndarray, weights: np.ndarray, trees: int) -> dict[str, np.ndarray]:
-    """Trees as arrays of integers: see `stages.extract.mill.forest.scores`."""
+    """Trees as arrays of integers: see `stages.extract.html.mill.forest.scores`."""
     # blocks of little weight by lot, those taken weighing as much more: a third of the work, nearly the same trees
     floor = np.quantile(weights, 0.8)
     taken = np.random.default_rng(len(rows)).random(len(rows)) * floor < weights

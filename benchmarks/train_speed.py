@@ -5,8 +5,9 @@
 
 Models of 125 M, 350 M and 1 B parameters, each trained on the same random tokens in four ways:
 
-  ours      `trainer.train.train`, the whole loop: shards, loader, document masks, metrics. Windows of one document. The
-            trainer's own figures: what it does at a printed line (every fourth step here) is not in their time
+  ours      `trainer.loop.train.train`, the whole loop: shards, loader, document masks, metrics. Windows of one
+            document. The trainer's own figures: what it does at a printed line (every fourth step here) is not in their
+            time
   nanochat  as nanochat and nanoGPT do: autocast to bf16, the whole model compiled, causal flash attention,
             F.cross_entropy over all logits, fused AdamW
   titan     as torchtitan does: FSDP2 with bf16 compute and fp32 reductions, compiled block by block, the rest the same
@@ -16,7 +17,7 @@ What is compared most comes first: ours and nanochat of all models. Every measur
 one that fails does not stop the next, and begins with a micro-batch an H200 has room for, halved whenever memory runs
 out. It is written down at once: called again with the same --out, only what is not there yet, or has failed, is
 measured. The figure is the median of windows of four steps, the first left out (compilation, warm-up). MFU by the
-formula of trainer/mfu.py, the same for all ways; the floors and goals are the project's.
+formula of trainer/observe/mfu.py, the same for all ways; the floors and goals are the project's.
 Without CUDA it says so and runs a tiny model on the CPU, which shows that the script works, and nothing else.
 """
 
@@ -86,7 +87,7 @@ def main() -> int:
 
     import torch
 
-    from trainer.mfu import FORMULA, peak
+    from trainer.observe.mfu import FORMULA, peak
 
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
@@ -226,11 +227,11 @@ def ours(spec: dict[str, Any], vocab: int, micro: int, packed: bool, smoke: bool
     """The whole training loop, on shards written for it: tokens per second of each window, median MFU, bytes."""
     from unittest import mock
 
-    from trainer import checkpoint
-    from trainer.metrics import read
-    from trainer.parallel import world
-    from trainer.run import open_run
-    from trainer.train import train
+    from trainer.checkpoint import checkpoints as checkpoint
+    from trainer.loop.run import open_run
+    from trainer.loop.train import train
+    from trainer.observe.metrics import read
+    from trainer.parallel.world import world
 
     # the checkpoint at the end (13 GB of the 1 B model) comes after what is measured, and takes longer
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(checkpoint.Saver, "save"), world("auto") as here:
@@ -249,7 +250,7 @@ def store(top: Path, spec: dict[str, Any], vocab: int, micro: int, packed: bool,
     import numpy as np
     import yaml
 
-    from stages.mix.resolve import resolve
+    from tokenizer.mixture.resolve import resolve
     from tokenizer.shards.layout import MANIFEST, Manifest, Shard, file_name, token_dtype
     from tokenizer.shards.writer import ShardWriter
 
@@ -304,8 +305,8 @@ def plain(spec: dict[str, Any], vocab: int, micro: int, sharded: bool, smoke: bo
     import torch.distributed as dist
     import torch.nn.functional as F
 
-    from trainer.mfu import peak, step_flops
-    from trainer.model import ModelConfig
+    from trainer.model.transformer import ModelConfig
+    from trainer.observe.mfu import peak, step_flops
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cuda, dtype = device.type == "cuda", torch.float32 if smoke else torch.bfloat16

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stages.document import Document
-from stages.extract.html import Html
-from stages.filter.classifier import GOOD, REST
-from stages.filter.train_quality import train as train_classifier
+from stages.extract.html.step import Html
+from stages.models.classifier import GOOD, REST
+from stages.models.train_quality import train as train_classifier
 from stages.read.files import TextFiles
 from stages.read.reader import Reader, Slice
 from stages.read.warc import Warc

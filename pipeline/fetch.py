@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.filter.badwords import LISTS
-from stages.filter.models import LID176
+from stages.scoring.models import LID176
 from stages.stage import file_sha256
 
 #: caps on what an archive may hold: members looked at, bytes of one member, bytes in all

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-from pipeline.engine.lists import FOLDER as LISTS
-from pipeline.engine.scheduler import DamageFound, Scheduler
+from pipeline.engine.driver.scheduler import DamageFound, Scheduler
 from pipeline.store.errors import DamagedFile, StoreError
 from pipeline.store.fs import Store
+from pipeline.store.lists import FOLDER as LISTS
 from pipeline.store.log import Log
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""`tokenmill materialize RUN`: the samples of a run, written out in their order (see `pipeline.tasks.materialize`)."""
+"""`tokenmill materialize RUN`: the samples of a run, written out in their order (see `pipeline.passes.materialize`)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 
-from pipeline.driver import drive
-from pipeline.engine.lists import ListFiles, writes_to
-from pipeline.engine.progress import Progress
-from pipeline.engine.scheduler import Backend, Scheduler
-from pipeline.engine.scratch import Scratch
-from pipeline.engine.task import TaskSpec, task_key
+from pipeline.base.scratch import Scratch
+from pipeline.engine.driver.progress import Progress
+from pipeline.engine.driver.scheduler import Backend, Scheduler
+from pipeline.engine.task import TaskSpec
 from pipeline.heal import until_sound
+from pipeline.passes.materialize import FILE_BYTES, map_drafts, publish_rows, reduce_drafts
+from pipeline.plan.drive import drive
 from pipeline.plan.nodes import Node, Work, result
 from pipeline.store.fs import Store
+from pipeline.store.keys import task_key
+from pipeline.store.lists import ListFiles, writes_to
 from pipeline.store.log import Log
-from pipeline.tasks.materialize import FILE_BYTES, map_drafts, publish_rows, reduce_drafts
 from stages.barrier import TaskDraft
-from stages.mix.curriculum import Curriculum, CurriculumError
+from tokenizer.mixture.curriculum import Curriculum, CurriculumError
 from tokenizer.shards.rows import MANIFEST as ROWS
 from tokenizer.shards.rows import RowManifest
 

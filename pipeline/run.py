@@ -13,30 +13,30 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from pipeline.driver import TooManyErrors, check_error_rate, drive
-from pipeline.engine.attend import GRACE_S, attending
-from pipeline.engine.bad_files import BadFiles
-from pipeline.engine.lists import writes_to
-from pipeline.engine.progress import Progress
-from pipeline.engine.scheduler import Backend, Scheduler, TaskFailed
-from pipeline.engine.task import PartRecord, merge_counters
+from pipeline.cluster.attempts import asked_to_stop, code_folder, facts_of, keep_code, note_attempt
+from pipeline.cluster.attend import GRACE_S, attending
+from pipeline.engine.driver.bad_files import BadFiles
+from pipeline.engine.driver.progress import Progress
+from pipeline.engine.driver.scheduler import Backend, Scheduler, TaskFailed
 from pipeline.heal import until_sound
+from pipeline.passes.encode import publish_shards
+from pipeline.passes.fit_tokenizer import publish_tokenizer
 from pipeline.plan.basis import write_basis
+from pipeline.plan.drive import TooManyErrors, check_error_rate, drive
 from pipeline.plan.nodes import Node
-from pipeline.plan.passes import Planner
+from pipeline.plan.planner import Planner
 from pipeline.plan.tokens import TOKENIZER, StreamResult, token_nodes
 from pipeline.recipe.citation import citation
 from pipeline.recipe.hub import hub_tokenizer
 from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report
-from pipeline.store.attempts import asked_to_stop, code_folder, facts_of, keep_code, note_attempt
 from pipeline.store.dataset import publish, publish_quarantine, stream_quarantine
 from pipeline.store.fs import Store
+from pipeline.store.lists import writes_to
 from pipeline.store.log import Log
+from pipeline.store.records import PartRecord, merge_counters
 from pipeline.store.runs import write_tasks
-from pipeline.tasks.encode import publish_shards
-from pipeline.tasks.fit_tokenizer import publish_tokenizer
-from stages.mix.resolve import resolve
+from tokenizer.mixture.resolve import resolve
 
 logger = logging.getLogger("tokenmill")
 #: damaged files that were made anew of which the report speaks
@@ -80,7 +80,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
     state, error, trace = "failed", None, None
     with contextlib.ExitStack() as ending:        # from the last to the first, whatever one raises
         ending.callback(log.close)
-        grace_s = GRACE_S if attempt is not None else 0.0      # Ray Jobs waits for it (`engine.jobs`), others may not
+        grace_s = GRACE_S if attempt is not None else 0.0      # Ray Jobs waits for it (`cluster.jobs`), others may not
         if attempt is None:
             attempt = facts_of(store, name).get("attempt", 0) + 1
             while asked_to_stop(store, name, attempt):         # run.json was lost: that wish was for another one
@@ -214,18 +214,18 @@ def make_backend(kind: str, workers: int | None, address: str | None,
     §6)."""
     def make(store: Store) -> Backend:
         if kind == "inline":
-            from pipeline.engine.inline import InlineBackend
+            from pipeline.engine.backends.inline import InlineBackend
 
             return InlineBackend(store)
         if kind == "process":
-            from pipeline.engine.local import ProcessBackend
+            from pipeline.engine.backends.local import ProcessBackend
 
             return ProcessBackend(store, workers)
         if address is None:
-            from pipeline.engine.auth import own_token
+            from pipeline.base.auth import own_token
 
             own_token()
-        from pipeline.engine.ray_backend import RayBackend
+        from pipeline.engine.backends.ray_backend import RayBackend
 
         return RayBackend(store, workers=workers, address=address, ship_code=ship_code)
 

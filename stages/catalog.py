@@ -9,9 +9,9 @@ from typing import Any
 #: steps of a dataset
 STAGES: dict[str, str] = {
     # extraction: raw bytes → text
-    "html": "stages.extract.html:Html",
-    "pdf": "stages.extract.pdf:Pdf",
-    "latex": "stages.extract.latex:Latex",
+    "html": "stages.extract.html.step:Html",
+    "pdf": "stages.extract.pdf.step:Pdf",
+    "latex": "stages.extract.latex.step:Latex",
     "book": "stages.extract.book:Book",
     # filters
     "url": "stages.filter.url:Url",
@@ -45,7 +45,7 @@ STAGES: dict[str, str] = {
     "exact": "stages.dedup.exact:Exact",
     "minhash": "stages.dedup.minhash:MinHash",
     # anything of datatrove that works document by document
-    "datatrove": "stages.datatrove:Datatrove",
+    "datatrove": "stages.adapters.datatrove:Datatrove",
 }
 
 #: `read:` of a source
@@ -63,7 +63,7 @@ READERS: dict[str, str] = {
     "latex": "stages.read.latex:Latex",
     "sft": "stages.read.records:Sft",
     "preference": "stages.read.records:Preference",
-    "datatrove": "stages.datatrove:DatatroveReader",
+    "datatrove": "stages.adapters.datatrove:DatatroveReader",
     # records of other readers, as `tokenmill plan --sample` keeps them
     "sample": "stages.read.sample:Sample",
 }

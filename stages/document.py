@@ -121,7 +121,7 @@ class BadRecord(Exception):
 
     `reason` is snake_case (`truncated_gzip`, `invalid_utf8`, …); `fatal` says the rest of the file is unreadable.
     `bytes` of the stored file are lost with the record, where that is not the record alone: of a fatal one they are
-    counted by who asked for the file (`pipeline.tasks.reading`), of a row group by its reader.
+    counted by who asked for the file (`pipeline.passes.reading`), of a row group by its reader.
     """
 
     def __init__(self, reason: str, *, id: str = "", locator: dict[str, Any] | None = None, detail: str = "",

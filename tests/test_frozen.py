@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pipeline.cli.reference import commands
-from pipeline.engine import metrics
+from pipeline.engine.driver import metrics
 from stages.catalog import READERS, STAGES, reader_class, stage_class
 from tests.frozen import hold
-from trainer import prometheus
 from trainer.__main__ import COMMANDS, parser
+from trainer.observe import prometheus
 
 
 def test_commands_and_their_options():

@@ -17,23 +17,37 @@ ALLOWED = {
     "stages": ("stages", "pipeline.base"),
     "tokenizer": ("tokenizer", "pipeline.base"),
     "pipeline": ("pipeline", "stages", "tokenizer"),
-    "trainer": ("trainer", "tokenizer.shards", "stages.mix", "pipeline.base"),
+    "trainer": ("trainer", "tokenizer.shards", "tokenizer.mixture", "pipeline.base"),
 }
+#: folders of the first two depths, from the ground up: each imports only those before it, wherever in a file it does so
+LAYERS = (
+    "pipeline.base",
+    "tokenizer.shards", "tokenizer.mixture", "tokenizer",
+    "stages.text", "stages", "stages.scoring", "stages.read", "stages.adapters", "stages.dedup", "stages.scrub",
+    "stages.filter", "stages.extract", "stages.models",
+    "pipeline.store", "pipeline.engine", "pipeline.cluster", "pipeline.recipe", "pipeline.passes", "pipeline.plan",
+    "pipeline.report", "pipeline", "pipeline.forecast",
+    "trainer.base", "trainer.model", "trainer.parallel", "trainer.optim", "trainer.data", "trainer.checkpoint",
+    "trainer.observe", "trainer.loop", "trainer", "trainer.launch", "trainer.tools",
+    "pipeline.cli",
+)
+#: the most circles of files: a curriculum and its order, a store and its kinds of storage, HTML engines that ask others
+CIRCLES = 3
 #: imports that cross a seam on purpose, each with its reason
 EXCEPTIONS = {
     # `python -m trainer` may print a sample in words where the tokenizers package is there; without it it says so
-    ("trainer/generate.py", "tokenizer.load"),
+    ("trainer/loop/generate.py", "tokenizer.load"),
     # `tokenmill train …` is `python -m trainer …`: one command hands over to the other, and no more
     ("pipeline/cli/training.py", "trainer.__main__"),
     # `--address`: which clusters are to be trusted is decided in one place
-    ("trainer/launch/start.py", "pipeline.engine.auth"),
+    ("trainer/launch/start.py", "pipeline.cluster.connect"),
     # DCP keeps its metadata as a pickle; it is read by an unpickler that admits a list of classes and nothing else
-    ("trainer/checkpoint.py", "pickle"),
+    ("trainer/checkpoint/checkpoints.py", "pickle"),
 }
-RAY = {"pipeline/engine/ray_backend.py", "pipeline/engine/jobs.py", "trainer/launch/ray.py"}
+RAY = {"pipeline/engine/backends/ray_backend.py", "pipeline/cluster/jobs.py", "trainer/launch/ray.py"}
 #: what a GPU node has: beyond it these may import nothing. `pipeline.base` is for everybody and imports nobody
-LEAN = {"stages/mix": {"numpy", "pyarrow", "stages", "pipeline"},
-        "tokenizer/shards": {"numpy", "pyarrow", "tokenizer", "stages", "pipeline"},
+LEAN = {"tokenizer/mixture": {"numpy", "pyarrow", "tokenizer", "pipeline"},
+        "tokenizer/shards": {"numpy", "pyarrow", "tokenizer", "pipeline"},
         "pipeline/base": {"numpy", "pyarrow", "pipeline"}}
 #: what opens Parquet without checking its pages, or writes it without sums
 UNCHECKED = {"ParquetFile", "ParquetWriter", "ParquetDataset", "read_table", "read_pandas", "write_table"}
@@ -88,6 +102,79 @@ def broken_rules(path: Path) -> list[str]:
 def test_imports_run_one_way(package):
     found = [line for path in modules(package) for line in broken_rules(path)]
     assert not found, "\n" + "\n".join(found)
+
+
+def source_files() -> dict[str, Path]:
+    """Module → file, of all packages."""
+    found = {}
+    for path in (p for package in PACKAGES for p in modules(package)):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def links() -> dict[str, set[str]]:
+    """Module → modules of ours that it imports, wherever it does so."""
+    files = source_files()
+
+    def module(name: str) -> str:
+        while name and name not in files:
+            name = name.rpartition(".")[0]
+        return name
+
+    return {name: {module(m) for m, _ in imports(path)} - {name, ""}
+            - {".".join(name.split(".")[:i]) for i in range(name.count(".") + 1)} for name, path in files.items()}
+
+
+def folder_of(name: str, path: Path) -> str:
+    parts = name.split(".")
+    return ".".join((parts if path.name == "__init__.py" else parts[:-1])[:2])
+
+
+def test_folders_import_only_those_below_them():
+    files, wrong = source_files(), []
+    for name, targets in links().items():
+        here = folder_of(name, files[name])
+        assert here in LAYERS, f"{name}: give {here} its place in LAYERS"
+        for target in targets:
+            there = folder_of(target, files[target])
+            if there != here and LAYERS.index(there) > LAYERS.index(here):
+                wrong.append(f"{name} imports {target}, which is above it")
+    assert not wrong, "\n" + "\n".join(sorted(wrong))
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other in a circle (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for target in sorted(graph.get(name, ())):
+            if target not in index:
+                visit(target)
+                low[name] = min(low[name], low[target])
+            elif target in stack:
+                low[name] = min(low[name], index[target])
+        if low[name] == index[name]:
+            group = stack[stack.index(name):]
+            del stack[stack.index(name):]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for name in sorted(graph):
+        if name not in index:
+            visit(name)
+    return found
+
+
+def test_circles_of_files_are_few():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+    found = circles(links())
+    assert len(found) <= CIRCLES, "\n" + "\n".join(" - ".join(group) for group in found)
 
 
 def unchecked_parquet(path: Path) -> list[str]:
@@ -147,7 +234,8 @@ def test_trainer_may_import_the_shards_but_not_the_tokenizer(tmp_path, monkeypat
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     path = tmp_path / "trainer" / "data.py"
     path.parent.mkdir(parents=True)
-    path.write_text("from tokenizer import shards\nfrom tokenizer.shards.reader import A\nimport stages.mix.order\n")
+    path.write_text("from tokenizer import shards\nfrom tokenizer.shards.reader import A\n"
+                    "import tokenizer.mixture.order\n")
     assert broken_rules(path) == []
     path.write_text("from tokenizer import train\nimport stages.filter.c4\n")
     assert [line.split()[-1] for line in broken_rules(path)] == ["tokenizer.train", "stages.filter.c4"]

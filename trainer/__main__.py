@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     options.arguments = arguments         # for launchers: the other ranks get the same
     from pipeline.base.visible import visible
-    from trainer.config import ConfigError
+    from trainer.base.config import ConfigError
 
     try:
         return importlib.import_module(COMMANDS[options.command][0]).run(options)
@@ -79,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def failures() -> tuple[type[Exception], ...]:
     """Errors whose message says all there is to say."""
     from tokenizer.shards.layout import ShardError
-    from trainer.checkpoint import CheckpointError
-    from trainer.run import TrainingError
+    from trainer.checkpoint.checkpoints import CheckpointError
+    from trainer.loop.run import TrainingError
 
     return TrainingError, CheckpointError, ShardError
 

@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
+from pipeline.base.redact import mask_record
 from pipeline.cli import buckets, classifier, cluster, data, doctor, extract, lm, look, runs, store, tokens
 from pipeline.cli.training import forward
-from pipeline.redact import mask_record
 
 #: `standalone_mode=False` lets these through; Typer brings its own copy of click, so that it is found through Typer
 ClickException = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")

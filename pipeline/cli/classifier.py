@@ -19,7 +19,7 @@ from pipeline.cli.options import JsonOpt
 from pipeline.cli.texts import documents, files, texts
 
 if TYPE_CHECKING:
-    from stages.filter.classifier import Classifier
+    from stages.models.classifier import Classifier
     from stages.stage import Stage
 
 ModelArg = Annotated[Path, typer.Argument(metavar="MODEL", help="A model of `tokenmill classifier train`.")]
@@ -79,9 +79,9 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
         --reference store/datasets/extracted --keep 0.1 --out quality.bin
       tokenmill classifier train --labelled annotated.parquet --label-column score --out edu.bin
     """
-    from stages.filter.classifier import GOOD, REST
-    from stages.filter.train_quality import Settings
-    from stages.filter.train_quality import train as run
+    from stages.models.classifier import GOOD, REST
+    from stages.models.train_quality import Settings
+    from stages.models.train_quality import train as run
 
     if bool(positive) != bool(negative) or bool(positive) == bool(labelled):
         raise BadUsage("give --positive and --negative, or --labelled")
@@ -136,8 +136,8 @@ def _label_of(value: Any) -> str | None:
 
 
 def _say_trained(out: Path, card: dict[str, Any]) -> None:
-    from stages.filter.classifier import beside
-    from stages.filter.model_card import decimal
+    from stages.models.classifier import beside
+    from stages.models.model_card import decimal
 
     e, measured, line = card["examples"], card["measured"], [f"model: {out.name}"]
     typer.echo(visible(f"{out}: trained on " + ", ".join(f"{n:,} {label}" for label, n in e["train"].items())))
@@ -184,9 +184,9 @@ def check(model: ModelArg, data: DataArg,
     Example:
       tokenmill classifier check quality.bin store/datasets/extracted
     """
-    from stages.filter import drift
-    from stages.filter.examples import Example, content_key
-    from stages.filter.train_quality import judge
+    from stages.models import drift
+    from stages.models.examples import Example, content_key
+    from stages.models.train_quality import judge
 
     card, loaded = _opened(model)
     known = card["profiles"]
@@ -233,7 +233,7 @@ def _rows(paths: list[Path], text_column: str, label_column: str | None) -> Iter
 
 
 def _say_checked(found: dict[str, Any], card: dict[str, Any]) -> None:
-    from stages.filter.model_card import decimal
+    from stages.models.model_card import decimal
 
     typer.echo(f"{found['documents']:,} documents against the card's profile '{found['against']}' of "
                f"{card['profiles'][found['against']]['documents']:,}")
@@ -324,8 +324,8 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
 def _scorer(model: Path, label: str | None, raw: bool) -> tuple[Stage, str]:
     """(a stage that is ready to score, the signal it writes)."""
     from stages.catalog import stage_class
-    from stages.filter.classifier import beside
     from stages.filter.quality import Quality
+    from stages.models.classifier import beside
 
     config: dict[str, Any] = {"model": str(model)} | ({"label": label} if label else {})
     with reading(model):
@@ -364,8 +364,8 @@ def _write_scores(out: Path, scored: Iterator[tuple[str, float]]) -> None:
 
 
 def _card(model: Path) -> dict[str, Any]:
-    from stages.filter import model_card
-    from stages.filter.classifier import beside
+    from stages.models import model_card
+    from stages.models.classifier import beside
     from stages.stage import file_sha256
 
     path = beside(model, "card.json")
@@ -383,9 +383,9 @@ def _card(model: Path) -> dict[str, Any]:
 
 def _opened(model: Path) -> tuple[dict[str, Any], Classifier]:
     """(the card of a model, the model with its calibration)."""
-    from stages.filter import calibration
-    from stages.filter.classifier import Classifier, beside
-    from stages.filter.models import FastText
+    from stages.models.classifier import Classifier, beside
+    from stages.scoring import calibration
+    from stages.scoring.models import FastText
 
     card, table = _card(model), None
     try:

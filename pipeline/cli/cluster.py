@@ -108,15 +108,15 @@ def job_options(workers: int | None, takeover: bool, verify_inputs: bool, allow_
 def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str], ship_code: bool, python: str,
          insecure_local: bool, json_lines: bool) -> None:
     """Start a job for the next attempt at `run`, unless one is under way."""
-    from pipeline.engine import auth
-    from pipeline.store.attempts import facts_of, keep_code, note_attempt, note_refusal, standing
+    from pipeline.base import auth
+    from pipeline.cluster.attempts import facts_of, keep_code, note_attempt, note_refusal, standing
 
     check_store(store)
     address = auth.job_server(address)
     auth.check_job_server(address, insecure_local)
     # not before: Ray reads whether it has a token when it is imported
-    from pipeline.engine import jobs
-    from pipeline.engine.fingerprint import roots
+    from pipeline.cluster import jobs
+    from pipeline.engine.backends.fingerprint import roots
 
     now, facts = standing(store, run), facts_of(store, run)
     attempt = facts.get("attempt", 0)
@@ -176,7 +176,7 @@ def check_store(store: Store) -> None:
 def notes(store: Store, address: str, in_clear: bool) -> Iterator[str]:
     from urllib.parse import urlsplit
 
-    from pipeline.engine.auth import loopback
+    from pipeline.base.auth import loopback
 
     if in_clear:
         yield f"the cluster's token went to {address} unencrypted; use https, or ssh -L 8265:127.0.0.1:8265 HEAD"
@@ -189,7 +189,7 @@ def notes(store: Store, address: str, in_clear: bool) -> Iterator[str]:
 def seen_by_the_head(run: str, root: str) -> tuple[Store, str]:
     """(store, run) in a job. Raises UserError where this node does not see what the submitter wrote, and StoreError
     where the store does not let it: its credentials are not those of the submitter."""
-    from pipeline.store.attempts import facts_name
+    from pipeline.cluster.attempts import facts_name
     from pipeline.store.fs import Store
 
     store = Store(root)
@@ -209,9 +209,9 @@ def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: b
     """The driver of a submitted attempt, as a job on the head node: returns the exit code. What it says is in the
     store as well, and so is why it came to nothing."""
     from pipeline.cli.runs import drive
-    from pipeline.engine.attend import DriverLog
-    from pipeline.engine.scheduler import Interrupted
-    from pipeline.store.attempts import asked_to_stop, facts_of, note_refusal
+    from pipeline.cluster.attempts import asked_to_stop, facts_of, note_refusal
+    from pipeline.cluster.attend import DriverLog
+    from pipeline.engine.driver.scheduler import Interrupted
 
     def interrupt(signum: int, frame: Any) -> None:
         raise Interrupted(signum)
@@ -243,9 +243,9 @@ def kept_recipe(store: Store, run: str, allow_custom_stages: bool) -> Iterator[R
     """The recipe a run keeps in the store, with its code, if it has any and that is allowed."""
     import yaml
 
-    from pipeline.engine.scratch import Scratch
+    from pipeline.base.scratch import Scratch
+    from pipeline.cluster.attempts import facts_of, kept_code
     from pipeline.recipe import load_recipe
-    from pipeline.store.attempts import facts_of, kept_code
 
     facts = facts_of(store, run)
     with Scratch() as scratch:                   # a driver that is killed leaves it to be swept

@@ -31,8 +31,8 @@ def doctor(address: AddressOpt = None,
       tokenmill doctor --store store
       tokenmill doctor --address auto --store s3://bucket/store
     """
-    from pipeline.doctor import diagnose
-    from pipeline.engine.auth import gcs_of
+    from pipeline.cluster.connect import gcs_of
+    from pipeline.cluster.doctor import diagnose
 
     if store is not None:
         check_root(store)

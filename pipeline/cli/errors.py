@@ -23,8 +23,8 @@ class BadUsage(UserError):
 def report_error(e: BaseException, debug: bool = False) -> int:
     """Say on stderr what went wrong, in one line, secrets masked; with `debug` after its traceback and those of the
     workers. Returns the exit code."""
+    from pipeline.base.redact import redact
     from pipeline.base.visible import visible
-    from pipeline.redact import redact
 
     if debug:
         typer.echo(visible(redact("".join(traceback.format_exception(e))).rstrip()), err=True)
@@ -46,35 +46,36 @@ def in_words(e: BaseException) -> str:
 
 def known_errors() -> tuple[type[BaseException], ...]:
     """Errors whose message says file, key and remedy (imported here, late: `--help` stays fast)."""
-    from pipeline.driver import TooManyErrors
-    from pipeline.engine.auth import ClusterError
-    from pipeline.engine.bad_files import TooManyBadFiles
-    from pipeline.engine.scheduler import Interrupted, TaskFailed
+    from pipeline.base.auth import ClusterError
+    from pipeline.engine.driver.bad_files import TooManyBadFiles
+    from pipeline.engine.driver.scheduler import Interrupted, TaskFailed
     from pipeline.fetch import FetchError
+    from pipeline.forecast.sample import SampleError
+    from pipeline.plan.drive import TooManyErrors
     from pipeline.plan.inputs import InputError
-    from pipeline.plan.sample import SampleError
     from pipeline.recipe.errors import RecipeError
     from pipeline.store.fs import StoreError
     from stages.catalog import UnknownName
-    from stages.filter.models import MissingModel
-    from stages.mix.order import CurriculumError
+    from stages.scoring.models import MissingModel
     from tokenizer.load import TokenizerError
+    from tokenizer.mixture.order import CurriculumError
     from tokenizer.shards.layout import ShardError
 
     known: tuple[type[BaseException], ...] = (
         RecipeError, InputError, StoreError, TaskFailed, Interrupted, TooManyErrors, TooManyBadFiles, UnknownName,
         CurriculumError, ClusterError, FetchError, MissingModel, SampleError, TokenizerError, ShardError, UserError)
-    ray = sys.modules.get("pipeline.engine.ray_backend")         # only where it is in use: importing Ray takes seconds
+    # only where it is in use: importing Ray takes seconds
+    ray = sys.modules.get("pipeline.engine.backends.ray_backend")
     return (*known, ray.NoNodes) if ray is not None else known
 
 
 def usage_errors() -> tuple[type[BaseException], ...]:
     """Those of them that mean bad usage or a bad recipe: exit code 2, nothing has been run."""
-    from pipeline.engine.auth import BadAddress
+    from pipeline.base.auth import BadAddress
     from pipeline.plan.inputs import InputError
     from pipeline.recipe.errors import RecipeError
     from stages.catalog import UnknownName
-    from stages.filter.models import MissingModel
+    from stages.scoring.models import MissingModel
 
     return (RecipeError, InputError, MissingModel, UnknownName, BadAddress, BadUsage)
 
@@ -83,7 +84,7 @@ def usage_errors() -> tuple[type[BaseException], ...]:
 def stoppable(address: str | None = None) -> Iterator[None]:
     """Ctrl-C in a run says what is kept instead of only that it stopped; a cluster at `address` that is not there is
     named."""
-    from pipeline.engine.scheduler import Interrupted
+    from pipeline.engine.driver.scheduler import Interrupted
 
     try:
         yield

@@ -117,7 +117,7 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
 def engines(given: str) -> list[str]:
     """Names of one or two engines. Raises BadUsage."""
     from pipeline.recipe.errors import nearest
-    from stages.extract.html import ENGINES
+    from stages.extract.html.step import ENGINES
 
     names = [name.strip() for name in given.split(",")]
     for name in names:

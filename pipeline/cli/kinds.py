@@ -171,7 +171,7 @@ def settings_of(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _check(name: str, given: dict[str, Any]) -> None:
     """Raises RecipeError for keys that neither the reader nor the step of this name has, or values that do not fit."""
-    from pipeline.recipe.check import Checker
+    from pipeline.recipe.checker import Checker
     from pipeline.recipe.marks import Marks
     from stages.catalog import READERS, STAGES, reader_class, stage_class
 
@@ -190,8 +190,8 @@ def _check(name: str, given: dict[str, Any]) -> None:
 def kind_of(path: str, file: str) -> str:
     """Kind of a file: by what it begins with where that leaves no doubt, then by its suffix, then by its looks."""
     from stages.catalog import reader_class
-    from stages.extract.encoding import decode
     from stages.read.streams import Damaged, Stream, is_archive
+    from stages.text.encoding import decode
 
     if is_archive(file):
         return ARCHIVE
@@ -225,7 +225,7 @@ def kind_of(path: str, file: str) -> str:
 
 def _looks_like(text: str, path: str) -> str:
     """Kind of a text that has no suffix."""
-    from stages.extract.html import is_page
+    from stages.extract.html.step import is_page
 
     if is_page(text, ""):
         return "html"

@@ -58,7 +58,7 @@ def check_backend(backend: BackendName, address: str | None, insecure_local: boo
         return
     if backend is not BackendName.ray:
         raise BadUsage(f"--address {address} attaches to a Ray cluster; leave out --backend {backend.value}")
-    from pipeline.engine.auth import check_cluster
+    from pipeline.cluster.connect import check_cluster
 
     check_cluster(address, insecure_local)
 
@@ -76,7 +76,7 @@ def check_name(name: str | None) -> None:
 
 def check_root(root: str, option: str = "--store") -> None:
     """Refuse a store, or another place, whose URL holds a secret: it is shown and written down in many places."""
-    from pipeline.redact import redact, secret_in
+    from pipeline.base.redact import redact, secret_in
 
     what = secret_in(root)
     if what is not None:

@@ -148,11 +148,11 @@ def _bill(recipe: Any, sample: str, cores: int | None, price: float | None, work
     from rich.console import Console
 
     from pipeline.base.quantities import parse_share
-    from pipeline.engine.scheduler import Interrupted
-    from pipeline.plan.bill import bill
+    from pipeline.engine.driver.scheduler import Interrupted
+    from pipeline.forecast.bill import bill
+    from pipeline.forecast.sample import run_sample
+    from pipeline.forecast.show_bill import bill_lines
     from pipeline.plan.lint import lint
-    from pipeline.plan.sample import run_sample
-    from pipeline.plan.show_bill import bill_lines
     from pipeline.run import default_workers
 
     try:
@@ -205,7 +205,7 @@ def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) ->
 
 def _standing(store: Store, name: str) -> dict[str, Any]:
     """{run, state, attempt, parts, done, report}; what is not known is None."""
-    from pipeline.store.attempts import standing
+    from pipeline.cluster.attempts import standing
 
     found = standing(store, name)
     report_at = f"runs/{name}/report.html"

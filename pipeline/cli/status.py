@@ -6,8 +6,8 @@ from typing import Any
 
 from pipeline.base.visible import visible
 from pipeline.cli.options import as_typed
-from pipeline.engine.progress import age, clock, size
-from pipeline.store.attempts import Standing, driver_of
+from pipeline.cluster.attempts import Standing, driver_of
+from pipeline.engine.driver.progress import age, clock, size
 from pipeline.store.fs import Store
 
 #: of what runs and of what failed, shown at once

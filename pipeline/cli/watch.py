@@ -17,7 +17,7 @@ from pipeline.cli.errors import UserError
 from pipeline.cli.options import JsonOpt, RunArg, StoreOpt, as_typed, resolve_run
 
 if TYPE_CHECKING:
-    from pipeline.store.attempts import Standing
+    from pipeline.cluster.attempts import Standing
     from pipeline.store.fs import Store
 
 WATCH_S = 2.0            # between two looks of --watch and -f
@@ -27,7 +27,7 @@ def look(store: Store, run: str) -> Standing:
     """How the run stands; where its driver has not begun, Ray is asked whether the job is still to come."""
     from dataclasses import replace
 
-    from pipeline.store.attempts import standing
+    from pipeline.cluster.attempts import standing
 
     found = standing(store, run)
     if found.state != "submitted":
@@ -43,7 +43,7 @@ def look(store: Store, run: str) -> Standing:
     now = standing(store, run)                                # it may have begun, and even ended, meanwhile
     if now.state != "submitted":
         return now
-    from pipeline.engine import jobs
+    from pipeline.cluster import jobs
 
     if job.status == "STOPPED":
         return replace(now, state="cancelled")
@@ -55,14 +55,14 @@ def look(store: Store, run: str) -> Standing:
 def job_of(found: Standing) -> Any:
     """What Ray says of the job of a standing: a `JobState`, None when it knows no such job, or why it cannot be
     asked."""
-    from pipeline.engine import auth
+    from pipeline.base import auth
 
     address, job = found.facts.get("address"), found.facts.get("job")
     if not address or not job:
         return None
     try:
         auth.check_kept_server(address)
-        from pipeline.engine import jobs
+        from pipeline.cluster import jobs
 
         return jobs.state(address, job)
     except auth.ClusterError as e:
@@ -113,7 +113,7 @@ def logs(run: RunArg, store: StoreOpt = "store",
       tokenmill logs fineweb-3f2a91c0 --store s3://bucket/store
       tokenmill logs -f fineweb-3f2a91c0
     """
-    from pipeline.store.attempts import LogReader
+    from pipeline.cluster.attempts import LogReader
 
     at, name = resolve_run(run, store)
     found = look(at, name)
@@ -146,7 +146,7 @@ def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) 
     Example:
       tokenmill cancel fineweb-3f2a91c0 --store s3://bucket/store
     """
-    from pipeline.store.attempts import ask_to_stop
+    from pipeline.cluster.attempts import ask_to_stop
 
     at, name = resolve_run(run, store)
     found = look(at, name)
@@ -166,11 +166,11 @@ def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) 
 
 def _stop_job(found: Standing) -> str | None:
     """Stop a job whose driver has not begun; returns what cannot be done from here."""
-    from pipeline.engine import auth
+    from pipeline.base import auth
 
     try:
         auth.check_kept_server(found.facts["address"])
-        from pipeline.engine import jobs
+        from pipeline.cluster import jobs
 
         jobs.stop(found.facts["address"], found.facts["job"])
         return None

@@ -16,38 +16,29 @@ files, and returns mergeable counters. It never sees Ray, the log or other tasks
 
 Workers find it by its import path 'module:Class'. Its key takes the name and the version instead, so that a class may
 move to another module and its results stay fresh.
-
-Counters are nested dicts of numbers: leaves add up, but for outermost keys that begin with `max_`: the maximum counts.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import mmap
 import os
 import re
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from pipeline.store.errors import GONE, ChangedFile, DamagedFile
 from pipeline.store.fs import Needs, Store, matches
-from stages.catalog import load
-
-#: the stage of a cursor while the first input file of a task is read
-READING = -2
+from pipeline.store.records import READING, Counters
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.engine.exchange import SegmentWriter
-
-Counters = dict[str, Any]
+    from pipeline.engine.shuffle.exchange import SegmentWriter
 
 
 class Kind(NamedTuple):
@@ -60,14 +51,8 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One unit of work. `key` identifies its outcome by content (contracts §3); equal keys mean equal results.
-
-    `args` is JSON. Three kinds of dict in it have a meaning of their own (see `content_key`):
-    {"$ref": path in the store, "content", "sha256", "bytes", "rows"}           a file an earlier task wrote
-    {"$file": path relative to the source root, "root": URL, "size", "etag"}    an input file, maybe with a range
-    {"$list": path in the store, "content", "items"}                            a long list (`pipeline.engine.lists`)
-    and the value of a key "$volatile" never enters the content key.
-    """
+    """One unit of work. `key` identifies its outcome by content (`pipeline.store.keys`); equal keys mean equal results.
+    `args` is JSON, in which some kinds of dict have a meaning of their own (said there, too)."""
 
     key: str
     task: str                          # import path 'module:Class'
@@ -94,95 +79,6 @@ class TaskSpec:
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> TaskSpec:
         return cls(**{**doc, "roots": tuple(doc.get("roots", ()))})
-
-
-def task_key(task: str, args: Any) -> str:
-    """Key of the task at the import path `task` with these arguments."""
-    found = load(task)
-    return content_key(found.name, found.version, args)
-
-
-def content_key(name: str, version: int, args: Any) -> str:
-    """32 hex characters over a name, a version and arguments without places.
-
-    Paths of the store, source roots and `$volatile` values do not count; contents, relative paths and ranges do.
-    """
-    blob = json.dumps([name, version, placeless(args)], sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
-
-
-def ref_contents(args: Any) -> list[str]:
-    """Contents of all `$ref`s in the arguments of a task, in their order; of a `$list` its own."""
-    if isinstance(args, dict):
-        if "$ref" in args or "$list" in args:
-            return [args["content"]]
-        return [c for v in args.values() for c in ref_contents(v)]
-    return [c for v in args for c in ref_contents(v)] if isinstance(args, (list, tuple)) else []
-
-
-def placeless(value: Any) -> Any:
-    if isinstance(value, dict):
-        if "$ref" in value or "$list" in value:
-            return {"content": value["content"]}
-        hidden = {"$volatile", "root"} if "$file" in value else {"$volatile"}
-        return {k: placeless(v) for k, v in value.items() if k not in hidden}
-    if isinstance(value, (list, tuple)):
-        return [placeless(v) for v in value]
-    return value
-
-
-@dataclass
-class FileInfo:
-    """One file a task wrote, as committed. `content` identifies what it says (canonical rows for document parts,
-    otherwise the sha256 of the bytes), `sha256` its bytes."""
-
-    path: str
-    bytes: int
-    sha256: str
-    content: str
-    rows: int = 0
-    meta: dict[str, Any] = field(default_factory=dict)
-
-    def ref(self) -> dict[str, Any]:
-        return {"$ref": self.path, "content": self.content, "sha256": self.sha256, "bytes": self.bytes,
-                "rows": self.rows}
-
-
-@dataclass
-class PartRecord:
-    """The commit record of a task: the only thing that travels through Ray and into the log."""
-
-    key: str
-    task: str                          # name of the task
-    node: str
-    attempt: str
-    files: dict[str, FileInfo]
-    counters: Counters
-    quarantine: list[dict[str, Any]] = field(default_factory=list)  # {row, id, stage, stage_key, reason, file?}
-    cpu_s: float = 0.0
-    wall_s: float = 0.0
-    rss_mb: float = 0.0
-    basis: str = ""                    # of its spec
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, doc: Mapping[str, Any]) -> PartRecord:
-        return cls(**{**doc, "files": {k: FileInfo(**v) for k, v in doc["files"].items()}})
-
-
-def merge_counters(into: Counters, other: Mapping[str, Any], maxima: bool = True) -> Counters:
-    """Add `other` into `into` (in place): numbers add, `max_*` take the maximum, dicts merge. Keys of dicts inside are
-    names (sources, languages, of which `max_Latn` is one) and always add."""
-    for k, v in other.items():
-        if isinstance(v, dict):
-            merge_counters(into.setdefault(k, {}), v, False)
-        elif k in into:
-            into[k] = max(into[k], v) if maxima and k.startswith("max_") else into[k] + v
-        else:
-            into[k] = v
-    return into
 
 
 class ChangedInput(Exception):
@@ -247,7 +143,7 @@ class Inputs:
     def __init__(self, spec: TaskSpec, store: Store, scratch: str, *, skip: Mapping[int, dict[str, Any]] | None = None,
                  only: Iterable[int] | None = None, batch_rows: int | None = None, file: int | None = None,
                  confine: Callable[[Sequence[str]], None] = lambda programs: None) -> None:
-        from pipeline.engine.lists import unfold
+        from pipeline.store.lists import unfold
 
         self.spec, self.key, self.store, self.scratch = spec, spec.key, store, scratch
         self.args: dict[str, Any] = unfold(spec.args, store.read)
@@ -327,7 +223,7 @@ class Inputs:
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
         """Records of one bucket of an exchange file (`Out.segments`), read-only; only they are read."""
-        from pipeline.engine.exchange import read_segment
+        from pipeline.engine.shuffle.exchange import read_segment
 
         self._by_range[ref["$ref"]] = ref
         return read_segment(self.store, ref, bucket)
@@ -335,7 +231,7 @@ class Inputs:
     def segments(self, refs: Sequence[Mapping[str, Any]], bucket: int, *, whole: Sequence[str] = (),
                  numbered: bool = False) -> Iterator[np.ndarray]:
         """Records of one bucket of many exchange files, merged by their key, in blocks (`exchange.merge_segments`)."""
-        from pipeline.engine.exchange import merge_segments
+        from pipeline.engine.shuffle.exchange import merge_segments
 
         self._by_range |= {ref["$ref"]: ref for ref in refs}
         return merge_segments(self.store, refs, bucket, whole=whole, numbered=numbered, scratch=self.scratch)
@@ -368,7 +264,7 @@ class Out:
         Inside a bucket records are sorted by the fields `key` (None: by all), or stay in the order of writing.
         `memory`: bytes of records held before they are spilled to scratch.
         """
-        from pipeline.engine.exchange import SegmentWriter
+        from pipeline.engine.shuffle.exchange import SegmentWriter
 
         with SegmentWriter(self.path(name), dtype, buckets, key=key, covers=self.covers, memory=memory) as to:
             yield to

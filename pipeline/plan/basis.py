@@ -24,15 +24,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.base.parquet import parquet_writer
+from pipeline.base.redact import redact_json
+from pipeline.passes.encode import ENCODE, libraries
+from pipeline.passes.fit_tokenizer import FIT
 from pipeline.plan.nodes import DOCUMENTS, ChainStep, Node
-from pipeline.plan.passes import Planner
+from pipeline.plan.planner import Planner
 from pipeline.recipe.code import own_source
 from pipeline.recipe.model import Recipe
-from pipeline.redact import redact_json
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
-from pipeline.tasks.encode import ENCODE, libraries
-from pipeline.tasks.fit_tokenizer import FIT
 from stages.barrier import Barrier
 from stages.catalog import load, reader_class
 from stages.stage import Stage, cpu_tag, file_sha256, library_versions, python_version, role_of

@@ -12,16 +12,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.driver import NodeState, survey
-from pipeline.engine.task import PartRecord
 from pipeline.plan.changes import changes
+from pipeline.plan.drive import NodeState, survey
 from pipeline.plan.lint import lint
 from pipeline.plan.nodes import DOCUMENTS, Node
-from pipeline.plan.passes import Planner
+from pipeline.plan.planner import Planner
 from pipeline.plan.tokens import TOKENIZER, token_nodes
 from pipeline.recipe import Recipe
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.log import Log
+from pipeline.store.records import PartRecord
 from pipeline.store.view import LogView
 from stages.catalog import load
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.engine.queue import Records
-from pipeline.engine.task import PartRecord, TaskSpec
+from pipeline.engine.driver.queue import Records
+from pipeline.engine.task import TaskSpec
+from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
 from stages.barrier import FileRef, PartRef, TaskResult
 from stages.stage import Stage
@@ -16,8 +17,8 @@ from stages.stage import Stage
 #: what a node yields and is sent
 Work = Generator[Iterable[TaskSpec], Records, Any]
 
-DOCUMENTS = "pipeline.tasks.documents:DocumentPass"
-INDEX = "pipeline.tasks.index:Index"
+DOCUMENTS = "pipeline.passes.documents:DocumentPass"
+INDEX = "pipeline.passes.index:Index"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipeline.base.visible import visible
-from pipeline.engine.progress import size
+from pipeline.engine.driver.progress import size
 
 COLOR = {"fresh": "green", "stale": "yellow", "partly": "yellow", "waits": "cyan"}
 WIDTH = 100

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.engine.queue import Records
+from pipeline.engine.driver.queue import Records
+from pipeline.passes.encode import assemble_drafts, encode_drafts
+from pipeline.passes.fit_tokenizer import load_draft, tokenizer_info, tokenizer_waves
 from pipeline.plan.nodes import Node, PassResult, Work, result, spilled_parts
-from pipeline.plan.passes import Planner
+from pipeline.plan.planner import Planner
 from pipeline.recipe.hub import hub_tokenizer
 from pipeline.recipe.model import Recipe
 from pipeline.store.temp import Spilled
-from pipeline.tasks.encode import assemble_drafts, encode_drafts
-from pipeline.tasks.fit_tokenizer import load_draft, tokenizer_info, tokenizer_waves
 from stages.barrier import PartRef, TaskResult, Wave
 
 #: name of the tokenizer's node; a dataset may be called "tokenizer", never this

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.driver import NodeState, survey
+from pipeline.base.redact import redact_json
 from pipeline.engine.task import TaskSpec
 from pipeline.plan.basis import THRESHOLD, Ingredients, node_ingredients, plain_path, read_bases, read_inputs
+from pipeline.plan.drive import NodeState, survey
 from pipeline.plan.estimate import open_plan
 from pipeline.plan.nodes import Node
 from pipeline.recipe import Recipe
 from pipeline.recipe.errors import nearest
-from pipeline.redact import redact_json
 
 #: labels of tasks, or names of files, that are shown of a cause
 EXAMPLES = 5
@@ -180,7 +180,7 @@ class _Why:
 
 
 def _entries(spec: TaskSpec) -> int:
-    """Documents the log says a task is to skip; a long list of them is a file (`pipeline.engine.lists`)."""
+    """Documents the log says a task is to skip; a long list of them is a file (`pipeline.store.lists`)."""
     said = spec.args.get("$volatile", {}).get("quarantined", [])
     return said["items"] if isinstance(said, dict) else len(said)
 

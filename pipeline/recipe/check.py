@@ -3,58 +3,21 @@
 from __future__ import annotations
 
 import os
-import types
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from pipeline.base.quantities import parse_share, percent
-from pipeline.recipe.errors import KeyPath, Problem, RecipeError, key_path, nearest, shown
+from pipeline.recipe.checker import Checker
+from pipeline.recipe.errors import KeyPath, key_path, nearest
 from pipeline.recipe.hub import is_hub_name
-from pipeline.recipe.marks import Marks
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.train import check_train
 from stages.catalog import READERS, STAGES, UnknownName, reader_class, stage_class
 from stages.read.reader import Reader
 from stages.stage import Stage, role_of
-
-
-class Checker:
-    """Collects problems with their places while the parts of a recipe are looked at."""
-
-    def __init__(self, marks: Marks, base: str, allow_custom: bool) -> None:
-        self.marks, self.base, self.allow_custom = marks, base, allow_custom
-        same = os.path.dirname(os.path.abspath(marks.file)) == os.path.abspath(base)
-        self.counts_from = "the recipe's folder" if same else "the current folder"
-        self.problems: list[Problem] = []
-        self.warnings: list[str] = []
-
-    def fail(self, path: KeyPath, message: str) -> None:
-        mark = self.marks.at(path)
-        while path and isinstance(path[-1], int) and path not in self.marks.places:
-            path = path[:-1]                                        # `from: web` stands for `from: [web]`
-        self.problems.append(Problem(mark, path, message))
-
-    def stop_if_failed(self) -> None:
-        if self.problems:
-            raise RecipeError(self.problems)
-
-    def validate(self, model: type[BaseModel], data: Any, path: KeyPath) -> BaseModel | None:
-        """`data` as `model`; every error becomes a problem at its own line."""
-        try:
-            return model.model_validate(data)
-        except ValidationError as e:
-            for error in e.errors(include_url=False, include_context=False):
-                self.fail((*path, *_data_path(data, error["loc"])), _message(error, model, data))
-            return None
-
-    def known(self, name: str, known: Iterable[str], path: KeyPath, what: str) -> bool:
-        known = list(known)
-        if name not in known:
-            self.fail(path, f"unknown {what} '{name}': {nearest(name, known)}")
-        return name in known
 
 
 def check_recipe(recipe: Recipe, checker: Checker) -> None:
@@ -269,7 +232,8 @@ def _tokens(recipe: Recipe, checker: Checker) -> None:
 
 
 def _curriculum(recipe: Recipe, checker: Checker) -> None:
-    """Names, order and completeness of the phases; whether the tokens suffice is `stages.mix.curriculum`'s to say."""
+    """Names, order and completeness of the phases; whether the tokens suffice is `tokenizer.mixture.curriculum`'s to
+    say."""
     curriculum = recipe.curriculum
     assert curriculum is not None
     if not recipe.shards:
@@ -314,7 +278,7 @@ def _curriculum(recipe: Recipe, checker: Checker) -> None:
                 checker.fail((*at, "until"), "a phase before it lies beyond the total: let `extra` come last")
             before, ends = end, i
         beyond = beyond or phase.extra is not None
-        # what trainer.schedule refuses; here before the data is made
+        # what trainer.optim.schedule refuses; here before the data is made
         if phase.lr == "decay" and schedule.get("kind", "wsd") != "wsd":
             checker.fail((*at, "lr"), f"train.schedule.kind {schedule['kind']} has no stretch of decay; use kind: wsd, "
                                       "or lr: stable")
@@ -357,84 +321,3 @@ def _end(until: str | int, total: int) -> Fraction:
 
 
 # -- pydantic's errors in our words ----------------------------------------------------------------------------------
-def _data_path(data: Any, loc: tuple[Any, ...]) -> KeyPath:
-    """`loc` without the entries pydantic adds for itself (union members, '[key]', the config of a step)."""
-    path: list[str | int] = []
-    for entry in loc:
-        if entry == "[key]":
-            continue
-        inside = entry in data if isinstance(data, dict) else isinstance(data, list) and entry in range(len(data))
-        if inside:
-            data = data[entry]
-        elif entry == loc[-1]:                                      # a missing key, or one item of a single value
-            if isinstance(data, dict):
-                path.append(entry)
-            break
-        else:
-            continue
-        path.append(entry)
-    return tuple(path)
-
-
-def _message(error: Any, model: type[BaseModel], data: Any) -> str:
-    kind, loc, value = error["type"], error["loc"], error.get("input")
-    if kind == "extra_forbidden":
-        return f"unknown key '{loc[-1]}': {nearest(str(loc[-1]), _keys(model, loc[:-1]))}"
-    if kind == "missing":
-        return f"missing key '{loc[-1]}'; add `{loc[-1]}: …`{_purpose(model, loc)}"
-    if kind == "value_error":
-        return error["msg"].removeprefix("Value error, ")
-    if loc == ("version",) and kind == "literal_error":
-        return f"version {value!r} is not 1, the version of recipes this Tokenmill reads"
-    if kind == "literal_error":
-        listed = error["msg"].removeprefix("Input should be ").replace(" or ", ", ").split(",")
-        known = [word.strip().strip("'") for word in listed]
-        return f"{value!r} is not one of {', '.join(known)}{_did_you_mean(value, known)}"
-    if kind in ("model_type", "dict_type", "model_attributes_type"):
-        return f"must be a mapping (`key: value` lines), got {shown(value)}"
-    if kind == "list_type":
-        return f"must be a list (lines that begin with '- '), got {shown(value)}"
-    if kind == "too_short":
-        return "must not be empty"
-    message = error["msg"].replace("Input should be", "must be").replace("Input ", "")
-    return f"{message[0].lower()}{message[1:]}, got {shown(value)}"
-
-
-def _did_you_mean(value: Any, known: list[str]) -> str:
-    hint = nearest(str(value), known)
-    return f"; {hint}" if hint.startswith("did") else ""
-
-
-def _purpose(model: type[BaseModel], loc: tuple[Any, ...]) -> str:
-    found = _model_at(model, loc[:-1])
-    field = found.model_fields.get(str(loc[-1])) if found else None
-    return f" ({field.description})" if field is not None and field.description else ""
-
-
-def _keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
-    """Keys allowed at `loc` inside `model`."""
-    found = _model_at(model, loc)
-    return [f.alias or name for name, f in found.model_fields.items()] if found else []
-
-
-def _model_at(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] | None:
-    here: Any = model
-    for entry in loc:
-        here = _plain_type(here)
-        if isinstance(here, type) and issubclass(here, BaseModel):
-            fields = {f.alias or name: f for name, f in here.model_fields.items()}
-            if entry not in fields:
-                return None
-            here = fields[entry].annotation
-        elif get_origin(here) in (dict, list, tuple):
-            here = get_args(here)[-1 if get_origin(here) is dict else 0]
-    here = _plain_type(here)
-    return here if isinstance(here, type) and issubclass(here, BaseModel) else None
-
-
-def _plain_type(annotation: Any) -> Any:
-    """The type behind Annotated and Optional."""
-    while get_origin(annotation) in (Annotated, Union, types.UnionType):
-        options = [a for a in get_args(annotation) if a is not type(None)]
-        annotation = options[0]
-    return annotation

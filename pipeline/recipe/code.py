@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import confinement
-from pipeline.engine.scratch import user_folder
+from pipeline.base.scratch import user_folder
 from pipeline.engine.task import ChangedInput
 from pipeline.store.fs import Store
 from stages.catalog import reader_class
@@ -78,7 +78,7 @@ def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
 
 def planned_reader(store: Store, entry: Mapping[str, Any]) -> Reader:
     """In a worker: the reader of a task's argument {name, key, $volatile: {target, config, code}}. Records of a reader
-    of the user's own are checked one by one (`pipeline.tasks.storable.checked`)."""
+    of the user's own are checked one by one (`pipeline.passes.storable.checked`)."""
     hidden = entry["$volatile"]
     import_planned(store, hidden.get("code", ()))
     return reader_class(hidden["target"])(hidden["config"])

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.recipe.check import Checker, check_recipe
+from pipeline.base.redact import secret_in
+from pipeline.recipe.check import check_recipe
+from pipeline.recipe.checker import Checker
 from pipeline.recipe.code import import_code
 from pipeline.recipe.errors import KeyPath, Mark, Problem, RecipeError, nearest
 from pipeline.recipe.marks import Marks, parse_yaml
 from pipeline.recipe.model import Recipe, Source
-from pipeline.redact import secret_in
 
 READY = Path(__file__).resolve().parents[1] / "recipes"
 

@@ -24,11 +24,11 @@ from pydantic import (
 from pipeline.base.quantities import parse_bytes, parse_count, parse_share, parse_weight, percent
 from pipeline.recipe.errors import KeyPath, Mark, nearest
 from pipeline.recipe.marks import Marks, dump_yaml
-from stages.mix.curriculum import RATES, CurriculumError
-from stages.mix.resolve import own_rate
 from stages.stage import file_sha256
+from tokenizer.mixture.curriculum import RATES, CurriculumError
+from tokenizer.mixture.resolve import own_rate
 
-#: kinds and keys of trainer.rope.RopeScaling
+#: kinds and keys of trainer.model.rope.RopeScaling
 ROPE_SCALINGS = ("linear", "llama3", "yarn")
 ROPE_SCALING_KEYS = ("kind", "factor", "original", "low", "high", "beta_fast", "beta_slow", "attention_factor")
 
@@ -100,7 +100,7 @@ def _rate(value: Any) -> Any:
 
 
 def _rope_scaling(value: Any) -> Any:
-    """The keys of trainer.rope.RopeScaling, which needs torch; its values are the trainer's."""
+    """The keys of trainer.model.rope.RopeScaling, which needs torch; its values are the trainer's."""
     if not isinstance(value, dict) or value.get("kind") not in ROPE_SCALINGS or "factor" not in value:
         raise ValueError(f"give kind ({', '.join(ROPE_SCALINGS)}) and factor, e.g. {{kind: yarn, factor: 4, original: "
                          f"4096}}; got {value!r}")
@@ -222,7 +222,7 @@ class Phase(Model):
 
 
 class Curriculum(Model):
-    """In what mixture and lengths the tokens are seen; counts are n × L targets. Resolved by `stages.mix`."""
+    """In what mixture and lengths the tokens are seen; counts are n × L targets. Resolved by `tokenizer.mixture`."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     total: Count

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from pipeline.recipe.errors import KeyPath, shown
 
 if TYPE_CHECKING:
-    from pipeline.recipe.check import Checker
+    from pipeline.recipe.checker import Checker
 
-#: keys of `train:` and of the mappings in it, and names of models, as in trainer.run.TrainConfig and
-#: trainer.model.ModelConfig, which need torch
+#: keys of `train:` and of the mappings in it, and names of models, as in trainer.loop.run.TrainConfig and
+#: trainer.model.transformer.ModelConfig, which need torch
 TRAIN_KEYS = {
     "train": "model optimizer schedule loss evaluate checkpoint sample parallel stability metrics alerts skip init "
              "seed clip micro_batch precision compile log_every",

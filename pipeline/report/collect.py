@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.base.visible import json_text
-from pipeline.engine.task import PartRecord
 from pipeline.report.costs import pass_costs, stage_costs, task_costs
 from pipeline.report.documents import dataset_section, duplicate_section, funnel, source_section
 from pipeline.report.nodes import Node
 from pipeline.report.tokens import curriculum_of, mixture, token_counts, warnings
 from pipeline.report.training import training
 from pipeline.store.fs import Store
+from pipeline.store.records import PartRecord
 from pipeline.store.runs import RunTasks
 
 Get = Callable[[str], PartRecord | None]

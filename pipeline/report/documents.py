@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.engine.task import Counters, merge_counters
 from pipeline.report.nodes import Node
 from pipeline.report.samples import drop_samples, pair_samples, quarantine_samples, shown
 from pipeline.store.fs import Store
+from pipeline.store.records import Counters, merge_counters
 
 #: a barrier that removes more than this share of the documents of a source raises an alarm
 ALARM = 0.5
 #: quarantined input files of a source that are named
 BAD_FILES = 100
-#: what became of a page of a PDF (stages.extract.pdf.ROUTES)
+#: what became of a page of a PDF (stages.extract.pdf.step.ROUTES)
 PAGES = ("text_layer", "ocr", "empty", "no_text", "unreadable", "cipher")
 
 
@@ -61,7 +61,7 @@ def funnel(sources: Mapping[str, Any], passes: list[Node],
 def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
     """Kept, dropped and quarantined documents of a dataset, from all its passes; reasons with samples; languages,
     lengths and personal data of the kept ones, languages of the dropped ones by stage, scores of all that a stage has
-    seen (`pipeline.tasks.tally`). But for the samples everything was counted when it was made."""
+    seen (`pipeline.passes.tally`). But for the samples everything was counted when it was made."""
     last = next(p for p in passes if p.publishes)
     reasons: dict[tuple[str, str], dict[str, Any]] = {}
     quarantined: Counters = {}

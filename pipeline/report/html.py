@@ -10,8 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 
 from pipeline.base.visible import visible_json
+from pipeline.passes.tally import BINS, SIMILARITY_BINS, bin_edges
 from pipeline.report import charts
-from pipeline.tasks.tally import BINS, SIMILARITY_BINS, bin_edges
 
 #: languages shown of a source, stages in the legend of the cost bar, languages of a dataset; the rest together
 LANGUAGES, COSTS, FATES = 7, 9, 12

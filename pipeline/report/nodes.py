@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.engine.task import Counters, FileInfo, PartRecord, merge_counters
 from pipeline.store.fs import Store
+from pipeline.store.records import Counters, FileInfo, PartRecord, merge_counters
 from pipeline.store.temp import scratch_database
 
 

@@ -14,9 +14,9 @@ from difflib import SequenceMatcher
 from itertools import islice
 from typing import Any
 
-from pipeline.engine.task import FileInfo
 from pipeline.report.nodes import Node, batches, take
 from pipeline.store.fs import Store
+from pipeline.store.records import FileInfo
 from stages.scrub.pii import scrub_text
 
 #: samples of a reason, characters of an excerpt, parts of a pass that are looked through

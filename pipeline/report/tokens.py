@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.engine.task import Counters, merge_counters
 from pipeline.report.nodes import Node
 from pipeline.report.samples import quarantine_samples
 from pipeline.store.fs import Store
-from stages.mix.curriculum import Curriculum
-from stages.mix.realised import plan, realised
+from pipeline.store.records import Counters, merge_counters
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.realised import plan, realised
 
 
 def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:

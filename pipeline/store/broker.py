@@ -27,7 +27,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base import confinement, process
-from pipeline.redact import redact
+from pipeline.base.redact import redact
 from pipeline.store import errors
 from pipeline.store.errors import EnvironmentFailure
 from pipeline.store.remote import Entry, Remote, connect

@@ -6,7 +6,7 @@
 
 A key names a version of a file (root, path, size, etag, ranges), so nothing in it is ever stale. Who uses a file has
 a hard link to it in its own scratch folder: it stays whole for him though it is evicted meanwhile, and the number of
-links says who is in use, also after a `kill -9`, for scratch folders vanish with their owners (`engine.scratch`). What
+links says who is in use, also after a `kill -9`, for scratch folders vanish with their owners (`base.scratch`). What
 is not in use goes, least recently used first, when the cache would grow beyond its cap; what does not fit is downloaded
 for its one user alone. So the disk holds the cap plus what is in use, never more.
 
@@ -139,7 +139,7 @@ def cache_for(remote: Remote, scratch: str) -> Cache | None:
 @functools.cache
 def _cache(folder: str, size: str) -> Cache:
     from pipeline.base.quantities import parse_bytes
-    from pipeline.engine.scratch import user_folder
+    from pipeline.base.scratch import user_folder
 
     place = Path(folder) if folder else user_folder() / "cache"
     try:

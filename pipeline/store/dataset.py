@@ -33,11 +33,11 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.base.parquet import parquet_writer
-from pipeline.engine.scratch import Scratch
-from pipeline.engine.task import FileInfo, PartRecord
+from pipeline.base.scratch import Scratch
 from pipeline.store.errors import GONE, DamagedFile
 from pipeline.store.fs import Store, StoreError, cannot_write, make_folder, swap_folders, sync
 from pipeline.store.parts import RowDigester
+from pipeline.store.records import FileInfo, PartRecord
 from stages.document import DuplicateId
 
 #: hidden, and no `.parquet`: `datasets.load_dataset` of the folder would take it for a part

@@ -26,10 +26,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from pipeline.engine.task import PartRecord
 from pipeline.store.disk import leftovers
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.holder import alive, identity
+from pipeline.store.records import PartRecord
 from pipeline.store.temp import scratch_database
 from pipeline.store.view import FORMAT, CorruptLog, LogView, decode_segment, dumps, encode_segment, segment_name
 
@@ -155,7 +155,7 @@ class Log(LogView):
     def _beat(self, closed: bool = False) -> None:
         self._counter += 1
         self._beaten = time.monotonic()
-        # whose it is and by which clock, for those who only look on (`store.attempts`): nothing is decided by that
+        # whose it is and by which clock, for those who only look on (`cluster.attempts`): nothing is decided by that
         beat = {"counter": self._counter, "closed": closed, "holder": self.holder, "at": round(time.time(), 1)}
         self.store.write(_heartbeat_name(self.epoch), dumps(beat))
 

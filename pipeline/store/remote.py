@@ -24,7 +24,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import fsspec
 
-from pipeline.redact import redact
+from pipeline.base.redact import redact
 from pipeline.store import cache
 from pipeline.store.errors import ChangedFile, StoreError, disk_full
 from pipeline.store.retry import answer, comes_back, patiently, say

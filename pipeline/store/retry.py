@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from pipeline.redact import redact
+from pipeline.base.redact import redact
 from pipeline.store.errors import FULL, EnvironmentFailure, StoreError
 
 TRIES = 10                  # about a minute and a half in all

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.base.parquet import parquet_writer
-from pipeline.engine.scratch import Scratch
+from pipeline.base.scratch import Scratch
 from pipeline.store.fs import Store
 
 SCHEMA = pa.schema([("node", pa.dictionary(pa.int32(), pa.string())), ("key", pa.binary(16))])

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from pipeline.engine.lists import FOLDER as LISTS
 from pipeline.store.dataset import MANIFEST, manifest
 from pipeline.store.errors import OTHER_BYTES, DamagedFile, StoreError
 from pipeline.store.fs import Store
+from pipeline.store.lists import FOLDER as LISTS
 from pipeline.store.log import Log
 from pipeline.store.view import LogView
 from tokenizer.shards.layout import MANIFEST as SHARDS

@@ -27,8 +27,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pipeline.engine.task import READING, PartRecord
 from pipeline.store.fs import Store, StoreError
+from pipeline.store.records import READING, PartRecord
 from pipeline.store.temp import scratch_database
 
 FORMAT = 1

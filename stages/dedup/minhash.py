@@ -47,9 +47,8 @@ from stages.dedup.lsh import BAND
 from stages.stage import Stage, StageConfig, decision, signal
 from stages.text.language_codes import tag
 from stages.text.languages import splitter
-from stages.text.ngrams import shingle_sha1, shingle_xxhash
 from stages.text.normalize import simplify
-from stages.text.words import Words, words_of
+from stages.text.words import Words, shingle_sha1, shingle_xxhash, words_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.filter.models import MissingModel, folders
+from stages.scoring.models import MissingModel, folders
 from stages.stage import Stage, StageConfig, decision, resource, signal
 from stages.text.badwords import BadWords, count_lists, language_of
 from stages.text.wordlists import read_lists

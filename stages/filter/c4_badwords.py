@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from pipeline.base.prf import prf
 from stages.filter.badwords import LISTS, default_lists
 from stages.stage import Stage, StageConfig, decision, resource, signal
 from stages.text.badwords import language_of
-from stages.text.prf import prf
 from stages.text.trie import trie_pattern
 from stages.text.wordlists import ANY, read_lists
 

@@ -14,9 +14,9 @@ from stages.filter.fineweb2_limits import Limits, read_limits, table
 from stages.filter.gopher_quality import GopherQuality
 from stages.filter.gopher_repetition import GopherRepetition
 from stages.stage import Stage, StageConfig, decision, resource, signal
+from stages.text.cache import rules_path
 from stages.text.language_codes import names
 from stages.text.languages import installed, split_words, splitter
-from stages.text.spacy_export import rules_path
 from stages.text.words import Words, words_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import field_validator
 
-from stages.filter.models import default_lid176, labels_of, lid176, load
+from stages.scoring.models import default_lid176, labels_of, lid176, load
 from stages.stage import Stage, StageConfig, decision, resource, signal
 from stages.text.language_codes import names, scripts_of, tag
 from stages.text.scripts import CODES, NUMBERS, fits, main_script

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages.filter.models import FastText, lid176
+from stages.scoring.models import FastText, lid176
 from stages.stage import Stage, StageConfig, decision, resource, signal
 from stages.text.language_codes import names
 from stages.text.segments import segments

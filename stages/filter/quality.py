@@ -1,4 +1,4 @@
-"""A fastText classifier as quality filter; `stages.filter.train_quality` trains one."""
+"""A fastText classifier as quality filter; `stages.models.train_quality` trains one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.filter.models import FastText, labels_of
+from stages.scoring.models import FastText, labels_of
 from stages.stage import Stage, StageConfig, decision, file_sha256, resource
 from stages.stage import signal as setting
 
 if TYPE_CHECKING:
     from stages.document import Document
-    from stages.filter.calibration import Table
+    from stages.scoring.calibration import Table
 
 
 class Quality(Stage):
@@ -25,7 +25,7 @@ class Quality(Stage):
     With `grade` the labels are numbers (FineWeb-Edu's 0 … 5), and the score is their mean weighted by probability.
 
     With `calibration`, what fastText is sure of becomes a probability: a table of integers fitted on held-out documents
-    (`stages.filter.calibration`) is applied to the rounded score, exactly. It keeps the order of documents.
+    (`stages.scoring.calibration`) is applied to the rounded score, exactly. It keeps the order of documents.
     """
 
     name = "quality"
@@ -52,7 +52,7 @@ class Quality(Stage):
         self.memory_mb = 150 + 2 * (size >> 20)          # fastText reads a model into memory, buffers beside it
 
     def problems(self) -> dict[str, str]:
-        from stages.filter import calibration
+        from stages.scoring import calibration
 
         found: dict[str, str] = {}
         known = labels_of(self.config.model)
@@ -84,7 +84,7 @@ class Quality(Stage):
         self._table = self._read_table()
 
     def _read_table(self) -> Table | None:
-        from stages.filter import calibration
+        from stages.scoring import calibration
 
         if self.config.calibration is None:
             return None

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stages.document import BadRecord, Document
-from stages.extract.encoding import decode
 from stages.read.authored import BUNDLES, encoded, generated, left_out
 from stages.read.files import Files
 from stages.read.languages import LANGUAGES, NAMES, language
@@ -25,6 +24,7 @@ from stages.read.reader import Slice, skipped
 from stages.read.repository import Repository, RepositoryConfig
 from stages.read.streams import is_archive
 from stages.stage import signal
+from stages.text.encoding import decode
 
 #: languages that people write a paragraph a line in (those StarCoder2's rule of long lines leaves alone)
 _PROSE = {"tex", "markdown", "restructuredtext", "smt"}

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from stages.document import BadRecord, Document, document_id
-from stages.extract.encoding import decode
 from stages.read.reader import Reader, Slice, bad, check_file, locator, skipped
 from stages.read.streams import Damaged, Stream, is_archive, members
 from stages.stage import StageConfig, signal
+from stages.text.encoding import decode
 
 
 class Files(Reader):

@@ -19,11 +19,11 @@ import zlib
 from collections.abc import Iterator, Mapping
 
 from stages.document import BadRecord, Document, document_id
-from stages.extract.encoding import decode
 from stages.read.files import Files
 from stages.read.reader import Slice, bad, locator, skipped
 from stages.read.streams import Damaged, coding_of, members
 from stages.stage import StageConfig, signal
+from stages.text.encoding import decode
 
 _SOURCES = (".tex", ".ltx", ".latex")
 #: of the files beside them those that may hold macros or text

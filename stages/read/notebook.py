@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from stages.document import BadRecord, Document
-from stages.extract.encoding import decode
 from stages.read.authored import left_out
 from stages.read.columns import clean
 from stages.read.files import Files
 from stages.read.jsonl import MAX_DEPTH, deeper
 from stages.read.reader import Slice, bad, skipped
 from stages.stage import StageConfig, signal
+from stages.text.encoding import decode
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]")
 #: what stands for an object that has no text: <Figure size 640x480 with 1 Axes>

@@ -8,12 +8,12 @@ that thousands or telephone numbers share, only with a word for it in the countr
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from stages.scrub.checks import in_address, said_before, stands_alone
 from stages.scrub.clues import FEWEST_DIGITS, Clues
+from stages.scrub.national_rules import RULES, Rule
 
 #: what stands near numbers that are worth several rules' look
 GATES = {"digits letter": re.compile(r"[0-9]{6,17}(?:[-+]|[ -]?[A-Za-z])"),
@@ -22,25 +22,6 @@ GATES = {"digits letter": re.compile(r"[0-9]{6,17}(?:[-+]|[ -]?[A-Za-z])"),
          "date": re.compile(r"[0-9]{2}[A-Z][0-9]{2} [A-Z]")}
 #: of which clues they are asked, where not of `near_numbers`
 _NEAR = {"date": "near_dates", "word": "words"}
-
-
-class Rule(NamedTuple):
-    """How the numbers of a country look. `forms` count anywhere, `weak` forms only after one of `words`: sizes of the
-    groups and what parts them ("3-2-4", "2 3 3 3"); 'A' is a capital letter in `letters`, which is a pattern of whole
-    values. `valid` gets digits and letters alone, in capitals."""
-
-    country: str
-    valid: Callable[[str], bool]
-    forms: tuple[str, ...] = ()
-    weak: tuple[str, ...] = ()
-    words: str = ""
-    letters: str = ""
-    weak_letters: str = ""
-    #: what a text must hold for `letters` to be tried
-    hints: tuple[str, ...] = ()
-    #: where they are sought: "word", in long words; else near six digits ("date": near two digits, a letter and two
-    #: digits) where GATES, if it has the name, finds something
-    gate: str = ""
 
 
 #: digits in groups parted by one character; a blank parts numbers, too, so those runs are looked at in pieces
@@ -140,6 +121,4 @@ def _goes_on(words: list[tuple[int, int]], i: int, j: int) -> bool:
 @lru_cache(maxsize=16)
 def finder(countries: tuple[str, ...], anywhere: bool = False) -> Finder:
     """Of the countries, two small letters each; "all" means all there are."""
-    from stages.scrub.national_rules import RULES
-
     return Finder([rule for rule in RULES if "all" in countries or rule.country in countries], anywhere)

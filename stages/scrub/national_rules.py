@@ -1,9 +1,12 @@
 """National identity numbers country by country: who gives them out, their form, and what makes one valid.
 
-Sources are the issuing authorities' own rules, named beside each. `national.Rule` says what the fields mean.
+Sources are the issuing authorities' own rules, named beside each. `Rule` says what the fields mean.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 from stages.scrub.checks import (
     date,
@@ -17,7 +20,25 @@ from stages.scrub.checks import (
     yymmdd,
     yyyymmdd,
 )
-from stages.scrub.national import Rule
+
+
+class Rule(NamedTuple):
+    """How the numbers of a country look. `forms` count anywhere, `weak` forms only after one of `words`: sizes of the
+    groups and what parts them ("3-2-4", "2 3 3 3"); 'A' is a capital letter in `letters`, which is a pattern of whole
+    values. `valid` gets digits and letters alone, in capitals."""
+
+    country: str
+    valid: Callable[[str], bool]
+    forms: tuple[str, ...] = ()
+    weak: tuple[str, ...] = ()
+    words: str = ""
+    letters: str = ""
+    weak_letters: str = ""
+    #: what a text must hold for `letters` to be tried
+    hints: tuple[str, ...] = ()
+    #: where they are sought: "word", in long words; else near six digits ("date": near two digits, a letter and two
+    #: digits) where GATES, if it has the name, finds something
+    gate: str = ""
 
 
 def _us(v: str) -> bool:

@@ -7,14 +7,9 @@ by word number.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from stages.text.compiled import njit
-
-if TYPE_CHECKING:
-    from stages.text.words import Words
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
@@ -289,7 +284,7 @@ def _sha1_first8(message: np.ndarray, length: int, block: np.ndarray, w: np.ndar
 
 
 @njit(cache=True, nogil=True)
-def _sha1(ids: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, blob: np.ndarray, n: int) -> np.ndarray:
+def sha1_shingles(ids: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, blob: np.ndarray, n: int) -> np.ndarray:
     total = ids.shape[0] - n + 1
     if total <= 0:
         return np.zeros(0, np.uint64)
@@ -315,25 +310,3 @@ def _sha1(ids: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, blob: np.ndar
                 p += 1
         out[i] = _sha1_first8(message, p, block, w)
     return out
-
-
-def shingle_sha1(words: list[str] | Words, n: int = 5) -> np.ndarray:
-    """datatrove's dialect (`hash_fc="sha1"`, 64 bit): first 8 bytes of SHA-1 over the words joined by spaces."""
-    words = _as_words(words)
-    vocabulary = words.vocabulary
-    return _sha1(words.ids, vocabulary.offsets, vocabulary.sizes, vocabulary.blob, n)
-
-
-def shingle_xxhash(words: list[str] | Words, n: int = 5) -> np.ndarray:
-    """datatrove's dialect (`hash_fc="xxhash"`, 64 bit, its default): xxh64 over the words joined by spaces."""
-    import xxhash
-
-    strings = words if isinstance(words, list) else words.strings()
-    digest = xxhash.xxh64_intdigest
-    return np.fromiter((digest(" ".join(strings[i:i + n]).encode()) for i in range(len(strings) - n + 1)), np.uint64)
-
-
-def _as_words(words: list[str] | Words) -> Words:
-    from stages.text.words import Words
-
-    return words if isinstance(words, Words) else Words.of(words)

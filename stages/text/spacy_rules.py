@@ -188,6 +188,6 @@ def is_punctuation(token: str) -> bool:
 @cache
 def spacy_rules(language: str = "en") -> SpacyRules:
     """The tokenizer of a language, by spaCy's code, in this process."""
-    from stages.text.spacy_export import rules_path
+    from stages.text.cache import rules_path
 
     return SpacyRules(json.loads(rules_path(language).read_bytes()))

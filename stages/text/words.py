@@ -15,7 +15,7 @@ import numpy as np
 
 from stages.text.characters import SYMBOLS
 from stages.text.chunks import LINE_SENTENCES, Chunks, room, utf8
-from stages.text.ngrams import distinct_words, hash_words, word_counts
+from stages.text.ngrams import distinct_words, hash_words, sha1_shingles, word_counts
 from stages.text.spacy_rules import LONGEST, SpacyRules, is_punctuation, spacy_rules
 
 #: chunks and words, and their bytes (`Vocabulary.bytes`), held before the vocabulary is begun anew (about 150 MB)
@@ -331,3 +331,23 @@ def words_of(text: str, language: str = "en") -> Words:
 def count_sentences(line: str) -> int:
     """Sentences of a line: `len(split_into_sentences(line))` where datatrove's C4 filter counts them."""
     return _vocabulary().count_sentences(line)
+
+
+def shingle_sha1(words: list[str] | Words, n: int = 5) -> np.ndarray:
+    """datatrove's dialect (`hash_fc="sha1"`, 64 bit): first 8 bytes of SHA-1 over the words joined by spaces."""
+    words = _as_words(words)
+    vocabulary = words.vocabulary
+    return sha1_shingles(words.ids, vocabulary.offsets, vocabulary.sizes, vocabulary.blob, n)
+
+
+def shingle_xxhash(words: list[str] | Words, n: int = 5) -> np.ndarray:
+    """datatrove's dialect (`hash_fc="xxhash"`, 64 bit, its default): xxh64 over the words joined by spaces."""
+    import xxhash
+
+    strings = words if isinstance(words, list) else words.strings()
+    digest = xxhash.xxh64_intdigest
+    return np.fromiter((digest(" ".join(strings[i:i + n]).encode()) for i in range(len(strings) - n + 1)), np.uint64)
+
+
+def _as_words(words: list[str] | Words) -> Words:
+    return words if isinstance(words, Words) else Words.of(words)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.dataset as ds
 
-from pipeline.engine.scratch import Scratch
+from pipeline.base.scratch import Scratch
 from pipeline.store.dataset import dataset_hash
 from pipeline.store.fs import Store
 

@@ -39,7 +39,7 @@ class Node:
     @property
     def children(self) -> list[int]:
         """Children of its supervisors: the processes documents are worked on in."""
-        return [c for s in self.supervisors for c in children_of(s) if named(c, "pipeline.engine.child")]
+        return [c for s in self.supervisors for c in children_of(s) if named(c, "pipeline.engine.worker.child")]
 
     @property
     def processes(self) -> list[int]:

@@ -320,10 +320,10 @@ def test_a_recipe_for_gpu_nodes_is_what_its_head_says(tmp_path, name, ranks, gig
     """It loads, its curriculum resolves for shards of the size it names, the trainer takes it, and the sizes hold."""
     pytest.importorskip("torch")
     from pipeline.recipe import load_recipe
-    from stages.mix.resolve import resolve
-    from trainer.config import build
-    from trainer.mfu import step_flops
-    from trainer.run import TrainConfig
+    from tokenizer.mixture.resolve import resolve
+    from trainer.base.config import build
+    from trainer.loop.run import TrainConfig
+    from trainer.observe.mfu import step_flops
 
     path = DEPLOY / "train" / f"{name}.yaml"
     recipe = load_recipe(path, [], inputs=[str(tmp_path / "*.parquet")])
@@ -344,9 +344,9 @@ def test_a_recipe_for_gpu_nodes_is_what_its_head_says(tmp_path, name, ranks, gig
                           for p in curriculum.phases) / speed / 3600 < hours[1]
     for phase in curriculum.phases:
         assert phase.batch % ranks == 0 and phase.batch * phase.sequence % (ranks * config.micro_batch) == 0
-    from trainer.plan import plan
-    from trainer.run import Run
+    from trainer.loop.run import Run
     from trainer.tools.memory import FILL, estimate, micro_batch
+    from trainer.tools.sizes import plan
 
     run = Run(tmp_path, tmp_path, tmp_path, curriculum, config)
     assert "anneal" in plan(run, ranks)

@@ -41,7 +41,7 @@ def main() -> None:
 
         die_at(lsh, "write_segments", nth)
     elif point == "reduce":
-        import pipeline.engine.exchange as exchange
+        import pipeline.engine.shuffle.exchange as exchange
 
         die_at(exchange, "merge_segments", nth)
     elif point == "publish":

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.auth import ClusterError
-from pipeline.store.attempts import Standing, standing
+from pipeline.base.auth import ClusterError
+from pipeline.cluster.attempts import Standing, standing
 from pipeline.store.dataset import dataset_hash
 from pipeline.store.fs import Store
 from tests.corpus import write_warcs
@@ -151,9 +151,9 @@ def test_submit_close_the_terminal_look_cancel_resume(site, expected, head, tmp_
 
 STOP = """
 import sys, time
-from pipeline.engine import auth
+from pipeline.base import auth
 auth.check_job_server(sys.argv[1])
-from pipeline.engine import jobs
+from pipeline.cluster import jobs
 assert jobs.stop(*sys.argv[1:])
 while not jobs.state(*sys.argv[1:]).ended:
     time.sleep(0.2)
@@ -265,7 +265,7 @@ def until_it_is_there(runs: Path) -> str:
 
 def test_a_ray_of_our_own_has_a_token_of_its_own(site, tmp_path):
     """What listens while a run goes on without any cluster; no token is left behind."""
-    from pipeline.engine import jobs
+    from pipeline.cluster import jobs
 
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"HOME": str(tmp_path / "home")}
     driver = subprocess.Popen([sys.executable, "-m", "pipeline.cli", "run", str(site / "recipe.yaml"), "--store",

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.task import PartRecord
 from pipeline.materialize import copy_rows, materialize
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
@@ -24,6 +23,7 @@ from pipeline.store.dataset import dataset_hash, iter_rows
 from pipeline.store.errors import DamagedFile, StoreError
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
+from pipeline.store.records import PartRecord
 from pipeline.store.verify import repair, verify_store
 from pipeline.store.view import CorruptLog
 from tests.corpus import sentences, write_warcs

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from stages.extract.pdf import ROUTES
+from stages.extract.pdf.step import ROUTES
 from tests.e2e.every_kind import write
 from tests.e2e.test_same_bytes import command, result
 from tests.frozen import hold_run
@@ -108,9 +108,9 @@ def test_pages_of_pdfs_in_the_report(store, report):
 
 def test_only_answers_are_learned_and_only_while_annealing(store, report):
     pytest.importorskip("torch")
-    from stages.mix.curriculum import Curriculum
     from tokenizer.load import load_tokenizer
-    from trainer.data import Data
+    from tokenizer.mixture.curriculum import Curriculum
+    from trainer.data.batches import Data
 
     assert 0 < report["tokens"]["post"]["targets"] < report["tokens"]["post"]["tokens"]
     [path] = (store / "runs").glob("*/curriculum.json")
@@ -128,9 +128,9 @@ def test_only_answers_are_learned_and_only_while_annealing(store, report):
 
 def test_rows_are_what_the_trainer_reads(store):
     pytest.importorskip("torch")
-    from stages.mix.curriculum import Curriculum
+    from tokenizer.mixture.curriculum import Curriculum
     from tokenizer.shards.rows import RowSet
-    from trainer.data import Data
+    from trainer.data.batches import Data
 
     [run] = (store / "runs").iterdir()
     done = command("-m", "pipeline.cli", "materialize", run.name, "--store", str(store), "--backend", "inline")
@@ -150,8 +150,8 @@ def test_rows_are_what_the_trainer_reads(store):
 
 def test_a_sample_leads_back_to_its_page(store):
     """From a number of the order to the document, its address and the file it came from."""
-    from stages.mix.curriculum import Curriculum
-    from stages.mix.order import Order
+    from tokenizer.mixture.curriculum import Curriculum
+    from tokenizer.mixture.order import Order
     from tokenizer.shards.reader import ShardSet
 
     [path] = (store / "runs").glob("*/curriculum.json")

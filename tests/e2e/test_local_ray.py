@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.auth import ClusterError
+from pipeline.base.auth import ClusterError
 from pipeline.store.fs import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,8 +20,8 @@ LATE = """
 import json, sys
 from pathlib import Path
 from ray._private import services
-from pipeline.engine.ray_backend import RayBackend
-from pipeline.engine.auth import ClusterError
+from pipeline.engine.backends.ray_backend import RayBackend
+from pipeline.base.auth import ClusterError
 from pipeline.store.fs import Store
 
 real, asked = services.get_node, []
@@ -55,7 +55,7 @@ finally:
 @pytest.fixture
 def backends():
     """The module; imported by a test and not while tests are collected: Ray reads its mode as it is imported."""
-    return pytest.importorskip("pipeline.engine.ray_backend", reason="ray is not installed")
+    return pytest.importorskip("pipeline.engine.backends.ray_backend", reason="ray is not installed")
 
 
 @pytest.mark.parametrize("bad", [0, 2, 3])

@@ -17,9 +17,9 @@ from pipeline.cli.app import run_command
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from stages.document import document_id
-from stages.mix.curriculum import Curriculum
 from tests.frozen import hold_run
 from tokenizer.load import load_tokenizer
+from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.shards.rows import RowSet
 from tokenizer.shards.verify import verify
 
@@ -106,7 +106,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def data(run):
     pytest.importorskip("torch")
-    from trainer.data import Data
+    from trainer.data.batches import Data
 
     [path] = (run[0] / "runs").glob("*/curriculum.json")
     return Data(Curriculum.load(path), run[0])
@@ -114,7 +114,7 @@ def data(run):
 
 def all_windows(data: Any, stream: int, length: int) -> Any:
     """All windows of a stream as the trainer gets them, in their order."""
-    from trainer.data import collate, windows
+    from trainer.data.batches import collate, windows
 
     places = [(stream, w) for w in range(data.train[stream].windows(length))]
     return collate(windows(data.train, places, length), length)
@@ -181,8 +181,8 @@ def test_losses_of_prompts_weigh_nothing(data):
     import torch
     import torch.nn.functional as F
 
-    from trainer.attention import document_mask
-    from trainer.model import ModelConfig, Transformer
+    from trainer.model.attention import document_mask
+    from trainer.model.transformer import ModelConfig, Transformer
 
     torch.manual_seed(0)
     first = data.curriculum.phases[1].start

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.cli.app import run_command
+from pipeline.passes.tally import score_bin
 from pipeline.plan.estimate import survey_recipe
 from pipeline.plan.lint import lint
 from pipeline.recipe import Recipe, RecipeError, load_recipe, ready_recipes
@@ -31,10 +32,9 @@ from pipeline.recipe.citation import citation
 from pipeline.recipe.load import READY
 from pipeline.recipe.marks import parse_yaml
 from pipeline.run import make_backend, run_recipe
-from pipeline.tasks.tally import score_bin
 from stages.filter.badwords import LISTS
-from stages.filter.models import LID176
-from stages.filter.train_quality import Settings, train
+from stages.models.train_quality import Settings, train
+from stages.scoring.models import LID176
 from tests.corpus import GERMAN, Page, _html, pages, sentences, warc
 from tests.frozen import hold_run
 from tests.stages.lid import lid176_model

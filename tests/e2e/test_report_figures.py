@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from pipeline.report.html import headline
-from stages.mix.curriculum import Curriculum
-from stages.mix.order import Order
 from tests.e2e.report_site import Site, build
 from tests.frozen import hold_run
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.order import Order
 
 DATASETS = ("extracted", "clean", "plain", "deduped")
 #: the dataset that reads a source itself, and the datasets it passes

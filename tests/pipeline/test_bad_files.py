@@ -18,12 +18,12 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engine.bad_files import BadFiles, TooManyBadFiles
-from pipeline.engine.task import PartRecord
+from pipeline.engine.driver.bad_files import BadFiles, TooManyBadFiles
 from pipeline.recipe import RecipeError, load_recipe
 from pipeline.run import RunSummary, make_backend, run_recipe
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
+from pipeline.store.records import PartRecord
 from stages.read.parquet import Parquet
 from stages.read.reader import Slice
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.plan import sample as sampling
-from pipeline.plan.bill import _Bill, bill
-from pipeline.plan.mixture import mixture
-from pipeline.plan.passes import Planner
-from pipeline.plan.ranges import line
-from pipeline.plan.sample import SampleError, SourceSample, run_sample, unit_of
-from pipeline.plan.show_bill import bill_lines, human_count
+from pipeline.forecast import sample as sampling
+from pipeline.forecast.bill import _Bill, bill
+from pipeline.forecast.mixture import mixture
+from pipeline.forecast.ranges import line
+from pipeline.forecast.sample import SampleError, SourceSample, run_sample, unit_of
+from pipeline.forecast.show_bill import bill_lines, human_count
+from pipeline.plan.planner import Planner
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store
@@ -222,7 +222,7 @@ def draw(files: list[dict[str, Any]], planner: Planner, read_most: int) -> dict[
     import tempfile
 
     from pipeline.engine.task import Cursor, Inputs, Out, TaskSpec
-    from pipeline.tasks.sample import DrawSample
+    from pipeline.passes.sample import DrawSample
 
     with tempfile.TemporaryDirectory() as folder:
         args = {"source": "web", "reader": planner.reader_arg("web"), "files": files, "seed": 1, "share": 0.1,
@@ -232,7 +232,7 @@ def draw(files: list[dict[str, Any]], planner: Planner, read_most: int) -> dict[
 
 
 def test_a_draw_holds_everything_below_its_mark():
-    from pipeline.tasks.sample import _Draw
+    from pipeline.passes.sample import _Draw
     from stages.document import Document
 
     rng = random.Random(3)

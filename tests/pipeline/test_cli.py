@@ -156,8 +156,8 @@ def test_a_cluster_that_is_not_there(site, tmp_path, tokenmill, monkeypatch):
     with socket.socket() as head:
         head.bind(("127.0.0.1", 0))
         head.listen()
-        monkeypatch.setattr("pipeline.engine.jobs.local_cluster", lambda: f"127.0.0.1:{head.getsockname()[1]}")
-        monkeypatch.setattr("pipeline.engine.jobs.check_gcs", lambda address, insecure_local: True)
+        monkeypatch.setattr("pipeline.cluster.jobs.local_cluster", lambda: f"127.0.0.1:{head.getsockname()[1]}")
+        monkeypatch.setattr("pipeline.cluster.jobs.check_gcs", lambda address, insecure_local: True)
         monkeypatch.setattr("pipeline.run.make_backend", lambda *_: refuse)
         said = tokenmill(*at, "auto")
     assert said.code == 1 and "--address auto: cannot attach" in said.err and "more" not in said.err
@@ -190,7 +190,7 @@ def test_waiting_for_a_holder_that_cannot_be_seen_is_said(site, tmp_path, monkey
 def has_child(pid: int) -> bool:
     """Whether a driver has begun to work: then it has its signal handlers, too."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):      # it had another one, which is gone
-        return any(b"pipeline.engine.child" in Path(f"/proc/{child}/cmdline").read_bytes()
+        return any(b"pipeline.engine.worker.child" in Path(f"/proc/{child}/cmdline").read_bytes()
                    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
     return False
 
@@ -219,7 +219,7 @@ def test_ctrl_c_before_anything_runs_says_it_too(site, tmp_path, tokenmill, monk
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pipeline.engine.inline.InlineBackend.start", interrupted)
+    monkeypatch.setattr("pipeline.engine.backends.inline.InlineBackend.start", interrupted)
     said = tokenmill("run", site / "recipe.yaml", "--store", tmp_path / "store", "--backend", "inline", "--quiet")
     assert said.code == 1
     assert said.err == "error: stopped by SIGINT; what was committed is kept, run again to go on\n"

@@ -63,7 +63,7 @@ def test_debug_shows_the_tracebacks_wherever_it_stands(site, capfd):
         assert run_command([*arguments, "--backend", "inline", "--quiet"]) == 1
         err = capfd.readouterr().err
         assert err.count("Traceback (most recent call last)") >= 2, "of the driver and of the worker"
-        assert "pipeline/tasks/fit_tokenizer.py" in err
+        assert "pipeline/passes/fit_tokenizer.py" in err
         assert err.splitlines()[-1].startswith("error: ") and "no document to train on" in err.splitlines()[-1]
 
 
@@ -73,7 +73,7 @@ def test_the_store_keeps_the_traceback_for_status(site, capfd):
     out = capfd.readouterr().out
     assert "no document to train on" in out and "Traceback" not in out
     assert run_command(["status", "r", "--debug"]) == 0
-    assert "pipeline/tasks/fit_tokenizer.py" in capfd.readouterr().out
+    assert "pipeline/passes/fit_tokenizer.py" in capfd.readouterr().out
 
 
 def test_an_error_nobody_expected_is_one_line_that_names_debug(site, capfd, monkeypatch):

@@ -23,7 +23,7 @@ from rich.console import Console
 from pipeline.cli import kinds
 from pipeline.cli.compare import rows, side_by_side, stacked
 from stages.document import Document
-from stages.extract.html import ENGINES, Html
+from stages.extract.html.step import ENGINES, Html
 from tests.corpus import Page, warc
 from tests.e2e.every_kind import PROSE, response, scanned
 from tests.stages.test_extract_pdf import lines, pdf

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine import auth
-from pipeline.engine.attend import POLL_S
-from pipeline.engine.auth import ClusterError, loopback
-from pipeline.store import attempts
+from pipeline.base import auth
+from pipeline.base.auth import ClusterError, loopback
+from pipeline.cluster import attempts
+from pipeline.cluster.attend import POLL_S
 from pipeline.store.fs import Store
 from tests.pipeline.cli_site import ROOT, process
 from tests.pipeline.conftest import TOKEN
@@ -308,7 +308,7 @@ class Client:
 def ray_jobs(serve, monkeypatch):
     """(URL, class of the client, whose `jobs` and `states` are Ray's): a cluster with a token that runs nothing."""
     pytest.importorskip("ray")
-    from pipeline.engine import jobs
+    from pipeline.cluster import jobs
 
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     monkeypatch.setenv("RAY_ADDRESS", "http://somewhere.else:1")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine import auth
-from pipeline.engine.attend import DriverLog
-from pipeline.engine.auth import ClusterError
-from pipeline.store import attempts
+from pipeline.base import auth
+from pipeline.base.auth import ClusterError
+from pipeline.cluster import attempts
+from pipeline.cluster.attend import DriverLog
 from pipeline.store.fs import Store
 from tests.gcs import gcs
 from tests.pipeline.cli_site import process
@@ -39,7 +39,7 @@ def test_a_cluster_that_wants_a_token_is_asked_whether_it_takes_ours(monkeypatch
 
 
 def test_an_open_cluster_is_asked_without_our_token(monkeypatch):
-    from pipeline.engine import jobs
+    from pipeline.cluster import jobs
 
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     with gcs(None) as (address, there):
@@ -51,7 +51,7 @@ def test_an_open_cluster_is_asked_without_our_token(monkeypatch):
 
 def test_no_proxy_stands_between_us_and_a_cluster_on_loopback(serve, monkeypatch):
     """A proxy of the environment would be handed the token."""
-    from pipeline.engine import jobs
+    from pipeline.cluster import jobs
 
     url, asked = serve()
     proxy, overheard = serve(wants=None)
@@ -258,8 +258,8 @@ def test_a_node_masks_its_own_secrets_before_it_tells_of_a_failure(tmp_path, mon
     """The driver may not know them: it has another environment."""
     from types import SimpleNamespace
 
-    from pipeline.engine.limits import Limits
-    from pipeline.engine.supervisor import Supervisor
+    from pipeline.engine.worker.limits import Limits
+    from pipeline.engine.worker.supervisor import Supervisor
 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     supervisor = Supervisor(str(tmp_path / "store"), 1, Limits(), memory_mb=1000, scratch=str(tmp_path))

@@ -22,9 +22,9 @@ import pyarrow.dataset as ds
 import pytest
 
 from pipeline.base import confinement
-from pipeline.engine import limits as measure
-from pipeline.engine.local import ProcessBackend
-from pipeline.engine.scheduler import Scheduler
+from pipeline.engine.backends.local import ProcessBackend
+from pipeline.engine.driver.scheduler import Scheduler
+from pipeline.engine.worker import limits as measure
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.broker import Broker, Server

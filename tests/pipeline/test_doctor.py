@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import doctor
-from pipeline.engine import examine as examination
-from pipeline.engine.auth import ClusterError
-from pipeline.engine.examine import clock, examine, look_at_store
-from pipeline.engine.fingerprint import declared_libraries, fingerprint
+from pipeline.base.auth import ClusterError
+from pipeline.cluster import doctor
+from pipeline.cluster import examine as examination
+from pipeline.cluster.examine import clock, examine, look_at_store
+from pipeline.engine.backends.fingerprint import declared_libraries, fingerprint
 from pipeline.store.fs import Store, StoreError
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc and /dev")
@@ -126,7 +126,7 @@ def test_clocks():
 
 def cluster(monkeypatch, *, change=None, error="", open_=False, dashboard="127.0.0.1:8265", late=0.0):
     """What `doctor` sees of a cluster of one node."""
-    from pipeline.engine import jobs
+    from pipeline.cluster import jobs
 
     def check_gcs(address, insecure_local=False):
         if open_ and not insecure_local:
@@ -184,18 +184,18 @@ def test_the_command(tokenmill, tmp_path, monkeypatch):
 @pytest.mark.ray
 def test_every_node_of_a_cluster_is_asked(ray_session, tmp_path):
     """On real Ray: the function runs in a worker process of every node, errors come back as such."""
-    from pipeline.engine.jobs import on_every_node
+    from pipeline.cluster.jobs import on_every_node
 
     address = ray_session.get_runtime_context().gcs_address
     store = Store(tmp_path / "store")
     store.write("runs/here", b"")
-    found = on_every_node(address, "pipeline.engine.examine:examine", {"store_root": store.root,
+    found = on_every_node(address, "pipeline.cluster.examine:examine", {"store_root": store.root,
                                                                        "witness": "runs/here"}, timeout=600)
     [node] = found["nodes"]
     assert node["began"] - 1 < node["result"]["time"] < node["ended"] + 1
     assert node["result"]["fingerprint"] == fingerprint(declared_libraries())
     assert by_name(node["result"]["checks"])["store: commits"]["level"] == "green"
-    [node] = on_every_node(address, "pipeline.engine.examine:examine", {"nonsense": 1}, timeout=600)["nodes"]
+    [node] = on_every_node(address, "pipeline.cluster.examine:examine", {"nonsense": 1}, timeout=600)["nodes"]
     assert "nonsense" in node["error"]
     [pid] = [n["result"] for n in on_every_node(address, "os:getpid", {}, timeout=600)["nodes"]]
     assert pid != os.getpid()

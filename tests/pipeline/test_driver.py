@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.driver import TooManyErrors, check_error_rate, drive, survey
-from pipeline.engine.scheduler import Scheduler
-from pipeline.engine.task import PartRecord, TaskSpec
+from pipeline.engine.driver.scheduler import Scheduler
+from pipeline.engine.task import TaskSpec
+from pipeline.plan.drive import TooManyErrors, check_error_rate, drive, survey
 from pipeline.plan.nodes import Node
+from pipeline.store.records import PartRecord
 from tests.pipeline.engine_tasks import MemoryLog
 
 

@@ -22,16 +22,16 @@ import pytest
 
 from pipeline import materialize as materialize_module
 from pipeline import run as run_module
-from pipeline.engine.inline import InlineBackend
-from pipeline.engine.progress import Progress
-from pipeline.engine.scheduler import Scheduler, TaskFailed
-from pipeline.engine.scratch import user_folder
+from pipeline.base.scratch import user_folder
+from pipeline.cluster.attempts import ask_to_stop, facts_of
+from pipeline.engine.backends.inline import InlineBackend
+from pipeline.engine.driver.progress import Progress
+from pipeline.engine.driver.scheduler import Scheduler, TaskFailed
 from pipeline.plan.nodes import Applied
-from pipeline.plan.passes import Planner
+from pipeline.plan.planner import Planner
 from pipeline.plan.why import explain
 from pipeline.recipe import RecipeError, load_recipe
 from pipeline.store import dataset, temp
-from pipeline.store.attempts import ask_to_stop, facts_of
 from pipeline.store.errors import EnvironmentFailure
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.log import Fenced, Log, attempt_name
@@ -331,7 +331,7 @@ def test_a_task_two_nodes_want_is_counted_once():
 # -- temporary files -------------------------------------------------------------------------------------------------
 KILLED = """
     import os, signal, sys
-    from pipeline.engine.inline import InlineBackend
+    from pipeline.engine.backends.inline import InlineBackend
     from pipeline.store.fs import Store
     from pipeline.store.temp import Spilled, scratch_database
 

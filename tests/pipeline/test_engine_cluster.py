@@ -24,8 +24,8 @@ COMMON = """
 import dataclasses, json, os, signal, sys, threading, time
 import ray
 from ray.cluster_utils import Cluster
-from pipeline.engine.ray_backend import RayBackend
-from pipeline.engine.scheduler import Scheduler
+from pipeline.engine.backends.ray_backend import RayBackend
+from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 
@@ -289,7 +289,7 @@ cluster.shutdown()
 
 
 def test_a_supervisor_ray_kills_for_memory_says_so(store, tmp_path):
-    from pipeline.engine.limits import memory_use
+    from pipeline.engine.worker.limits import memory_use
 
     used, total = memory_use()
     found = on_cluster(MEMORY, tmp_path, RAY_memory_monitor_refresh_ms="100",
@@ -304,7 +304,7 @@ HEAD = "f" * 51 + "00000"          # what Ray's fake provider takes the head for
 AUTOSCALED = """
 import socket, subprocess, tempfile
 from pathlib import Path
-import pipeline.engine.ray_backend as ray_backend
+import pipeline.engine.backends.ray_backend as ray_backend
 
 def free_port():
     for port in range(7000 + os.getpid() % 2000, 9900):

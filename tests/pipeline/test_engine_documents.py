@@ -11,9 +11,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engine.attempt import run_attempt
-from pipeline.engine.inline import InlineBackend
+from pipeline.engine.backends.inline import InlineBackend
 from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.engine.worker.attempt import run_attempt
 from pipeline.recipe import load_recipe
 from pipeline.recipe.model import Recipe
 from pipeline.run import make_backend, run_recipe
@@ -134,7 +134,7 @@ def test_how_records_are_batched_is_not_to_be_seen_in_any_file(tmp_path):
 
 SCRUBBER = """
     import ctypes
-    import pipeline.tasks.storable as storable
+    import pipeline.passes.storable as storable
 
     real = storable.scrub_text
 

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from pipeline.engine.faults import (
+from pipeline.engine.task import Cursor
+from pipeline.engine.worker.faults import (
     CPU_LIMIT,
     ENDLESS,
     MEMORY,
@@ -20,8 +21,8 @@ from pipeline.engine.faults import (
     failure,
     hinders,
 )
-from pipeline.engine.task import READING, Cursor
 from pipeline.store.errors import DamagedFile, EnvironmentFailure, StoreError
+from pipeline.store.records import READING
 from stages.stage import SettingsError
 
 SEGV = classify(-signal.SIGSEGV)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-from pipeline.engine import head
+from pipeline.engine.backends import head
 from tests.pipeline.test_engine_processes import until
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.base import process
-from pipeline.engine import limits
-from pipeline.engine.child import MAX_MESSAGE, pack, unpack
-from pipeline.engine.fingerprint import code_hash, declared_libraries, differences, fingerprint
-from pipeline.engine.process import _environment
-from pipeline.engine.scratch import Scratch, user_folder
+from pipeline.base.scratch import Scratch, user_folder
+from pipeline.engine.backends.fingerprint import code_hash, declared_libraries, differences, fingerprint
+from pipeline.engine.worker import limits
+from pipeline.engine.worker.child import MAX_MESSAGE, pack, unpack
+from pipeline.engine.worker.process import _environment
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -104,7 +104,7 @@ def test_children_get_one_thread_our_path_and_their_own_temporary_folder(monkeyp
 def test_scratch_of_the_dead_is_swept_and_of_the_living_is_not(tmp_path):
     living = Scratch(str(tmp_path))
     Path(living.folder(), "x").touch()
-    code = "import os, sys; from pipeline.engine.scratch import Scratch; Scratch(sys.argv[1]); os.kill(os.getpid(), 9)"
+    code = "import os, sys; from pipeline.base.scratch import Scratch; Scratch(sys.argv[1]); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     top = user_folder(str(tmp_path))
     assert len(list(top.glob("scratch-*"))) == 2

@@ -12,16 +12,17 @@ import urllib.request
 
 import pytest
 
-from pipeline.engine.inline import InlineBackend
-from pipeline.engine.metrics import KINDS, METRICS, OUTCOMES, kind_of, outcomes, samples
-from pipeline.engine.progress import Progress
-from pipeline.engine.scheduler import Running
-from pipeline.engine.task import PartRecord, TaskSpec
-from pipeline.plan.passes import Planner
+from pipeline.engine.backends.inline import InlineBackend
+from pipeline.engine.driver.metrics import KINDS, METRICS, OUTCOMES, kind_of, outcomes, samples
+from pipeline.engine.driver.progress import Progress
+from pipeline.engine.driver.scheduler import Running
+from pipeline.engine.task import TaskSpec
+from pipeline.plan.planner import Planner
 from pipeline.plan.tokens import token_nodes
 from pipeline.recipe import load_recipe
 from pipeline.run import run_recipe
 from pipeline.store.fs import Store
+from pipeline.store.records import PartRecord
 from tests.corpus import write_warcs
 
 RECIPE = """
@@ -164,7 +165,7 @@ def scrape(port: int) -> dict[tuple[str, ...], float]:
 @pytest.mark.xdist_group("ray")
 @pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
 def test_a_run_on_ray_shows_its_figures_on_the_metrics_port(ray_session, site, tmp_path):
-    from pipeline.engine.ray_backend import RayBackend
+    from pipeline.engine.backends.ray_backend import RayBackend
 
     last = []
 

@@ -6,11 +6,22 @@ import random
 
 import pytest
 
-from pipeline.engine.deaths import cause
-from pipeline.engine.fleet import Fleet, Host, Post
-from pipeline.engine.limits import Devices, visible_gpus
-from pipeline.engine.pools import OWN_MB, Box, Free, Shape, Turns, cannot, most_room, per_devices, room_in, share
+from pipeline.engine.backends.deaths import cause
+from pipeline.engine.backends.fleet import Fleet, Host, Post
+from pipeline.engine.backends.pools import (
+    OWN_MB,
+    Box,
+    Free,
+    Shape,
+    Turns,
+    cannot,
+    most_room,
+    per_devices,
+    room_in,
+    share,
+)
 from pipeline.engine.task import Kind
+from pipeline.engine.worker.limits import Devices, visible_gpus
 
 SMALL, LARGE, GPU = Kind(500), Kind(8000), Kind(500, 1.0)
 GB = 1000

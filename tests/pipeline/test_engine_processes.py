@@ -19,16 +19,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.engine import limits as measure
-from pipeline.engine.faults import CPU_LIMIT, Inquest
-from pipeline.engine.inline import InlineBackend
-from pipeline.engine.limits import Limits
-from pipeline.engine.local import ProcessBackend
-from pipeline.engine.progress import Progress
-from pipeline.engine.scheduler import CannotRun, Interrupted, Scheduler, TaskFailed
-from pipeline.engine.supervisor import Supervisor
-from pipeline.engine.task import READING, Cursor
+from pipeline.engine.backends.inline import InlineBackend
+from pipeline.engine.backends.local import ProcessBackend
+from pipeline.engine.driver.progress import Progress
+from pipeline.engine.driver.scheduler import CannotRun, Interrupted, Scheduler, TaskFailed
+from pipeline.engine.task import Cursor
+from pipeline.engine.worker import limits as measure
+from pipeline.engine.worker.faults import CPU_LIMIT, Inquest
+from pipeline.engine.worker.limits import Limits
+from pipeline.engine.worker.supervisor import Supervisor
 from pipeline.store.fs import Store
+from pipeline.store.records import READING
 from tests.pipeline import engine_tasks as t
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
@@ -276,7 +277,7 @@ def test_a_child_that_stands_still_is_run_again_but_its_document_is_not_condemne
 def test_a_supervisor_nobody_asked_for_a_while_takes_no_child_for_stalled(store, tmp_path, monkeypatch):
     """A machine, or a driver, that stood still for an hour: what happened meanwhile nobody has seen."""
     ahead = [0.0]
-    monkeypatch.setattr("pipeline.engine.supervisor.time", SimpleNamespace(
+    monkeypatch.setattr("pipeline.engine.worker.supervisor.time", SimpleNamespace(
         monotonic=lambda: time.monotonic() + ahead[0], sleep=time.sleep))
     supervisor = Supervisor(store.root, 1, Limits(wall_s=120.0, hanging_s=120.0), scratch=str(tmp_path))
     try:
@@ -294,7 +295,7 @@ def test_a_supervisor_nobody_asked_for_a_while_takes_no_child_for_stalled(store,
 
 
 def test_a_row_at_which_children_get_killed_from_outside_is_not_condemned_either(processes, monkeypatch):
-    from pipeline.engine import scheduler
+    from pipeline.engine.driver import scheduler
 
     monkeypatch.setattr(scheduler, "MAX_LOST", 2)
     log = t.MemoryLog()
@@ -342,7 +343,8 @@ def test_a_full_disk_is_waited_for_and_held_against_nobody(processes, tmp_path):
 
 
 def test_a_disk_too_full_to_start_a_child_is_waited_for_too(processes, store, tmp_path, monkeypatch):
-    from pipeline.engine import scheduler, supervisor
+    from pipeline.engine.driver import scheduler
+    from pipeline.engine.worker import supervisor
 
     specs, backend = t.row_specs(parts=2), processes(2)
     backend.start()
@@ -367,7 +369,8 @@ def test_a_disk_too_full_to_start_a_child_is_waited_for_too(processes, store, tm
 
 
 def test_a_disk_that_stays_full_ends_the_run_with_its_name(processes, tmp_path, monkeypatch):
-    from pipeline.engine import scheduler, supervisor
+    from pipeline.engine.driver import scheduler
+    from pipeline.engine.worker import supervisor
 
     monkeypatch.setattr(scheduler, "MAX_LOST", 2)
     monkeypatch.setattr(supervisor, "Inquest", partial(Inquest, max_environment=0))
@@ -428,7 +431,7 @@ def test_declared_memory_bounds_what_runs_together(store, tmp_path):
 
 
 def test_memory_pressure_kills_the_largest_child_and_condemns_nobody(processes, store, tmp_path, monkeypatch):
-    from pipeline.engine import supervisor
+    from pipeline.engine.worker import supervisor
 
     monkeypatch.setattr(supervisor, "PRESSURE_S", 0.2)
     mark = tmp_path / "mark"                             # the pressure is over, and its parts may end
@@ -449,7 +452,8 @@ def test_memory_pressure_kills_the_largest_child_and_condemns_nobody(processes, 
 
 def test_memory_that_others_have_filled_does_not_end_the_run(processes, store, tmp_path, monkeypatch):
     """Killing the last child would help nobody: it goes on, one after the other."""
-    from pipeline.engine import scheduler, supervisor
+    from pipeline.engine.driver import scheduler
+    from pipeline.engine.worker import supervisor
 
     monkeypatch.setattr(supervisor, "PRESSURE_S", 0.1)
     monkeypatch.setattr(scheduler, "MAX_LOST", 2)
@@ -470,8 +474,8 @@ def test_memory_that_others_have_filled_does_not_end_the_run(processes, store, t
 
 DRIVER = """
 import sys
-from pipeline.engine.local import ProcessBackend
-from pipeline.engine.scheduler import Interrupted, Scheduler
+from pipeline.engine.backends.local import ProcessBackend
+from pipeline.engine.driver.scheduler import Interrupted, Scheduler
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 backend = ProcessBackend(Store(sys.argv[1]), 2, memory_mb=2000, scratch=sys.argv[2])

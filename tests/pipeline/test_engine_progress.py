@@ -7,9 +7,10 @@ import json
 
 import pytest
 
-from pipeline.engine.progress import Progress
-from pipeline.engine.scheduler import Running
-from pipeline.engine.task import PartRecord, TaskSpec
+from pipeline.engine.driver.progress import Progress
+from pipeline.engine.driver.scheduler import Running
+from pipeline.engine.task import TaskSpec
+from pipeline.store.records import PartRecord
 
 SPEC = TaskSpec("k", "m:T", "clean", {"chain": [{"name": "html"}, {"name": "pii"}]}, label="web: a.warc [3/8]")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.inline import InlineBackend
-from pipeline.engine.limits import Limits
-from pipeline.engine.scheduler import CannotRun, Scheduler
+from pipeline.engine.backends.inline import InlineBackend
+from pipeline.engine.driver.scheduler import CannotRun, Scheduler
+from pipeline.engine.worker.limits import Limits
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 from tests.pipeline.test_confinement import check_hostile, needs_kernel, results_of, targets
@@ -33,7 +33,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def on_ray(ray_session, store, tmp_path):
-    from pipeline.engine.ray_backend import RayBackend
+    from pipeline.engine.backends.ray_backend import RayBackend
 
     made = []
     # Ray takes its time to give back what the supervisors of the test before had: what is not free yet would be taken
@@ -123,7 +123,7 @@ def supervised(scratch: Path) -> dict[int, list[int]]:
 
 
 def test_a_node_that_runs_other_code_is_refused_by_name(on_ray, monkeypatch):
-    from pipeline.engine import ray_backend
+    from pipeline.engine.backends import ray_backend
 
     real = ray_backend.fingerprint
     monkeypatch.setattr(ray_backend, "fingerprint", lambda names: {**real(names), "code": "0" * 64})
@@ -134,7 +134,7 @@ def test_a_node_that_runs_other_code_is_refused_by_name(on_ray, monkeypatch):
 def test_our_own_code_is_what_it_was_when_we_began(on_ray, monkeypatch):
     """Who edits the files of a driver that runs does not make nodes with the new code its equals, nor those with the
     old code strangers."""
-    from pipeline.engine import ray_backend
+    from pipeline.engine.backends import ray_backend
 
     backend, real = on_ray(1), ray_backend.fingerprint
     backend.start()
@@ -147,7 +147,7 @@ def test_our_own_code_is_what_it_was_when_we_began(on_ray, monkeypatch):
 
 
 def test_a_store_the_nodes_do_not_see_is_refused(on_ray, store, monkeypatch):
-    from pipeline.engine import ray_backend
+    from pipeline.engine.backends import ray_backend
 
     backend = on_ray(1)
     backend.start()
@@ -157,7 +157,7 @@ def test_a_store_the_nodes_do_not_see_is_refused(on_ray, store, monkeypatch):
 
 
 def test_supervisors_that_cannot_start_end_the_run(on_ray, tmp_path):
-    from pipeline.engine import ray_backend
+    from pipeline.engine.backends import ray_backend
 
     backend = on_ray(1)
     (tmp_path / "file").touch()
@@ -212,8 +212,8 @@ def test_what_makes_no_progress_is_named(on_ray, tmp_path):
 
 DRIVER = """
 import sys
-from pipeline.engine.ray_backend import RayBackend
-from pipeline.engine.scheduler import Interrupted, Scheduler
+from pipeline.engine.backends.ray_backend import RayBackend
+from pipeline.engine.driver.scheduler import Interrupted, Scheduler
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 backend = RayBackend(Store(sys.argv[1]), 3, child_memory_mb=300, scratch=sys.argv[2])
@@ -285,8 +285,8 @@ def test_an_embedded_driver_that_is_stopped_leaves_no_process(tmp_path, signum):
 CLUSTER = """
 import os, sys, threading, time
 from ray.cluster_utils import Cluster
-from pipeline.engine.ray_backend import RayBackend
-from pipeline.engine.scheduler import Scheduler
+from pipeline.engine.backends.ray_backend import RayBackend
+from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 
@@ -341,7 +341,7 @@ def test_a_node_dies_and_another_one_joins(store, tmp_path):
 SHIP = """
 import sys
 from ray.cluster_utils import Cluster
-from pipeline.engine.ray_backend import RayBackend
+from pipeline.engine.backends.ray_backend import RayBackend
 from pipeline.store.fs import Store
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80 << 20,

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.engine.attempt import run_attempt
-from pipeline.engine.inline import InlineBackend
-from pipeline.engine.progress import Progress, clock, size
-from pipeline.engine.scheduler import MAX_LOST, Interrupted, Running, Scheduler, TaskFailed
+from pipeline.engine.backends.inline import InlineBackend
+from pipeline.engine.driver.progress import Progress, clock, size
+from pipeline.engine.driver.scheduler import MAX_LOST, Interrupted, Running, Scheduler, TaskFailed
 from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.engine.worker.attempt import run_attempt
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from tests.pipeline import engine_tasks as t
@@ -388,7 +388,7 @@ def test_eta_comes_from_bytes():
 
 
 def run_record(spec):
-    from pipeline.engine.task import PartRecord
+    from pipeline.store.records import PartRecord
 
     return PartRecord(spec.key, spec.task, spec.node, "a", {}, {"in": {"web": {"docs": 5, "bytes": 9}}})
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.driver import drive
-from pipeline.engine.scheduler import Scheduler
-from pipeline.engine.stragglers import Flight, to_double
+from pipeline.base.prf import prf
+from pipeline.engine.driver.scheduler import Scheduler
+from pipeline.engine.driver.stragglers import Flight, to_double
 from pipeline.engine.task import TaskSpec
+from pipeline.plan.drive import drive
 from pipeline.plan.nodes import Node
-from stages.text.prf import prf
 from tests.pipeline.engine_tasks import MemoryLog
 
 TIMES = {"a": [10.0] * 19 + [40.0], "b": [10.0] * 4}

@@ -14,8 +14,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from pipeline.engine import merge as merging
-from pipeline.engine.exchange import (
+from pipeline.engine.shuffle import merge as merging
+from pipeline.engine.shuffle.exchange import (
     MAGIC,
     SegmentFile,
     SegmentWriter,
@@ -25,9 +25,10 @@ from pipeline.engine.exchange import (
     read_segment,
     sort_keys,
 )
-from pipeline.engine.task import Inputs, Out, TaskSpec, ref_contents
+from pipeline.engine.task import Inputs, Out, TaskSpec
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
+from pipeline.store.keys import ref_contents
 from stages.catalog import load
 
 RECORD = np.dtype([("key", "<u8"), ("place", "<u4"), ("score", "<f4"), ("n", "<i2"), ("bands", "<u2", (2,))])
@@ -223,8 +224,8 @@ def test_memory_stays_far_under_the_data(tmp_path):
     """240 MB of records with a hot bucket through a writer that may hold 16 MB, then merged with another file."""
     code = f"""
         import numpy as np
-        from pipeline.engine.attempt import peak_rss_mb
-        from pipeline.engine.exchange import SegmentWriter, merge_segments
+        from pipeline.engine.worker.attempt import peak_rss_mb
+        from pipeline.engine.shuffle.exchange import SegmentWriter, merge_segments
         from pipeline.store.fs import Store
         from tests.pipeline.test_exchange import RECORD, ref, records
         np.argsort(records(10)["key"])
@@ -358,8 +359,8 @@ def test_a_bucket_ten_times_the_limit_takes_the_memory_of_one(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
         import numpy as np
         from pathlib import Path
-        from pipeline.engine.attempt import peak_rss_mb
-        from pipeline.engine.exchange import SegmentWriter, merge_segments
+        from pipeline.engine.worker.attempt import peak_rss_mb
+        from pipeline.engine.shuffle.exchange import SegmentWriter, merge_segments
         from pipeline.store.fs import Store
         from tests.pipeline.test_exchange import ref
         DTYPE = np.dtype([("key", "<u8"), ("payload", "V56")])
@@ -448,8 +449,8 @@ def test_no_flipped_bit_is_read(tmp_path, buckets):
     ("stages.dedup.cluster:Clusters", 2),
     ("stages.dedup.exact:ExactMap", 2),
     ("stages.dedup.exact:ExactReduce", 2),
-    ("pipeline.tasks.sample_text:RankTexts", 2),
-    ("pipeline.tasks.materialize:ScatterWindows", 1),
+    ("pipeline.passes.sample_text:RankTexts", 2),
+    ("pipeline.passes.materialize:ScatterWindows", 1),
 ])
 def test_a_task_that_wrote_the_format_before_has_another_key(task, version):
     """Under the same key a file of that format would be taken for damaged, and its rebuilt one for other content."""

@@ -9,9 +9,9 @@ import pyarrow.dataset as ds
 import pytest
 
 from pipeline.engine.task import Cursor
+from pipeline.passes.chain import Chain, Step
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.tasks.chain import Chain, Step
 from stages.catalog import stage_class
 from stages.document import Document
 
@@ -94,7 +94,7 @@ def test_each_wrong_type_costs_exactly_its_document(tmp_path, cls, mode):
 
 
 def test_what_a_failed_stage_did_is_undone():
-    from pipeline.tasks.storable import restore, state_of
+    from pipeline.passes.storable import restore, state_of
 
     doc = Document("i" * 32, "text", source="s", url="u", language="en", date="d", locator={"file": "f"},
                    meta={"a": 1, "tags": ["t"]}, signals={"x": 1.0}, loss_spans=[{"start": 0, "end": 1}], raw=b"raw",
@@ -111,7 +111,7 @@ def test_what_a_failed_stage_did_is_undone():
 
 
 def test_a_stage_that_shifts_what_counts_for_the_loss_costs_its_document():
-    from pipeline.tasks.storable import check, state_of
+    from pipeline.passes.storable import check, state_of
 
     doc = Document("i" * 32, "User: q\n\nAssistant: a", loss_spans=[{"start": 20, "end": 21}])
     before = state_of(doc)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.attempt import run_attempt
 from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out, TaskSpec
+from pipeline.engine.worker.attempt import run_attempt
 from pipeline.plan.inputs import InputError, list_source
 from pipeline.store.errors import DamagedFile, EnvironmentFailure
 from pipeline.store.fs import Store

@@ -8,11 +8,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pipeline.tasks
+import pipeline.passes
 import stages.dedup
 from pipeline.cli.app import run_command
-from pipeline.engine.task import task_key
 from pipeline.store.fs import Store
+from pipeline.store.keys import task_key
 from pipeline.store.log import Log
 from stages.catalog import load
 from stages.stage import Stage
@@ -21,7 +21,7 @@ from stages.stage import Stage
 def tasks() -> dict[str, type]:
     """Import path → class, of every task of the product."""
     found = {}
-    for package in (pipeline.tasks, stages.dedup):
+    for package in (pipeline.passes, stages.dedup):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             for cls in vars(importlib.import_module(module.name)).values():
                 if (isinstance(cls, type) and cls.__module__ == module.name and hasattr(cls, "version")

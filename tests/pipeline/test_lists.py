@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from pipeline.engine.lists import INLINE, ListFiles, unfold, writes_to
-from pipeline.engine.task import Inputs, TaskSpec, content_key, ref_contents
+from pipeline.engine.task import Inputs, TaskSpec
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
+from pipeline.store.keys import content_key, ref_contents
+from pipeline.store.lists import INLINE, ListFiles, unfold, writes_to
 from stages.barrier import PartRef, TaskResult
 from stages.dedup import cluster, fragment
 from stages.dedup.exact import Exact

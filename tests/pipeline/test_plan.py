@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.progress import size
+from pipeline.engine.driver.progress import size
 from pipeline.plan import estimate
 from pipeline.plan.estimate import measured, survey_recipe
 from pipeline.plan.inputs import InputError, list_source

@@ -10,7 +10,7 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engine.local import ProcessBackend
+from pipeline.engine.backends.local import ProcessBackend
 from pipeline.engine.task import Kind
 from pipeline.recipe import load_recipe
 from pipeline.run import run_recipe

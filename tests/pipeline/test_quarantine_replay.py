@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow.dataset as ds
 import pytest
 
-from pipeline.engine.task import PartRecord
 from pipeline.recipe import load_recipe
 from pipeline.run import RunSummary, make_backend, run_recipe
 from pipeline.store.dataset import dataset_hash, manifest
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
+from pipeline.store.records import PartRecord
 from tokenizer.shards.reader import ShardSet
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")

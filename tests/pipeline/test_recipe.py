@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.base.quantities import parse_bytes, parse_count, parse_share, parse_weight, percent
+from pipeline.forecast.mixture import mixture
 from pipeline.plan.lint import lint
-from pipeline.plan.mixture import mixture
 from pipeline.recipe import RecipeError, load_recipe, ready_recipes
 from pipeline.recipe.code import import_code
 from pipeline.recipe.marks import dump_yaml, parse_yaml
 from stages.catalog import READERS
-from stages.mix.resolve import resolve
+from tokenizer.mixture.resolve import resolve
 
 #: contracts §8, word for word
 CONTRACT = """\
@@ -624,7 +624,8 @@ def test_lint_names_files_that_own_code_imports(load, tmp_path):
 
 
 def test_phases_of_their_own_reach_the_curriculum(load):
-    """What a phase says of rate, positions and optimiser, and tokens beyond the total, as `stages.mix` resolves it."""
+    """What a phase says of rate, positions and optimiser, and tokens beyond the total, as `tokenizer.mixture` resolves
+    it."""
     long = "    - {name: long, extra: 1B, sequence: 16384, rope_theta: 2e6, rope_scaling: {kind: yarn, factor: 4, " \
            "original: 4096}, reset_optimizer: true, lr: {peak: 2e-5, warmup: 50M, shape: linear}}\n"
     recipe = load(CONTRACT.replace("\ntrain: {", "\n" + long + "train: {"))

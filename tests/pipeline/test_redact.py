@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from pipeline import redact as module
-from pipeline.redact import MASK, redact, redact_json, secret_in
+from pipeline.base import redact as module
+from pipeline.base.redact import MASK, redact, redact_json, secret_in
 
 SECRETS = [
     ("cannot reach http://anna:pa55word@head:8265/api", "pa55word"),

@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engine.inline import InlineBackend
-from pipeline.engine.limits import Limits
-from pipeline.engine.local import ProcessBackend
+from pipeline.engine.backends.inline import InlineBackend
+from pipeline.engine.backends.local import ProcessBackend
+from pipeline.engine.worker.limits import Limits
+from pipeline.passes.replay import without_zeros
 from pipeline.plan.estimate import survey_recipe
 from pipeline.plan.show import lines
 from pipeline.recipe import load_recipe
@@ -24,7 +25,6 @@ from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.view import LogView
-from pipeline.tasks.replay import without_zeros
 from tests.corpus import sentences
 
 #: a user's stage in front (fails on some texts, counts its calls) and one with a threshold but without `verdict`

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import pipeline.report.html
-from pipeline.engine.task import FileInfo
 from pipeline.recipe import load_recipe
 from pipeline.report import charts, samples
 from pipeline.report.html import marked, render
@@ -23,9 +22,10 @@ from pipeline.report.training import sanitised, training
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store
 from pipeline.store.parts import PartWriter, document_schema
+from pipeline.store.records import FileInfo
 from stages.document import Document
 from tests.corpus import sentences
-from trainer.plot import svg
+from trainer.observe.plot import svg
 
 
 @pytest.mark.parametrize(("value", "said"), [

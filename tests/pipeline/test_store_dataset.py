@@ -19,13 +19,13 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engine.task import FileInfo, PartRecord
 from pipeline.plan.inputs import list_source
 from pipeline.store import dataset
 from pipeline.store.dataset import dataset_hash, iter_rows, manifest, publish
 from pipeline.store.fs import Store, StoreError, swap_folders
 from pipeline.store.log import Fenced
 from pipeline.store.parts import PartWriter, document_schema
+from pipeline.store.records import FileInfo, PartRecord
 from stages.catalog import reader_class
 from stages.document import Document, DuplicateId
 

@@ -21,11 +21,11 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
-from pipeline.engine.task import FileInfo, PartRecord
 from pipeline.store import fs as store_fs
 from pipeline.store import log as store_log
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.log import CorruptLog, Fenced, Held, Log, OtherContent, attempt_name
+from pipeline.store.records import FileInfo, PartRecord
 
 
 def record(key: str, attempt: str = "00000001-00000000", quarantine=(), files: tuple[str, ...] = ("kept.parquet",)):

@@ -205,7 +205,7 @@ def test_memory_is_a_row_group_not_the_part(tmp_path):
     who started it (as ru_maxrss is)."""
     code = f"""
         import random
-        from pipeline.engine.attempt import peak_rss_mb
+        from pipeline.engine.worker.attempt import peak_rss_mb
         from pipeline.store.parts import PartWriter, document_schema, read_documents
         from stages.document import Document
         before = peak_rss_mb()

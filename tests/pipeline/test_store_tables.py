@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engine.task import FileInfo
 from pipeline.report.nodes import batches, take
 from pipeline.store.fs import Store
+from pipeline.store.records import FileInfo
 
 ROWS = range(5000)
 TABLE = pa.table({"a": list(ROWS), "b": ["x" * (i % 90) for i in ROWS], "c": [i / 7 for i in ROWS]})

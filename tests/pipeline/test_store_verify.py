@@ -8,12 +8,12 @@ import json
 
 import pytest
 
-from pipeline.engine.task import FileInfo, PartRecord
 from pipeline.store import verify
 from pipeline.store.errors import cannot_write
 from pipeline.store.fs import Store
 from pipeline.store.garbage import unnamed
 from pipeline.store.log import Log, attempt_name
+from pipeline.store.records import FileInfo, PartRecord
 from pipeline.store.verify import File, problem, repair, verify_store
 
 

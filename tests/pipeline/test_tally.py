@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.task import merge_counters
+from pipeline.passes.chain import Step
+from pipeline.passes.tally import BINS, HIGHEST, LOWEST, Tally, bin_edges, score_bin
 from pipeline.recipe import load_recipe
 from pipeline.report.html import bars_of, language_fates, score_charts
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.parts import read_documents
-from pipeline.tasks.chain import Step
-from pipeline.tasks.tally import BINS, HIGHEST, LOWEST, Tally, bin_edges, score_bin
+from pipeline.store.records import merge_counters
 from stages.document import Document
 from stages.stage import Stage
 

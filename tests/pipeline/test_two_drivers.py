@@ -84,7 +84,7 @@ def stands_still(pid: int) -> bool:
 @pytest.mark.parametrize(("place", "part"), [
     pytest.param("pipeline.store.dataset:ManifestWriter.add", "clean", marks=pytest.mark.slow),      # while it links
     ("pipeline.store.dataset:os.rename", "datasets/clean"),              # it has asked, and is about to show its folder
-    pytest.param("pipeline.tasks.encode:link_committed", "split=train", marks=pytest.mark.slow),  # then manifests
+    pytest.param("pipeline.passes.encode:link_committed", "split=train", marks=pytest.mark.slow),  # then manifests
     ("pipeline.report.collect:collect", "")])                            # the report of the store
 def test_the_first_driver_goes_on_and_changes_nothing(site, tmp_path, place, part):
     store = tmp_path / "store"

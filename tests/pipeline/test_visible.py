@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.visible import json_text, visible, visible_json
-from pipeline.engine.progress import Progress
+from pipeline.engine.driver.progress import Progress
 from tests.corpus import sentences
 
 #: what must not get through, beside tab and line feed
@@ -99,7 +99,7 @@ def test_progress_and_logs(capsys):
     import io
     import logging
 
-    from pipeline.redact import mask_record
+    from pipeline.base.redact import mask_record
     from tests.pipeline import engine_tasks as t
 
     stream = io.StringIO()
@@ -131,8 +131,8 @@ def test_what_explain_shows_of_documents(capsys, monkeypatch):
                        "documents": [{"tokens": [0, 5], "of": 5, "begins": 0, "id": "i", "url": EVIL, "source": "s",
                                       "language": "en", "dataset": "d", "text": EVIL, "signals": {}}]}]}
     monkeypatch.setattr(explain, "explain", lambda *_: found)
-    monkeypatch.setattr("trainer.run.open_run", lambda *_: None)
-    monkeypatch.setattr("trainer.remote.reading", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("trainer.loop.run.open_run", lambda *_: None)
+    monkeypatch.setattr("trainer.data.remote.reading", lambda _: contextlib.nullcontext())
     for as_json in (False, True):
         explain.run(argparse.Namespace(run="", store="", out=None, overrides=[], step=1, row=None, worst=None,
                                        json=as_json))

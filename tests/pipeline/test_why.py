@@ -138,7 +138,7 @@ def test_another_version_of_a_task_of_a_barrier_and_of_the_tokenizer(site, monke
     from stages.dedup import exact
 
     monkeypatch.setattr(exact.ExactReduce, "version", 77)
-    monkeypatch.setattr("pipeline.tasks.fit_tokenizer.FitTokenizer.version", 78)
+    monkeypatch.setattr("pipeline.passes.fit_tokenizer.FitTokenizer.version", 78)
     [cause] = causes(why(site, "deduped/exact.1"))
     assert cause.startswith("task exact_reduce version: ") and cause.endswith(" → 77")
     assert any(c.startswith("task fit_tokenizer version: ") for c in causes(why(site, "tokenizer")))

@@ -11,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.engine.attempt import run_attempt
-from pipeline.engine.lists import ListFiles, writes_to
-from pipeline.engine.task import Cursor, TaskSpec, content_key, merge_counters, task_key
+from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.engine.worker.attempt import run_attempt
 from pipeline.store.fs import Store
+from pipeline.store.keys import content_key, task_key
+from pipeline.store.lists import ListFiles, writes_to
+from pipeline.store.records import merge_counters
 from stages.barrier import Barrier, PartRef, TaskResult
 from stages.catalog import load
 from stages.document import Document, document_id

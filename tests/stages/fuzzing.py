@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pipeline.engine.process import THREADS
+from pipeline.engine.worker.process import THREADS
 
 
 def mutate(draw: Random, data: bytearray, others: Sequence[bytes], tokens: Sequence[bytes],

@@ -16,8 +16,8 @@ SHA256 = "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83"
 
 
 def lid176_model() -> Path:
-    from stages.filter.models import lid176
-    from stages.text.spacy_export import cache_dir
+    from stages.scoring.models import lid176
+    from stages.text.cache import cache_dir
 
     try:
         return lid176()

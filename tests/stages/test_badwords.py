@@ -17,7 +17,7 @@ from pipeline import fetch as registry
 from pipeline.fetch import FetchError, Model, Package
 from stages.document import Document
 from stages.filter.badwords import LISTS, Badwords
-from stages.filter.models import MissingModel
+from stages.scoring.models import MissingModel
 from stages.stage import file_sha256
 from stages.text.badwords import EVERYDAY, BadWords, count_lists, language_of, normal
 from stages.text.wordlists import ANY, read_lists

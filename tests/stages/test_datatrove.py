@@ -14,8 +14,8 @@ from datatrove.data import Document as Theirs
 from datatrove.pipeline import extractors, filters, formatters, readers
 from pydantic import ValidationError
 
+from stages.adapters.datatrove import Datatrove, DatatroveReader
 from stages.catalog import reader_class, stage_class
-from stages.datatrove import Datatrove, DatatroveReader
 from stages.document import BadRecord, Document, document_id
 from stages.read.reader import Slice
 from tests.stages.texts import AWKWARD, PROSE, random_texts, real_texts

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.engine import exchange
-from pipeline.engine import merge as merging
-from pipeline.engine.attempt import run_attempt
-from pipeline.engine.task import Cursor, TaskSpec, merge_counters, task_key
+from pipeline.engine.shuffle import exchange
+from pipeline.engine.shuffle import merge as merging
+from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.engine.worker.attempt import run_attempt
 from pipeline.store.fs import Store
+from pipeline.store.keys import task_key
+from pipeline.store.records import merge_counters
 from stages.barrier import TaskResult
 from stages.dedup import cluster, fragment
 from stages.dedup.cluster import MEMBER, cluster_waves

@@ -17,13 +17,13 @@ import pytest
 from lxml import etree
 
 from stages.document import Document
-from stages.extract import opinions
-from stages.extract.encoding import canonical, decode
-from stages.extract.html import ENGINES as ALL
-from stages.extract.html import LIBRARIES, Html, is_page
-from stages.extract.trafilatura import _loud as loud
+from stages.extract.html import opinions
+from stages.extract.html.step import ENGINES as ALL
+from stages.extract.html.step import LIBRARIES, Html, is_page
+from stages.extract.html.trafilatura import _loud as loud
 from stages.read.reader import Slice
 from stages.read.warc import Warc
+from stages.text.encoding import canonical, decode
 from tests.conftest import shared_data
 
 ENGINES = ["trafilatura", "resiliparse"]
@@ -217,7 +217,8 @@ def test_same_text_with_another_hash_seed(tmp_path):
     docs = bench_pages(120)
     for n, doc in enumerate(docs):
         (tmp_path / f"{n:03}.html").write_bytes(doc.raw)
-    script = ("import sys, glob, hashlib\nfrom stages.extract.html import Html\nfrom stages.document import Document\n"
+    script = ("import sys, glob, hashlib\nfrom stages.extract.html.step import Html\n"
+              "from stages.document import Document\n"
               "h = hashlib.sha256()\nstage = Html()\n"
               "for f in sorted(glob.glob(sys.argv[1] + '/*')):\n"
               "    d = Document('x', raw=open(f, 'rb').read(), mime='text/html')\n"
@@ -238,7 +239,7 @@ def test_key_carries_engine_versions_and_settings():
 @pytest.mark.parametrize("engine", ALL)
 def test_the_libraries_of_an_engine_are_those_it_imports(engine):
     """What an engine loads of the distributions that extract, in a process of its own, is in its key."""
-    script = ("import sys\nfrom stages.extract.html import Html\n"
+    script = ("import sys\nfrom stages.extract.html.step import Html\n"
               f"stage = Html(engine={engine!r}); stage.setup()\n"
               "print(*{m.partition('.')[0] for m in sys.modules} & {'trafilatura', 'justext', 'lxml', 'resiliparse'})")
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
@@ -283,7 +284,7 @@ def test_a_page_in_too_little_memory(room):
     code = f"""
 import resource, sys
 from stages.document import Document
-from stages.extract.html import Html
+from stages.extract.html.step import Html
 stage = Html(engine="trafilatura", fast=True)
 stage.process(Document("0", raw=b"<html><p>warm up", mime="text/html"))
 raw = ("<html><body>" + "<div class=c><p>Some words of <b>a</b> page.</p></div>" * 19_000).encode()

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from stages.document import Document
-from stages.extract.latex import Latex, plain
+from stages.extract.latex.step import Latex, plain
 from tests.conftest import shared_data
 from tests.stages.texts import assert_linear
 

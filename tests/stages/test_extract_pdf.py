@@ -13,11 +13,11 @@ import pytest
 
 from stages import stage
 from stages.document import Document
-from stages.extract.pdf import Pdf, inflates_beyond
-from stages.extract.pdf_chars import pieces_of
-from stages.extract.pdf_glyphs import logical
-from stages.extract.pdf_layout import Line, Page, blocks_of
-from stages.extract.pdf_text import text_of
+from stages.extract.pdf.chars import pieces_of
+from stages.extract.pdf.glyphs import logical
+from stages.extract.pdf.layout import Line, Page, blocks_of
+from stages.extract.pdf.step import Pdf, inflates_beyond
+from stages.extract.pdf.text import text_of
 from tests.conftest import shared_data
 
 
@@ -224,7 +224,7 @@ def test_lines_that_run_down(monkeypatch):
     for i, (x, y, turned) in enumerate(places):
         loose[i], angle[i] = (x, y, x + 10, y - 10), np.pi / 2 * turned
     tight = loose[:, [0, 2, 3, 1]].astype(np.float64)
-    monkeypatch.setattr("stages.extract.pdf_native.read", lambda layer, n: (
+    monkeypatch.setattr("stages.extract.pdf.native.read", lambda layer, n: (
         np.array([*map(ord, "".join(text))], np.uint32), np.zeros(count, np.bool_), angle, loose, tight))
     page = pieces_of(None, count, (0, 0, 600, 800))
     assert text_of([Page(blocks_of(page), page.height)]) == "".join(text)

@@ -14,11 +14,11 @@ from lxml.html import document_fromstring
 from trafilatura import settings, xpaths
 
 from stages.document import Document
-from stages.extract import shortcuts
-from stages.extract.encoding import decode
-from stages.extract.trafilatura import Engine
+from stages.extract.html import shortcuts
+from stages.extract.html.trafilatura import Engine
 from stages.read.reader import Slice
 from stages.read.warc import Warc
+from stages.text.encoding import decode
 from tests.conftest import shared_data
 
 PLAIN = """

@@ -168,7 +168,7 @@ def test_thresholds_may_be_changed_and_replayed():
 
 
 def test_replay_asks_each_chain_under_its_own_thresholds():
-    """The engine copies a stage and gives the copy the thresholds of then (`pipeline.tasks.replay`)."""
+    """The engine copies a stage and gives the copy the thresholds of then (`pipeline.passes.replay`)."""
     doc = Document("id", KEPT, language="fr")
     for change in ({"min_doc_words": 1000}, {"change": {"fra_Latn": {"max_avg_word_length": 3.0}}}):
         now = FineWeb2(languages=["fra_Latn"])
@@ -251,7 +251,7 @@ def test_unknown_languages_and_missing_packages_are_said():
 def test_setup_leaves_nothing_to_documents(monkeypatch, tmp_path):
     """Rules are exported and kernels compiled before the first document; a file of languages that all need packages
     is refused."""
-    import stages.text.spacy_export as export
+    import stages.text.cache as export
 
     stage = FineWeb2(languages=["fra_Latn", "deu_Latn"])
     stage.setup()

@@ -17,8 +17,8 @@ import pytest
 
 from stages.document import Document
 from stages.filter.language import Language
-from stages.filter.models import LID176, FastText, labels_of, lid176
-from stages.filter.word_sums import UnknownFormat, WordSums
+from stages.scoring.models import LID176, FastText, labels_of, lid176
+from stages.scoring.word_sums import UnknownFormat, WordSums
 from stages.text.language_codes import TWO_LETTERS, meet, names, scripts_of, short, tag
 from stages.text.scripts import CODES, NUMBERS, fits, letters_by_script, main_script
 from tests.stages.lid import lid176_model
@@ -467,7 +467,7 @@ def test_memory_is_that_of_the_model(tmp_path):
 def test_a_worker_whose_default_model_is_another_file_refuses(monkeypatch, tmp_path):
     """Its scores would be committed under the key of the driver's model."""
     from pipeline.engine.task import ChangedInput
-    from pipeline.tasks.chain import load_chain
+    from pipeline.passes.chain import load_chain
 
     lid = lid176_model()
     entry = {"name": "language", "key": "0" * 32, "$volatile": {
@@ -498,12 +498,12 @@ datasets:
 @pytest.mark.parametrize("german", ["de", "deu_Latn"])
 @pytest.mark.parametrize("labels", ["lid176", "glot"])
 def test_datasets_are_routed_by_a_language_identified_once(tmp_path, monkeypatch, glot, labels, german):
+    from pipeline.passes.rows import Taken, rows_of
     from pipeline.recipe import load_recipe
     from pipeline.run import make_backend, run_recipe
     from pipeline.store.dataset import iter_rows
     from pipeline.store.fs import Store
     from pipeline.store.log import Log
-    from pipeline.tasks.rows import Taken, rows_of
 
     texts = {"french": FRENCH, "german": GERMAN, "serbian": SERBIAN, "russian": RUSSIAN, "cyrillic": SERBIAN_CYRILLIC}
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": f"{text}\n{i}"}) + "\n" for i in range(5)

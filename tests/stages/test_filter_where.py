@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.passes.chain import Step
+from pipeline.passes.replay import _ambiguous
 from pipeline.plan.inputs import InputError
-from pipeline.plan.passes import Planner
+from pipeline.plan.planner import Planner
 from pipeline.recipe import RecipeError, load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.dataset import iter_rows
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
-from pipeline.tasks.chain import Step
-from pipeline.tasks.replay import _ambiguous
 from stages.document import Document
 from stages.filter.where import Condition, Where
 from stages.stage import Stage

@@ -20,8 +20,8 @@ import pytest
 from justext.core import html_to_dom, preprocessor, revise_paragraph_classification
 
 from stages.document import Document
-from stages.extract import justext, readability
-from stages.extract.html import ENGINES, Html
+from stages.extract.html import justext, readability
+from stages.extract.html.step import ENGINES, Html
 from stages.read.reader import Slice
 from stages.read.warc import Warc
 from stages.stage import library_versions
@@ -86,7 +86,7 @@ def test_the_same_in_any_order_and_after_anything(engine, form):
 
 SCRIPT = """
 import hashlib, sys, json
-from stages.extract.html import ENGINES, Html
+from stages.extract.html.step import ENGINES, Html
 from stages.document import Document
 from tests.stages.test_html_engines import synthetic, ARTICLE
 pages = [*synthetic(25), ARTICLE]

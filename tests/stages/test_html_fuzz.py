@@ -38,7 +38,7 @@ FEW = 20
 CODE = """
 import hashlib, itertools, time
 from stages.document import Document
-from stages.extract.html import ENGINES, Html
+from stages.extract.html.step import ENGINES, Html
 
 stages = {(engine, form): Html(engine=engine, format=form) for engine in sorted(ENGINES)
           for form in ("text", "markdown")}

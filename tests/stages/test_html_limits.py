@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from stages.document import Document
-from stages.extract import limits
-from stages.extract.html import ENGINES, Html
-from stages.extract.limits import ATTRIBUTES, OPTIONS, TEMPLATES, nodes, shorten
+from stages.extract.html import limits
+from stages.extract.html.limits import ATTRIBUTES, OPTIONS, TEMPLATES, nodes, shorten
+from stages.extract.html.step import ENGINES, Html
 from stages.read.reader import Slice
 from stages.read.warc import Warc
 from tests.conftest import shared_data
@@ -121,7 +121,7 @@ def test_what_would_cost_a_parser_much_is_not_parsed(engine, body):
 
 def test_templates_do_not_end_the_process():
     """lexbor's serialiser is recursive for them: 100,000 were the end of a worker."""
-    code = ("from stages.extract.html import Html; from stages.document import Document\n"
+    code = ("from stages.extract.html.step import Html; from stages.document import Document\n"
             "raw = b'<p>a b c' + b'<template>x' * 90_000\n"
             "for engine in ('mill', 'resiliparse'):\n"
             "    print(Html(engine=engine).process(Document('x', raw=raw, mime='text/html')))")

@@ -12,12 +12,12 @@ import pytest
 from lxml import etree, html
 
 from stages.document import Document
-from stages.extract import metadata
-from stages.extract.encoding import decode, once
-from stages.extract.html import ENGINES, Html
-from stages.extract.markdown import write
-from stages.extract.marks import dollars, fence
-from stages.extract.math import expose
+from stages.extract.html import metadata
+from stages.extract.html.markdown import write
+from stages.extract.html.marks import dollars, fence
+from stages.extract.html.math import expose
+from stages.extract.html.step import ENGINES, Html
+from stages.text.encoding import decode, once
 
 S = "The quick brown fox jumps over the lazy dog, and nobody in the village ever asked it why it did so. "
 
@@ -341,7 +341,7 @@ def test_nuls_alone_are_no_utf16():
 
 def test_encoding_is_the_same_in_another_process():
     raw = "".join(f"<p>{TEXTS['korean']}" for _ in range(9)).encode("euc-kr")
-    script = "import sys\nfrom stages.extract.encoding import decode\nprint(ascii(decode(sys.stdin.buffer.read())))"
+    script = "import sys\nfrom stages.text.encoding import decode\nprint(ascii(decode(sys.stdin.buffer.read())))"
     said = {subprocess.run([sys.executable, "-c", script], input=raw, capture_output=True, check=True,
                            env={"PATH": "", "PYTHONHASHSEED": seed}).stdout for seed in ("0", "1")}
     assert said == {ascii(decode(raw)).encode() + b"\n"}

@@ -15,12 +15,12 @@ import pytest
 
 from benchmarks.mill_gold import features_digest
 from stages.document import Document
-from stages.extract.html import Html
-from stages.extract.mill import choice, columns, forest
-from stages.extract.mill import features as f
-from stages.extract.mill.engine import ARRAYS, SIGNAL, Engine, Model
-from stages.extract.mill.page import serialised, walk
-from stages.extract.mill.render import render
+from stages.extract.html.mill import choice, columns, forest
+from stages.extract.html.mill import features as f
+from stages.extract.html.mill.engine import ARRAYS, SIGNAL, Engine, Model
+from stages.extract.html.mill.page import serialised, walk
+from stages.extract.html.mill.render import render
+from stages.extract.html.step import Html
 from tests.conftest import shared_data
 
 STORY = (
@@ -147,7 +147,7 @@ def test_its_expected_f1_is_a_signal_of_the_document() -> None:
 def test_no_document_pays_for_compiling() -> None:
     """All kernels are compiled when the engine is made: in `setup` of the stage."""
     code = (
-        "from stages.extract.mill.engine import Engine\nfrom stages.text import compiled\nEngine()\n"
+        "from stages.extract.html.mill.engine import Engine\nfrom stages.text import compiled\nEngine()\n"
         "print(sorted(f.__name__ for f, k in compiled._compiled.items() if '.mill.' in f.__module__ and k.signatures), "
         "any('.mill.' in m for m in compiled._waiting))"
     )
@@ -170,7 +170,7 @@ def test_the_stage_takes_it() -> None:
 
 
 def test_weights_are_integers_without_code() -> None:
-    file = resources.files("stages.extract.mill") / "weights.npz"
+    file = resources.files("stages.extract.html.mill") / "weights.npz"
     with file.open("rb") as opened:
         arrays = dict(np.load(opened, allow_pickle=False))
     assert all(values.dtype.kind in "iu" for values in arrays.values())
@@ -180,7 +180,7 @@ def test_weights_are_integers_without_code() -> None:
 
 def test_weights_were_trained_on_the_features_of_this_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever changes what the model is shown trains it anew: `python -m benchmarks.train_mill`."""
-    with (resources.files("stages.extract.mill") / "weights.npz").open("rb") as file:
+    with (resources.files("stages.extract.html.mill") / "weights.npz").open("rb") as file:
         trained = dict(np.load(file, allow_pickle=False))["features"].tobytes()
     assert features_digest() == trained, "weights.npz is of other features: train it anew (benchmarks/train_mill.py)"
     describe = f.describe
@@ -194,7 +194,7 @@ def test_weights_were_trained_on_the_features_of_this_code(monkeypatch: pytest.M
 
 
 def test_weights_of_other_features_are_refused() -> None:
-    with (resources.files("stages.extract.mill") / "weights.npz").open("rb") as file:
+    with (resources.files("stages.extract.html.mill") / "weights.npz").open("rb") as file:
         arrays = dict(np.load(file, allow_pickle=False))
     arrays["second_feature"] = arrays["second_feature"] + f.FEATURES
     with pytest.raises(ValueError, match="train them anew"):
@@ -220,7 +220,7 @@ def test_trees_say_what_a_plain_walk_says(engine: Engine) -> None:
 
 DIGEST = """
 import hashlib, json, sys
-from stages.extract.mill.engine import Engine
+from stages.extract.html.mill.engine import Engine
 engine = Engine()
 print([hashlib.sha256(engine.text(page).encode()).hexdigest() for page in json.load(sys.stdin)])
 """

@@ -10,11 +10,11 @@ import unicodedata
 import numpy as np
 import pytest
 
-from stages.extract.mill import choice, columns
-from stages.extract.mill import features as f
-from stages.extract.mill.page import Page, serialised, table, walk
-from stages.extract.mill.render import render
-from stages.extract.mill.tags import BLOCK, BREAK, IN_A, IN_COMMENT, IN_PRE, KIND, NAMES, RAW, SKIP, VOID, fnv
+from stages.extract.html.mill import choice, columns
+from stages.extract.html.mill import features as f
+from stages.extract.html.mill.page import Page, serialised, table, walk
+from stages.extract.html.mill.render import render
+from stages.extract.html.mill.tags import BLOCK, BREAK, IN_A, IN_COMMENT, IN_PRE, KIND, NAMES, RAW, SKIP, VOID, fnv
 
 TOKEN = re.compile(
     r"<!--.*?-->|<!DOCTYPE[^>]*>|<(/?)([^ >]+)((?: [^ >][^ >=]*(?:=\"[^\"]*\")?)*)>|([^<]+)", re.DOTALL

@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 
-from stages.mix.curriculum import Curriculum, CurriculumError, Order, cut, edit
-from stages.mix.realised import plan, plan_text, realised, tally
-from stages.mix.resolve import parse_count, place, resolve
+from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order, cut, edit
+from tokenizer.mixture.realised import plan, plan_text, realised, tally
+from tokenizer.mixture.resolve import parse_count, place, resolve
 
 TOKENIZER = {"sha256": "ab" * 32, "vocab_size": 32000, "eos": 0, "path": "shards/tokenizer.json"}
 

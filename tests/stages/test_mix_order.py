@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.mix.curriculum import Curriculum, CurriculumError, Order, Phase, Stream, TokenizerRef, edit
-from stages.mix.order import counts, draws, permutation_key, permute, sample_of, streams, unpermute
+from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order, Phase, Stream, TokenizerRef, edit
+from tokenizer.mixture.order import counts, draws, permutation_key, permute, sample_of, streams, unpermute
 
 WEIGHTS = st.lists(st.integers(0, 40), min_size=1, max_size=7).filter(lambda w: sum(w) > 0)
 

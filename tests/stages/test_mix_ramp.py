@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from stages.mix.curriculum import Curriculum, CurriculumError, Order, edit
-from stages.mix.resolve import resolve
 from tests.stages.test_mix_curriculum import TOKENIZER, info
+from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order, edit
+from tokenizer.mixture.resolve import resolve
 
 PHASES = [{"name": "a", "until": "80%", "sequence": 16, "batch": 640, "mix": {"web": 3, "code": 1}},
           {"name": "b", "until": "100%", "mix": {"web": 1, "code": 1}}]

@@ -8,9 +8,9 @@ import textwrap
 import pytest
 
 from stages.document import Document
-from stages.extract.pdf import Pdf
-from stages.extract.pdf_chars import PageChars, Piece
-from stages.extract.pdf_cipher import shifted
+from stages.extract.pdf.chars import PageChars, Piece
+from stages.extract.pdf.cipher import shifted
+from stages.extract.pdf.step import Pdf
 from tests.conftest import shared_data
 
 TEXTS = {

@@ -13,7 +13,7 @@ from functools import cache
 import pytest
 from hypothesis import settings
 
-from stages.extract.pdf import Pdf
+from stages.extract.pdf.step import Pdf
 from tests.conftest import real_files
 from tests.stages.fuzzing import Worker, mutate
 from tests.stages.test_extract_pdf import lines, pdf
@@ -31,7 +31,7 @@ FILES = 60 if settings.default.max_examples <= 100 else 2_000              # hyp
 CODE = """
 import hashlib, time
 from stages.document import Document
-from stages.extract.pdf import Pdf
+from stages.extract.pdf.step import Pdf
 
 stage = Pdf(max_inflated=100_000_000)
 stage.setup()

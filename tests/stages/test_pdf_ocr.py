@@ -21,12 +21,12 @@ import pypdfium2 as pdfium
 import pytest
 
 from stages.document import Document
-from stages.extract import ocr
-from stages.extract.ocr import Engine, MissingEngine, Word, engine, glyphs, page_of, words_of
-from stages.extract.pdf import Pdf
-from stages.extract.pdf_chars import PageChars, Piece
-from stages.extract.pdf_picture import ALONG, PIXELS, dots, draw, pictures, size
-from stages.extract.pdf_quality import DEGRADED, quality_of
+from stages.extract.pdf import ocr
+from stages.extract.pdf.chars import PageChars, Piece
+from stages.extract.pdf.ocr import Engine, MissingEngine, Word, engine, glyphs, page_of, words_of
+from stages.extract.pdf.picture import ALONG, PIXELS, dots, draw, pictures, size
+from stages.extract.pdf.quality import DEGRADED, quality_of
+from stages.extract.pdf.step import Pdf
 from stages.stage import ProcessDied
 from tests.conftest import shared_data
 from tests.stages.test_extract_pdf import lines, pdf
@@ -107,7 +107,7 @@ def test_without_ocr_a_scan_is_a_reason_and_counted():
 
 def test_an_engine_that_does_not_read_here_costs_no_document(monkeypatch, tmp_path):
     fake = command(tmp_path, "fake", "echo no such model >&2; exit 1")
-    monkeypatch.setattr("stages.extract.pdf.engine", lambda name, languages: fake)
+    monkeypatch.setattr("stages.extract.pdf.step.engine", lambda name, languages: fake)
     with pytest.raises(RuntimeError, match="no such model"):
         Pdf(ocr="tesseract").setup()
 
@@ -169,7 +169,7 @@ import sys
 from pathlib import Path
 import pypdfium2 as pdfium
 from stages.document import Document
-from stages.extract.pdf import Pdf
+from stages.extract.pdf.step import Pdf
 
 def places(data):
     text = pdfium.PdfDocument(data)[0].get_textpage()
@@ -217,8 +217,8 @@ def test_pictures_with_too_many_pixels_are_not_drawn(monkeypatch, tmp_path, widt
         seen.append(given)
 
     seen: list[object] = []
-    monkeypatch.setattr("stages.extract.pdf.engine", lambda name, languages: Engine(("true",), {}))
-    monkeypatch.setattr("stages.extract.pdf.words_of", asked)
+    monkeypatch.setattr("stages.extract.pdf.step.engine", lambda name, languages: Engine(("true",), {}))
+    monkeypatch.setattr("stages.extract.pdf.step.words_of", asked)
     image = b"/Width %d/Height %d" % (width, height)
     assert extract(page_with(image), ocr="tesseract")[0] == "pdf_no_text" and bool(seen) == read
     # shown often, and in a form, it counts as often
@@ -268,7 +268,7 @@ def test_a_page_that_is_read_stays_far_within_the_budget():
 
 def test_pages_beyond_the_cap_are_not_read(monkeypatch, tmp_path):
     fake = command(tmp_path, "fake", "cat >/dev/null; printf '5\\t1\\t1\\t1\\t1\\t1\\t9\\t9\\t50\\t20\\t80\\tseen\\n'")
-    monkeypatch.setattr("stages.extract.pdf.engine", lambda name, languages: fake)
+    monkeypatch.setattr("stages.extract.pdf.step.engine", lambda name, languages: fake)
     reason, doc = extract(scanned(pdf(*[lines(*PROSE)] * 3)), ocr="tesseract", ocr_pages=2)
     assert reason is None and doc.text.split() == ["seen", "seen"]
     assert doc.meta["pdf_routes"] == "oos" and doc.meta["pdf_confidence"] == "880"
@@ -280,14 +280,14 @@ def test_what_ocr_is_not_sure_of_is_not_kept(monkeypatch, tmp_path, sure, route)
     """A photograph, or a script the languages do not have: tesseract makes words of anything."""
     words = "".join(f"5\\t1\\t1\\t1\\t1\\t{k}\\t{9 * k}\\t9\\t8\\t20\\t{sure}\\tBbI6op\\n" for k in range(40))
     fake = command(tmp_path, "fake", f"cat >/dev/null; printf '{words}'")
-    monkeypatch.setattr("stages.extract.pdf.engine", lambda name, languages: fake)
+    monkeypatch.setattr("stages.extract.pdf.step.engine", lambda name, languages: fake)
     reason, doc = extract(scanned(pdf(lines(*PROSE))), ocr="tesseract")
     assert doc.meta["pdf_routes"] == route and reason == (None if route == "o" else "pdf_no_text")
 
 
 def test_only_pages_without_usable_text_are_read(monkeypatch, tmp_path):
     fake = command(tmp_path, "fake", "cat >/dev/null; printf '5\\t1\\t1\\t1\\t1\\t1\\t9\\t9\\t50\\t20\\t80\\tseen\\n'")
-    monkeypatch.setattr("stages.extract.pdf.engine", lambda name, languages: fake)
+    monkeypatch.setattr("stages.extract.pdf.step.engine", lambda name, languages: fake)
     broken = ["".join(chr(ord(c) - 29) if c.isalpha() else c for c in line).replace("(", "").replace(")", "")
               .replace("\\", "") for line in PROSE * 3]
     mixed = pdf(lines(*PROSE), b"", lines(*broken))

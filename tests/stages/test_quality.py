@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from stages.document import Document
-from stages.filter.calibration import CalibrationError, Table
-from stages.filter.classifier import beside
-from stages.filter.models import FastText
 from stages.filter.quality import Quality
-from stages.filter.train_quality import Settings, train
+from stages.models.classifier import beside
+from stages.models.train_quality import Settings, train
+from stages.scoring.calibration import CalibrationError, Table
+from stages.scoring.models import FastText
 from tests.stages.labelled import GOOD, GRADED, LABELLED, POOR
 
 

@@ -8,7 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from stages.filter import calibration, measure
+from stages.models import measure
+from stages.scoring import calibration
 
 ONE = 1_000_000
 

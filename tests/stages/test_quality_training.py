@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import yaml
 
-from stages.filter import drift, model_card
-from stages.filter.classifier import Classifier, Scores, beside, kind_of
-from stages.filter.examples import Example, gather, near_duplicates, sample
-from stages.filter.models import FastText
 from stages.filter.quality import Quality
-from stages.filter.train_quality import Settings, train
+from stages.models import drift, model_card
+from stages.models.classifier import Classifier, Scores, beside, kind_of
+from stages.models.examples import Example, gather, near_duplicates, sample
+from stages.models.train_quality import Settings, train
+from stages.scoring.models import FastText
 from tests.stages.labelled import GOOD, GRADED, LABELLED, POOR, own_word, shaped
 from tests.stages.lid import lid176_model
 
@@ -130,7 +130,7 @@ def test_who_is_stopped_leaves_no_model_without_its_table(tmp_path, monkeypatch)
     def stopped(path, text):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stages.filter.train_quality._write", stopped)
+    monkeypatch.setattr("stages.models.train_quality._write", stopped)
     with pytest.raises(KeyboardInterrupt):
         train(LABELLED, out, settings=SMALL, held_out=0.6)
     assert [p.name for p in tmp_path.iterdir()] == ["q.bin"] and out.read_bytes() == b"the model before"

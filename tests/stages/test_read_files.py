@@ -27,7 +27,7 @@ import pytest
 from stages import stage
 from stages.catalog import READERS, reader_class
 from stages.document import BadRecord, Document, document_id
-from stages.extract.html import Html
+from stages.extract.html.step import Html
 from stages.read import parquet, streams
 from stages.read.code import Code
 from stages.read.files import HtmlFiles, PdfFiles, TextFiles

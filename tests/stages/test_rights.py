@@ -8,8 +8,8 @@ import itertools
 import pytest
 
 from stages.document import Document
-from stages.extract.html import Html
-from stages.extract.metadata import describe
+from stages.extract.html.metadata import describe
+from stages.extract.html.step import Html
 from stages.filter.rights import SAID, Rights, licences
 from stages.read.reader import Slice
 from stages.read.warc import Warc

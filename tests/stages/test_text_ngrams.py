@@ -9,7 +9,7 @@ import xxhash
 
 from stages.text import ngrams
 from stages.text.normalize import simplify
-from stages.text.words import Words, words_of
+from stages.text.words import Words, shingle_sha1, shingle_xxhash, words_of
 from tests.stages.texts import AWKWARD, random_texts, real_texts
 
 NS = np.array([5, 6, 7, 8, 9, 10])
@@ -51,9 +51,9 @@ def test_shingles_of_the_datatrove_dialects():
         strings = words.strings()
         grams = [" ".join(strings[i:i + 5]).encode() for i in range(len(strings) - 4)]
         sha1 = [int.from_bytes(hashlib.sha1(gram).digest()[:8], "little") for gram in grams]
-        assert ngrams.shingle_sha1(words).tolist() == sha1
-        assert ngrams.shingle_sha1(strings).tolist() == sha1
-        assert ngrams.shingle_xxhash(words).tolist() == [xxhash.xxh64_intdigest(gram) for gram in grams]
+        assert shingle_sha1(words).tolist() == sha1
+        assert shingle_sha1(strings).tolist() == sha1
+        assert shingle_xxhash(words).tolist() == [xxhash.xxh64_intdigest(gram) for gram in grams]
     long = ["x" * length for length in range(40, 300)]  # messages over several SHA-1 blocks
-    assert ngrams.shingle_sha1(long, 3).tolist() == [
+    assert shingle_sha1(long, 3).tolist() == [
         int.from_bytes(hashlib.sha1(" ".join(long[i:i + 3]).encode()).digest()[:8], "little") for i in range(258)]

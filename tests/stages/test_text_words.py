@@ -197,19 +197,19 @@ def test_workers_import_neither_spacy_nor_torch():
 
 
 def test_rules_are_exported_once_and_refused_when_broken(tmp_path, monkeypatch):
-    from stages.text import spacy_export
+    from stages.text import cache
 
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path))
-    path = spacy_export.rules_path()
+    path = cache.rules_path()
     assert path.is_relative_to(tmp_path)
     written = path.stat().st_mtime_ns
-    assert spacy_export.rules_path() == path
+    assert cache.rules_path() == path
     assert path.stat().st_mtime_ns == written
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     monkeypatch.setattr(sys, "executable", "/bin/false")
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "other"))
     with pytest.raises(RuntimeError, match="exporting spaCy's tokenizer rules"):
-        spacy_export.rules_path()
+        cache.rules_path()
 
 
 def test_characters_are_datatrove_s():

@@ -29,7 +29,7 @@ def model(tmp_path_factory) -> str:
     (folder / "train.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     code = ("import sys, fasttext; fasttext.train_supervised(sys.argv[1], dim=8, epoch=10, lr=0.5, bucket=1, thread=1, "
             "minCount=1, verbose=0).save_model(sys.argv[2])")
-    # fastText trains on memory as it finds it: stages/filter/train_quality.py says why
+    # fastText trains on memory as it finds it: stages/models/train_quality.py says why
     zeroed = dict(os.environ, MALLOC_PERTURB_="255", MALLOC_MMAP_THRESHOLD_="131072")
     subprocess.run([sys.executable, "-c", code, str(folder / "train.txt"), str(folder / "model.bin")], env=zeroed,
                    check=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.scratch import Scratch
+from pipeline.base.scratch import Scratch
 from pipeline.store import cache as caches
 from pipeline.store.cache import Cache, joined
 from pipeline.store.errors import EnvironmentFailure, disk_full
@@ -94,7 +94,7 @@ def test_what_fails_leaves_nothing(place):
 WORKER = """
     import os, random, sys, time
     from pathlib import Path
-    from pipeline.engine.scratch import Scratch
+    from pipeline.base.scratch import Scratch
     from pipeline.store.cache import Cache
     top, seed, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     rng, scratch = random.Random(seed), Scratch(str(top))

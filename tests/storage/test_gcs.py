@@ -16,13 +16,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import fsspec
 import pytest
 
-from pipeline.engine.task import FileInfo, PartRecord
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store import retry
 from pipeline.store.dataset import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.log import Fenced, Log
+from pipeline.store.records import FileInfo, PartRecord
 from pipeline.store.remote import in_parallel
 
 pytest.importorskip("gcsfs")

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.task import FileInfo, Inputs, PartRecord, TaskSpec
+from pipeline.engine.task import Inputs, TaskSpec
 from pipeline.store import retry
 from pipeline.store.errors import EnvironmentFailure
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.log import Fenced, Log
+from pipeline.store.records import FileInfo, PartRecord
 from pipeline.store.remote import in_parallel
 from pipeline.store.s3 import S3
 from tests.storage.s3_server import KEYS
@@ -369,7 +370,7 @@ def test_publication_is_parallel_and_right_after_a_kill(s3_server, s3, store, tm
         code = f"""
             import json
             from tests.e2e.kill import die_at
-            from pipeline.engine.task import PartRecord
+            from pipeline.store.records import PartRecord
             from pipeline.store.dataset import publish
             from pipeline.store.fs import Store
             from pipeline.store.s3 import S3

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("torch")
 
 from pipeline.store.fs import Store
-from stages.mix.curriculum import Curriculum
 from tests.trainer.synthetic import TOKENIZER, make_run
 from tests.trainer.test_explain import DOCUMENTS, dataset
+from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.shards.layout import Manifest
 from trainer.__main__ import main
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_trained_on_says_why(there, s3, tmp_path, capsys, monkeyp
     assert "a shard set the curriculum pins is not there" in refused(url, *out)
     store.write(body, data)
     with monkeypatch.context() as m:
-        m.setattr("trainer.remote.shutil.disk_usage", lambda p: type("Usage", (), {"free": 10, "total": 10})())
+        m.setattr("trainer.data.remote.shutil.disk_usage", lambda p: type("Usage", (), {"free": 10, "total": 10})())
         assert "set TOKENMILL_SHARDS to a folder on a larger disk" in refused(url, *out)
     assert main(["run", url, *out, "--device", "cpu", "--stop-at", "1"]) == 0
 
@@ -181,8 +181,8 @@ def test_secrets_in_a_url_are_refused_and_not_repeated(capsys, place):
 def test_its_folder_is_one_the_pipeline_can_use(tmp_path, monkeypatch):
     import os
 
-    from pipeline.engine.scratch import user_folder
-    from trainer.remote import _local
+    from pipeline.base.scratch import user_folder
+    from trainer.data.remote import _local
 
     monkeypatch.delenv("TOKENMILL_SHARDS", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

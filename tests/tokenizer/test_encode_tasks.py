@@ -10,12 +10,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engine.attempt import run_attempt
-from pipeline.engine.task import Cursor, TaskSpec, task_key
-from pipeline.store.fs import Store, StoreError
-from pipeline.store.parts import PartWriter, document_schema
-from pipeline.tasks import encode as encode_module
-from pipeline.tasks.encode import (
+from pipeline.base.prf import prf
+from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.engine.worker.attempt import run_attempt
+from pipeline.passes import encode as encode_module
+from pipeline.passes.encode import (
     _held_out,
     _near_held_out,
     _PartWriter,
@@ -23,14 +22,16 @@ from pipeline.tasks.encode import (
     encode_drafts,
     publish_shards,
 )
-from pipeline.tasks.fit_tokenizer import _sample, load_draft, publish_tokenizer, tokenizer_draft, tokenizer_info
-from pipeline.tasks.rows import BATCH_BYTES, Taken, rows_of
+from pipeline.passes.fit_tokenizer import _sample, load_draft, publish_tokenizer, tokenizer_draft, tokenizer_info
+from pipeline.passes.rows import BATCH_BYTES, Taken, rows_of
+from pipeline.store.fs import Store, StoreError
+from pipeline.store.keys import task_key
+from pipeline.store.parts import PartWriter, document_schema
 from stages.barrier import PartRef, TaskResult
 from stages.document import Document, document_id
-from stages.mix.resolve import resolve
-from stages.text.prf import prf
 from tests.tokenizer.test_tokenizers import corpus
 from tokenizer.load import TokenizerError, load_tokenizer
+from tokenizer.mixture.resolve import resolve
 from tokenizer.shards.reader import ShardSet
 from tokenizer.shards.verify import verify
 
@@ -461,7 +462,7 @@ def test_odd_metadata_holds_nothing_out():
 
 
 def test_row_groups_of_the_table_do_not_show_the_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.tasks.encode.TABLE_ROWS", 10)
+    monkeypatch.setattr("pipeline.passes.encode.TABLE_ROWS", 10)
 
     class Folder:
         def __init__(self, name: str) -> None:

@@ -30,7 +30,7 @@ def without_encoding(source: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("folder", ["tokenizer", "stages/mix", "pipeline/tasks", "pipeline/recipe"])
+@pytest.mark.parametrize("folder", ["tokenizer", "tokenizer/mixture", "pipeline/passes", "pipeline/recipe"])
 def test_text_files_say_their_encoding(folder):
     found = [f"{p.relative_to(ROOT)}:{line}" for p in sorted((ROOT / folder).rglob("*.py"))
              for line in without_encoding(p.read_text(encoding="utf-8"))]

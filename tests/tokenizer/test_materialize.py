@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engine.task import PartRecord, TaskSpec
-from pipeline.tasks.materialize import map_drafts, publish_rows, reduce_drafts
+from pipeline.engine.task import TaskSpec
+from pipeline.passes.materialize import map_drafts, publish_rows, reduce_drafts
+from pipeline.store.records import PartRecord
 from stages.barrier import TaskDraft, TaskResult
-from stages.mix.curriculum import Curriculum, CurriculumError, Order, Phase, Stream, TokenizerRef
 from tests.tokenizer.test_encode_tasks import Runner
 from tests.tokenizer.test_shards import EOS, write_set
+from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order, Phase, Stream, TokenizerRef
 from tokenizer.shards.layout import MANIFEST, Manifest, Shard, ShardError, file_name
 from tokenizer.shards.reader import ShardSet, loss_mask
 from tokenizer.shards.rows import RowSet, pack_bits, unpack_bounds, unpack_loss
@@ -237,10 +238,10 @@ def test_boundary_bits():
 
 MEMORY = textwrap.dedent("""
     import json, resource, sys
-    from pipeline.engine.attempt import run_attempt
+    from pipeline.engine.worker.attempt import run_attempt
     from pipeline.engine.task import Cursor, TaskSpec
     from pipeline.store.fs import Store
-    import pipeline.tasks.materialize, numpy, pyarrow.parquet
+    import pipeline.passes.materialize, numpy, pyarrow.parquet
     pyarrow.array(numpy.zeros(1))                # imports pandas where it is installed
     pyarrow.set_cpu_count(1)                     # as a worker has it: the stack of a thread counts, and how many there
     pyarrow.set_io_thread_count(1)               # are would follow from cores and from how fast they happen to work

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.tasks import sample_text
-from pipeline.tasks.fit_tokenizer import _sample, tokenizer_waves
-from pipeline.tasks.rows import Taken
-from pipeline.tasks.sample_text import picked_texts
+from pipeline.passes import sample_text
+from pipeline.passes.fit_tokenizer import _sample, tokenizer_waves
+from pipeline.passes.rows import Taken
+from pipeline.passes.sample_text import picked_texts
 from stages.barrier import TaskResult
 from stages.dedup import fragment
 from stages.document import Document, document_id

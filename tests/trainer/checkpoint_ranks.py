@@ -8,10 +8,10 @@ from unittest import mock
 
 import torch
 
-from trainer import checkpoint as ckpt
-from trainer.parallel import World, world
-from trainer.run import open_run
-from trainer.train import train
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.loop.run import open_run
+from trainer.loop.train import train
+from trainer.parallel.world import World, world
 
 SET = ["log_every=1000", "evaluate.every=1000", "checkpoint.every=5", "checkpoint.async=true"]
 #: divides by two ranks of a tensor group

@@ -16,7 +16,7 @@ logging.getLogger("c10d-NullHandler-dcp_logger").propagate = False     # a line 
 @pytest.fixture
 def alone():
     """The world of a single process."""
-    from trainer.parallel import world
+    from trainer.parallel.world import world
 
     with world("cpu") as here:
         yield here

@@ -10,10 +10,10 @@ from unittest import mock
 import torch
 
 from tests.trainer.test_checkpoint import opened, quiet
-from trainer import checkpoint as ckpt
-from trainer.damage import choose, damage
-from trainer.parallel import world
-from trainer.train import train
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint.damage import choose, damage
+from trainer.loop.train import train
+from trainer.parallel.world import world
 
 
 def main(run: str, out: str) -> None:

@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from trainer.parallel import world
+from trainer.parallel.world import world
 
 
 def main() -> None:

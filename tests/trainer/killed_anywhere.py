@@ -20,10 +20,13 @@ from typing import Any
 import pytest
 
 from tests.trainer import policy_ranks
-from trainer import checkpoint, files, ledger, policy, worst
-from trainer import train as loop
-from trainer.metrics import read
-from trainer.parallel import world
+from trainer.base import files
+from trainer.checkpoint import checkpoints as checkpoint
+from trainer.checkpoint import ledger
+from trainer.loop import policy, worst
+from trainer.loop import train as loop
+from trainer.observe.metrics import read
+from trainer.parallel.world import world
 
 #: a place in the code: file, line
 Line = tuple[str, int]

@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from trainer.attention import document_mask
-from trainer.data import Data
-from trainer.init import initialise
-from trainer.loss import IGNORE
-from trainer.model import Transformer
-from trainer.noise import MicroNorms
-from trainer.parallel import World, gather_gradients, shard, world
-from trainer.run import Run, open_run
-from trainer.train import train
+from trainer.data.batches import Data
+from trainer.loop.run import Run, open_run
+from trainer.loop.train import train
+from trainer.model.attention import document_mask
+from trainer.model.init import initialise
+from trainer.model.loss import IGNORE
+from trainer.model.transformer import Transformer
+from trainer.observe.noise import MicroNorms
+from trainer.parallel.world import World, gather_gradients, shard, world
 
 #: rows of the step; each is a micro-batch
 ROWS, STEPS = 8, 3

@@ -16,13 +16,13 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from trainer import optim
-from trainer import train as loop
-from trainer.config import build
-from trainer.init import initialise
-from trainer.model import ModelConfig, Transformer
-from trainer.parallel import World, shard, world
-from trainer.run import TrainConfig, open_run
-from trainer.tensor import local
+from trainer.base.config import build
+from trainer.loop import train as loop
+from trainer.loop.run import TrainConfig, open_run
+from trainer.model.init import initialise
+from trainer.model.tensor import local
+from trainer.model.transformer import ModelConfig, Transformer
+from trainer.parallel.world import World, shard, world
 
 MODEL = ModelConfig(layers=2, width=36, heads=3, kv_heads=1, ffn=51, qk_norm=True)
 #: every kind, with rates that move something in a few steps

@@ -10,12 +10,12 @@ from unittest import mock
 import numpy as np
 import torch
 
-from trainer import train as loop
-from trainer.data import Batch, Data
-from trainer.loss import IGNORE
-from trainer.model import Transformer
-from trainer.parallel import World, world
-from trainer.run import Run, open_run
+from trainer.data.batches import Batch, Data
+from trainer.loop import train as loop
+from trainer.loop.run import Run, open_run
+from trainer.model.loss import IGNORE
+from trainer.model.transformer import Transformer
+from trainer.parallel.world import World, world
 
 #: a guard that learns within few steps what is usual
 QUICK = ("evaluate.every=1000", "log_every=7", "checkpoint.every=6", "checkpoint.keep=9", "stability.window=8",

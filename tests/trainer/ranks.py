@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from trainer import train as loop
-from trainer.generate import SampleConfig, generate
-from trainer.init import initialise
-from trainer.model import ModelConfig, Transformer
-from trainer.parallel import ParallelConfig, World, arranged, clip, shard, world
-from trainer.run import open_run
+from trainer.loop import train as loop
+from trainer.loop.generate import SampleConfig, generate
+from trainer.loop.run import open_run
+from trainer.model.init import initialise
+from trainer.model.transformer import ModelConfig, Transformer
+from trainer.parallel.world import ParallelConfig, World, arranged, clip, shard, world
 from trainer.tools.doctor import copies_and_twins
 
 #: divides over two tensor ranks, and what is left divides over nothing

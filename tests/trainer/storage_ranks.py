@@ -11,9 +11,9 @@ from pathlib import Path
 from unittest import mock
 
 from tests.trainer.test_checkpoint import quiet
-from trainer import checkpoint as ckpt
-from trainer.damage import choose
-from trainer.parallel import World, world
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint.damage import choose
+from trainer.parallel.world import World, world
 
 #: rank, and the file under which its mount has gone stale
 CASES = ((1, "__1_0.distcp"), (1, "COMPLETE"), (0, "COMPLETE"))

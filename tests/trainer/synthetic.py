@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from stages.mix.resolve import resolve
+from tokenizer.mixture.resolve import resolve
 from tokenizer.shards.layout import MANIFEST, Manifest, Shard, file_name, token_dtype
 from tokenizer.shards.writer import ShardWriter
 

@@ -10,9 +10,9 @@ from tests.trainer.processes import launch
 from tests.trainer.ranks import ACCUMULATED, MODEL, quiet
 from tests.trainer.synthetic import make_run
 from tests.trainer.test_parity import losses, norms
-from trainer import train as loop
-from trainer.parallel import world
-from trainer.run import open_run
+from trainer.loop import train as loop
+from trainer.loop.run import open_run
+from trainer.parallel.world import world
 
 #: shares of whole gradients that a rank of four holds
 SHARES = {"full": 1 / 4, "hybrid": 1 / 2, "none": 1.0, "grad": 1 / 4}

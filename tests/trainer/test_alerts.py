@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.alerts import ENOUGH, RULES, SCORED, Alerts, AlertsConfig
-from trainer.config import ConfigError, build
+from trainer.base.config import ConfigError, build
+from trainer.observe.alerts import ENOUGH, RULES, SCORED, Alerts, AlertsConfig
 
 
 def changes(found) -> list[tuple[str, bool]]:

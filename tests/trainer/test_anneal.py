@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.mix.curriculum import Curriculum
-from stages.mix.order import Order
 from tests.trainer.synthetic import language, make_run, write_shards
-from trainer import checkpoint as ckpt
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.order import Order
 from trainer.__main__ import main
-from trainer.metrics import read
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.observe.metrics import read
 from trainer.tools.arms import STUDENT, contrasts, lines, table
 
 SEQUENCE = {"sequence": 32, "batch": 160}

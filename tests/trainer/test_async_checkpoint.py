@@ -21,10 +21,10 @@ import torch
 
 from tests.trainer.synthetic import make_run
 from tests.trainer.test_checkpoint import FAST, KILL, ROOT, losses, quiet
-from trainer import checkpoint as ckpt
-from trainer.metrics import read
-from trainer.run import Run, open_run
-from trainer.train import train
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.loop.run import Run, open_run
+from trainer.loop.train import train
+from trainer.observe.metrics import read
 
 ASYNC = [*FAST, "checkpoint.async=true"]
 
@@ -41,7 +41,7 @@ def opened(folder: Path, out: Path, *overrides: str) -> Run:
 @pytest.fixture(scope="module")
 def sync(folder, tmp_path_factory):
     """A run with synchronous checkpoints: every one of them is kept."""
-    from trainer.parallel import world
+    from trainer.parallel.world import world
 
     out = tmp_path_factory.mktemp("sync")
     with world("cpu") as here:

@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from trainer import attention
-from trainer.attention import BackEnd, attend, best, cumulative_lengths, document_mask, flash
-from trainer.data import Batch
-from trainer.init import initialise
-from trainer.model import ModelConfig, Transformer
+from trainer.data.batches import Batch
+from trainer.model import attention
+from trainer.model.attention import BackEnd, attend, best, cumulative_lengths, document_mask, flash
+from trainer.model.init import initialise
+from trainer.model.transformer import ModelConfig, Transformer
 
 LENGTHS = ((11, 1, 20), (32,), (16, 16), (1, 1, 30))
 

@@ -17,14 +17,14 @@ from unittest import mock
 
 import pytest
 
-from stages.mix.curriculum import Curriculum, edit
 from tests.trainer.synthetic import make_run
-from trainer import checkpoint as ckpt
-from trainer.config import TrainingError
-from trainer.metrics import read
-from trainer.parallel import World
-from trainer.run import Run, differences, open_run
-from trainer.train import train
+from tokenizer.mixture.curriculum import Curriculum, edit
+from trainer.base.config import TrainingError
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.loop.run import Run, differences, open_run
+from trainer.loop.train import train
+from trainer.observe.metrics import read
+from trainer.parallel.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 FAST = ["evaluate.every=1000", "log_every=1000", "checkpoint.every=6"]
@@ -50,7 +50,7 @@ def opened(folder: Path, out: Path, *overrides: str) -> Run:
 @pytest.fixture(scope="module")
 def whole(folder, tmp_path_factory):
     """Losses of the uninterrupted run."""
-    from trainer.parallel import world
+    from trainer.parallel.world import world
 
     out = tmp_path_factory.mktemp("whole")
     with world("cpu") as here:
@@ -86,7 +86,7 @@ def test_half_precision_trains_and_resumes(folder, whole, tmp_path, alone):
 
 KILL = """
 import os, signal, sys
-from trainer import checkpoint as ckpt
+from trainer.checkpoint import checkpoints as ckpt
 from trainer.__main__ import main
 
 def die(*a, **k):

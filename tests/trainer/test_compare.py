@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainer import metrics
 from trainer.__main__ import main
+from trainer.observe import metrics
 from trainer.tools.compare import compare
 
 

@@ -16,14 +16,14 @@ import yaml
 from pipeline.base.quantities import parse_count
 from pipeline.recipe.model import ROPE_SCALING_KEYS, ROPE_SCALINGS, Phase
 from pipeline.recipe.train import MODEL_PRESETS, TRAIN_KEYS
-from stages.mix import curriculum, resolve
 from tests.trainer.synthetic import make_run
+from tokenizer.mixture import curriculum, resolve
 from trainer.__main__ import main
-from trainer.config import ConfigError, build, count, override, read_train
-from trainer.model import ModelConfig
-from trainer.rope import RopeScaling
-from trainer.run import TrainConfig, open_run, unequal
-from trainer.schedule import Schedule, ScheduleConfig
+from trainer.base.config import ConfigError, build, count, override, read_train
+from trainer.loop.run import TrainConfig, open_run, unequal
+from trainer.model.rope import RopeScaling
+from trainer.model.transformer import ModelConfig
+from trainer.optim.schedule import Schedule, ScheduleConfig
 
 MODEL = {"preset": "tiny"}
 
@@ -125,8 +125,8 @@ def test_what_is_switched_on_at_a_resume_is_told():
 def test_who_leaves_gpus_idle_is_told(tmp_path, monkeypatch, capsys, gpus, kind, told):
     run = make_run(tmp_path, documents=60, total=960)
     here = SimpleNamespace(size=1, first=True, device=torch.device(kind))
-    monkeypatch.setattr("trainer.parallel.world", lambda _device: contextlib.nullcontext(here))
-    monkeypatch.setattr("trainer.train.train", lambda *_args, **_named: {})
+    monkeypatch.setattr("trainer.parallel.world.world", lambda _device: contextlib.nullcontext(here))
+    monkeypatch.setattr("trainer.loop.train.train", lambda *_args, **_named: {})
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     assert main(["run", str(run)]) == 0
     assert capsys.readouterr().out == told

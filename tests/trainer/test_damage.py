@@ -16,11 +16,11 @@ import pytest
 from tests.trainer.processes import launch
 from tests.trainer.synthetic import make_run
 from tests.trainer.test_checkpoint import committed, losses, opened, quiet
-from trainer import checkpoint as ckpt
 from trainer.__main__ import main
-from trainer.damage import choose, damage, writer
-from trainer.metrics import read
-from trainer.train import train
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint.damage import choose, damage, writer
+from trainer.loop.train import train
+from trainer.observe.metrics import read
 
 MOMENTS = "optimizer.embed.weight.exp_avg_sq"
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
     """Checkpoints of steps 6, 12 and 18."""
-    from trainer.parallel import world
+    from trainer.parallel.world import world
 
     out = tmp_path_factory.mktemp("trained")
     with world("cpu") as here:
@@ -44,7 +44,7 @@ def trained(folder, tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(folder, trained, tmp_path_factory):
     """Losses of the uninterrupted run."""
-    from trainer.parallel import world
+    from trainer.parallel.world import world
 
     out = tmp_path_factory.mktemp("whole") / "out"
     shutil.copytree(trained, out)
@@ -156,8 +156,8 @@ def test_an_older_damaged_one_ends_no_training(folder, whole, out, alone):
 
 def test_a_rewind_passes_a_damaged_one_over(folder, out, alone, monkeypatch):
     """The bytes are read before the ledger says where it went back to."""
-    from trainer.ledger import Ledger
-    from trainer.policy import RewindConfig, Suspicion, go_back
+    from trainer.checkpoint.ledger import Ledger
+    from trainer.loop.policy import RewindConfig, Suspicion, go_back
 
     flip(next((out / "checkpoints" / "step_00000012").glob("*/*.distcp")))
     ledger = Ledger(out, writes=True)

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from stages.mix.curriculum import Curriculum
-from stages.mix.resolve import resolve
 from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, make_run
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.resolve import resolve
 from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, Shard, ShardError, file_name
 from tokenizer.shards.reader import ShardSet
 from tokenizer.shards.sums import BLOCK, SUMS
-from trainer.config import ConfigError
-from trainer.data import Data, Prefetch, collate, padding, runs, windows
-from trainer.loss import IGNORE
-from trainer.run import open_run
+from trainer.base.config import ConfigError
+from trainer.data.batches import Data, Prefetch, collate, padding, runs, windows
+from trainer.loop.run import open_run
+from trainer.model.loss import IGNORE
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_what_does_not_count_is_no_target():
             return counts[start:stop]
 
     length = 64
-    with mock.patch("trainer.data.refuse_short"):
+    with mock.patch("trainer.data.batches.refuse_short"):
         rows = windows([Shards()], [(0, w) for w in range(15)], length)
     batch = collate(rows, length)
     for w in range(15):

@@ -9,10 +9,10 @@ import tracemalloc
 from dataclasses import replace
 from itertools import islice
 
-from stages.mix.curriculum import Curriculum
 from tests.trainer.synthetic import make_run
-from trainer.data import Data, Prefetch
-from trainer.run import Run, open_run
+from tokenizer.mixture.curriculum import Curriculum
+from trainer.data.batches import Data, Prefetch
+from trainer.loop.run import Run, open_run
 
 TIMES = 1000
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from trainer.__main__ import COMMANDS, parser
-from trainer.config import build
-from trainer.run import TrainConfig
+from trainer.base.config import build
+from trainer.loop.run import TrainConfig
 from trainer.tools.edit import read_phases
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,10 +11,10 @@ import torch
 from tests.trainer.ranks import MODEL, one_global_seed
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import main
-from trainer.config import build
-from trainer.model import ModelConfig, Transformer
-from trainer.parallel import shard
-from trainer.run import open_run
+from trainer.base.config import build
+from trainer.loop.run import open_run
+from trainer.model.transformer import ModelConfig, Transformer
+from trainer.parallel.world import shard
 from trainer.tools import doctor
 
 

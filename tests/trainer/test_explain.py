@@ -16,9 +16,9 @@ from tests.trainer.synthetic import language, make_run
 from tokenizer.shards.layout import MANIFEST, Manifest
 from tokenizer.shards.reader import ShardSet
 from trainer.__main__ import main
-from trainer.data import Data
-from trainer.run import open_run
-from trainer.worst import WorstRows, read_worst
+from trainer.data.batches import Data
+from trainer.loop.run import open_run
+from trainer.loop.worst import WorstRows, read_worst
 
 STEP = 7
 DOCUMENTS = 120

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.processes import until
-from trainer.config import ConfigError
-from trainer.files import alone
+from trainer.base.config import ConfigError
+from trainer.base.files import alone
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def other(tmp_path):
     """Another process that trains in `out`, once it says so."""
-    script = "import sys, time\nfrom pathlib import Path\nfrom trainer.files import alone\n" \
+    script = "import sys, time\nfrom pathlib import Path\nfrom trainer.base.files import alone\n" \
              "with alone(Path('out')):\n    time.sleep(1000)"
     process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path,
                                env={**os.environ, "PYTHONPATH": str(ROOT)})

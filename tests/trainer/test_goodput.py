@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer import goodput as module
-from trainer.goodput import CAUSES, Goodput, clock
+from trainer.observe import goodput as module
+from trainer.observe.goodput import CAUSES, Goodput, clock
 
 
 class Clock:

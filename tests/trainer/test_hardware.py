@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trainer import hardware
-from trainer.hardware import FIELDS, Hardware, gather, host_memory, summary
+from trainer.observe import hardware
+from trainer.observe.hardware import FIELDS, Hardware, gather, host_memory, summary
 
 
 class NVMLError_NotSupported(Exception):

@@ -13,18 +13,18 @@ import torch
 import yaml
 
 from tests.trainer.synthetic import EOS, VOCAB, make_run
-from trainer import checkpoint as ckpt
-from trainer import hf
-from trainer import train as loop
 from trainer.__main__ import main
-from trainer.attention import document_mask
-from trainer.config import ConfigError
-from trainer.init import initialise
-from trainer.metrics import read
-from trainer.model import ModelConfig, Transformer
-from trainer.parallel import world
-from trainer.rope import RopeScaling
-from trainer.run import open_run
+from trainer.base.config import ConfigError
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint import hf
+from trainer.loop import train as loop
+from trainer.loop.run import open_run
+from trainer.model.attention import document_mask
+from trainer.model.init import initialise
+from trainer.model.rope import RopeScaling
+from trainer.model.transformer import ModelConfig, Transformer
+from trainer.observe.metrics import read
+from trainer.parallel.world import world
 
 safetensors = pytest.importorskip("safetensors.torch")
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from trainer import optim
-from trainer.attention import document_mask
-from trainer.init import full_value, initialise
-from trainer.model import ModelConfig, Transformer, role
+from trainer.model.attention import document_mask
+from trainer.model.init import full_value, initialise
+from trainer.model.transformer import ModelConfig, Transformer, role
 from trainer.optim import AdamWConfig
 
 WIDTHS = (32, 64, 128, 256)

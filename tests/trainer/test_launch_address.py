@@ -37,7 +37,7 @@ def test_without_a_size_the_remedy_is_named(run, capsys):
 def test_a_cluster_that_is_not_to_be_trusted_gets_nothing(run, monkeypatch, capsys, wants, ours, said):
     """Neither the training nor, where it does not ask for one, our token."""
     monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("attached"))
-    monkeypatch.setattr("pipeline.engine.jobs.CONNECT_S", 300.0)         # it answers from this very process
+    monkeypatch.setattr("pipeline.cluster.jobs.CONNECT_S", 300.0)         # it answers from this very process
     if ours is not None:
         monkeypatch.setenv("RAY_AUTH_TOKEN", ours)
     with gcs(wants) as (address, there):
@@ -57,7 +57,7 @@ def test_what_is_no_cluster_is_named(run, capsys, address, said):
 def test_without_ray_the_remedy_is_named(run, monkeypatch, capsys):
     import pipeline.engine
 
-    monkeypatch.delitem(sys.modules, "pipeline.engine.jobs", raising=False)
+    monkeypatch.delitem(sys.modules, "pipeline.cluster.jobs", raising=False)
     monkeypatch.delattr(pipeline.engine, "jobs", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     with gcs(TOKEN) as (address, _):

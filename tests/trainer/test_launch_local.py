@@ -14,13 +14,13 @@ from pipeline.cli.training import forward
 from tests.chaos.processes import until
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import COMMANDS, main
-from trainer.checkpoint import complete
-from trainer.config import ConfigError
+from trainer.base.config import ConfigError
+from trainer.base.signals import interruptions
+from trainer.checkpoint.checkpoints import complete
 from trainer.launch import local
-from trainer.metrics import read
-from trainer.run import open_run
-from trainer.signals import interruptions
-from trainer.train import train
+from trainer.loop.run import open_run
+from trainer.loop.train import train
+from trainer.observe.metrics import read
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,9 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 #: a training that has done two steps and goes on when it has been told to stop, and not before
 HELD = """
 import sys, time
-from trainer import signals
+from trainer.base import signals
 from trainer.__main__ import main
-from trainer.window import Window
+from trainer.loop.window import Window
 
 flush, done = Window.flush, []
 
@@ -97,7 +97,7 @@ def test_ctrl_c_during_set_up_is_no_traceback(tmp_path, monkeypatch, capfd):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trainer.run.open_run", interrupted)
+    monkeypatch.setattr("trainer.loop.run.open_run", interrupted)
     monkeypatch.setattr("trainer.__main__.failures", pytest.fail)      # would import what has just been interrupted
     for command in (main, forward):
         assert command(["run", str(tmp_path)]) == 1
@@ -194,7 +194,7 @@ def test_help_imports_no_torch():
 
 def test_where_another_process_trains_a_start_is_refused(tmp_path, capsys, monkeypatch):
     folder = make_run(tmp_path, documents=60, total=960)
-    monkeypatch.setattr("trainer.files._process", lambda pid: f"{pid} 1 boot")
+    monkeypatch.setattr("trainer.base.files._process", lambda pid: f"{pid} 1 boot")
     (folder / "train").mkdir()
     (folder / "train" / "trainer.pid").write_text("1 1 boot")
     assert main(["run", str(folder), "--device", "cpu"]) == 2

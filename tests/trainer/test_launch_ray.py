@@ -19,9 +19,9 @@ import pytest
 from tests.chaos.cluster import Cluster
 from tests.chaos.processes import named, until
 from tests.trainer.synthetic import make_run
-from trainer.metrics import read
-from trainer.run import open_run
-from trainer.train import train
+from trainer.loop.run import open_run
+from trainer.loop.train import train
+from trainer.observe.metrics import read
 
 ROOT = Path(__file__).resolve().parents[2]
 #: what a pod's SIGTERM makes of `ray start --block`: one of the nodes with a CPU is told to go

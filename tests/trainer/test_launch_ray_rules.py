@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from trainer.config import ConfigError
+from trainer.base.config import ConfigError
 
 launcher = pytest.importorskip("trainer.launch.ray", reason="needs ray")
 

@@ -14,7 +14,7 @@ import pytest
 from tests.deploy.test_slurm_runs import check_nothing_is_left, host, start, until  # noqa: F401  (host is a fixture)
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import main
-from trainer.checkpoint import complete
+from trainer.checkpoint.checkpoints import complete
 from trainer.launch.slurm import script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="a job script for Lin
 
 
 def losses(out: Path) -> dict[int, float]:
-    from trainer.metrics import read
+    from trainer.observe.metrics import read
 
     path = out / "metrics.jsonl"
     return {line["step"]: line["loss"] for line in read(path) if line["event"] == "step"} if path.exists() else {}

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from trainer.checkpoint import CheckpointError
-from trainer.config import ConfigError
-from trainer.ledger import Ledger, clipped
+from trainer.base.config import ConfigError
+from trainer.checkpoint.checkpoints import CheckpointError
+from trainer.checkpoint.ledger import Ledger, clipped
 
 
 def passed(ledger: Ledger, last: int = 60) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trainer.loss import IGNORE, ChunkedCE
+from trainer.model.loss import IGNORE, ChunkedCE
 
 
 def case(dtype: torch.dtype):

@@ -18,22 +18,22 @@ import torch
 
 from tests.trainer.synthetic import make_run
 from tokenizer.shards.reader import ShardSet
-from trainer import files
 from trainer.__main__ import main
-from trainer.config import ConfigError
-from trainer.data import Data
-from trainer.evaluate import Heldout, text_bytes
-from trainer.goodput import CAUSES, Goodput
-from trainer.loss import IGNORE
-from trainer.meters import Meters
-from trainer.metrics import Metrics, MetricsConfig, WandbConfig, read, scan, standing
-from trainer.noise import NoiseScale
-from trainer.parallel import world
-from trainer.policy import Seen
-from trainer.prometheus import METRICS, PREFIX, render
-from trainer.run import open_run
-from trainer.train import train
-from trainer.window import Window
+from trainer.base import files
+from trainer.base.config import ConfigError
+from trainer.data.batches import Data
+from trainer.loop.evaluate import Heldout, text_bytes
+from trainer.loop.meters import Meters
+from trainer.loop.policy import Seen
+from trainer.loop.run import open_run
+from trainer.loop.train import train
+from trainer.loop.window import Window
+from trainer.model.loss import IGNORE
+from trainer.observe.goodput import CAUSES, Goodput
+from trainer.observe.metrics import Metrics, MetricsConfig, WandbConfig, read, scan, standing
+from trainer.observe.noise import NoiseScale
+from trainer.observe.prometheus import METRICS, PREFIX, render
+from trainer.parallel.world import world
 
 STEPS, EVERY = 24, 4
 #: seconds that no process of `done` runs

@@ -7,9 +7,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer import mfu
-from trainer.attention import document_mask
-from trainer.model import ModelConfig, Transformer
+from trainer.model.attention import document_mask
+from trainer.model.transformer import ModelConfig, Transformer
+from trainer.observe import mfu
 
 BASE = {"layers": 3, "width": 96, "heads": 6, "kv_heads": 2, "ffn": 160}
 CONFIGS = {

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stages.mix.curriculum import Phase
-from trainer.attention import attend, cumulative_lengths, document_mask
-from trainer.config import ConfigError, build
-from trainer.init import full_value, initialise, parameter_seed
-from trainer.loss import IGNORE
-from trainer.model import ModelConfig, Transformer, phase_rope
-from trainer.rope import Rope, RopeScaling, rotate, rotation
+from tokenizer.mixture.curriculum import Phase
+from trainer.base.config import ConfigError, build
+from trainer.model.attention import attend, cumulative_lengths, document_mask
+from trainer.model.init import full_value, initialise, parameter_seed
+from trainer.model.loss import IGNORE
+from trainer.model.rope import Rope, RopeScaling, rotate, rotation
+from trainer.model.transformer import ModelConfig, Transformer, phase_rope
 
 SMALL = ModelConfig(layers=3, width=48, heads=6, kv_heads=2, ffn=80, qk_norm=True, nope_every=3)
 

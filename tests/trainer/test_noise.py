@@ -14,11 +14,11 @@ from torch import nn
 from tests.trainer.measure_ranks import ROWS, STEPS, plain_norms
 from tests.trainer.processes import launch
 from tests.trainer.synthetic import make_run
-from trainer import norms
-from trainer.noise import KEEP, MicroNorms, NoiseScale, estimate
-from trainer.parallel import world
-from trainer.run import open_run
-from trainer.train import train
+from trainer.loop.run import open_run
+from trainer.loop.train import train
+from trainer.observe import norms
+from trainer.observe.noise import KEEP, MicroNorms, NoiseScale, estimate
+from trainer.parallel.world import world
 
 DIM, NOISE = 40, 3.0
 

@@ -13,12 +13,12 @@ from tests.trainer.processes import launch
 from tests.trainer.synthetic import make_run
 from tests.trainer.test_muon import same_as_one
 from trainer import optim
-from trainer import train as loop
-from trainer.config import ConfigError
-from trainer.metrics import read
-from trainer.model import ModelConfig, Transformer, role
+from trainer.base.config import ConfigError
+from trainer.loop import train as loop
+from trainer.loop.run import open_run
+from trainer.model.transformer import ModelConfig, Transformer, role
+from trainer.observe.metrics import read
 from trainer.optim import adamw8bit
-from trainer.run import open_run
 
 
 def model(**keys):

@@ -15,16 +15,16 @@ from tests.trainer.processes import launch
 from tests.trainer.ranks import FOUR, MODEL, built, initial_hashes, quiet
 from tests.trainer.synthetic import make_run
 from tests.trainer.test_parity import losses, norms, parity
-from trainer import checkpoint as ckpt
-from trainer import train as loop
-from trainer.attention import document_mask
-from trainer.config import ConfigError, build
-from trainer.init import initialise
-from trainer.metrics import read
-from trainer.model import ModelConfig, Transformer
-from trainer.parallel import Every, ParallelConfig, arranged, clip, shard, world
-from trainer.run import open_run
-from trainer.tensor import PLAN, placement
+from trainer.base.config import ConfigError, build
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.loop import train as loop
+from trainer.loop.run import open_run
+from trainer.model.attention import document_mask
+from trainer.model.init import initialise
+from trainer.model.tensor import PLAN, placement
+from trainer.model.transformer import ModelConfig, Transformer
+from trainer.observe.metrics import read
+from trainer.parallel.world import Every, ParallelConfig, arranged, clip, shard, world
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import torch
 from tests.trainer.processes import launch
 from tests.trainer.ranks import MODEL, TWO, initial_hashes, one_global_seed, quiet, text
 from tests.trainer.synthetic import make_run
-from trainer import checkpoint as ckpt
-from trainer import train as loop
-from trainer.metrics import read
-from trainer.parallel import world
-from trainer.run import open_run
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.loop import train as loop
+from trainer.loop.run import open_run
+from trainer.observe.metrics import read
+from trainer.parallel.world import world
 
 
 def losses(out: Path) -> dict[int, float]:

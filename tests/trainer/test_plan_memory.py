@@ -9,9 +9,9 @@ import torch
 
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import main
-from trainer.config import ConfigError, build
-from trainer.model import ModelConfig, Transformer
-from trainer.run import TrainConfig, open_run
+from trainer.base.config import ConfigError, build
+from trainer.loop.run import TrainConfig, open_run
+from trainer.model.transformer import ModelConfig, Transformer
 from trainer.tools.memory import (
     FILL,
     MEMORY,

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from trainer.plot import STREAMS, Story, stretches, svg, told, write_plot
+from trainer.observe.plot import STREAMS, Story, stretches, svg, told, write_plot
 
 SVG = "{http://www.w3.org/2000/svg}"
 PHASES = [{"name": "all", "tokens": 1000, "lr": "stable"}]

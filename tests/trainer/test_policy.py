@@ -19,15 +19,15 @@ import torch
 from tests.trainer.policy_ranks import REWIND, garbage, opened, poisoned, scenarios
 from tests.trainer.processes import launch
 from tests.trainer.synthetic import MODEL, make_run
-from trainer import checkpoint as ckpt
-from trainer import train as loop
-from trainer.config import ConfigError, TrainingError
-from trainer.ledger import Ledger
-from trainer.metrics import read
-from trainer.policy import Guard, Policy, RewindConfig, Seen, StabilityConfig, Suspicion, TriggerConfig, way_back
-from trainer.run import Step, open_run
-from trainer.train import train
-from trainer.worst import WorstRows, read_worst
+from trainer.base.config import ConfigError, TrainingError
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint.ledger import Ledger
+from trainer.loop import train as loop
+from trainer.loop.policy import Guard, Policy, RewindConfig, Seen, StabilityConfig, Suspicion, TriggerConfig, way_back
+from trainer.loop.run import Step, open_run
+from trainer.loop.train import train
+from trainer.loop.worst import WorstRows, read_worst
+from trainer.observe.metrics import read
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,7 +203,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def out(folder, tmp_path_factory):
     """Everything of `scenarios`, alone and on two ranks, and the runs they are compared with."""
-    from trainer.parallel import world
+    from trainer.parallel.world import world
 
     out = tmp_path_factory.mktemp("out")
     with world("cpu") as here:

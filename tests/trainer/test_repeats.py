@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.trainer.synthetic import EOS, make_run
-from trainer.data import Data
-from trainer.loss import IGNORE
-from trainer.metrics import read
-from trainer.repeats import RepeatsConfig, repeated
-from trainer.run import open_run
-from trainer.train import train
+from trainer.data.batches import Data
+from trainer.loop.run import open_run
+from trainer.loop.train import train
+from trainer.model.loss import IGNORE
+from trainer.model.repeats import RepeatsConfig, repeated
+from trainer.observe.metrics import read
 
 
 def plainly(tokens: np.ndarray, ngram: int, times: int) -> np.ndarray:

@@ -10,10 +10,10 @@ from tests.trainer.checkpoint_ranks import SET, SPLIT, quiet
 from tests.trainer.processes import launch
 from tests.trainer.synthetic import make_run
 from tests.trainer.test_checkpoint import losses
-from trainer import checkpoint as ckpt
-from trainer.metrics import read
-from trainer.run import open_run
-from trainer.train import train
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.loop.run import open_run
+from trainer.loop.train import train
+from trainer.observe.metrics import read
 
 pytestmark = pytest.mark.slow
 MODULE = "tests.trainer.checkpoint_ranks"
@@ -22,7 +22,7 @@ MODULE = "tests.trainer.checkpoint_ranks"
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     """Two ranks, then three, then (here) one; `whole` and `split` are the uninterrupted runs of one rank."""
-    from trainer.parallel import world
+    from trainer.parallel.world import world
 
     store = tmp_path_factory.mktemp("store")
     run, out = str(make_run(store, documents=200, total=5120)), store / "out"

@@ -7,14 +7,14 @@ from itertools import pairwise
 
 import pytest
 
-from stages.mix.curriculum import Phase as CurriculumPhase
 from tests.trainer.synthetic import make_run
-from trainer.config import ConfigError, build
-from trainer.metrics import read
-from trainer.plan import plan
-from trainer.run import open_run
-from trainer.schedule import Schedule, ScheduleConfig, span
-from trainer.train import train
+from tokenizer.mixture.curriculum import Phase as CurriculumPhase
+from trainer.base.config import ConfigError, build
+from trainer.loop.run import open_run
+from trainer.loop.train import train
+from trainer.observe.metrics import read
+from trainer.optim.schedule import Schedule, ScheduleConfig, span
+from trainer.tools.sizes import plan
 
 
 def Phase(name: str, tokens: int, lr: object, **keys) -> CurriculumPhase:

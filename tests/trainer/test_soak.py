@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.trainer.synthetic import make_run
-from trainer import data
 from trainer.__main__ import main
-from trainer.data import Data
-from trainer.run import TrainingError, open_run
+from trainer.data import batches as data
+from trainer.data.batches import Data
+from trainer.loop.run import TrainingError, open_run
 from trainer.tools import soak
 
 FINE = {"first_step": 1, "steps": 10, "tokens": 1000, "seconds": 2.0, "wait_p50_ms": 0.1, "wait_p99_ms": 1.0,

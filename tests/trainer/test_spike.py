@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer import checkpoint as ckpt
 from trainer.__main__ import main
-from trainer.ledger import Ledger
-from trainer.metrics import read
-from trainer.run import open_run
-from trainer.train import train
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint.ledger import Ledger
+from trainer.loop.run import open_run
+from trainer.loop.train import train
+from trainer.observe.metrics import read
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def shards(folder: Path, garbage: bool, tokenizer: str) -> Path:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """(run with garbage, {name: (out, summary)}): with garbage, going back, and without garbage."""
-    from trainer.parallel import world
+    from trainer.parallel.world import world
 
     top = tmp_path_factory.mktemp("spike")
     dirty = shards(top / "dirty", True, "{train: {kind: bpe, vocab: 400, from: clean}}")
@@ -140,7 +140,7 @@ def test_the_garbage_makes_a_spike_that_explain_names(trained, capsys):
 
 def test_every_token_of_the_batch_is_accounted_for(trained, capsys):
     """Test 20: the documents `explain` gives are those whose tokens the loader reads."""
-    from trainer.data import Data
+    from trainer.data.batches import Data
 
     run, found = trained
     opened = open_run(str(run), None, None, [])

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.mix.curriculum import Curriculum
 from tests.trainer.synthetic import language as documents
 from tests.trainer.synthetic import make_run, write_shards
 from tests.trainer.test_checkpoint import losses, quiet
-from trainer import checkpoint as ckpt
+from tokenizer.mixture.curriculum import Curriculum
 from trainer.__main__ import main
-from trainer.ledger import Ledger
-from trainer.metrics import read
-from trainer.run import differences, open_run
-from trainer.train import train
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint.ledger import Ledger
+from trainer.loop.run import differences, open_run
+from trainer.loop.train import train
+from trainer.observe.metrics import read
 
 PEAK = 0.004
 PHASES = [
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(folder, tmp_path_factory):
     """The uninterrupted run: 6 steps stable, 4 anneal, 5 long."""
-    from trainer.parallel import world
+    from trainer.parallel.world import world
 
     out = tmp_path_factory.mktemp("whole")
     with world("cpu") as here:

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from tests.trainer.synthetic import make_run
-from trainer import attention, threads
 from trainer.launch import local
-from trainer.metrics import read
-from trainer.parallel import compiles
-from trainer.run import Run, open_run
-from trainer.train import train
+from trainer.loop import threads
+from trainer.loop.run import Run, open_run
+from trainer.loop.train import train
+from trainer.model import attention
+from trainer.observe.metrics import read
+from trainer.parallel.world import compiles
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

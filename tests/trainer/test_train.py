@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 
 from tests.trainer.synthetic import make_run
-from trainer import checkpoint as ckpt
 from trainer import optim
 from trainer.__main__ import main
-from trainer.evaluate import unigram_entropy
-from trainer.generate import SampleConfig, load_tokenizer
-from trainer.metrics import Metrics, read
-from trainer.plot import smooth, svg, thin, ticks
-from trainer.run import TrainingError, open_run
-from trainer.signals import interruptions, request_stop
-from trainer.train import train
-from trainer.window import clock
+from trainer.base.signals import interruptions, request_stop
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.loop.evaluate import unigram_entropy
+from trainer.loop.generate import SampleConfig, load_tokenizer
+from trainer.loop.run import TrainingError, open_run
+from trainer.loop.train import train
+from trainer.loop.window import clock
+from trainer.observe.metrics import Metrics, read
+from trainer.observe.plot import smooth, svg, thin, ticks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +38,7 @@ def quiet(_text: str) -> None:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """A finished training of a synthetic language, whose entropy is known: three equally likely successors."""
-    from trainer.parallel import world
+    from trainer.parallel.world import world
 
     folder = make_run(tmp_path_factory.mktemp("store"), documents=1500, total=61_440, phases=[
         {"name": "stable", "until": "60%", "sequence": 64, "batch": 512, "mix": {"web": 100}},

@@ -14,18 +14,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from stages.mix.order import Order
 from tests.trainer import synthetic
 from tests.trainer.synthetic import make_run
 from tests.trainer.test_checkpoint import quiet, recommit
+from tokenizer.mixture.order import Order
 from tokenizer.shards.reader import ShardSet
-from trainer import checkpoint as ckpt
 from trainer.__main__ import main
-from trainer.ledger import Ledger
-from trainer.provenance import GENESIS, chain, code
-from trainer.run import Run, Step, changes, open_run
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint.ledger import Ledger
+from trainer.data.provenance import GENESIS, chain, code
+from trainer.loop.run import Run, Step, changes, open_run
+from trainer.loop.train import train
 from trainer.tools import verify
-from trainer.train import train
 
 SKIP = (9, 13)
 SET = ["evaluate.every=1000", "log_every=1000", "checkpoint.every=6", "checkpoint.keep=99",
@@ -35,7 +35,7 @@ SET = ["evaluate.every=1000", "log_every=1000", "checkpoint.every=6", "checkpoin
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A run with a tokenizer in its store, trained for 30 of its 44 steps, four of them passed over."""
-    from trainer.parallel import world
+    from trainer.parallel.world import world
 
     store = tmp_path_factory.mktemp("store")
     file = store / "tokenizers" / "none" / "tokenizer.json"

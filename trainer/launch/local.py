@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from trainer.arguments import say
-from trainer.config import ConfigError
-from trainer.parallel import check_device
-from trainer.signals import stopping
-from trainer.threads import cores
+from trainer.base.arguments import say
+from trainer.base.config import ConfigError
+from trainer.base.signals import stopping
+from trainer.loop.threads import cores
+from trainer.parallel.world import check_device
 
 #: seconds that the other ranks have to end by themselves when one has failed, and when one has stopped in good order
 #: after a signal: then they may still be writing their share of a checkpoint

@@ -25,8 +25,8 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainer.arguments import say
-from trainer.config import ConfigError
+from trainer.base.arguments import say
+from trainer.base.config import ConfigError
 
 #: how long to wait for nodes (an autoscaler may have to start them)
 PLACEMENT_S = 600
@@ -77,7 +77,7 @@ class Rank:
         return code, said.end
 
     def stop(self) -> None:
-        from trainer.signals import request_stop
+        from trainer.base.signals import request_stop
 
         request_stop(signal.SIGINT)
 
@@ -93,8 +93,8 @@ class Pause(Exception):
 def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool, least: int, restarts: int,
            possible: Callable[[int], bool], progress: Callable[[], int]) -> int:
     """Run `python -m trainer ARGUMENTS` as `size` actors, each with a GPU of its own or (`gpu` False) a CPU, of the
-    cluster at `address` ('host:port', as `pipeline.engine.auth.check_cluster` gives it); returns the first exit code
-    that is not 0, or 0. RUN must be on storage that every node sees.
+    cluster at `address` ('host:port', as `pipeline.cluster.connect.check_cluster` gives it); returns the first exit
+    code that is not 0, or 0. RUN must be on storage that every node sees.
 
     What is lost is started again, `restarts` times in a row at most without `progress()` (the step of the latest
     checkpoint) getting any further; `least` ranks will do, of which there are as many as `possible` says there may be

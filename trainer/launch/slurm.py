@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainer.arguments import of_a_run, positive, say
+from trainer.base.arguments import of_a_run, positive, say
 
 #: seconds that torchrun has less than the job to end its ranks
 MARGIN = 20
@@ -102,9 +102,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trainer.config import ConfigError
-    from trainer.remote import is_url
-    from trainer.run import open_run
+    from trainer.base.config import ConfigError
+    from trainer.data.remote import is_url
+    from trainer.loop.run import open_run
 
     if options.partition and not re.fullmatch(r"[\w.,@-]+", options.partition):
         raise ConfigError(f"--partition {options.partition}: not the name of a partition")

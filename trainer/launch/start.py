@@ -9,10 +9,10 @@ import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from trainer.arguments import of_a_run, positive, say
+from trainer.base.arguments import of_a_run, positive, say
 
 if TYPE_CHECKING:
-    from trainer.run import Run
+    from trainer.loop.run import Run
 
 
 def add_parser(commands: Any) -> None:
@@ -38,13 +38,13 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trainer.threads import Watch, settle, threads
+    from trainer.loop.threads import Watch, settle, threads
 
     watch = Watch()                       # while torch is imported
-    from trainer.config import ConfigError
-    from trainer.parallel import check_device
-    from trainer.remote import fetch_shards, is_url
-    from trainer.run import open_run
+    from trainer.base.config import ConfigError
+    from trainer.data.remote import fetch_shards, is_url
+    from trainer.loop.run import open_run
+    from trainer.parallel.world import check_device
 
     if (options.gpus or options.least or options.ship_code or options.insecure_local) and not options.address:
         raise ConfigError("--gpus, --least, --ship-code and --insecure-local need --address; on this machine use "
@@ -71,9 +71,9 @@ def run(options: argparse.Namespace) -> int:
 
     import torch
 
-    from trainer.files import alone
-    from trainer.parallel import world
-    from trainer.train import train
+    from trainer.base.files import alone
+    from trainer.loop.train import train
+    from trainer.parallel.world import world
 
     tell = (lambda _text: None) if options.quiet or options.json else say
     if training.source:                   # before the ranks meet: nobody waits for a download in a collective
@@ -91,11 +91,12 @@ def run(options: argparse.Namespace) -> int:
 
 def on_cluster(options: argparse.Namespace, training: Run) -> int:
     """Train on the Ray cluster at --address, which has to want a token and to take ours."""
-    from trainer.checkpoint import latest
-    from trainer.config import ConfigError
+    from trainer.base.config import ConfigError
+    from trainer.checkpoint.checkpoints import latest
 
     try:
-        from pipeline.engine.auth import ClusterError, check_cluster
+        from pipeline.base.auth import ClusterError
+        from pipeline.cluster.connect import check_cluster
 
         address = check_cluster(options.address, options.insecure_local)       # before Ray is imported
         from trainer.launch.ray import launch
@@ -126,7 +127,7 @@ def on_cluster(options: argparse.Namespace, training: Run) -> int:
 
 def forwarded(options: argparse.Namespace) -> list[str]:
     """The command line of one rank on a cluster: without what chose the cluster, paths absolute (shared storage)."""
-    from trainer.remote import is_url
+    from trainer.data.remote import is_url
 
     out = ["run", os.path.abspath(options.run) if os.path.isdir(options.run) else options.run,
            "--device", "cuda" if options.gpus else options.device]

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from trainer.config import ConfigError
+from trainer.base.config import ConfigError
 from trainer.optim.adafactor import Adafactor, AdafactorConfig
 from trainer.optim.adamw import AdamW, AdamWConfig
 from trainer.optim.adamw8bit import AdamW8bit, AdamW8bitConfig
 from trainer.optim.groups import grouped
 from trainer.optim.lion import Lion, LionConfig
 from trainer.optim.muon import Muon, MuonConfig
-from trainer.parallel import World
+from trainer.parallel.world import World
 
-#: one of them, chosen by `kind` (trainer.config); the first is the default
+#: one of them, chosen by `kind` (trainer.base.config); the first is the default
 OptimizerConfig = AdamWConfig | LionConfig | MuonConfig | AdafactorConfig | AdamW8bitConfig
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
+from trainer.model.tensor import local
 from trainer.optim.groups import Rates, Rule, like
-from trainer.tensor import local
 
 #: floor of the second moment (its square), and of the size a parameter is taken to have
 EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3

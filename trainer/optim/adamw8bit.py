@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from trainer.config import ConfigError
+from trainer.base.config import ConfigError
+from trainer.model.tensor import local
 from trainer.optim.adamw import Moments
 from trainer.optim.groups import Rule, like
-from trainer.tensor import local
 
 BLOCK = 256
 #: what has fewer entries, and every vector, keeps its moments in float32

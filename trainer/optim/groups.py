@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainer.config import ConfigError
-from trainer.model import role
-from trainer.tensor import local
+from trainer.base.config import ConfigError
+from trainer.model.tensor import local
+from trainer.model.transformer import role
 
 Role = Literal["matrix", "output", "embedding", "vector"]
 #: what a group of each is called, in the order of the table

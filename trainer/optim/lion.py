@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from trainer.model.tensor import local
 from trainer.optim.groups import Rates, Rule
-from trainer.tensor import local
 
 
 @dataclass(frozen=True)

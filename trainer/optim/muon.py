@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from trainer.model.tensor import local
 from trainer.optim.adamw import AdamW, Moments
 from trainer.optim.groups import Role, like, performed
-from trainer.tensor import local
 
 #: of the quintic iteration (K. Jordan): steepest at 0, singular values end between 0.7 and 1.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -12,11 +12,11 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trainer.arguments import of_a_run, positive
+from trainer.base.arguments import of_a_run, positive
 from trainer.tools import arms
 
 if TYPE_CHECKING:
-    from stages.mix.curriculum import Curriculum
+    from tokenizer.mixture.curriculum import Curriculum
 
 BASE = "base"
 
@@ -33,8 +33,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trainer.config import ConfigError
-    from trainer.run import open_run
+    from trainer.base.config import ConfigError
+    from trainer.loop.run import open_run
 
     named = {BASE: []}
     for name, *changes in options.arms:
@@ -58,9 +58,9 @@ def run(options: argparse.Namespace) -> int:
 
 def shortened(old: Curriculum, tokens: int | None, seed: int) -> Curriculum:
     """The curriculum with another order of the data (`seed` > 0), ended at the last step within `tokens` tokens."""
-    from stages.mix.curriculum import cut
-    from stages.mix.order import Order
-    from trainer.config import ConfigError
+    from tokenizer.mixture.curriculum import cut
+    from tokenizer.mixture.order import Order
+    from trainer.base.config import ConfigError
 
     samples, left = 0, tokens or old.tokens
     for phase in old.phases:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trainer.arguments import say
+from trainer.base.arguments import say
 
 
 def add_parser(commands: Any) -> None:
@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
 
     import yaml
 
-    from trainer import hf
+    from trainer.checkpoint import hf
 
     folder = Path(options.folder)
     config, vocab = hf.read_config(folder)

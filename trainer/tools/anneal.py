@@ -20,13 +20,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.arguments import of_a_run, positive
+from trainer.base.arguments import of_a_run, positive
 from trainer.tools import arms
 
 if TYPE_CHECKING:
-    from stages.mix.curriculum import Curriculum
-    from trainer.checkpoint import Checkpoint
-    from trainer.run import Run
+    from tokenizer.mixture.curriculum import Curriculum
+    from trainer.checkpoint.checkpoints import Checkpoint
+    from trainer.loop.run import Run
 
 
 def add_parser(commands: Any) -> None:
@@ -40,9 +40,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trainer import checkpoint as ckpt
-    from trainer.config import ConfigError
-    from trainer.run import differences, open_run
+    from trainer.base.config import ConfigError
+    from trainer.checkpoint import checkpoints as ckpt
+    from trainer.loop.run import differences, open_run
 
     base = open_run(options.run, options.store, options.out, options.overrides)
     there = {c.step: c for c in ckpt.complete(base.out / "checkpoints")}
@@ -65,7 +65,7 @@ def read_mix(path: Path) -> dict[str, Any]:
     """The keys of a phase that a file of `--mixes` gives."""
     import yaml
 
-    from trainer.config import ConfigError
+    from trainer.base.config import ConfigError
 
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -85,9 +85,9 @@ def read_mix(path: Path) -> dict[str, Any]:
 
 def arm(base: Run, found: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int) -> Run:
     """The training that goes on from `found` with the mixture `name`, for `tokens` tokens, decaying to 0."""
-    from stages.mix.curriculum import CurriculumError
-    from trainer.config import ConfigError
-    from trainer.schedule import ScheduleConfig
+    from tokenizer.mixture.curriculum import CurriculumError
+    from trainer.base.config import ConfigError
+    from trainer.optim.schedule import ScheduleConfig
 
     rate = base.schedule().factor(found.meta["tokens"]) * base.config.optimizer.lr
     if rate <= 0:
@@ -108,8 +108,8 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
            rate: float) -> Curriculum:
     """The curriculum of `base`, and from `sample` on the mixture `name`. All candidates' streams are in it, so that the
     held-out data of all of them is measured in every arm."""
-    from stages.mix.curriculum import CurriculumError, cut, edit
-    from stages.mix.resolve import place
+    from tokenizer.mixture.curriculum import CurriculumError, cut, edit
+    from tokenizer.mixture.resolve import place
     from trainer.tools.edit import new_streams
 
     kept = cut(base.curriculum, sample)
@@ -129,8 +129,8 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
 def plant(found: Checkpoint, base: Run, run: Run) -> None:
     """Make `found` the checkpoint that `run`, an arm, begins with: the same files (linked), what is said about them
     changed to the arm's configuration and curriculum. Nothing when the arm has begun already."""
-    from trainer import checkpoint as ckpt
-    from trainer.ledger import NAME
+    from trainer.checkpoint import checkpoints as ckpt
+    from trainer.checkpoint.ledger import NAME
 
     folder = run.out / "checkpoints"
     if ckpt.latest(folder):

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.visible import json_text, visible
-from trainer.arguments import positive, say
+from trainer.base.arguments import positive, say
 
 if TYPE_CHECKING:
-    from trainer.parallel import World
-    from trainer.run import Run
+    from trainer.loop.run import Run
+    from trainer.parallel.world import World
 
 #: Student's t, 97.5 % quantile, for 1 to 30 degrees of freedom
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def perform(options: argparse.Namespace, arms: Sequence[Arm],
             prepare: Callable[[Arm], None] = lambda _arm: None) -> int:
     """Train all arms, on the ranks --ranks asks for, and print the table. `prepare` is called once for each, before."""
-    from trainer.parallel import world
-    from trainer.remote import fetch_shards
+    from trainer.data.remote import fetch_shards
+    from trainer.parallel.world import world
 
     for arm in arms:                             # before hours are spent on those that come first
         check(arm)
@@ -70,9 +70,9 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm],
 
 def check(arm: Arm) -> None:
     """Raise ConfigError when `arm` cannot be compared, or its folder holds another one of that name."""
-    from trainer import checkpoint as ckpt
-    from trainer.config import ConfigError
-    from trainer.run import differences
+    from trainer.base.config import ConfigError
+    from trainer.checkpoint import checkpoints as ckpt
+    from trainer.loop.run import differences
 
     if not any(stream.val and stream.val_tokens > 1 for stream in arm.run.curriculum.streams):
         raise ConfigError(f"{arm.run.folder}: its streams have no held-out data, by which arms are compared; give "
@@ -86,8 +86,8 @@ def check(arm: Arm) -> None:
 def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
               tell: Callable[[str], None]) -> dict[str, list[dict[str, float]]]:
     """arm → for each of its seeds the held-out loss by source, ALL among them; nats a token."""
-    from trainer import checkpoint as ckpt
-    from trainer.train import train
+    from trainer.checkpoint import checkpoints as ckpt
+    from trainer.loop.train import train
 
     results: dict[str, list[dict[str, float]]] = {}
     for arm in arms:

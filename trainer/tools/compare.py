@@ -40,8 +40,8 @@ def run(options: argparse.Namespace) -> int:
 def compare(folders: Sequence[Path]) -> dict[str, Any]:
     """{"tokens", "trainings": [{"name", "steps", "loss", "streams", "heldout", "heldout_streams", "heldout_tokens",
     "tokens_per_s", "mfu", "world", "device"}], "differences": {key: [a value for each training]}}."""
-    from trainer.config import ConfigError
-    from trainer.metrics import scan, standing
+    from trainer.base.config import ConfigError
+    from trainer.observe.metrics import scan, standing
 
     histories = []
     for folder in folders:

@@ -21,13 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.arguments import of_a_run, positive, say
+from trainer.base.arguments import of_a_run, positive, say
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainer.parallel import World
-    from trainer.run import Run
+    from trainer.loop.run import Run
+    from trainer.parallel.world import World
 
 #: layers of the model that is built: enough for every kind of parameter twice
 LAYERS = 2
@@ -49,9 +49,9 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0 when everything is as it should be, 1 otherwise."""
-    from trainer.config import ConfigError
-    from trainer.parallel import world
-    from trainer.run import open_run
+    from trainer.base.config import ConfigError
+    from trainer.loop.run import open_run
+    from trainer.parallel.world import world
 
     training = open_run(options.run, options.store, options.out, options.overrides)
     if training.source:
@@ -111,7 +111,7 @@ def environment(checks: Checks, ranks: int, device: str, run: Run) -> tuple[str,
 
 def disk(checks: Checks, run: Run) -> None:
     """How fast windows come from the shards, where the page cache does not have them."""
-    from trainer.data import Data
+    from trainer.data.batches import Data
 
     data = Data(run.curriculum, run.store)
     samples, length = run.curriculum.samples, max(p.sequence for p in run.curriculum.phases)
@@ -131,7 +131,7 @@ def disk(checks: Checks, run: Run) -> None:
 
 def output(checks: Checks, run: Run) -> Path | None:
     """A scratch folder where checkpoints will go, or None when that cannot be written."""
-    from trainer.checkpoint import put_absent
+    from trainer.checkpoint.checkpoints import put_absent
 
     try:
         run.out.mkdir(parents=True, exist_ok=True)
@@ -154,8 +154,8 @@ def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
     """What the plan wants of a rank beside what is free, and of the disk."""
     import torch
 
-    from trainer.plan import gb
     from trainer.tools.memory import checkpoint_bytes, estimate, micro_batch, number_bytes
+    from trainer.tools.sizes import gb
 
     rows, length, accumulate = micro_batch(run, ranks)
     need = sum(estimate(run.config, run.vocab, ranks, rows * length, number_bytes(run, device), accumulate).values())
@@ -222,12 +222,12 @@ def examine(run: Run, world: World, folder: Path) -> None:
     checkpoint of the others."""
     import torch
 
-    from trainer.data import Data
-    from trainer.init import initialise
-    from trainer.metrics import read
-    from trainer.model import Transformer
-    from trainer.parallel import ParallelConfig, arranged, shard
-    from trainer.train import train
+    from trainer.data.batches import Data
+    from trainer.loop.train import train
+    from trainer.model.init import initialise
+    from trainer.model.transformer import Transformer
+    from trainer.observe.metrics import read
+    from trainer.parallel.world import ParallelConfig, arranged, shard
 
     alone = world.size == 1
     # a single rank is the yardstick: nothing divided
@@ -261,9 +261,9 @@ def examine(run: Run, world: World, folder: Path) -> None:
 
 def reduced(run: Run, out: Path, world: World) -> Run:
     """The run with its first layers, a few rows a step of its first phase, and the full rate from the first step."""
-    from trainer.evaluate import EvaluateConfig
-    from trainer.run import TrainConfig
-    from trainer.schedule import ScheduleConfig
+    from trainer.loop.evaluate import EvaluateConfig
+    from trainer.loop.run import TrainConfig
+    from trainer.optim.schedule import ScheduleConfig
 
     config, phase = run.config, run.curriculum.phases[0]
     steps = STEPS + 3                                    # the end of a curriculum would be more than steps

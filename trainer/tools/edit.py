@@ -22,10 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.arguments import of_a_run
+from trainer.base.arguments import of_a_run
 
 if TYPE_CHECKING:
-    from stages.mix.curriculum import Curriculum, Stream
+    from tokenizer.mixture.curriculum import Curriculum, Stream
 
 
 def add_parser(commands: Any) -> None:
@@ -39,14 +39,14 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stages.mix.curriculum import Curriculum, CurriculumError, cut, edit
-    from stages.mix.realised import plan_text
-    from stages.mix.resolve import parse_count, place
-    from trainer import checkpoint as ckpt
-    from trainer.config import ConfigError, build, override, read_train
-    from trainer.metrics import scan
-    from trainer.model import phase_rope
-    from trainer.run import TrainConfig, differences, edits, open_run
+    from tokenizer.mixture.curriculum import Curriculum, CurriculumError, cut, edit
+    from tokenizer.mixture.realised import plan_text
+    from tokenizer.mixture.resolve import parse_count, place
+    from trainer.base.config import ConfigError, build, override, read_train
+    from trainer.checkpoint import checkpoints as ckpt
+    from trainer.loop.run import TrainConfig, differences, edits, open_run
+    from trainer.model.transformer import phase_rope
+    from trainer.observe.metrics import scan
 
     old = open_run(options.run, options.store, options.out, options.overrides)
     if old.source:
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 
 def at_step(text: str, done: int, steps: int) -> int:
     """`--at` as a number of steps; `done` is the step of the latest checkpoint."""
-    from trainer.config import ConfigError
+    from trainer.base.config import ConfigError
 
     if text == "now":
         if not done:
@@ -125,7 +125,7 @@ def read_phases(path: Path) -> dict[str, Any]:
     """{"phases": [mapping, …]} and perhaps "total". Raises ConfigError."""
     import yaml
 
-    from trainer.config import ConfigError
+    from trainer.base.config import ConfigError
 
     try:
         said = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -151,10 +151,10 @@ def read_phases(path: Path) -> dict[str, Any]:
 
 def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, store: Path) -> list[Stream]:
     """The streams that are mixed in and not yet the curriculum's, in order of name, as the store's shards have them."""
-    from stages.mix.curriculum import Stream
+    from tokenizer.mixture.curriculum import Stream
     from tokenizer.shards.layout import ShardError
     from tokenizer.shards.reader import ShardSet
-    from trainer.config import ConfigError
+    from trainer.base.config import ConfigError
 
     known = {s.name for s in curriculum.streams}
     found = []
@@ -177,7 +177,7 @@ def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, sto
 def put(path: Path, text: str) -> Path:
     """Replace `path` by `text` so that readers see the old or the new one, whole and durable. Returns where the old one
     is kept: NAME.1.SUFFIX, or the first number that is free."""
-    from trainer.checkpoint import sync_folder
+    from trainer.checkpoint.checkpoints import sync_folder
 
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     number = 1

@@ -16,13 +16,13 @@ from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.visible import json_text, visible
-from trainer.arguments import of_a_run, positive
+from trainer.base.arguments import of_a_run, positive
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-    from trainer.ledger import Ledger
-    from trainer.run import Run, Step
+    from trainer.checkpoint.ledger import Ledger
+    from trainer.loop.run import Run, Step
 
 #: steps shown before and after the one that is asked for
 AROUND = 5
@@ -54,8 +54,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trainer.remote import reading
-    from trainer.run import open_run
+    from trainer.data.remote import reading
+    from trainer.loop.run import open_run
 
     opened = open_run(options.run, options.store, options.out, options.overrides)
     with reading(opened):
@@ -67,12 +67,12 @@ def run(options: argparse.Namespace) -> int:
 def explain(run: Run, number: int, row: int | None = None, worst: int | None = None) -> dict[str, Any]:
     """Everything about step `number` (from 1), or about one of its rows, or its `worst`. Raises ConfigError for a step
     or row that is not."""
-    from stages.mix.order import Order
-    from trainer.config import ConfigError
-    from trainer.ledger import Ledger
-    from trainer.remote import place, shard_set
-    from trainer.worst import NAME as WORST
-    from trainer.worst import read_worst
+    from tokenizer.mixture.order import Order
+    from trainer.base.config import ConfigError
+    from trainer.checkpoint.ledger import Ledger
+    from trainer.data.remote import place, shard_set
+    from trainer.loop.worst import NAME as WORST
+    from trainer.loop.worst import read_worst
 
     curriculum = run.curriculum
     step = next(islice(run.steps(), number - 1, number), None)
@@ -165,7 +165,7 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
     import pyarrow as pa
 
     from pipeline.base.parquet import open_parquet
-    from trainer.config import ConfigError
+    from trainer.base.config import ConfigError
 
     try:
         source = store.open_input_file(part)
@@ -201,7 +201,7 @@ def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | 
     """`around`: metrics of the steps around it; `loss` and `norm`: the step's own, with mean, standard deviation and
     distance in them of the accepted steps before it. Of a step that was gone back before: as it was then. And, where
     the step was performed with other samples than the curriculum gives it by now, why all that is left out."""
-    from trainer.metrics import TURNS, scan, standing
+    from trainer.observe.metrics import TURNS, scan, standing
 
     number, most = step.number + 1, run.config.stability.window
     near = range(number - 8 * most, number + AROUND + 1)         # so many that `most` of them have been accepted

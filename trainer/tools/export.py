@@ -1,4 +1,5 @@
-"""`tokenmill train export`: the model of a checkpoint in Hugging Face's layout. The work is `trainer.hf`'s."""
+"""`tokenmill train export`: the model of a checkpoint in Hugging Face's layout. The work is
+`trainer.checkpoint.hf`'s."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trainer.arguments import positive, say
+from trainer.base.arguments import positive, say
 
 
 def add_parser(commands: Any) -> None:
@@ -23,9 +24,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trainer import checkpoint as ckpt
-    from trainer import hf
-    from trainer.config import ConfigError
+    from trainer.base.config import ConfigError
+    from trainer.checkpoint import checkpoints as ckpt
+    from trainer.checkpoint import hf
 
     folder = Path(options.run)
     if options.store and not folder.is_dir():

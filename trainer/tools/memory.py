@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trainer.config import ConfigError
-from trainer.model import ModelConfig
-from trainer.parallel import Every, gathered
-from trainer.run import Run, TrainConfig
+from trainer.base.config import ConfigError
+from trainer.loop.run import Run, TrainConfig
+from trainer.model.transformer import ModelConfig
+from trainer.parallel.world import Every, gathered
 
 #: share of a device's memory that a plan may fill
 FILL = 0.92
@@ -164,9 +164,9 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
     import torch
     import torch.distributed as dist
 
-    from trainer.attention import DocMask
-    from trainer.model import Transformer
-    from trainer.parallel import arrange, gather_gradients, shard
+    from trainer.model.attention import DocMask
+    from trainer.model.transformer import Transformer
+    from trainer.parallel.world import arrange, gather_gradients, shard
 
     try:
         from torch._subclasses.fake_tensor import FakeTensorMode

@@ -1,4 +1,4 @@
-"""`tokenmill train plan`: what `trainer.plan` computes, printed."""
+"""`tokenmill train plan`: what `trainer.tools.sizes` computes, printed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from trainer.arguments import of_a_run, positive
+from trainer.base.arguments import of_a_run, positive
 
 
 def add_parser(commands: Any) -> None:
@@ -23,11 +23,11 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     import torch
 
-    from trainer.config import ConfigError
-    from trainer.mfu import PEAKS
-    from trainer.plan import Machine, plan
-    from trainer.run import open_run
+    from trainer.base.config import ConfigError
+    from trainer.loop.run import open_run
+    from trainer.observe.mfu import PEAKS
     from trainer.tools.memory import MEMORY, device_named, parse_bytes
+    from trainer.tools.sizes import Machine, plan
 
     if not 0 < options.mfu <= 1:
         raise ConfigError(f"--mfu {options.mfu:g}: a share of the peak, between 0 and 1")

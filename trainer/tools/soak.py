@@ -19,10 +19,10 @@ from pathlib import Path
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 
-from trainer.arguments import of_a_run, positive
+from trainer.base.arguments import of_a_run, positive
 
 if TYPE_CHECKING:
-    from trainer.run import Run
+    from trainer.loop.run import Run
 
 #: share of the time a training may wait for data
 BEARABLE = 0.01
@@ -43,8 +43,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trainer.remote import fetch_shards
-    from trainer.run import open_run
+    from trainer.data.remote import fetch_shards
+    from trainer.loop.run import open_run
 
     opened = open_run(options.run, options.store, options.out, options.overrides)
     if options.rank is not None:                                     # one of several: the parent wants the numbers
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
     """What each of `ranks` processes measured. Raises TrainingError when one fails."""
     from trainer.launch.local import end_with_parent
-    from trainer.run import TrainingError
+    from trainer.loop.run import TrainingError
 
     processes = [subprocess.Popen([sys.executable, "-m", "trainer", *arguments, "--rank", str(rank)],
                                   stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
@@ -82,7 +82,7 @@ def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
 
 def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, Any]:
     """Read this rank's rows of the last `steps` steps. `rate`: tokens a second of all ranks, 0: without a pause."""
-    from trainer.data import Data, Prefetch
+    from trainer.data.batches import Data, Prefetch
 
     total = run.curriculum.steps
     first = max(0, total - steps)
@@ -153,7 +153,7 @@ def told(report: Mapping[str, Any]) -> str:
 
 def memory() -> int:
     """Bytes of this process that are not pages of files: memory maps of shards come and go as the system likes."""
-    from trainer.hardware import host_memory
+    from trainer.observe.hardware import host_memory
 
     try:
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():

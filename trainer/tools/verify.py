@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.base.visible import visible
-from trainer.arguments import of_a_run, positive
+from trainer.base.arguments import of_a_run, positive
 
 if TYPE_CHECKING:
-    from stages.mix.order import Order
+    from tokenizer.mixture.order import Order
     from tokenizer.shards.reader import ShardSet
-    from trainer.checkpoint import Checkpoint
-    from trainer.ledger import Ledger
-    from trainer.run import Run
+    from trainer.checkpoint.checkpoints import Checkpoint
+    from trainer.checkpoint.ledger import Ledger
+    from trainer.loop.run import Run
 
 #: documents of a list that are named; the rest is counted
 NAMED = 20
@@ -45,9 +45,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trainer.config import ConfigError
-    from trainer.remote import reading
-    from trainer.run import open_run
+    from trainer.base.config import ConfigError
+    from trainer.data.remote import reading
+    from trainer.loop.run import open_run
 
     if options.checkpoint is not None:
         return whole(options)
@@ -60,8 +60,8 @@ def run(options: argparse.Namespace) -> int:
 
 def whole(options: argparse.Namespace) -> int:
     """Read a whole checkpoint and name its damaged files."""
-    from trainer import checkpoint as ckpt
-    from trainer.damage import damage
+    from trainer.checkpoint import checkpoints as ckpt
+    from trainer.checkpoint.damage import damage
 
     marker = marked(options)
     attempt, sizes, sums = ckpt.commit(marker)
@@ -75,9 +75,9 @@ def whole(options: argparse.Namespace) -> int:
 
 def marked(options: argparse.Namespace) -> Path:
     """The COMPLETE of the checkpoint that --checkpoint means; DAMAGED of one that was set aside."""
-    from trainer.checkpoint import ASIDE, STEP
-    from trainer.config import ConfigError
-    from trainer.run import open_run
+    from trainer.base.config import ConfigError
+    from trainer.checkpoint.checkpoints import ASIDE, STEP
+    from trainer.loop.run import open_run
 
     given = options.checkpoint
     if given.isdecimal() or not given:
@@ -97,9 +97,9 @@ def marked(options: argparse.Namespace) -> Path:
 
 
 def look(opened: Run, options: argparse.Namespace) -> int:
-    from trainer import checkpoint as ckpt
-    from trainer.config import ConfigError
-    from trainer.ledger import Ledger
+    from trainer.base.config import ConfigError
+    from trainer.checkpoint import checkpoints as ckpt
+    from trainer.checkpoint.ledger import Ledger
 
     sound, damaged = ckpt.survey(opened.out / "checkpoints")
     there, wrong_ones = {c.step: c for c in sound}, {d.step: d.why for d in damaged}
@@ -139,7 +139,7 @@ def look(opened: Run, options: argparse.Namespace) -> int:
 
 
 def written_by(meta: dict[str, Any]) -> str:
-    from trainer.run import version
+    from trainer.loop.run import version
 
     code = meta.get("code")
     return f"trainer {version(code) if code else 'unknown'}, torch {meta.get('torch')}, {meta.get('device', '?')}, " \
@@ -148,7 +148,7 @@ def written_by(meta: dict[str, Any]) -> str:
 
 def files(found: Checkpoint) -> tuple[list[str], str]:
     """Sums of the files (`checkpoint.complete` has looked at their sizes)."""
-    from trainer.checkpoint import sha256
+    from trainer.checkpoint.checkpoints import sha256
 
     try:
         wrong = [f"{name}: sha256 is not what COMPLETE says: damaged or replaced" for name, expected in
@@ -162,7 +162,7 @@ def files(found: Checkpoint) -> tuple[list[str], str]:
 
 
 def tokenizer(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
-    from trainer.remote import place, sha256
+    from trainer.data.remote import place, sha256
 
     store, top = place(run)
     path = f"{top}/{run.curriculum.tokenizer.path}"
@@ -180,7 +180,7 @@ def tokenizer(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
 
 def curriculum(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
     """What has been read must still be what curriculum.json says. (The settings of a training are not its data.)"""
-    from trainer.run import differences
+    from trainer.loop.run import differences
 
     wrong = [line for line in differences(meta, run) if not line.startswith(("train.", "schedule:"))]
     return wrong, f"seed {run.curriculum.seed}, order {run.curriculum.order[:16]}…"
@@ -190,8 +190,8 @@ def data(run: Run, meta: dict[str, Any], ledger: Ledger) -> tuple[list[str], str
     """The hash chain."""
     from itertools import takewhile
 
-    from stages.mix.order import Order
-    from trainer.provenance import chain
+    from tokenizer.mixture.order import Order
+    from trainer.data.provenance import chain
 
     if not ledger.sound(meta):
         return ["the ledger says that this checkpoint was given up by a rewind"], ""
@@ -210,7 +210,7 @@ def data(run: Run, meta: dict[str, Any], ledger: Ledger) -> tuple[list[str], str
 def shards(run: Run, deep: bool) -> tuple[list[str], str]:
     from tokenizer.shards.layout import ShardError
     from tokenizer.shards.verify import verify
-    from trainer.remote import damaged, shard_set
+    from trainer.data.remote import damaged, shard_set
 
     wrong, count = [], 0
     for stream in run.curriculum.streams:
@@ -239,7 +239,7 @@ def passed(ledger: Ledger, step: int) -> list[tuple[int, int, str]]:
 
 def words(run: Run, step: int, ledger: Ledger) -> Iterator[str]:
     """Tokens and epochs of each stream after `step` steps, and what was passed over."""
-    from stages.mix.order import Order, counts
+    from tokenizer.mixture.order import Order, counts
 
     order, phases = Order(run.curriculum), run.curriculum.phases
     samples = run.sample_at(step)
@@ -268,7 +268,7 @@ class Hit:
 
 def read_ids(path: Path) -> list[str]:
     """Ids, one a line (what follows on the line is for people)."""
-    from trainer.config import ConfigError
+    from trainer.base.config import ConfigError
 
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -279,8 +279,8 @@ def read_ids(path: Path) -> list[str]:
 
 def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[Hit]:
     """The documents of `ids` in the training shards, with the steps that read of them before sample `samples`."""
-    from stages.mix.order import Order
-    from trainer.remote import shard_set
+    from tokenizer.mixture.order import Order
+    from trainer.data.remote import shard_set
 
     order = Order(run.curriculum)
     hits = []

@@ -1,7 +1,7 @@
 """Imported by every Python process of a scenario before anything else: what goes wrong inside of processes.
 
 By variables of the environment:
-CHAOS_LIMITS    JSON, other defaults for `pipeline.engine.limits.Limits` (a driver hands them to its supervisors)
+CHAOS_LIMITS    JSON, other defaults for `pipeline.engine.worker.limits.Limits` (a driver hands them to its supervisors)
 CHAOS_PATIENCE  how often an attempt is repeated where the environment fails
 CHAOS_STORAGE   a folder for notes: stores at `chaos://PATH` are folders whose requests fail (`chaos_storage`)
 CHAOS_CLOCK     seconds by which time.time() jumps every now and then, forwards and backwards
@@ -16,7 +16,7 @@ import os
 import sys
 
 _ROLE = " ".join(sys.orig_argv)
-_CHILD = "pipeline.engine.child" in _ROLE
+_CHILD = "pipeline.engine.worker.child" in _ROLE
 _OURS = _CHILD or any(role in _ROLE for role in ("pipeline.cli", "pipeline.store.broker", "tests.e2e.kill",
                                                   "default_worker.py"))
 
@@ -30,14 +30,14 @@ if _OURS and any(name.startswith("CHAOS") for name in os.environ):
         programs, [*writable, *filter(None, [os.environ.get("CHAOS_FOLDER")])])
 
 if _OURS and "CHAOS_LIMITS" in os.environ:
-    from pipeline.engine.limits import Limits
+    from pipeline.engine.worker.limits import Limits
 
     Limits.__init__.__defaults__ = tuple(
         json.loads(os.environ["CHAOS_LIMITS"]).get(n, d)
         for n, d in zip(Limits.__dataclass_fields__, Limits.__init__.__defaults__))
 
 if _OURS and "CHAOS_PATIENCE" in os.environ:
-    from pipeline.engine import faults
+    from pipeline.engine.worker import faults
 
     _init = faults.Inquest.__init__
 
@@ -67,7 +67,7 @@ if _CHILD and "CHAOS_FOLDER" in os.environ:
     import errno
     import time
 
-    from pipeline.engine import attempt
+    from pipeline.engine.worker import attempt
     from pipeline.store import disk
     from pipeline.store.errors import cannot_write
 

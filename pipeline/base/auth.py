@@ -1,0 +1,185 @@
+"""Whether a Ray cluster wants a token, and whether we have one. Nothing here imports Ray before it was told of ours.
+
+Whoever reaches an open cluster runs code on it (CVE-2023-48022), so one without token authentication is refused, unless
+it is on this machine's loopback and --insecure-local says that this is known. Ray (2.52 and later) reads the mode from
+RAY_AUTH_MODE and the token from RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, in this order.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import os
+import secrets
+import sys
+import urllib.error
+import urllib.request
+from urllib.parse import urlsplit
+
+from pipeline.base.redact import redact
+
+MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+#: the job server this shell means
+ADDRESS = "TOKENMILL_ADDRESS"
+CONNECT_S = 10.0         # for the head node to answer
+REMEDY = ("start the cluster with RAY_AUTH_MODE=token and give this shell the same token (RAY_AUTH_TOKEN_PATH); see "
+          "docs/cluster.md")
+
+
+class ClusterError(Exception):
+    """A cluster that cannot be reached, or must not be used. The message says what to do."""
+
+
+class BadAddress(ClusterError):
+    """What was given as the address of a cluster is none."""
+
+
+def token() -> str | None:
+    """The token Ray would use, or None."""
+    if os.environ.get(TOKEN, "").strip():
+        return _one_word(TOKEN, os.environ[TOKEN])
+    for path in (os.environ.get(TOKEN_PATH), os.path.expanduser("~/.ray/auth_token")):
+        if path:
+            try:
+                with open(path, encoding="utf-8", errors="replace") as f:
+                    return _one_word(path, f.read())
+            except OSError as e:
+                if path == os.environ.get(TOKEN_PATH):
+                    raise ClusterError(f"{TOKEN_PATH}={path}: {e.strerror}; name the file that holds the cluster's "
+                                       f"token") from None
+    return None
+
+
+def _one_word(where: str, text: str) -> str | None:
+    """A token travels in the header of a request: whatever else is in the file is not to be quoted by an error."""
+    found = text.strip()
+    if not all("!" <= c <= "~" for c in found):
+        raise ClusterError(f"{where}: a token is one word of ASCII characters, and this is something else; make one "
+                           f"with python -c 'import secrets; print(secrets.token_hex(32))'")
+    return found or None
+
+
+def use_token() -> str | None:
+    """The token, and Ray told to use it; to be called before Ray is imported, which reads its mode only once."""
+    found = token()
+    if found is not None:
+        os.environ.setdefault(MODE, "token")
+    return found
+
+
+def own_token() -> None:
+    """For a Ray of our own on this machine, whose ports listen on all addresses: a token that nobody else knows, where
+    the user has none. Nothing to do once Ray was imported: it has read its mode."""
+    if "ray" not in sys.modules and os.environ.setdefault(MODE, "token").lower() == "token" and token() is None:
+        os.environ[TOKEN] = secrets.token_hex(32)
+
+
+def loopback(host: str | None) -> bool:
+    """Whether `host` is this machine as only it can be reached."""
+    try:
+        return host == "localhost" or ipaddress.ip_address((host or "").strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def loopback_url(url: str) -> bool:
+    """Whether a URL leads to this machine's loopback."""
+    return loopback(urlsplit(url).hostname)
+
+
+def job_server(address: str) -> str:
+    """The URL of a job server without what does not belong there. Raises BadAddress."""
+    try:
+        parts = urlsplit(address)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:                      # brackets without an address in them, a port beyond 65535
+        sound = False
+    if not sound:
+        raise BadAddress(f"{redact(address)} is not the URL of a job server; give the dashboard of the head node, "
+                         f"e.g. http://127.0.0.1:8265")
+    if parts.username or parts.password or parts.query:
+        raise BadAddress(f"{redact(address)}: leave credentials out of the URL; {REMEDY}")
+    return address.rstrip("/")
+
+
+def check_kept_server(address: str) -> None:
+    """As `check_job_server`, for an address that stands in a store. Whoever may write there must not learn our token by
+    it: it goes to a job server this shell means (`ADDRESS`), or through a tunnel on loopback, and nowhere else."""
+    if job_server(address) != os.environ.get(ADDRESS, "").rstrip("/") and not loopback_url(address):
+        raise ClusterError(f"the store says that it is at {address}, and our token goes only where this shell says: "
+                           f"export {ADDRESS}={address} to have it asked")
+    check_job_server(address, insecure_local=loopback_url(address))
+
+
+def check_job_server(address: str, insecure_local: bool = False) -> None:
+    """Return when the job server at `address` (`job_server`) wants a token and takes ours. Raises ClusterError.
+
+    `insecure_local`: one without authentication will do, on loopback.
+    """
+    use_token()
+    status = _status(address, None)
+    if status == 200:
+        refuse_open(address, urlsplit(address).hostname, insecure_local)
+        return
+    if status not in (401, 403):
+        raise ClusterError(f"{address} answers with status {status}, not like a Ray dashboard; give the URL of the "
+                           f"head node's dashboard, e.g. http://127.0.0.1:8265")
+    status = _status(address, our_token(address))
+    if status in (401, 403):
+        raise not_taken(address)
+    if status != 200:
+        raise ClusterError(f"{address} answers with status {status}; see the log of its dashboard")
+
+
+def our_token(address: str) -> str:
+    """The token for a cluster that wants one. Raises ClusterError where there is none, or Ray would not send it."""
+    ours = token()
+    if ours is None or os.environ.get(MODE, "").lower() != "token":
+        raise ClusterError(f"{address} wants a token, and this shell has none; set RAY_AUTH_MODE=token and "
+                           f"RAY_AUTH_TOKEN_PATH to a file that holds the cluster's token")
+    return ours
+
+
+def not_taken(address: str) -> ClusterError:
+    return ClusterError(f"{address} does not accept our token; see that RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH is that "
+                        f"of this cluster")
+
+
+def refuse_open(address: str, host: str | None, insecure_local: bool) -> None:
+    """What to do about a cluster without authentication: nothing on loopback with --insecure-local, else raise."""
+    if not insecure_local:
+        raise ClusterError(f"{address} is open: anybody who reaches it can run code on it; {REMEDY}"
+                           + (" (or --insecure-local, on this machine alone)" if loopback(host) else ""))
+    if not loopback(host):
+        raise ClusterError(f"{address} is open to others: --insecure-local holds for this machine's loopback alone; "
+                           f"{REMEDY}")
+
+
+def in_clear(address: str) -> bool:
+    """Whether our token would travel unencrypted over a network."""
+    parts = urlsplit(address)
+    return parts.scheme == "http" and not loopback(parts.hostname)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the token to somebody else."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _status(address: str, bearer: str | None) -> int:
+    headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
+    handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
+    if loopback(urlsplit(address).hostname):
+        handlers.append(urllib.request.ProxyHandler({}))
+    try:
+        request = urllib.request.Request(f"{address}/api/version", headers=headers)
+        with urllib.request.build_opener(*handlers).open(request, timeout=CONNECT_S) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as e:
+        return e.code
+    except (OSError, http.client.HTTPException, ValueError) as e:
+        why = e.reason if isinstance(e, urllib.error.URLError) else e
+        raise ClusterError(f"nothing answers at {address} ({redact(str(why))}); see that the head node runs and its "
+                           f"dashboard port is forwarded (ssh -L 8265:127.0.0.1:8265 HEAD)") from None

@@ -1,0 +1,233 @@
+"""The folder of a run as those see it who look on: how it stands, what its driver said, and the wish that it stop.
+
+    runs/RUN/run.json        facts of its latest attempt: {"attempt", "how": job | local, "begun", "host", …}
+            progress.json    snapshot of its driver (`pipeline.engine.driver.progress`), with the attempt it belongs to
+            cancel.json      {"attempt"}: that attempt is to stop
+            log/0001-000001.txt …    what the driver of a submitted attempt said, in pieces of `PIECE` bytes
+            code/            copies of the files of `code:`, so that the run can be resumed from anywhere
+
+Everything here works on the store alone, from any machine that sees it. Nothing is decided by what it says: whether a
+driver may commit is the commit log's business. What Ray says of a job is a hint at most, wrong after a lost head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.base.redact import redact_json
+from pipeline.store.fs import Store
+from pipeline.store.holder import alive
+
+FRESH_S = 20.0           # a heartbeat this young is that of a living driver
+AHEAD_S = 5.0            # the driver's clock may be ahead of ours by this much
+WATCH_S = 12.0           # otherwise its counter is watched for two of its beats: clocks of machines differ
+PIECE = 64 << 10
+#: states in which nothing more will happen by itself
+ENDED = ("done", "failed", "stopped", "died", "cancelled")
+#: what is used of the two files, where it is there
+_FACTS = {"attempt": int, **dict.fromkeys(("how", "address", "job", "error", "recipe", "base"), str)}
+_PROGRESS = {**dict.fromkeys(("attempt", "parts", "done"), int), "state": str, "error": str, "nodes": dict,
+             "running": list, "failures": list}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a run stands.
+
+    `state`: submitted (its driver has not begun), started, running, stopping, done, failed, stopped, cancelled (before
+    it began), died (its driver is gone without a word), or unknown (its files cannot be read). `progress` is the
+    snapshot of this attempt, {} when there is none yet; `error` says why it failed. `silent_s`: seconds since its
+    driver gave a sign of life, None where it is gone; `age_s`: since it wrote `progress`.
+    """
+
+    run: str
+    state: str
+    attempt: int
+    facts: dict[str, Any]
+    progress: dict[str, Any]
+    error: str | None = None
+    silent_s: float | None = None
+    age_s: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+
+def standing(store: Store, run: str) -> Standing:
+    """How `run` stands by what the store says. Takes up to `WATCH_S` where a driver on another machine is silent."""
+    facts = facts_of(store, run)
+    attempt = facts.get("attempt", 0)
+    found = _json(store, f"runs/{run}/progress.json", _PROGRESS)
+    if found == {} or (found and not {"state", "parts", "done"} <= found.keys()):
+        return Standing(run, "unknown", attempt, facts, {})
+    if not found and not facts and store.exists(facts_name(run)):
+        return Standing(run, "unknown", attempt, facts, {})
+    if not found or found.get("attempt", attempt) < attempt:                # that of an earlier attempt
+        state = "submitted" if facts.get("how") == "job" else "started"
+        if facts and asked_to_stop(store, run, attempt):
+            state = "cancelled"
+        elif facts.get("error"):
+            state = "failed"
+        elif facts.get("how") == "local" and silence(store, run) is None:
+            state = "died"
+        return Standing(run, state, attempt, facts, {}, facts.get("error"))
+    state, silent_s = str(found["state"]), None
+    if state in ("running", "stopping"):
+        silent_s = silence(store, run)
+        if silent_s is None:
+            state = "died"
+        elif asked_to_stop(store, run, attempt):
+            state = "stopping"
+    age_s = max(0.0, time.time() - found["at"]) if isinstance(found.get("at"), float) else None
+    return Standing(run, state, found.get("attempt", attempt), facts, found, found.get("error"), silent_s, age_s)
+
+
+def silence(store: Store, run: str) -> float | None:
+    """Seconds since the store's present driver gave a sign of life; None when it is none of `run`, or is gone. On its
+    machine its process is looked for, elsewhere its heartbeat counts: a fresh one, or one that goes on while we watch.
+    A process that is there and silent is stopped, or hangs."""
+    names = sorted(store.list("log/heartbeat"))
+    beat = (_json(store, names[-1]) if names else None) or {}
+    holder = beat.get("holder")
+    if not isinstance(holder, dict) or beat.get("closed") or holder.get("run") != run:
+        return None
+    known, since = alive(holder), time.time() - float(beat.get("at", 0))
+    if known is not None:
+        return max(0.0, since) if known else None
+    if -AHEAD_S <= since <= FRESH_S:
+        return max(0.0, since)
+    deadline = time.monotonic() + WATCH_S
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, WATCH_S / 10))
+        now = _json(store, names[-1]) or {}
+        if now.get("counter") != beat.get("counter"):
+            return None if now.get("closed") else 0.0
+    return None
+
+
+def driver_of(store: Store) -> dict[str, Any]:
+    """{host, pid, run, …} of the store's latest driver; {} when there is none."""
+    names = sorted(store.list("log/heartbeat"))
+    holder = ((_json(store, names[-1]) if names else None) or {}).get("holder")
+    return holder if isinstance(holder, dict) else {}
+
+
+def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> dict[str, Any] | None:
+    """A JSON object; None when there is no such file, {} when it cannot be read, or a value is not of its kind."""
+    try:
+        found = json.loads(store.read(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(found[k], kind) for k, kind in (kinds or {}).items()
+                                              if k in found and (found[k] is not None or kind is int)):
+        return {}
+    return found
+
+
+# -- attempts --------------------------------------------------------------------------------------------------------
+def facts_name(run: str) -> str:
+    return f"runs/{run}/run.json"
+
+
+def facts_of(store: Store, run: str) -> dict[str, Any]:
+    """run.json; {} when there is none, or it cannot be read."""
+    return _json(store, facts_name(run), _FACTS) or {}
+
+
+def note_attempt(store: Store, run: str, attempt: int, how: str, **facts: Any) -> dict[str, Any]:
+    """Write run.json for a new attempt, by a job or on this machine (`how`: job | local). Secrets are masked."""
+    document = {"run": run, "attempt": attempt, "how": how, "host": socket.gethostname(), "begun": utc_now(), **facts}
+    document = redact_json(document)
+    store.write(facts_name(run), json.dumps(document, indent=1, sort_keys=True).encode())
+    return document
+
+
+def note_refusal(store: Store, run: str, attempt: int, error: str) -> None:
+    """Say that an attempt came to nothing before it had progress to show; not where a later one has begun."""
+    facts = facts_of(store, run)
+    if facts.get("attempt") == attempt:
+        facts = redact_json({**facts, "error": error})
+        store.write(facts_name(run), json.dumps(facts, indent=1, sort_keys=True).encode())
+
+
+def utc_now() -> str:
+    """The time for people, '2026-11-21T08:05:16Z'."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+# -- cancel ----------------------------------------------------------------------------------------------------------
+def ask_to_stop(store: Store, run: str, attempt: int) -> None:
+    """Leave the wish that this attempt stop; its driver looks every few seconds."""
+    store.write(f"runs/{run}/cancel.json", json.dumps({"attempt": attempt, "at": utc_now()}).encode())
+
+
+def asked_to_stop(store: Store, run: str, attempt: int) -> bool:
+    """Whether this attempt is to stop. A wish for an earlier one does not count."""
+    return (_json(store, f"runs/{run}/cancel.json") or {}).get("attempt") == attempt
+
+
+# -- the driver's log ------------------------------------------------------------------------------------------------
+def piece_name(run: str, attempt: int, piece: int) -> str:
+    return f"runs/{run}/log/{attempt:04d}-{piece:06d}.txt"
+
+
+class LogReader:
+    """Reads the log of one attempt from its beginning, as far as it is there; `more` goes on where it stopped."""
+
+    def __init__(self, store: Store, run: str, attempt: int) -> None:
+        self.store, self.run, self.attempt = store, run, attempt
+        self.piece, self.offset = 1, 0
+
+    def more(self) -> Iterator[str]:
+        """What has come since the last call."""
+        while True:
+            try:
+                data = self.store.read(piece_name(self.run, self.attempt, self.piece))
+            except FileNotFoundError:
+                return
+            if len(data) > self.offset:
+                yield data[self.offset:].decode("utf-8", "replace")       # pieces grow by whole characters
+                self.offset = len(data)
+            if not self.store.exists(piece_name(self.run, self.attempt, self.piece + 1)):
+                return
+            if self.store.size(piece_name(self.run, self.attempt, self.piece)) == self.offset:   # it grows no more
+                self.piece, self.offset = self.piece + 1, 0
+
+
+# -- code of one's own -----------------------------------------------------------------------------------------------
+def keep_code(store: Store, run: str, files: Sequence[str]) -> None:
+    """Copy the files of `code:` into the folder of the run."""
+    for path in files:
+        with open(path, "rb") as f:
+            store.write(f"{code_folder(run)}/{os.path.basename(path)}", f.read())
+
+
+def code_folder(run: str) -> str:
+    return f"runs/{run}/code"
+
+
+def kept_code(store: Store, run: str, names: Sequence[str], scratch: str) -> list[str]:
+    """Paths on this machine of kept files, in the order of `names`; missing ones as where they should be."""
+    found = []
+    for name in names:
+        path = f"{code_folder(run)}/{os.path.basename(name)}"
+        if store.local is not None:
+            found.append(store.at(path))
+            continue
+        target = os.path.join(scratch, os.path.basename(name))       # the name of the module
+        with contextlib.suppress(FileNotFoundError):
+            data = store.read(path)
+            with open(target, "wb") as f:
+                f.write(data)
+        found.append(target)
+    return found

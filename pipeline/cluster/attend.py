@@ -1,0 +1,133 @@
+"""What a driver does beside its run: it looks whether it is to stop, and copies what it says into the store.
+
+Both belong to display and control; nothing of a result depends on them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from pipeline.base.redact import redact
+from pipeline.cluster.attempts import PIECE, asked_to_stop, piece_name
+from pipeline.store.fs import Store
+
+POLL_S = 2.0             # between two looks for a cancel marker
+COPY_S = 2.0             # what the driver says is in the store at most this much later
+GRACE_S = 60.0           # what runs may go on for so long after a cancel
+LONGEST = 64 << 10       # characters of a line, or of a private key, that are not waited for any longer
+
+
+@contextlib.contextmanager
+def attending(store: Store, run: str, attempt: int, stop: Callable[[], None]) -> Iterator[None]:
+    """Calls `stop` from another thread, once, as soon as this attempt is to stop (`attempts.ask_to_stop`)."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(Exception):      # a store that does not answer now may do so in two seconds
+                if asked_to_stop(store, run, attempt):
+                    stop()
+                    return
+            ended.wait(POLL_S)
+
+    thread = threading.Thread(target=look, name="attend", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout=POLL_S)
+
+
+class DriverLog:
+    """Everything this process and its libraries write to stdout and stderr, also copied into the store (runs/RUN/log/),
+    with secrets masked in both places. A context manager; at its end all of it is there.
+
+    Object stores cannot append: the log is a row of pieces, of which the last one is replaced as it grows.
+    """
+
+    def __init__(self, store: Store, run: str, attempt: int) -> None:
+        self.store, self.run, self.attempt = store, run, attempt
+        self._piece, self._text, self._copied = 1, b"", b""
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._line = ""
+        self._closing = threading.Event()
+
+    def __enter__(self) -> DriverLog:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True)      # said in time, and in its order; this flushes, too
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._saved = [os.dup(1), os.dup(2)]
+        self._read, write = os.pipe()
+        os.dup2(write, 1)
+        os.dup2(write, 2)
+        os.close(write)
+        self._thread = threading.Thread(target=self._pump, name="driver-log", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for fd, saved in zip((1, 2), self._saved):
+            os.dup2(saved, fd)
+        self._closing.set()          # no end of file to wait for: a process we left behind may hold the other end
+        self._thread.join(timeout=30.0)
+        for fd in (*self._saved, self._read):
+            os.close(fd)
+
+    def _pump(self) -> None:
+        copied = time.monotonic()
+        while True:
+            closing = self._closing.is_set()
+            ready, _, _ = select.select([self._read], [], [], 0.0 if closing else 0.25)
+            data = os.read(self._read, 1 << 16) if ready else b""
+            if data:
+                self._take(self._decode(data))
+            elif closing or ready:
+                break
+            if time.monotonic() - copied > COPY_S:
+                copied = time.monotonic()
+                self._copy()
+        self._take("", last=True)
+        self._copy()
+
+    def _take(self, text: str, last: bool = False) -> None:
+        """Whole lines only, and whole private keys: a secret may come in two halves."""
+        lines = self._line + text
+        cut = lines.rfind("\n") + 1
+        key = lines.rfind("-----BEGIN ", 0, cut)
+        if key >= 0 and lines.find("-----END ", key, cut) < 0:
+            cut = key
+        if last or (len(lines) - cut > LONGEST):
+            cut = len(lines)
+        lines, self._line = lines[:cut], lines[cut:]
+        if lines:
+            data = redact(lines).encode("utf-8", "replace")
+            with contextlib.suppress(OSError):               # nobody may be there to read it any more
+                os.write(self._saved[1], data)
+            self._text += data
+
+    def _copy(self) -> None:
+        while self._text != self._copied:
+            piece = self._text[:PIECE]
+            if len(self._text) > PIECE:                      # end a piece with a line, if that is not far
+                piece = piece[:(piece.rfind(b"\n") + 1) or len(piece)]
+            try:
+                self.store.write(piece_name(self.run, self.attempt, self._piece), piece)
+            except Exception:                                # the commit log will say it if the store is gone
+                return
+            if piece == self._text:
+                self._copied = piece
+                return
+            self._piece, self._text, self._copied = self._piece + 1, self._text[len(piece):], b""

@@ -1,0 +1,49 @@
+"""The address of a Ray cluster that may be used: something answers there, it wants a token, and it takes ours.
+
+Ray is imported late: it reads only once, when it is imported, whether it has a token.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from pipeline.base.auth import CONNECT_S, BadAddress, ClusterError, use_token
+from pipeline.base.redact import redact
+
+
+def check_cluster(address: str, insecure_local: bool = False) -> str:
+    """`gcs_of` the address, once that cluster wants a token and takes ours. `insecure_local`: one without
+    authentication will do, on loopback. Raises BadAddress and ClusterError."""
+    found = gcs_of(address)
+    from pipeline.cluster import jobs
+
+    jobs.check_gcs(found, insecure_local)
+    return found
+
+
+def gcs_of(address: str) -> str:
+    """'host:port' of the Ray cluster at `address` ('host:port', or 'auto' for the one this machine is part of), where
+    something answers. To be called before Ray is imported, which reads only once whether it has a token. Raises
+    BadAddress and ClusterError."""
+    if address.startswith(("http://", "https://")):
+        raise BadAddress(f"--address {redact(address)} is a job server, which is for tokenmill submit; to attach, give "
+                         f"the cluster itself, HOST:6379")
+    if address.startswith("ray://"):
+        raise BadAddress(f"--address {redact(address)}: Ray Client is not supported; attach to HOST:6379 from a "
+                         f"machine of the cluster, or use tokenmill submit")
+    use_token()
+    from pipeline.cluster import jobs
+
+    if address == "auto":
+        address = jobs.local_cluster()
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise BadAddress(f"--address {redact(address)} is not the address of a cluster; give HOST:6379, or auto on a "
+                         f"machine of the cluster")
+    try:                                         # Ray itself would knock for two minutes
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, UnicodeError) as e:
+        raise ClusterError(f"--address {address}: nothing answers there ({e}); see that the head node of the cluster "
+                           f"runs (ray status) and its port is open, or leave --address out to use this machine "
+                           f"alone") from None
+    return address

@@ -1,0 +1,95 @@
+"""`tokenmill doctor`: whether this machine, or every node of a cluster, can run what it is asked to."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.base.auth import ClusterError, loopback_url
+from pipeline.cluster.examine import Check, check, clock, examine
+from pipeline.engine.backends.fingerprint import declared_libraries, differences, fingerprint
+from pipeline.store.fs import Store
+
+HERE = "here"
+LEVELS = ("green", "yellow", "red")
+
+
+def diagnose(store_root: str | None = None, address: str | None = None, insecure_local: bool = False) -> dict[str, Any]:
+    """{"store", "address", "worst": green | yellow | red, "checks": [{"where", "name", "level", "said", "remedy"}]}.
+
+    This machine is looked at, and with `address` ('host:port') every node of the Ray cluster there: a small task runs
+    on each. A cluster that anybody may run code on is only named, not used, unless it is on loopback and
+    `insecure_local`. Nothing is left behind.
+    """
+    store = Store(store_root) if store_root is not None else None
+    mine = examine(store.root if store else None)
+    checks = [{"where": HERE, **c} for c in mine["checks"]]
+    if address is not None:
+        checks += list(_cluster(address, store, insecure_local))
+    worst = max((LEVELS.index(c["level"]) for c in checks), default=0)
+    return {"store": store.root if store else None, "address": address, "worst": LEVELS[worst], "checks": checks}
+
+
+def _cluster(address: str, store: Store | None, insecure_local: bool) -> Iterator[Check]:
+    from pipeline.cluster import jobs
+
+    name = "token authentication"
+    try:
+        wanted = jobs.check_gcs(address, insecure_local)
+    except ClusterError as e:
+        said, _, remedy = str(e).partition("; ")
+        yield {"where": "cluster", **check(name, "red", said, remedy)}
+        return
+    yield {"where": "cluster", **(check(name, "green", "on") if wanted else
+                                  check(name, "yellow", "off, on loopback", "set RAY_AUTH_MODE=token on every node"))}
+    with _witness(store) as witness:
+        found = jobs.on_every_node(address, "pipeline.cluster.examine:examine",
+                                   {"store_root": store.root if store else None, "witness": witness})
+    url = found["dashboard"]
+    if url:
+        inside = loopback_url(f"http://{url}")
+        yield {"where": "cluster", **check("dashboard", "green" if inside else "yellow", f"listens on {url}",
+                                           "bind it to loopback (ray start --dashboard-host=127.0.0.1) and reach it "
+                                           "through ssh -L 8265:127.0.0.1:8265")}
+    ours = fingerprint(declared_libraries())
+    for node in found["nodes"]:
+        yield from _node(node, ours)
+
+
+@contextlib.contextmanager
+def _witness(store: Store | None) -> Iterator[str | None]:
+    """A file in the store for the nodes to find. It needs the store to be there, or to be made for as long."""
+    if store is None:
+        yield None
+        return
+    there = store.local is None or store.local.is_dir()
+    path = f"runs/.doctor-{uuid.uuid4().hex}"
+    try:
+        store.write(path, b"")
+        yield path
+    finally:
+        with contextlib.suppress(Exception):
+            store.remove(path)
+        for folder in (store.local / "runs", store.local) if store.local is not None and not there else ():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _node(node: dict[str, Any], ours: dict[str, Any]) -> Iterator[Check]:
+    where = node["name"]
+    if node.get("error"):
+        yield {"where": where, **check("answers", "red", node["error"], "see that Tokenmill is installed on it, in the "
+                                                                         "environment Ray was started from (or use "
+                                                                         "--ship-code), and that it is not overloaded")}
+        return
+    theirs = node["result"]
+    wrong = differences(ours, theirs["fingerprint"])
+    yield {"where": where, **check("code and versions", "red" if wrong else "green",
+                                   "; ".join(wrong) or "the same as here",
+                                   "install the same version on every node, or run with --ship-code")}
+    # it answered between `began` and `ended`, so by that much nothing can be said
+    off = max(0.0, node["began"] - theirs["time"], theirs["time"] - node["ended"])
+    yield {"where": where, **clock("clock", off, "the clock here")}
+    yield from ({"where": where, **c} for c in theirs["checks"])

@@ -1,0 +1,220 @@
+"""Ray Jobs: submit a driver to a cluster, ask how its job stands, stop it, and whether a cluster wants a token.
+
+What Ray says about a job is a hint: after the loss of a head it may be wrong (ray#65608, ray#65025) or unknown. The
+truth about a run is in its store (`pipeline.cluster.attempts`). Only job ids, options and the packages go through Ray,
+never a recipe: its text must not reach a shell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import ray
+from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+from ray.job_submission import JobStatus, JobSubmissionClient
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pipeline.base.auth import CONNECT_S, ClusterError, loopback, not_taken, our_token, refuse_open
+from pipeline.base.redact import redact
+from stages.catalog import load
+
+#: seconds Ray waits between SIGTERM and SIGKILL: what runs may finish (`attend.GRACE_S`), and the driver its report
+STOP_WAIT_S = 180
+#: Ray answers requests about addresses from the environment instead of those it is given
+_OVERRIDES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What Ray says of a job. `status`: PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED."""
+
+    status: str
+    message: str
+    exit_code: int | None
+
+    @property
+    def ended(self) -> bool:
+        return JobStatus(self.status).is_terminal()
+
+
+def job_id(store_root: str, run: str, attempt: int) -> str:
+    """The same for the same attempt at the same run in the same store, whoever submits it: Ray refuses the second."""
+    digest = hashlib.blake2b(f"{store_root}\0{run}".encode(), digest_size=5).hexdigest()
+    return f"tokenmill-{re.sub(r'[^A-Za-z0-9_.-]', '-', run)[:64]}-{digest}-{attempt}"
+
+
+def submit(address: str, id: str, arguments: Sequence[str], *, python: str = "python",
+           packages: Sequence[str] = ()) -> bool:
+    """Start `python -m pipeline.cli ARGUMENTS` on the head node as the job `id`. False: this job is there already.
+
+    `packages`: folders that travel along (contracts §6); by default the image of the head has them. Not waited for.
+    """
+    # -P: the folder Ray was started in must not shadow our packages
+    entrypoint = "exec " + shlex.join([python, "-P", "-m", "pipeline.cli", *arguments])
+    environment = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)},
+                   **({"py_modules": list(packages)} if packages else {})}
+    with _client(address) as client:
+        try:
+            client.submit_job(entrypoint=entrypoint, submission_id=id, runtime_env=environment)
+        except RuntimeError as e:
+            if "already exists" in str(e):
+                return False
+            raise ClusterError(f"{address} did not take the job: {_line(e)}") from None
+    return True
+
+
+def state(address: str, id: str) -> JobState | None:
+    """How a job stands; None when the cluster does not know it."""
+    with _client(address) as client:
+        try:
+            info = client.get_job_info(id)
+        except RuntimeError as e:
+            if "does not exist" in str(e):
+                return None
+            raise ClusterError(f"{address} does not say how the job stands: {_line(e)}") from None
+    return JobState(str(info.status.value if isinstance(info.status, JobStatus) else info.status),
+                    redact(info.message or ""), info.driver_exit_code)
+
+
+def stop(address: str, id: str) -> bool:
+    """Ask the job to stop, first by SIGTERM; returns at once. False when it had ended, or is not known."""
+    with _client(address) as client:
+        try:
+            return bool(client.stop_job(id))
+        except RuntimeError as e:
+            if "does not exist" in str(e):
+                return False
+            raise ClusterError(f"{address} did not stop the job: {_line(e)}") from None
+
+
+def said(address: str, id: str) -> str:
+    """What Ray kept of the output of a job, secrets masked; "" when it has none."""
+    with _client(address) as client:
+        try:
+            return redact(client.get_job_logs(id))
+        except RuntimeError:
+            return ""
+
+
+@contextlib.contextmanager
+def _client(address: str) -> Iterator[JobSubmissionClient]:
+    """A client of the job server at `address`; what goes wrong with the connection is a ClusterError."""
+    logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)     # "Uploading package …"
+    before = {name: os.environ.pop(name, None) for name in (*_OVERRIDES, "no_proxy")}
+    host = urlsplit(address).hostname
+    # the way to this machine's loopback leads through no proxy, which would get the token, too
+    direct = host if loopback(host) else before["no_proxy"]
+    if direct is not None:
+        os.environ["no_proxy"] = direct
+    try:
+        yield JobSubmissionClient(address)
+    except ClusterError:
+        raise
+    except Exception as e:                  # of requests, of Ray, of aiohttp
+        raise ClusterError(f"{address}: {_line(e)}") from None
+    finally:
+        os.environ.pop("no_proxy", None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})
+
+
+def _line(error: BaseException) -> str:
+    """An error of Ray in one line: the last of a traceback says what happened."""
+    text = redact(str(error)).strip().strip("\"'").replace("\\n", "\n")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[-1] if "Traceback" in text else lines[0]
+
+
+def local_cluster() -> str:
+    """GCS address ('host:port') of what `--address auto` means: RAY_ADDRESS, or the cluster this machine is part of."""
+    try:
+        return str(ray._private.services.canonicalize_bootstrap_address_or_die("auto"))
+    except ConnectionError as e:
+        raise ClusterError(f"--address auto: this machine is in no Ray cluster ({_line(e)}); give HOST:6379, or leave "
+                           f"--address out to run on this machine alone") from None
+
+
+def check_gcs(address: str, insecure_local: bool = False) -> bool:
+    """True when the cluster whose GCS is at `address` ('host:port') wants a token and takes ours, False when it wants
+    none and that will do (`insecure_local`, on loopback). Raises ClusterError."""
+    if _admits(address, None):
+        refuse_open(address, address.rpartition(":")[0].strip("[]"), insecure_local)
+        return False
+    if not _admits(address, our_token(address)):
+        raise not_taken(address)
+    return True
+
+
+def _admits(address: str, bearer: str | None) -> bool:
+    """Whether the GCS answers who comes with this token, or none."""
+    # as Ray's own channels: no proxy, which would get the token, too
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+        try:
+            stub.GetAllNodeInfo(gcs_service_pb2.GetAllNodeInfoRequest(limit=1), timeout=CONNECT_S,
+                                metadata=[("authorization", f"Bearer {bearer}")] if bearer else None)
+        except grpc.RpcError as e:
+            if e.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+                return False
+            raise ClusterError(f"nothing that speaks for a Ray cluster answers at {address} ({e.code().name}); see "
+                               f"that its head node runs (ray status) and the port is open") from None
+    return True
+
+
+# -- all nodes -------------------------------------------------------------------------------------------------------
+@ray.remote(max_retries=0)
+def _call(target: str, arguments: dict[str, Any]) -> Any:
+    return load(target)(**arguments)
+
+
+def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout: float = 60.0) -> dict[str, Any]:
+    """Call the function named 'module:function' on every living node of the cluster at `address` ('host:port').
+
+    Returns {"dashboard": "host:port", "nodes": [{"name", "id", "began", "ended" (seconds since 1970, here), "result" or
+    "error"}]}, by name. A node that does not answer within `timeout` seconds has an error. Raises ClusterError when
+    there is no attaching to the cluster.
+    """
+    own = not ray.is_initialized()
+    try:
+        if own:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as e:                  # of Ray, of gRPC
+        raise ClusterError(f"--address {address}: cannot attach ({_line(e)}); see that its head node runs (ray "
+                           f"status), and run this on a machine of the cluster") from None
+    try:
+        nodes = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeManagerHostname"], n["NodeID"]))
+        began, deadline = time.time(), time.monotonic() + timeout
+        asked = {_call.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(n["NodeID"], soft=False))
+                 .remote(target, arguments): n for n in nodes}
+        found, waiting = [], list(asked)
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            for ref in done or waiting:
+                node = asked[ref]
+                said = {"name": f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})", "id": node["NodeID"],
+                        "began": began, "ended": time.time()}
+                try:
+                    if not done:
+                        raise TimeoutError(f"no answer within {timeout:.0f} s")
+                    found.append({**said, "result": ray.get(ref)})
+                except Exception as e:      # whatever the function raised there, or what became of its node
+                    cause = getattr(e, "cause", None) or e
+                    found.append({**said, "error": f"{type(cause).__name__}: {_line(cause)}"})
+            waiting = waiting if done else []
+        return {"dashboard": ray._private.worker.global_worker.node.webui_url or "",
+                "nodes": sorted(found, key=lambda n: (n["name"], n["id"]))}
+    finally:
+        if own:
+            ray.shutdown()

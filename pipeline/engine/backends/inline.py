@@ -1,0 +1,79 @@
+"""The inline backend: every task in this very process, one after the other. No Ray, no child, no limits.
+
+For debugging (a breakpoint in a stage works), unit tests, and machines without Linux. Same results and same records as
+the other backends; only a document that crashes the interpreter takes the run with it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.base.scratch import Scratch
+from pipeline.engine.task import Cursor, Kind, TaskSpec
+from pipeline.engine.worker.attempt import run_attempt
+from pipeline.engine.worker.faults import failure
+from pipeline.store.fs import Store
+
+
+class InlineBackend:
+    """Runs one assignment for each `wait`. See `scheduler.Backend` for the interface."""
+
+    def __init__(self, store: Store, *, scratch: str | None = None) -> None:
+        self.store, self.scratch = store, scratch
+        self._own: Scratch | None = None             # swept by whoever comes next, if we are killed
+        #: True from when a task is taken until it has run: a stop signal then interrupts it at once (there is no child
+        #: that could be killed)
+        self.interruptible = False
+        self._queue: deque[dict[str, Any]] = deque()
+
+    def start(self, memory_mb: int = 0) -> None:
+        if self.scratch is None:
+            self._own = Scratch()
+            self.scratch = self._own.path
+
+    @property
+    def slots(self) -> int:
+        return 1
+
+    def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
+        return {}                                # nothing is limited here, so everything fits
+
+    def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
+        return 1 - len(self._queue)
+
+    def submit(self, assignment: dict[str, Any]) -> None:
+        self._queue.append(assignment)
+        self.interruptible = True
+
+    def cancel(self, ids: list[int]) -> None:
+        self._queue = deque(a for a in self._queue if a["id"] not in ids)
+        self.interruptible = bool(self._queue)
+
+    def wait(self, timeout: float) -> list[dict[str, Any]]:
+        if not self._queue:
+            return []
+        a = self._queue.popleft()
+        spec = TaskSpec.from_json(a["spec"])
+        cursor = Cursor()
+        try:
+            record = run_attempt(spec, self.store, a["attempt"], cursor, self.scratch,
+                                 skip={row: {"stage": stage, "reason": reason} for row, stage, reason in a["skip"]})
+        except Exception as e:
+            return [{"event": "failed", "id": a["id"], **failure(e, cursor.read()[0]),
+                     "traceback": traceback.format_exc()[-8000:]}]
+        finally:
+            self.interruptible = False
+        return [{"event": "done", "id": a["id"], "record": record.to_json()}]
+
+    def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
+        """Nobody watches but the terminal and the store."""
+
+    def close(self) -> None:
+        self._queue.clear()
+        self.interruptible = False
+        if self._own is not None:
+            self._own.close()
+            self.scratch = self._own = None

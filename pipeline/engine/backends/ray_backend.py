@@ -1,0 +1,430 @@
+"""The Ray backend: supervisor actors on the nodes of a cluster, embedded or attached. The only Ray in the engine.
+
+Ray places processes and carries records of about 1 KB; text never travels through it. Its own restarts and retries are
+off: the scheduler repeats what a dead node took with it. A supervisor is sync, so its poll runs on the main thread of
+its worker process, which is what its children's parent-death signal is tied to; exactly one poll is in flight for each.
+Which supervisors there are is decided in `fleet`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.metrics import Counter, Gauge
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pipeline.base import confinement
+from pipeline.base.auth import ClusterError
+from pipeline.base.scratch import Scratch
+from pipeline.engine.backends.deaths import cause
+from pipeline.engine.backends.fingerprint import code_hash, declared_libraries, differences, fingerprint, roots
+from pipeline.engine.backends.fleet import IDLE_S, NOTHING, Fleet, Host, Post
+from pipeline.engine.backends.head import mind_head
+from pipeline.engine.backends.pools import OWN_MB, Shape, most_room, room_in, share
+from pipeline.engine.driver.metrics import samples
+from pipeline.engine.task import Kind, TaskSpec
+from pipeline.engine.worker import limits as measure
+from pipeline.engine.worker.limits import Limits
+from pipeline.engine.worker.supervisor import Supervisor
+from pipeline.store.disk import WITNESS
+from pipeline.store.fs import Store
+
+POLL_S = 1.0             # longest time a supervisor holds a poll
+GROW_S = 2.0             # how often the cluster is looked at
+LATE_S = 10.0            # a poll this late: no new work until it is answered
+SILENT_S = 90.0          # this late: given up, like a dead one (Ray notices a node that stopped after about as long)
+STARTS = 3               # of a Ray of our own: it gives its processes 15 s, some 30, which may not do on a busy machine
+TINY = sys.float_info.min        # as good as 0
+
+log = logging.getLogger("tokenmill")
+
+
+class NoNodes(Exception):
+    """No node can take work: none has resources, or all were refused. The message says which and why."""
+
+
+@ray.remote(max_restarts=0, max_task_retries=0)
+class SupervisorActor:
+    """`Supervisor` behind a process boundary."""
+
+    def __init__(self, store: str, slots: int, limits: dict[str, Any], **kw: Any) -> None:
+        devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        self._supervisor = Supervisor(store, slots, Limits(**limits), devices=devices, **kw)
+
+    def poll(self, assignments: list[dict[str, Any]], timeout: float) -> list[dict[str, Any]]:
+        return self._supervisor.poll(assignments, timeout)
+
+    def cancel(self, ids: list[int]) -> None:
+        self._supervisor.cancel(ids)
+
+    def close(self) -> None:
+        self._supervisor.close()
+
+
+@ray.remote(max_retries=0)
+def _wish() -> None:
+    """Work there is no room for, as an autoscaler sees it. Where it finds room it is gone at once, and it dies with the
+    driver, which a standing request (`ray.autoscaler.sdk.request_resources`) would not."""
+
+
+def _end_what_began(error: BaseException) -> None:
+    """Kill the processes of a Ray that did not come up: `ray.shutdown` knows only of one that did."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, ray._private.node.Node):
+            node.kill_all_processes(check_alive=False, wait=True)
+            return
+
+
+class RayBackend:
+    """Runs tasks on Ray: on its own on this machine (`address` None), or on the cluster at `address`.
+
+    `workers` bounds the children that have no GPU (default: every CPU). Supervisors are started while tasks wait for
+    which there is no room, and go when they had nothing to do for `idle_s`; what waits beyond all nodes is shown to
+    Ray's autoscaler. `child_memory_mb` is what a task is taken to need before the first ones are known.
+    A Ray this process is connected to already is used as it is, and left as it was.
+
+    `ship_code` sends the four packages to the nodes of an attached cluster (Ray's `py_modules`); by default every node
+    has them installed.
+    """
+
+    interruptible = False
+
+    def __init__(self, store: Store, workers: int | None = None, address: str | None = None, *,
+                 object_store_mb: int = 200, child_memory_mb: int = 500, limits: Limits | None = None,
+                 scratch: str | None = None, ship_code: bool = False, idle_s: float = IDLE_S) -> None:
+        self.ship_code = ship_code
+        self.store, self.workers, self.address = store, workers, address
+        self.object_store_mb, self.child_memory_mb = object_store_mb, child_memory_mb
+        self.limits, self.scratch = limits or Limits(), scratch
+        self.fleet = Fleet(workers, idle_s=idle_s)
+        self.nodes_lost = 0                           # supervisors that were ready and died
+        self._keys: dict[int, str] = {}               # of the tasks of open assignments
+        self._wishes: dict[Kind, list[Any]] = {}
+        self._given_back: list[dict[str, Any]] = []   # events for the next wait
+        self._head: threading.Event | None = None     # ends the watch over it
+        self._started = self._own = False
+        self._temp: Scratch | None = None
+        self._witness: str | None = None
+        self._gaps: set[str] = set()                  # of confinement, that have been told
+        self._libraries = declared_libraries()
+        self._print: dict[str, Any] = {}              # fingerprint of this process, as it began
+        self._grown = float("-inf")
+        self._metrics: dict[str, Counter | Gauge] = {}
+        self._counted: dict[tuple[str, ...], float] = {}       # what was added to counters so far
+
+    # -- start and end -------------------------------------------------------------------------------------------
+    def start(self, memory_mb: int = 0) -> None:
+        if self._started:
+            return
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if not ray.is_initialized():
+            quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+            if self.address is not None:
+                code = {"py_modules": [r for r in roots().values() if r]} if self.ship_code else None
+                ray.init(address=self.address, runtime_env=code, **quiet)
+            else:
+                base = tempfile.gettempdir()          # Ray's sockets lie below; their path may have 107 characters
+                self._temp = Scratch(base if len(base) <= 8 else "/tmp")
+                cpus = self.workers or len(os.sched_getaffinity(0))
+                for left in reversed(range(STARTS)):
+                    try:
+                        ray.init(address="local", num_cpus=cpus, object_store_memory=self.object_store_mb << 20,
+                                 include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=self._temp.path,
+                                 **quiet)
+                        break
+                    except Exception as e:
+                        _end_what_began(e)
+                        ray.shutdown()
+                        why = " ".join(str(e).split())[:200]
+                        if not left:
+                            raise ClusterError(f"Ray does not start here ({why}); see that there is free memory "
+                                               f"and room in {base}, or run with --backend process") from e
+                        log.warning("Ray did not start here (%s): once more", why)
+                self.fleet.fit_s, self.fleet.idle_s = 0.0, None           # nobody else comes, and nobody else is there
+            self._own = True
+        if self._temp is None:
+            self._head = mind_head(ray.get_runtime_context().gcs_address)
+        if self._temp is None and self.store.local is not None:
+            self._witness = f"runs/{WITNESS}{uuid.uuid4().hex}"    # a local path must be a shared one on a cluster
+            self.store.write(self._witness, b"")
+        self.fleet.waiting = {Kind(max(self.child_memory_mb, memory_mb)): 1}       # until `expect` says more
+        self._print = fingerprint(self._libraries)    # now: who edits our files later must not pass for us
+        self._started, self.fleet.alone_since = True, None
+
+    def close(self) -> None:
+        """Take down our supervisors with their children and, if we started or attached it, our Ray."""
+        if self._head is not None:
+            self._head.set()
+        posts, self.fleet.posts = list(self.fleet.posts.values()), {}
+        if ray.is_initialized():
+            self._wish_for({})
+            self._dismiss(posts, 5.0)
+            if self._own:
+                ray.shutdown()
+        if self._witness is not None:
+            with contextlib.suppress(OSError):
+                self.store.remove(self._witness)
+        if self._temp is not None:
+            self._temp.close()
+        self._started, self._own, self._temp, self._witness = False, False, None, None
+
+    # -- what the scheduler uses ---------------------------------------------------------------------------------
+    @property
+    def slots(self) -> int:
+        return sum(p.slots for p in self.fleet.usable)
+
+    def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
+        if set(waiting) - set(self.fleet.waiting):
+            self._grown = float("-inf")               # somebody new: see to it now
+        return self.fleet.expect(waiting, time.monotonic())
+
+    def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
+        return room_in(self.fleet.usable, Kind(memory_mb, gpus, cpu))
+
+    def submit(self, assignment: dict[str, Any]) -> None:
+        spec = TaskSpec.from_json(assignment["spec"])
+        fitting = most_room(self.fleet.usable, spec.kind)
+        # a second attempt beside a slow one is for another supervisor: that one may be what is slow
+        post = next((p for p in fitting if p.room(spec.kind) and all(self._keys[i] != spec.key for i in p.open)),
+                    fitting[0])
+        self._keys[assignment["id"]] = spec.key
+        post.add(assignment["id"], spec.kind)
+        post.unsent.append(assignment)
+
+    def cancel(self, ids: list[int]) -> None:
+        for post in self.fleet.posts.values():
+            mine = self._settle(post, ids)
+            post.unsent = [a for a in post.unsent if a["id"] not in mine]
+            if mine:
+                post.actor.cancel.remote(sorted(mine))     # after the poll in flight; what it finds may still come
+
+    def wait(self, timeout: float) -> list[dict[str, Any]]:
+        now = time.monotonic()
+        self.fleet.look(now)
+        if now - self._grown > GROW_S:
+            self._grown = now
+            self._grow(now)
+        self._dismiss([p for p in self.fleet.posts.values() if p.leaving and not p.open])
+        for post in self.fleet.posts.values():
+            if post.poll is None and post.open:
+                post.poll, post.polled = post.actor.poll.remote(post.unsent, POLL_S), now
+                post.unsent = []
+        polls = {p.poll: p for p in self.fleet.posts.values() if p.poll is not None}
+        events, self._given_back = self._given_back, []
+        if not polls:
+            self._check_any()
+            if not events:
+                time.sleep(min(timeout, 0.2))
+            return events
+        done, _ = ray.wait(list(polls), timeout=0 if events else timeout)
+        if done:                                           # and all others that are ready by now
+            done, _ = ray.wait(list(polls), num_returns=len(polls), timeout=0)
+        for ref in done:
+            post = polls.pop(ref)
+            post.poll, post.late = None, False
+            try:
+                found = ray.get(ref)
+            except RayError as e:
+                events += self._lost(post, cause(e), getattr(e, "preempted", False))
+                continue
+            events += self._heard(post, found)
+        for post in polls.values():
+            silent = time.monotonic() - post.polled
+            late, post.late = post.late, post.ready and silent > POLL_S + LATE_S
+            if post.late and not late:
+                log.warning("the workers on node %s have not answered for %.0f s; what they hold goes to others in "
+                            "%.0f s unless they do: see whether that machine, or the network to it, stands still",
+                            post.host, silent, SILENT_S - silent)
+            if post.late and silent > SILENT_S:
+                events += self._lost(post, f"it has not answered for {silent:.0f} s")
+        self._check_any()
+        return events
+
+    def _heard(self, post: Post, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for event in found:
+            if event["event"] == "fingerprint":
+                self._greet(post, event)
+            elif event["event"] == "progress":
+                post.running = {r["id"] for r in event["running"]}
+            elif event["event"] in ("done", "failed"):
+                self._settle(post, [event["id"]])
+        return [e for e in found if e["event"] != "fingerprint"]
+
+    def _settle(self, post: Post, ids: Iterable[int]) -> set[int]:
+        """Assignments it need not see to any more; returns those of `ids` it had."""
+        mine = post.remove(ids)
+        for i in mine:
+            self._keys.pop(i, None)
+        return mine
+
+    def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
+        """Show the run on the metrics port of this node; Ray takes the values from there within some ten seconds, and
+        forgets them when this process ends."""
+        if not ray.is_initialized():
+            return
+        for metric, labels, value in samples(run, snapshot, self.nodes_lost):
+            if metric.name not in self._metrics:
+                make = Counter if metric.kind == "counter" else Gauge
+                self._metrics[metric.name] = make(metric.name, metric.help, metric.labels)
+            shown, key = self._metrics[metric.name], (metric.name, *labels.values())
+            if isinstance(shown, Gauge):
+                shown.set(value, labels)
+                continue
+            # a counter takes no zero, but must be there before the first event: `increase()` sees only what it grows by
+            before = self._counted.get(key)
+            if before is None or value > before:
+                shown.inc(max(value - (before or 0.0), TINY), labels)
+                self._counted[key] = value
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+    def _grow(self, now: float) -> None:
+        """Carry out what the fleet decides. A supervisor gets work only once it has answered."""
+        orders = self.fleet.plan(self._hosts(), now)
+        for post in orders.leave:
+            self._vacate(post)
+        settled = all(p.ready and not p.leaving for p in self.fleet.posts.values()) and not orders.start
+        self._wish_for(orders.wishes if settled and self._temp is None else {})
+        for host, number, shape in orders.start:
+            self._spawn(host, number, shape)
+
+    def _hosts(self) -> list[Host]:
+        """The living nodes. What neither is free nor ours belongs to others."""
+        state = ray._private.state
+        draining, free = set(state.state.get_draining_nodes()), state.available_resources_per_node()
+        found = []
+        for info in ray.nodes():
+            if not info["Alive"]:
+                continue
+            id, total = info["NodeID"], info["Resources"]
+            ours = [p.shape for p in self.fleet.posts.values() if p.host == id]
+            used = {r: total.get(r, 0.0) - free.get(id, total).get(r, 0.0) for r in ("CPU", "memory", "GPU")}
+            others = Shape(0, max(0, round(used["CPU"]) - sum(s.cpus for s in ours)),
+                           max(0, (int(used["memory"]) >> 20) - sum(s.memory_mb for s in ours)),
+                           max(0, round(used["GPU"]) - sum(s.gpus for s in ours)))
+            if self._wishes and not ours:
+                others = NOTHING                       # a node that just came runs our wishes for a moment
+            name = f"{info.get('NodeManagerHostname') or info['NodeManagerAddress']} ({id[:8]})"
+            memory, largest = int(total.get("memory", 0)) >> 20, None
+            if self._temp is not None:                 # this machine alone: nothing is reserved, it is measured
+                memory, others = self._measured, NOTHING
+                largest = measure.memory_use()[1] >> 20
+            found.append(Host(id, name, int(total.get("CPU", 0)), memory, int(total.get("GPU", 0)), others,
+                              id in draining, largest))
+        return found
+
+    @property
+    def _measured(self) -> int:
+        """Memory of this machine for us, MB, as it was when the first supervisor was thought of."""
+        if not hasattr(self, "_memory_mb"):
+            used, total = measure.memory_use()
+            self._memory_mb = max(2 * OWN_MB, int(self.limits.memory_share * total - used) >> 20)
+        return self._memory_mb
+
+    def _spawn(self, host: Host, number: int, shape: Shape) -> None:
+        post = self.fleet.post(host, number, shape)
+        post.actor = SupervisorActor.options(
+            num_cpus=shape.cpus, num_gpus=shape.gpus, memory=None if self._temp else shape.memory_mb << 20,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(host.id, soft=False),
+        ).remote(self.store.root, shape.slots, self.limits.to_json(), memory_mb=post.memory_mb, scratch=self.scratch,
+                 libraries=self._libraries, witness=self._witness)
+        post.poll, post.polled = post.actor.poll.remote([], 0.0), time.monotonic()
+        post.started = post.idle_since = post.polled
+        self.fleet.posts[host.id, number] = post
+
+    def _greet(self, post: Post, theirs: dict[str, Any]) -> None:
+        """The first answer of a supervisor: may it work?"""
+        post.fingerprint = theirs
+        wrong = differences(self._print, theirs)
+        if wrong and theirs["code"] == code_hash(roots()) != self._print["code"]:
+            wrong.append("which is what stands here by now: the code was changed since this run began; run again")
+        if theirs.get("sees_store") is False:
+            wrong.append(f"it does not see the store {self.store.root}; put the store on a file system that all nodes "
+                         f"share, or on object storage")
+        if wrong:
+            self.fleet.refused[post.name] = "; ".join(wrong)
+            log.warning("node %s is refused: %s", post.name, self.fleet.refused[post.name])
+            self._dismiss([p for p in self.fleet.posts.values() if p.host == post.host])
+            return
+        gaps = confinement.missing(theirs["confinement"])
+        if gaps and gaps not in self._gaps:
+            self._gaps.add(gaps)
+            log.warning("workers cannot be confined as they should be on node %s and others: %s", post.name, gaps)
+        self.fleet.tags[post.host] = theirs["cpu"]
+        for p in self.fleet.posts.values():
+            if p.host == post.host:
+                p.cpu = theirs["cpu"]
+        self.fleet.greeted(post, time.monotonic())
+
+    def _vacate(self, post: Post) -> None:
+        """Give it no more work; what it has not begun goes back at once, and it goes when the rest is done."""
+        post.leaving = True
+        waiting = set(post.open) - post.running
+        if waiting:
+            why = f"node {post.name} is drained" if post.drained else f"node {post.name} makes way"
+            self._given_back.append({"event": "returned", "ids": sorted(waiting), "message": why})
+            self.cancel(sorted(waiting))
+        if post.drained:
+            log.warning("node %s is drained: %d tasks finish there, %d go elsewhere", post.name, len(post.open),
+                        len(waiting))
+
+    def _lost(self, post: Post, why: str, preempted: bool = False) -> list[dict[str, Any]]:
+        """A supervisor is gone: what it had goes back to the scheduler; another one follows when there is room."""
+        self.nodes_lost += post.ready
+        ids, unsent = sorted(post.open), {a["id"] for a in post.unsent}
+        free = ids if preempted or post.drained else [i for i in ids if i in unsent]
+        words = f"node {post.name} lost its supervisor: {why}"
+        log.warning("%s", words)
+        self._settle(post, ids)
+        self._drop(post)
+        if not (preempted or post.drained):
+            self.fleet.died(post, time.monotonic(), why)
+        found = {"returned": free, "lost": [i for i in ids if i not in free]}
+        return [{"event": event, "ids": them, "message": words} for event, them in found.items() if them]
+
+    def _drop(self, post: Post) -> None:
+        self.fleet.posts.pop((post.host, post.number), None)
+        self._grown = time.monotonic() - GROW_S + 0.5          # look for a place again soon
+        with contextlib.suppress(RayError):
+            ray.kill(post.actor)
+
+    def _dismiss(self, posts: list[Post], patience_s: float = 2.0) -> None:
+        """Let supervisors clear up, then end them."""
+        closing = [p.actor.close.remote() for p in posts if p.fingerprint]
+        if closing:
+            with contextlib.suppress(RayError):
+                ray.wait(closing, num_returns=len(closing), timeout=patience_s)
+        for post in posts:
+            self._drop(post)
+
+    def _wish_for(self, wishes: Mapping[Kind, int]) -> None:
+        """Show the autoscaler as much work without room as there is."""
+        for kind in {*self._wishes, *wishes}:
+            pending = self._wishes.pop(kind, [])
+            if pending:
+                _, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
+            wanted = wishes.get(kind, 0)
+            for ref in pending[wanted:]:
+                ray.cancel(ref)
+            need = {"num_cpus": 0 if kind.gpus else 1, "num_gpus": share(kind.gpus) if kind.gpus else 0,
+                    "memory": kind.memory_mb + OWN_MB << 20}
+            pending = pending[:wanted] + [_wish.options(**need).remote() for _ in range(wanted - len(pending))]
+            if pending:
+                self._wishes[kind] = pending
+
+    def _check_any(self) -> None:
+        """Raise NoNodes when waiting any longer makes no sense."""
+        if (why := self.fleet.stuck(time.monotonic())) is not None:
+            raise NoNodes(why)

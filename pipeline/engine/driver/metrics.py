@@ -1,0 +1,122 @@
+"""Progress of a run as Prometheus metrics: what they are called, what they mean, and how they follow from a snapshot.
+
+`samples` maps the snapshot of `Progress` (what `runs/RUN/progress.json` holds) to values; who shows them is the
+backend's business (`RayBackend.emit`: on the metrics port of the driver's node). All come from the driver, with few
+series: labelled by run and *kind* of node, never by partition, file or worker. They are for watching. Counters begin at
+zero with every driver and vanish with it; what is true of a run stands in the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import nan
+from typing import Any
+
+#: kinds of nodes, as `plan.nodes.Node.kind` has them
+KINDS = ("index", "pass", "barrier", "tokenizer", "shards")
+OUTCOMES = ("in", "kept", "dropped", "quarantined")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`kind`: gauge (a state) or counter (what happened since this driver began)."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ("run",)
+
+    @property
+    def exported(self) -> str:
+        """The name on Ray's metrics port, which dashboards and alerts use: Ray puts `ray_` in front of custom metrics,
+        and `_total` behind counters."""
+        return f"ray_{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+
+ACTIVE = Metric("tokenmill_run_active", "gauge", "1 while the driver works, 0 at its end")
+SLOTS = Metric("tokenmill_slots", "gauge", "Tasks that can run at the same time")
+ETA = Metric("tokenmill_eta_seconds", "gauge", "Seconds to the end of the tasks known so far, by bytes; NaN: unknown")
+BYTES_LEFT = Metric("tokenmill_bytes_left", "gauge", "Bytes that the tasks known so far have still to read")
+DOCS_PER_SECOND = Metric("tokenmill_documents_per_second", "gauge", "Documents read a second by the nodes at work, "
+                         "each averaged over its time")
+TASKS = Metric("tokenmill_tasks", "gauge", "Tasks known so far, by state: waiting, running, done (reused ones among "
+               "them), reused", ("run", "kind", "state"))
+COMPLETED = Metric("tokenmill_tasks_completed", "counter", "Tasks run and committed", ("run", "kind"))
+FAILED = Metric("tokenmill_attempts_failed", "counter", "Attempts at tasks that failed or were lost", ("run", "kind"))
+RETRIED = Metric("tokenmill_attempts_retried", "counter", "Attempts at tasks that were begun again", ("run", "kind"))
+STRAGGLERS = Metric("tokenmill_stragglers", "counter", "Second attempts beside suspiciously slow tasks",
+                    ("run", "kind"))
+DOCUMENTS = Metric("tokenmill_documents", "counter", "Documents of tasks run, by outcome: in, kept, dropped, "
+                   "quarantined", ("run", "kind", "outcome"))
+BYTES = Metric("tokenmill_bytes", "counter", "Bytes read by tasks run", ("run", "kind"))
+NODES_LOST = Metric("tokenmill_nodes_lost", "counter", "Supervisors that died, with or without their machine")
+
+METRICS = (ACTIVE, SLOTS, ETA, BYTES_LEFT, DOCS_PER_SECOND, TASKS, COMPLETED, FAILED, RETRIED, STRAGGLERS, DOCUMENTS,
+           BYTES, NODES_LOST)
+
+Sample = tuple[Metric, dict[str, str], float]
+
+
+def kind_of(node: str) -> str:
+    """Kind of a node by its name, as `pipeline.plan` names them."""
+    head, colon, _ = node.partition(":")
+    if colon and head in ("index", "tokenizer", "shards"):
+        return head
+    return "barrier" if "/" in node else "pass"
+
+
+def outcomes(counters: Mapping[str, Any]) -> dict[str, int]:
+    """Documents of one task by outcome, from the counters of a pass or of an encoding task (docs/architecture.md); of
+    other tasks nothing is counted.
+
+    Records a reader cannot read are in `quarantined` though they never were documents, so the outcomes may add up to
+    more than `in`.
+    """
+    passed, encoded = "stages" in counters, "quarantined" in counters and "train" in counters
+    if not passed and not encoded:
+        return dict.fromkeys(OUTCOMES, 0)
+    lost = sum(counters["quarantined"].values())
+    if encoded:                                               # documents of two splits
+        kept = counters["train"]["docs"] + counters["val"]["docs"]
+        return {"in": kept + lost, "kept": kept, "dropped": 0, "quarantined": lost}
+    seen, kept = (sum(source["docs"] for source in counters[key].values()) for key in ("in", "kept"))
+    dropped = sum(n for stage in counters["stages"].values()
+                  for sources in stage["dropped"].values() for n in sources.values())
+    return {"in": seen, "kept": kept, "dropped": dropped, "quarantined": lost}
+
+
+def samples(run: str, snapshot: Mapping[str, Any], nodes_lost: int = 0) -> Iterator[Sample]:
+    """Every metric of a run, from a snapshot of its progress."""
+    active = snapshot["state"] == "running"
+    eta = snapshot["eta_s"] if active else 0
+    yield ACTIVE, {"run": run}, float(active)
+    yield SLOTS, {"run": run}, float(snapshot["slots"] if active else 0)
+    yield ETA, {"run": run}, nan if eta is None else float(eta)
+    yield BYTES_LEFT, {"run": run}, float(snapshot["bytes_left"])
+    yield NODES_LOST, {"run": run}, float(nodes_lost)
+    at_work = {task["node"] for task in snapshot["running"]}
+    yield DOCS_PER_SECOND, {"run": run}, float(sum(n["docs_per_s"] for name, n in snapshot["nodes"].items()
+                                                   if name in at_work))
+    for kind in KINDS:
+        # kinds that are still to come count zero: what a counter has when it is first seen is no increase to Prometheus
+        nodes = {name: n for name, n in snapshot["nodes"].items() if kind_of(name) == kind}
+        labels = {"run": run, "kind": kind}
+
+        def total(key: str, nodes: Mapping[str, Any] = nodes) -> float:
+            return float(sum(n[key] for n in nodes.values()))
+
+        running = float(sum(task["node"] in nodes for task in snapshot["running"]))
+        done, reused = total("done"), total("reused")
+        for state, value in (("waiting", max(0.0, total("parts") - done - running)), ("running", running),
+                             ("done", done), ("reused", reused)):
+            yield TASKS, {**labels, "state": state}, value
+        yield COMPLETED, labels, done - reused
+        yield FAILED, labels, total("failed_attempts")
+        yield RETRIED, labels, total("retried")
+        yield STRAGGLERS, labels, total("doubled")
+        yield BYTES, labels, total("bytes_run")
+        if kind in ("pass", "shards"):
+            for outcome in OUTCOMES:
+                yield (DOCUMENTS, {**labels, "outcome": outcome},
+                       float(sum(n["documents_run"][outcome] for n in nodes.values())))

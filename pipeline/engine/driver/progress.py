@@ -1,0 +1,399 @@
+"""Progress of a run: for people (rich), for programs (JSON lines), and a snapshot for the store.
+
+The snapshot (`runs/RUN/progress.json`) is the only progress others may rely on; it survives the driver and says what
+the service shows. Clocks here are for display alone, nothing depends on them. ETA comes from bytes, not from parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
+
+from pipeline.base.redact import redact
+from pipeline.base.visible import visible
+from pipeline.engine.driver.metrics import OUTCOMES, outcomes
+from pipeline.engine.driver.scheduler import Running
+from pipeline.engine.task import TaskSpec
+from pipeline.engine.worker.faults import gist
+from pipeline.store.fs import StoreError
+from pipeline.store.records import PartRecord
+
+SNAPSHOT_S = 3.0
+PLAIN_S = 20.0          # between two lines where there is no terminal to redraw
+AGAIN_S = 600.0         # until a failure is said again that differs from an earlier one in nothing but paths
+SHOWN = 50              # of what runs, and of what failed, in a snapshot: what runs longest, what failed last
+LONGEST = 1000          # characters of a message in a snapshot
+
+
+@dataclass
+class _Node:
+    """What is known of one node. `weight` counts bytes to read."""
+
+    parts: int = 0
+    done: int = 0
+    fresh: int = 0              # of `done`: taken from the log
+    weight: int = 0
+    weight_done: int = 0
+    weight_run: int = 0         # of `weight_done`: run here
+    docs: int = 0
+    docs_run: int = 0
+    quarantined: int = 0
+    failed: int = 0             # attempts
+    retried: int = 0            # attempts, begun again
+    doubled: int = 0            # second attempts beside a slow one
+    outcomes_run: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))    # documents, run here
+    running: int = 0
+    hung: int = 0
+    cpu_s: float = 0.0
+    started: float | None = None    # while tasks run; waiting for workers is not running
+    spent: float = 0.0              # seconds it ran before that
+
+    def seconds(self, now: float) -> float:
+        return self.spent + (now - self.started if self.started is not None else 0.0)
+
+    def start(self, when: float) -> None:
+        if self.started is None and self.done < self.parts:
+            self.started = when
+
+    def stop(self, now: float) -> None:
+        self.spent, self.started = self.seconds(now), None
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        s = max(self.seconds(now), 1e-3)
+        rate = self.weight_run / s
+        left = self.weight - self.weight_done
+        return {"parts": self.parts, "done": self.done, "running": self.running, "reused": self.fresh,
+                "bytes": self.weight,
+                "bytes_done": self.weight_done, "docs": self.docs, "quarantined": self.quarantined,
+                "failed_attempts": self.failed, "retried": self.retried, "doubled": self.doubled,
+                "bytes_run": self.weight_run, "documents_run": dict(self.outcomes_run),
+                "cpu_s": round(self.cpu_s, 2), "seconds": round(self.seconds(now), 1),
+                "bytes_per_s": round(rate), "docs_per_s": round(self.docs_run / s, 1),
+                "eta_s": 0 if left == 0 else round(left / rate) if rate else None}
+
+
+class Progress:
+    """Collects what the scheduler tells and shows it.
+
+    `mode`: "rich" (bars on a terminal, a line now and then elsewhere), "quiet", or "json" (one event a line on stdout).
+    `snapshot` is called with a JSON-able dict every few seconds and at the end; where it writes is its own business.
+    `facts` stand in every snapshot. No secret gets into any of it (`pipeline.base.redact`).
+    """
+
+    def __init__(self, mode: str = "rich", snapshot: Callable[[dict[str, Any]], None] | None = None, *,
+                 stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic,
+                 facts: Mapping[str, Any] | None = None) -> None:
+        if mode not in ("rich", "quiet", "json"):
+            raise ValueError(f"progress mode '{mode}': use rich, quiet or json")
+        self.mode, self._snapshot, self._clock = mode, snapshot, clock
+        self._stream = stream or (sys.stdout if mode == "json" else sys.stderr)
+        self.nodes: dict[str, _Node] = {}
+        self.state, self.slots, self.tasks = "running", 0, []
+        self.facts = dict(facts or {})
+        self.error: str | None = None
+        self.traceback: str | None = None
+        #: (node, kind, gist of the message) → its latest label and message, and how often; latest last
+        self.failures: dict[tuple[str, str, str], tuple[str, str, int]] = {}
+        self._told: dict[str, float] = {}                            # gist of a message → when it was said
+        self._hung: dict[str, tuple[int, int]] = {}                  # key of a task → row and stage it stands at
+        self._finished: float | None = None                          # when the last task did
+        self._written = self._said = self._begun = clock()
+        self._bars: Bars | None = None
+        self._ids: dict[str, TaskID] = {}
+        self._lines_said: dict[str, str] = {}
+        if mode == "rich":
+            console = Console(file=self._stream, emoji=False)        # a node is called index:b:1
+            self._console = console
+            if console.is_terminal:
+                self._bars = Bars(TextColumn("{task.description}", markup=False), BarColumn(bar_width=24),
+                                  TextColumn("{task.fields[say]}", markup=False), console=console, refresh_per_second=4)
+                self._bars.start()
+
+    # -- what the scheduler tells --------------------------------------------------------------------------------
+    def plan_again(self) -> None:
+        """The tasks of all nodes are about to be told anew; what ran so far counts as there already then."""
+        self.nodes.clear()
+
+    def planned(self, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> None:
+        names = dict.fromkeys(s.node for s in specs)
+        for spec in {s.key: s for s in specs}.values():
+            node = self.nodes.setdefault(spec.node, _Node())
+            node.parts += 1
+            node.weight += spec.weight
+            if spec.key in fresh:
+                node.done += 1
+                node.fresh += 1
+                node.weight_done += spec.weight
+                self._count(node, fresh[spec.key])
+        for name in names:
+            node = self.nodes[name]
+            self._event("planned", node=name, parts=node.parts, reused=node.fresh, bytes=node.weight)
+            self._draw(name)
+        self._tick()                 # a million tasks that are done already take minutes to read
+
+    def done(self, spec: TaskSpec, record: PartRecord) -> None:
+        node = self.nodes[spec.node]
+        self._hung.pop(spec.key, None)
+        self._finished = self._clock()
+        node.start(self._clock() - record.wall_s)
+        node.done += 1
+        node.weight_done += spec.weight
+        node.weight_run += spec.weight
+        node.docs_run += docs_in(record)
+        for outcome, n in outcomes(record.counters).items():
+            node.outcomes_run[outcome] += n
+        node.cpu_s += record.cpu_s
+        self._count(node, record)
+        if node.done == node.parts:
+            node.stop(self._clock())
+        self._event("done", node=spec.node, key=spec.key, label=spec.label, parts=node.parts, done=node.done,
+                    docs=docs_in(record), bytes=spec.weight, cpu_s=record.cpu_s, wall_s=record.wall_s,
+                    rss_mb=record.rss_mb, quarantined=len(record.quarantine))
+        self._draw(spec.node)
+        self._tick()
+
+    def failed(self, spec: TaskSpec, kind: str, message: str, again: bool) -> None:
+        """An attempt failed. `again`: there will be another; otherwise the run ends, and its error says why."""
+        self.nodes[spec.node].failed += 1
+        message = redact(message)
+        key = (spec.node, kind, gist(message))
+        _, _, times = self.failures.pop(key, ("", "", 0))
+        self.failures[key] = spec.label or spec.key, message[:LONGEST], times + 1
+        if len(self.failures) > SHOWN:
+            del self.failures[next(iter(self.failures))]
+        self._event("failed", node=spec.node, key=spec.key, label=spec.label, kind=kind, message=message)
+        if again:
+            self._say_once(message, f"{spec.node}: {spec.label or spec.key}: {message} ({kind}, trying again)")
+
+    def hindered(self, spec: TaskSpec, message: str) -> None:
+        """A task waits for the environment: for space on a disk, for storage that does not answer."""
+        message = redact(message)
+        self._event("hindered", node=spec.node, key=spec.key, label=spec.label, message=message)
+        self._say_once(message, f"{spec.node}: {spec.label or spec.key}: {message} (waiting, then trying again)")
+
+    def repeated(self, spec: TaskSpec) -> None:
+        """A task waits for another attempt, because one failed, or was lost or given back by its worker."""
+        self.nodes[spec.node].retried += 1
+
+    def doubled(self, spec: TaskSpec) -> None:
+        """A straggler got a second attempt beside the first."""
+        self.nodes[spec.node].doubled += 1
+        self._event("doubled", node=spec.node, key=spec.key, label=spec.label)
+
+    def condemned(self, spec: TaskSpec, row: int, reason: str) -> None:
+        self._event("condemned", node=spec.node, key=spec.key, label=spec.label, row=row, reason=reason)
+        self._say(f"{spec.node}: {spec.label or spec.key}: document {row} goes into quarantine ({reason})")
+
+    def hanging(self, task: Running) -> None:
+        """A task whose cursor has stood still for so long. It may only be slow: limits and stragglers see to the rest.
+        """
+        spec = task.spec
+        self._hung[spec.key] = task.row, task.stage
+        self._event("hanging", node=spec.node, key=spec.key, label=spec.label, row=task.row,
+                    stage=stage_of(task) if task.row >= 0 else "", seconds=task.still, host=task.host, pid=task.pid,
+                    does=task.does)
+        self._say(f"{spec.node}: {spec.label or spec.key}: {hang_of(task)}")
+
+    def running(self, slots: int, tasks: list[Running]) -> None:
+        """What runs. A task that was said to hang is shown first, with what hangs and what to do, until it goes on."""
+        self.slots = slots
+        for t in tasks:
+            if t.spec.key in self._hung and self._hung[t.spec.key] != (t.row, t.stage):        # it goes on
+                del self._hung[t.spec.key]
+        ranked = sorted(tasks, key=lambda t: (t.spec.key not in self._hung, -t.seconds))[:SHOWN]
+        self.tasks = [{"node": t.spec.node, "label": t.spec.label or t.spec.key, "seconds": round(t.seconds, 1),
+                       "row": t.row, "stage": stage_of(t) if t.row >= 0 else "", "still": t.still, "host": t.host,
+                       "pid": t.pid, **({"hangs": hang_of(t)} if t.spec.key in self._hung else {})} for t in ranked]
+        counts = Counter(t.spec.node for t in tasks)
+        hung = Counter(t.spec.node for t in tasks if t.spec.key in self._hung)
+        for name, node in self.nodes.items():
+            node.running, node.hung = counts[name], hung[name]
+        for t in tasks:
+            self.nodes[t.spec.node].start(self._clock() - t.seconds)
+        for name in counts:
+            self._draw(name)
+        self._tick()
+
+    # -- what we tell --------------------------------------------------------------------------------------------
+    def snapshot(self) -> dict[str, Any]:
+        """The state as JSON: totals, ETA in seconds (None: unknown), and a dict for each node."""
+        now = self._clock()
+        nodes = {name: node.snapshot(now) for name, node in self.nodes.items()}
+        left = sum(n.weight - n.weight_done for n in self.nodes.values())
+        spent = max(now - self._begun, 1e-3)
+        rate = sum(n.weight_run for n in self.nodes.values()) / spent
+        failures = [{"node": node, "label": label, "kind": kind, "message": message, "times": times}
+                    for (node, kind, _), (label, message, times) in self.failures.items()]
+        finished = None if self._finished is None else round(now - self._finished, 1)
+        return {**self.facts, "state": self.state, "at": round(time.time(), 1), "finished_s": finished,
+                "seconds": round(now - self._begun, 1), "slots": self.slots,
+                "parts": sum(n.parts for n in self.nodes.values()), "done": sum(n.done for n in self.nodes.values()),
+                "docs": sum(n.docs for n in self.nodes.values()),
+                "docs_per_s": round(sum(n.docs_run for n in self.nodes.values()) / spent, 1),
+                "bytes_left": left, "eta_s": 0 if left == 0 else round(left / rate) if rate else None,
+                "nodes": nodes, "running": self.tasks, "failures": failures, "error": self.error,
+                "traceback": self.traceback}
+
+    def begin(self) -> None:
+        """Write the first snapshot: from now on others see that this run is under way."""
+        self._write()
+
+    def close(self, state: str = "done", error: str | None = None, traceback: str | None = None) -> None:
+        """`state`: done, failed or stopped, and the `error` it ended with. Writes the last snapshot."""
+        self.state, self.tasks = state, []
+        self.error = None if error is None else redact(error)[:4 * LONGEST]
+        self.traceback = None if traceback is None else redact(traceback)[-16 * LONGEST:]
+        for node in self.nodes.values():
+            node.running = node.hung = 0
+        for name in self.nodes:
+            self._draw(name)
+        if self._bars is not None:
+            self._bars.stop()
+        elif self.mode == "rich":
+            self._lines()
+        self._write()
+        left_out = ("running", "nodes", "failures", "traceback")
+        self._event("end", **{k: v for k, v in self.snapshot().items() if k not in left_out})
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close("done" if kind is None else "stopped" if issubclass(kind, KeyboardInterrupt) else "failed")
+
+    @staticmethod
+    def _count(node: _Node, record: PartRecord) -> None:
+        node.docs += docs_in(record)
+        node.quarantined += len(record.quarantine)
+
+    def _tick(self) -> None:
+        now = self._clock()
+        if now - self._written >= SNAPSHOT_S:
+            self._written = now
+            self._write()
+            self._event("progress", **self.snapshot())
+        if self.mode == "rich" and self._bars is None and now - self._said >= PLAIN_S:
+            self._said = now
+            self._lines()
+
+    def _write(self) -> None:
+        if self._snapshot is not None:
+            with contextlib.suppress(OSError, StoreError):      # the commit log will say it if the store is gone
+                self._snapshot(self.snapshot())
+
+    def _event(self, event: str, **fields: Any) -> None:
+        if self.mode == "json":
+            self._stream.write(json.dumps({"event": event, **fields}) + "\n")
+            self._stream.flush()
+
+    def _say(self, line: str) -> None:
+        if self.mode == "rich":
+            console = self._bars.console if self._bars is not None else self._console
+            console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
+
+    def _say_once(self, message: str, line: str) -> None:
+        """Say `line` unless the gist of its message was said lately: what one worker meets, all of them meet."""
+        now, key = self._clock(), gist(message)
+        if now - self._told.get(key, -AGAIN_S) >= AGAIN_S:
+            self._told[key] = now
+            self._say(line)
+
+    def _lines(self) -> None:
+        for name, node in self.nodes.items():
+            if (words := self._words(node)) != self._lines_said.get(name):       # a pass that is done is said once
+                self._lines_said[name] = words
+                self._say(f"{name}: {words}")
+
+    def _words(self, node: _Node) -> str:
+        s = node.snapshot(self._clock())
+        words = [f"{s['done']}/{s['parts']}"]
+        if s["reused"]:
+            words.append(f"{s['reused']} reused")
+        if s["bytes_per_s"]:
+            words.append(f"{size(s['bytes_per_s'])}/s")
+        if s["docs_per_s"]:
+            words.append(f"{s['docs_per_s']:,.0f} docs/s")
+        if s["quarantined"]:
+            words.append(f"{s['quarantined']} in quarantine")
+        if node.hung:
+            words.append(f"{node.hung} without progress")
+        if s["done"] == s["parts"]:
+            words.append(clock(s["seconds"]))
+        elif s["eta_s"] is not None:
+            words.append(f"{clock(s['eta_s'])} left")
+        return "  ".join(words)
+
+    def _draw(self, name: str) -> None:
+        if self._bars is None:
+            return
+        node = self.nodes[name]
+        if name not in self._ids:
+            self._ids[name] = self._bars.add_task(name, total=max(node.weight, 1), say="")
+        self._bars.update(self._ids[name], total=max(node.weight, 1), say=self._words(node),
+                          completed=node.weight_done if node.done < node.parts else max(node.weight, 1))
+
+
+def stage_of(task: Running) -> str:
+    """Name of the stage a task is in; "read" while a record is read."""
+    chain = task.spec.args.get("chain", ())
+    at = task.stage
+    return chain[at].get("name", str(at)) if 0 <= at < len(chain) else str(at) if at >= 0 else "read"
+
+
+#: what a child without progress does → what can be done about it
+_REMEDIES = {
+    "stopped": "kill -CONT {pid} there lets it go on, kill -9 {pid} has its task run again",
+    "waiting": "a disk or a network share does not answer: dmesg there may say which",
+    "sleeping": "it waits for something, and is run again when that takes too long",
+    "computing": "it is slow, or does not end: then its document goes into quarantine",
+}
+
+
+def hang_of(task: Running) -> str:
+    """What is known of a task that makes no progress: for how long, where it stands, who works on it, what to do."""
+    place = "outside any document" if task.row < 0 else f"document {task.row} in stage {stage_of(task)}" \
+        if task.stage >= 0 else f"while record {task.row} is read"
+    words = [f"no progress for {age(task.still)}", place]
+    if task.pid:
+        words.append(f"process {task.pid} on {task.host}" + (f" ({task.does})" if task.does else ""))
+    remedy = _REMEDIES.get(task.does, "").format(pid=task.pid)
+    return ", ".join(words) + (f"; {remedy}" if remedy else "")
+
+
+def age(seconds: float) -> str:
+    """How long ago something was, for people: 75 → '75 s', 1234 → '20:34'."""
+    return f"{seconds:.0f} s" if seconds < 600 else clock(seconds)
+
+
+def docs_in(record: PartRecord) -> int:
+    """Documents a task read, by its counters; 0 for tasks that read none."""
+    sources = record.counters.get("in")
+    if isinstance(sources, dict):
+        return sum(s.get("docs", 0) for s in sources.values() if isinstance(s, dict))
+    docs = record.counters.get("docs", 0)
+    return int(docs) if isinstance(docs, (int, float)) else 0
+
+
+def size(n: float) -> str:
+    """Bytes for people, 1 kB = 1000 bytes as in recipes: 1536 → '1.5 kB'."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n) < 1000:
+            return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"
+
+
+def clock(seconds: float) -> str:
+    """Seconds for people: 75 → '1:15', 4000 → '1:06:40'."""
+    s = int(seconds)
+    return f"{s // 3600}:{s % 3600 // 60:02d}:{s % 60:02d}" if s >= 3600 else f"{s // 60}:{s % 60:02d}"

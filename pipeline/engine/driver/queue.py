@@ -1,0 +1,189 @@
+"""What the driver keeps of tasks: which there are, in which order they go, what became of them. On disk.
+
+A run may have millions of tasks, and a spec is a few kB: they stand in a temporary SQLite database of this process, so
+that memory is what is in flight. A node asks for tasks with an iterable, which is read as the run goes on, and is given
+back their records as a sequence that is read from the log.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import overload
+
+from pipeline.base.prf import prf
+from pipeline.engine.task import Kind, TaskSpec
+from pipeline.store.records import PartRecord
+from pipeline.store.temp import scratch_database
+
+#: rows of a batch read at a time
+CHUNK = 1000
+
+Get = Callable[[str], PartRecord | None]
+
+
+class Records(Sequence[PartRecord]):
+    """Records of the tasks of a batch, in the order of their specs, read from the log as they are asked for.
+
+    `origins` are the `TaskSpec.origin` of the same tasks.
+    """
+
+    def __init__(self, db: sqlite3.Connection, batch: int, size: int, get: Get) -> None:
+        self._db, self._batch, self._size, self._get = db, batch, size, get
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, at: int) -> PartRecord: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[PartRecord]: ...
+
+    def __getitem__(self, at: int | slice) -> PartRecord | list[PartRecord]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(self._size))]
+        place = at + self._size if at < 0 else at
+        if not 0 <= place < self._size:
+            raise IndexError(at)
+        return self._read(self._rows(place, place + 1)[0][0])
+
+    def __iter__(self) -> Iterator[PartRecord]:
+        for key, _ in self._all():
+            yield self._read(key)
+
+    @property
+    def origins(self) -> Iterator[str]:
+        return (origin for _, origin in self._all())
+
+    @property
+    def keys(self) -> Iterator[str]:
+        return (key for key, _ in self._all())
+
+    def _all(self) -> Iterator[tuple[str, str]]:
+        for first in range(0, self._size, CHUNK):
+            yield from self._rows(first, first + CHUNK)
+
+    def _rows(self, first: int, stop: int) -> list[tuple[str, str]]:
+        return self._db.execute("SELECT key, origin FROM task WHERE batch = ? AND place >= ? AND place < ? "
+                                "ORDER BY place", (self._batch, first, stop)).fetchall()
+
+    def _read(self, key: str) -> PartRecord:
+        record = self._get(key)
+        if record is None:
+            raise KeyError(f"task {key} has no record in the log")
+        return record
+
+
+class Batch:
+    """Tasks one node asked for together. It is complete when its iterable is at its end and all of them are done."""
+
+    def __init__(self, number: int, specs: Iterable[TaskSpec]) -> None:
+        self.number = number
+        self.source: Iterator[TaskSpec] | None = iter(specs)     # None: read to its end
+        self.size = self.left = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.source is None and self.left == 0
+
+
+class TaskQueue:
+    """Batches of tasks; those that are still to be run go largest first, or shuffled by `seed`."""
+
+    def __init__(self, get: Get, seed: int | None = None) -> None:
+        self._get, self._seed = get, seed
+        self._db = scratch_database()
+        for table in ("task (batch INTEGER, place INTEGER, key TEXT, origin TEXT, PRIMARY KEY (batch, place))",
+                      "waits (key TEXT, batch INTEGER, PRIMARY KEY (key, batch))",
+                      "todo (memory INTEGER, gpus REAL, cpu TEXT, rank REAL, key TEXT, spec TEXT, "
+                      "PRIMARY KEY (memory, gpus, cpu, rank, key))"):
+            self._db.execute(f"CREATE TABLE {table} WITHOUT ROWID")
+        self._batches: dict[int, Batch] = {}
+        self._serial = 0
+        #: tasks waiting to be dispatched, by what they declare
+        self.waiting: dict[Kind, int] = {}
+
+    def __len__(self) -> int:
+        """Tasks that were read from their batches and wait to be dispatched."""
+        return sum(self.waiting.values())
+
+    @property
+    def unread(self) -> bool:
+        """Whether a batch may hold more tasks than were read of it."""
+        return any(b.source is not None for b in self._batches.values())
+
+    def add(self, specs: Iterable[TaskSpec]) -> Batch:
+        self._serial += 1
+        batch = self._batches[self._serial] = Batch(self._serial, specs)
+        return batch
+
+    def read(self, limit: int) -> Iterator[tuple[list[TaskSpec], dict[str, PartRecord]]]:
+        """Read at most `limit` further tasks of every batch: (those nobody has asked for yet, and those that are done
+        already; the records of these)."""
+        for batch in list(self._batches.values()):
+            if batch.source is None:
+                continue
+            specs = list(islice(batch.source, limit))
+            if len(specs) < limit:
+                batch.source = None
+            fresh = {s.key: r for s in specs if (r := self._get(s.key)) is not None}
+            new = self._enter(batch, specs, fresh)
+            yield [s for s in specs if s.key in fresh or s.key in new], fresh
+
+    def _enter(self, batch: Batch, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> set[str]:
+        """Returns the keys that now wait to be dispatched and did not before."""
+        self._db.executemany("INSERT INTO task VALUES (?, ?, ?, ?)",
+                             [(batch.number, batch.size + i, s.key, s.origin) for i, s in enumerate(specs)])
+        batch.size += len(specs)
+        new = set()
+        for spec in {s.key: s for s in reversed(specs) if s.key not in fresh}.values():
+            waits = [b for b, in self._db.execute("SELECT batch FROM waits WHERE key = ?", (spec.key,))]
+            if batch.number not in waits:
+                self._db.execute("INSERT INTO waits VALUES (?, ?)", (spec.key, batch.number))
+                batch.left += 1
+            if not waits:                                   # nobody asked for it yet
+                self._push(spec)
+                new.add(spec.key)
+        return new
+
+    def _push(self, spec: TaskSpec) -> None:
+        kind = spec.kind
+        rank = -float(spec.weight) if self._seed is None else float(prf(self._seed, "dispatch", spec.key))
+        self._db.execute("INSERT INTO todo VALUES (?, ?, ?, ?, ?, ?)",
+                         (*kind, rank, spec.key, json.dumps(spec.to_json())))
+        self.waiting[kind] = self.waiting.get(kind, 0) + 1
+
+    def kinds(self) -> list[Kind]:
+        """Kinds of the waiting tasks, the kind with the first one first."""
+        heads = []
+        for kind in self.waiting:
+            found = self._db.execute("SELECT rank, key FROM todo WHERE memory = ? AND gpus = ? AND cpu = ? "
+                                     "ORDER BY rank, key LIMIT 1", kind).fetchone()
+            heads.append((found, kind))
+        return [kind for _, kind in sorted(heads)]
+
+    def pop(self, kind: Kind) -> TaskSpec:
+        """The next task of a kind."""
+        rank, key, spec = self._db.execute("SELECT rank, key, spec FROM todo WHERE memory = ? AND gpus = ? AND cpu = ? "
+                                           "ORDER BY rank, key LIMIT 1", kind).fetchone()
+        self._db.execute("DELETE FROM todo WHERE memory = ? AND gpus = ? AND cpu = ? AND rank = ? AND key = ?",
+                         (*kind, rank, key))
+        self.waiting[kind] -= 1
+        if not self.waiting[kind]:
+            del self.waiting[kind]
+        return TaskSpec.from_json(json.loads(spec))
+
+    def done(self, key: str) -> None:
+        """A task has its record."""
+        for number, in self._db.execute("SELECT batch FROM waits WHERE key = ?", (key,)).fetchall():
+            self._batches[number].left -= 1
+        self._db.execute("DELETE FROM waits WHERE key = ?", (key,))
+
+    def finished(self) -> list[tuple[Batch, Records]]:
+        """Take out the batches that are complete."""
+        complete = [b for b in self._batches.values() if b.complete]
+        for batch in complete:
+            del self._batches[batch.number]
+        return [(b, Records(self._db, b.number, b.size, self._get)) for b in complete]

@@ -1,0 +1,494 @@
+"""The scheduler: hands tasks to a backend, commits what comes back, repeats what failed for reasons of its own.
+
+Runs in the driver. It knows no Ray and no process: a backend takes *assignments* and gives *events*, both plain JSON,
+which is all that ever crosses a process or machine boundary:
+
+    assignment  {"id", "spec", "attempt", "skip": [[row, stage, reason], …]}
+    event       {"event": "done",      "id", "record"}
+                {"event": "failed",    "id", "kind", "message", "traceback"}   exception | environment | permanent;
+                                           damaged, with "path"; "row": where the task itself raised
+                {"event": "hindered",  "id", "message"}                        a full disk, silent storage: it waits
+                {"event": "lost",      "ids", "message"}                       the node died; nobody is to blame
+                {"event": "returned",  "ids", "message"}                       never started, or its node was drained
+                {"event": "hanging",   "id", …}                                makes no progress; fields as below
+                {"event": "condemned", "id", "row", "stage", "reason"}         a document is out
+                {"event": "progress",  "running": [{"id", "row", "stage", "seconds", "still", "host", "pid", "does"}]}
+
+A condemnation goes into the log at once: whatever happens to this driver, later attempts at that key skip the row,
+unless the task fails for good: that takes back what was said of its rows, since it may all have been the task's doing.
+An `exception` is the task's own doing and counts against `max_attempts`; raised twice in a row with the same message at
+the same row it is deterministic and ends the run, and so does a `permanent` one at once (a setting that does not fit).
+`environment` (a killed child, memory pressure) and `lost` do not count there, but both are bounded, so that a task that
+takes its node down every time ends the run. A task that met a `damaged` file waits for another plan, in which the file
+is made anew; everything that does not need it is finished first, then DamageFound tells the driver.
+`returned` costs nothing at all.
+Only O(slots) assignments exist at a time, however many tasks there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pipeline.engine.driver.bad_files import BadFiles
+from pipeline.engine.driver.queue import Batch, Records, TaskQueue
+from pipeline.engine.driver.stragglers import Flight, to_double
+from pipeline.engine.task import Kind, TaskSpec
+from pipeline.engine.worker.faults import gist
+from pipeline.store.errors import StoreError, remedy_of
+from pipeline.store.log import attempt_name
+from pipeline.store.records import PartRecord
+
+FLUSH_S = 1.0            # a record waits at most this long for its commit (contracts §1)
+MAX_LOST = 8             # node deaths and environment failures a task may meet before the run gives up on it; so many
+                         # of the latter a slot, and no task done meanwhile, end it as well: a disk stays full
+STRAGGLER_S = 30.0       # never double a task that runs for less
+TIMES = 512              # latest tasks of a node that its p95 is taken of
+READ_AHEAD = 1000        # tasks of a batch that are read between two looks at the backend
+
+
+class Backend(Protocol):
+    """Where tasks run: inline, in child processes, on Ray."""
+
+    interruptible: bool
+
+    def start(self, memory_mb: int = 0) -> None:
+        """Get ready to take tasks that declare up to `memory_mb`; a second call does nothing."""
+
+    @property
+    def slots(self) -> int:
+        """Tasks that can run at the same time right now."""
+
+    def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
+        """Tasks that wait, by kind: what to get workers for. Returns the kinds that can never run here, and why."""
+
+    def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
+        """Assignments of this kind it would start at once. 0 or less: none, and as many are at hand already; -slots or
+        less: it takes no more."""
+
+    def submit(self, assignment: dict[str, Any]) -> None: ...
+
+    def cancel(self, ids: list[int]) -> None:
+        """Forget these assignments, killing what runs of them. Their events may or may not still come."""
+
+    def wait(self, timeout: float) -> list[dict[str, Any]]:
+        """Events, as soon as there are any, after `timeout` seconds at the latest."""
+
+    def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
+        """Show a snapshot of the run's progress to whoever watches the cluster (metrics on Ray); elsewhere nothing."""
+
+    def close(self) -> None:
+        """Leave no process and no scratch file behind."""
+
+
+class CommitLog(Protocol):
+    """What the scheduler needs of `pipeline.store.log.Log`."""
+
+    epoch: int
+
+    def get(self, key: str) -> PartRecord | None: ...
+    def append(self, record: PartRecord) -> Any: ...
+    def condemn(self, key: str, row: int, stage: int, reason: str) -> None: ...
+    def condemned(self, key: str) -> dict[int, tuple[int, str]]: ...
+    def acquit(self, key: str) -> None: ...
+    def flush(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Running:
+    """A task at work: for how many seconds, at which row and stage (-1: outside any document), for how long its cursor
+    has not moved, in which process, and what that does (`limits.doing`)."""
+
+    spec: TaskSpec
+    seconds: float
+    row: int
+    stage: int = -1
+    still: float = 0.0
+    host: str = ""
+    pid: int = 0
+    does: str = ""
+
+
+class Listener(Protocol):
+    """What the scheduler tells `pipeline.engine.driver.progress.Progress`."""
+
+    def plan_again(self) -> None: ...
+
+    def planned(self, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> None: ...
+    def done(self, spec: TaskSpec, record: PartRecord) -> None: ...
+    def failed(self, spec: TaskSpec, kind: str, message: str, again: bool) -> None: ...
+    def hindered(self, spec: TaskSpec, message: str) -> None: ...
+    def repeated(self, spec: TaskSpec) -> None: ...
+    def doubled(self, spec: TaskSpec) -> None: ...
+    def condemned(self, spec: TaskSpec, row: int, reason: str) -> None: ...
+    def hanging(self, task: Running) -> None: ...
+    def running(self, slots: int, tasks: list[Running]) -> None: ...
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM: everything that was committed is kept; run again to go on. Not an Exception, so that no
+    stage's error handling mistakes it for a bad document."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}; what was committed is kept, run again to go on")
+        self.signum = signum
+
+
+class TaskFailed(Exception):
+    """A task failed for good. `reasons` lists the message of every failed attempt, in order; what the worker printed of
+    it (a traceback, its last words) is a note of the exception."""
+
+    def __init__(self, spec: TaskSpec, reasons: list[str], tracebacks: Sequence[str] = ()) -> None:
+        self.spec, self.reasons = spec, reasons
+        times = f" {len(reasons)} times" if len(reasons) > 1 else ""
+        latest, count = {gist(r): r for r in reasons}, Counter(map(gist, reasons))
+        listing = "; ".join(r if len(latest) == 1 else f"{r} (× {count[g]})" for g, r in latest.items())
+        super().__init__(f"{spec.node}: {spec.label or spec.key} failed{times}: {listing}")
+        for traceback in dict.fromkeys(tracebacks):
+            self.add_note(f"in {spec.task}:\n{traceback}")
+
+
+class DamageFound(StoreError):
+    """Tasks cannot go on since files of the store are not what their records say. `paths`: which, and how that came to
+    be known."""
+
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        super().__init__(f"{len(paths)} files of the store are damaged or gone: {', '.join(sorted(paths)[:3])}"
+                         f"{', …' if len(paths) > 3 else ''}; {remedy_of(paths)}")
+        self.paths = dict(paths)
+
+
+class CannotRun(TaskFailed):
+    """No worker can ever take the task. The message says what it declares and what the largest node has."""
+
+    def __init__(self, spec: TaskSpec, why: str) -> None:
+        super().__init__(spec, [why])
+        self.args = (f"{spec.node}: {spec.label or spec.key} cannot run: {why}",)
+
+
+@dataclass
+class _Flight:
+    spec: TaskSpec
+    started: float               # by the scheduler's clock
+
+
+@dataclass
+class _History:
+    """What happened to one key so far."""
+
+    reasons: list[str] = field(default_factory=list)
+    tracebacks: list[str] = field(default_factory=list)
+    raised: tuple[str, int] | None = None        # message and row of the latest failure, where the task itself raised
+    exceptions: int = 0
+    lost: int = 0
+
+
+class Scheduler:
+    """Runs tasks on a backend and commits their records. To be used as a context manager: whatever happens, at its end
+    nothing runs and everything that finished is committed.
+
+    `add` takes the tasks of a node, `step` goes on with all of them, `finished` gives those that are complete.
+    `dispatch_seed` shuffles the order of dispatch (tests: nothing may depend on it); by default the largest goes first.
+    `grace_s`: for how long what runs may go on after a SIGTERM. `clock` measures how long tasks take. `bad_files` is
+    told of input files that could not be read, and may end the run.
+    """
+
+    def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
+                 dispatch_seed: int | None = None, straggler_s: float = STRAGGLER_S, grace_s: float = 0.0,
+                 clock: Callable[[], float] = time.monotonic, bad_files: BadFiles | None = None) -> None:
+        self.backend, self.log, self.progress, self.bad_files = backend, log, progress, bad_files
+        self.max_attempts, self.straggler_s, self.grace_s = max_attempts, straggler_s, grace_s
+        self.executed = self.reused = 0              # tasks: run here, and found in the log
+        self._dispatch_seed, self._clock = dispatch_seed, clock
+        self._awaited: set[str] = set()              # nodes of tasks that others wait for
+        self._hindered = 0                           # environment failures since a task was done
+        self._flights: dict[int, _Flight] = {}
+        self._forget()
+        self._history: dict[str, _History] = defaultdict(_History)
+        self._times: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=TIMES))
+        self._serial, self._flushed = 0, 0.0
+        self._stop: int | None = None                # the signal that asked for it
+        self._stop_at = 0.0                          # monotonic: what still runs then is killed
+        self._ending = contextlib.ExitStack()
+        self._started = False
+
+    def _forget(self) -> None:
+        self._queue = TaskQueue(self.log.get, self._dispatch_seed)
+        self._again: deque[TaskSpec] = deque()       # to be repeated, before anything new
+        self._left: Counter[str] = Counter()         # tasks in the queue, by node
+        self._damaged: dict[str, str] = {}           # files tasks could not read, and what was said of them
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.backend.cancel(list(self._flights))
+            self._flights.clear()
+            self._forget()
+            if self.executed:
+                self.log.flush()
+        finally:
+            self._ending.close()
+            self._started = False
+
+    def plan_again(self) -> None:
+        """Forget what was planned and counted: the same tasks are about to be added again."""
+        self.reused = 0
+        if self.progress:
+            self.progress.plan_again()
+
+    def run(self, specs: Iterable[TaskSpec]) -> list[PartRecord]:
+        """Records of `specs` in their order. What the log holds already is not run again; equal keys run once.
+
+        Raises TaskFailed, Interrupted, and what the log raises (Fenced when another driver took over).
+        """
+        with self:
+            batch = self.add(specs)
+            while True:
+                self.step()
+                for done, records in self.finished():
+                    if done is batch:
+                        return list(records)
+
+    def add(self, specs: Iterable[TaskSpec], awaited: bool = False) -> Batch:
+        """Run these tasks; they are read as the run goes on. What the log holds already is not run again, equal keys
+        run once. `awaited`: other nodes cannot begin before they are done."""
+        def noted() -> Iterator[TaskSpec]:
+            for spec in specs:
+                self._awaited.add(spec.node)
+                yield spec
+
+        return self._queue.add(noted() if awaited else specs)
+
+    def finished(self) -> list[tuple[Batch, Records]]:
+        """Batches that are complete, once each."""
+        return self._queue.finished()
+
+    def step(self) -> None:
+        """Read a few more tasks, hand out what there is room for, commit what comes back. Waits half a second at most.
+
+        Raises TaskFailed, Interrupted, DamageFound once nothing else is left to do, and what the log raises (Fenced
+        when another driver took over).
+        """
+        self.check_stop()
+        for specs, fresh in self._queue.read(READ_AHEAD):
+            self.reused += len(fresh)
+            self._left.update({s.key: s.node for s in specs if s.key not in fresh}.values())
+            if self.progress:
+                self.progress.planned(specs, fresh)
+            for record in fresh.values() if self.bad_files else ():
+                self.bad_files.done(record)
+        if not (len(self._queue) or self._again or self._flights):
+            if self._damaged and not self._queue.unread:
+                raise DamageFound(self._damaged)
+            return
+        self._start()
+        if self._stop is None:
+            self._hand_out()
+        if self.backend.interruptible and self._stop is not None:
+            self._stop_at = 0.0         # asked for before it was interruptible: what was handed out cannot hear of it
+            self.check_stop()
+        events, failure = self.backend.wait(0.0 if self._queue.unread else 0.5), None
+        for event in events:
+            try:
+                self._take(event)
+            except TaskFailed as e:      # what came with it is not to be lost
+                failure = failure or e
+        # a verdict cost two children and more: it is committed before the part goes on
+        if any(e["event"] == "condemned" for e in events) or time.monotonic() - self._flushed > FLUSH_S:
+            self.log.flush()
+            self._flushed = time.monotonic()
+        if failure is not None:
+            self.log.acquit(failure.spec.key)
+            raise failure
+        if self.bad_files:
+            self.bad_files.check()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "done" if event["id"] in self._flights:
+                self._commit(event)
+            case "failed" if event["id"] in self._flights:
+                self._failed(self._flights.pop(event["id"]).spec, event)
+            case "lost":
+                for i in event["ids"]:
+                    if i in self._flights:
+                        self._failed(self._flights.pop(i).spec, {"kind": "lost", **event})
+            case "returned":
+                for i in event["ids"]:
+                    if i in self._flights:
+                        self._repeat(self._flights.pop(i).spec)
+            case "hanging" if event["id"] in self._flights:
+                if self.progress:
+                    self.progress.hanging(self._running(event))
+            case "hindered" if event["id"] in self._flights:
+                if self.progress:
+                    self.progress.hindered(self._flights[event["id"]].spec, event["message"])
+            case "condemned" if event["id"] in self._flights:
+                spec = self._flights[event["id"]].spec
+                self.log.condemn(spec.key, event["row"], event["stage"], event["reason"])
+                if self.bad_files:
+                    self.bad_files.condemned(spec, event["stage"], event["reason"])
+                if self.progress:
+                    self.progress.condemned(spec, event["row"], event["reason"])
+            case "progress":
+                self._show(event["running"])
+
+    def _start(self) -> None:
+        if not self._started:
+            # before the signal handlers: ray.init installs its own
+            self.backend.start(max([*(k.memory_mb for k in self._queue.waiting), *(s.memory_mb for s in self._again)]))
+            self._ending.enter_context(self._signals())
+            self._started, self._flushed = True, time.monotonic()
+
+    def _commit(self, event: dict[str, Any]) -> None:
+        flight = self._flights[event["id"]]
+        spec, record = flight.spec, PartRecord.from_json(event["record"])
+        self.log.append(record)
+        self.executed += 1
+        self._hindered = 0
+        self._queue.done(spec.key)
+        self._times[spec.node].append(self._clock() - flight.started)
+        self._history.pop(spec.key, None)
+        twins = [i for i, f in self._flights.items() if f.spec.key == spec.key]
+        for i in twins:
+            del self._flights[i]
+        self.backend.cancel([i for i in twins if i != event["id"]])
+        first = self.log.get(spec.key) or record                             # the first one counts
+        if self.bad_files:
+            self.bad_files.done(first)
+        if self.progress:
+            self.progress.done(spec, first)
+
+    # -- dispatch ------------------------------------------------------------------------------------------------
+    def _hand_out(self) -> None:
+        waiting = Counter(self._queue.waiting) + Counter(s.kind for s in self._again)
+        for kind, why in self.backend.expect(waiting).items():
+            raise CannotRun(next((s for s in self._again if s.kind == kind), None) or self._queue.pop(kind), why)
+        for _ in range(len(self._again)):
+            spec = self._again.popleft()
+            if self._has_room(spec.kind):
+                self._dispatch(spec)
+            else:
+                self._again.append(spec)
+        if len(self._queue) or self._again:          # before these take the room
+            self._double_stragglers(idle=False)
+        for kind in self._queue.kinds():
+            while self._queue.waiting.get(kind) and self._has_room(kind):
+                spec = self._queue.pop(kind)
+                self._left[spec.node] -= 1
+                self._dispatch(spec)
+        if not (len(self._queue) or self._again or self._queue.unread):
+            self._double_stragglers(idle=True)
+
+    def _has_room(self, kind: Kind) -> bool:
+        """One task a slot; and one more at hand for each slot while there is plenty, so that a slot never waits for us.
+        Near the end nothing is held at hand: it would sit behind a long task while another slot is idle."""
+        room, slots = self.backend.room_for(*kind), self.backend.slots
+        return room > 0 or (room > -slots and self._queue.waiting.get(kind, 0) > 2 * slots)
+
+    def _dispatch(self, spec: TaskSpec) -> None:
+        self._serial += 1
+        self._flights[self._serial] = _Flight(spec, self._clock())
+        skip = self.log.condemned(spec.key)      # by attempts of this driver and of those before it
+        self.backend.submit({"id": self._serial, "spec": spec.to_json(),
+                             "attempt": attempt_name(self.log.epoch, self._serial),
+                             "skip": [[row, stage, reason] for row, (stage, reason) in sorted(skip.items())]})
+
+    def _double_stragglers(self, idle: bool) -> None:
+        """Start a second attempt of tasks that take suspiciously long. Whoever commits first counts."""
+        specs = {f.spec.key: f.spec for f in self._flights.values()}
+        unfinished = {*(node for node, n in self._left.items() if n > 0), *(s.node for s in self._again)}
+        for key in to_double([Flight(f.spec.key, f.spec.node, f.started) for f in self._flights.values()], self._times,
+                             self._clock(), idle=idle, unfinished=unfinished, awaited=self._awaited,
+                             slots=self.backend.slots, least_s=self.straggler_s):
+            # among what is at hand of tasks that wait, or on an idle slot
+            if self.backend.room_for(*specs[key].kind) > (0 if idle else -self.backend.slots):
+                self._dispatch(specs[key])
+                if self.progress:
+                    self.progress.doubled(specs[key])
+
+    # -- failure -------------------------------------------------------------------------------------------------
+    def _failed(self, spec: TaskSpec, event: dict[str, Any]) -> None:
+        """Note a failed attempt, and repeat it; raises TaskFailed when it was the last one. One that met a damaged file
+        is not repeated before that file is made anew (`DamageFound`)."""
+        if event["kind"] == "damaged":
+            self._damaged[event["path"]] = event["message"]
+            return
+        past = self._history[spec.key]
+        past.reasons.append(event["message"])
+        if event.get("traceback"):
+            past.tracebacks.append(event["traceback"].rstrip())
+        raised = (event["message"], event["row"]) if "row" in event else None
+        final = event["kind"] == "permanent" or (raised is not None and raised == past.raised)
+        past.raised = raised
+        if event["kind"] == "exception":
+            past.exceptions += 1
+        else:
+            past.lost += 1
+        self._hindered += event["kind"] == "environment"
+        final = (final or past.exceptions >= self.max_attempts or past.lost >= MAX_LOST
+                 or self._hindered >= MAX_LOST * max(1, self.backend.slots))
+        if self.progress:
+            self.progress.failed(spec, event["kind"], event["message"], not final)
+        if final:
+            raise TaskFailed(spec, past.reasons, past.tracebacks)
+        self._repeat(spec)
+
+    def _repeat(self, spec: TaskSpec) -> None:
+        """Soon, so that a hopeless run ends soon."""
+        if not any(f.spec.key == spec.key for f in self._flights.values()):
+            self._again.append(spec)
+            if self.progress:
+                self.progress.repeated(spec)
+
+    def _show(self, running: list[dict[str, Any]]) -> None:
+        if self.progress:
+            self.progress.running(self.backend.slots, [self._running(r) for r in running if r["id"] in self._flights])
+
+    def _running(self, said: Mapping[str, Any]) -> Running:
+        return Running(self._flights[said["id"]].spec, **{k: v for k, v in said.items() if k not in ("id", "event")})
+
+    # -- stop ----------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM ask for a clean stop while tasks run; a second one is handled as before us (it kills)."""
+        if threading.current_thread() is not threading.main_thread():
+            yield                     # only the main thread may install handlers; its owner calls `stop`
+            return
+        before = {s: signal.getsignal(s) or signal.SIG_DFL for s in (signal.SIGINT, signal.SIGTERM)}
+
+        def handler(signum: int, frame: Any) -> None:
+            for s, old in before.items():
+                signal.signal(s, old)
+            if self.backend.interruptible:
+                raise Interrupted(signum)
+            self.stop(signum, self.grace_s if signum == signal.SIGTERM else 0.0)
+
+        for s in before:
+            signal.signal(s, handler)
+        try:
+            yield
+        finally:
+            for s, old in before.items():
+                signal.signal(s, old)
+
+    def stop(self, signum: int = signal.SIGTERM, grace_s: float = 0.0) -> None:
+        """Ask for a stop, from any thread: nothing new begins, what runs may finish within `grace_s`. Then it kills its
+        children, commits what is finished and raises Interrupted. The earliest of several requests counts."""
+        at = time.monotonic() + grace_s
+        if self._stop is None or at < self._stop_at:
+            self._stop_at, self._stop = at, signum
+
+    def check_stop(self) -> None:
+        """Raises Interrupted when a stop was asked for, and nothing runs any more or its time is up."""
+        if self._stop is not None and (not self._flights or time.monotonic() >= self._stop_at):
+            signum, self._stop = self._stop, None
+            raise Interrupted(signum)

@@ -1,0 +1,357 @@
+"""The exchange: how barriers and `materialize` move records between tasks, through files instead of Ray's object store.
+
+A map task writes one file of `buckets` segments of fixed-size records (a packed numpy dtype). A reduce task reads its
+bucket of all files, by range. Inside a segment records are sorted by the key fields the writer was given, ties in the
+order of writing; without key fields they stand as written. Neither side needs memory in proportion to the data: the
+writer spills sorted runs to scratch and merges them, the reader merges blocks.
+
+File: ``TMSEG002``, header length (u64), header (JSON: dtype, buckets, rows, key, index, covers), padding to 64 bytes,
+the index, records. All little-endian. The index comes in pages of PAGE buckets: the record offsets of their borders
+(u64, one more than buckets), then an xxh3-128 of each bucket's records. `index` in the header holds an xxh3-128 a page,
+and the file's `content` is the sha256 of the header. So who has a reference checks the header against it, the page of a
+bucket against the header and the bucket against the page: no damaged range is used, though nobody reads the whole file.
+`covers` lists the contents of the parts the records come from; it is no part of `content`: a task downstream is stale
+only when its records changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import xxhash
+
+from pipeline.engine.shuffle.merge import MEMORY, Read, Run, in_few, in_whole, merge, pread, sort_keys
+from pipeline.store.errors import GONE, DamagedFile
+from pipeline.store.fs import Store
+
+MAGIC = b"TMSEG002"
+#: bytes of a sum, and buckets of a page of the index
+SUM, PAGE = 16, 1024
+ALIGN = 64
+#: bytes of a file's beginning read at once; holds the header and the index of 2,000 buckets
+HEAD = 64 << 10
+
+def _check(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    dtype = np.dtype(dtype)
+    packed = dtype.names is None or sum(dtype[name].itemsize for name in dtype.names) == dtype.itemsize
+    if dtype.hasobject or not packed or dtype.itemsize == 0 or ">" in json.dumps(dtype.descr):
+        raise TypeError(f"records of an exchange are packed, little-endian and of fixed size, not {dtype}")
+    return dtype
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+class SegmentWriter:
+    """Writes one exchange file at `path`. After `close` (or as a context manager): `rows`, `content`, and `largest`,
+    the bytes of the largest bucket.
+
+    `key`: fields to sort by; () keeps the order of writing, None means the whole record.
+    """
+
+    def __init__(self, path: str, dtype: Any, buckets: int, *, key: Sequence[str] | None = (),
+                 covers: Sequence[str] = (), memory: int = MEMORY) -> None:
+        if buckets < 1:
+            raise ValueError(f"{path}: an exchange file has at least one bucket, not {buckets}")
+        self.path, self.dtype, self.buckets = path, _check(dtype), buckets
+        self.key = self.dtype.names if key is None and self.dtype.names else key
+        self.covers, self.memory = list(covers), memory
+        self.rows, self.largest, self.content = 0, 0, ""
+        # half for the records as they come, half for their sorted copy
+        capacity = max(1, memory // (2 * self.dtype.itemsize + 24))
+        self._records, self._ids, self._used = np.empty(capacity, self.dtype), np.empty(capacity, np.uint32), 0
+        self._counts = np.zeros(buckets, np.int64)
+        self._runs: list[np.ndarray] = []          # of each run: where its buckets begin, in records of the file
+        self._spill: BinaryIO | None = None
+
+    def write(self, buckets: Any, records: np.ndarray) -> None:
+        """Add records [n] to buckets [n] (integers below `buckets`)."""
+        ids = np.asarray(buckets)
+        if ids.shape != records.shape or records.ndim != 1 or records.dtype != self.dtype:
+            raise TypeError(f"{self.path}: {ids.shape} buckets for records {records.shape} of {records.dtype}; as many "
+                            f"of {self.dtype} are expected")
+        if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.buckets):
+            raise ValueError(f"{self.path}: buckets {ids.min()} to {ids.max()}, the file has 0 to {self.buckets - 1}")
+        start = 0
+        while start < len(ids):
+            if self._used == len(self._ids):
+                self._flush()
+            n = min(len(ids) - start, len(self._ids) - self._used)
+            self._records[self._used:self._used + n] = records[start:start + n]
+            self._ids[self._used:self._used + n] = ids[start:start + n]
+            self._used += n
+            start += n
+        self.rows += len(ids)
+
+    def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        """(records sorted by bucket, then key; records of each bucket); empties the buffer."""
+        ids, records = self._ids[:self._used], self._records[:self._used]
+        order = np.argsort(ids if self.buckets > 1 << 16 else ids.astype(np.uint16), kind="stable")   # u16: radix sort
+        if self.key is None or self.key:
+            first = np.argsort(sort_keys(records, self.key), kind="stable")
+            order = first[np.argsort(ids[first].astype(np.uint16) if self.buckets <= 1 << 16 else ids[first],
+                                     kind="stable")]
+        counts = np.bincount(ids, minlength=self.buckets)
+        self._used = 0
+        self._counts += counts
+        return records[order], counts
+
+    def _flush(self) -> None:
+        """Write the buffer to scratch as a sorted run."""
+        if self._spill is None:
+            self._spill = open(self.path + ".runs", "w+b")  # noqa: SIM115  (closed by `close`)
+        records, counts = self._sorted()
+        first = int(self._runs[-1][-1]) if self._runs else 0
+        self._runs.append(first + np.concatenate([[0], np.cumsum(counts)]))
+        self._spill.write(records.view(np.uint8).data)
+
+    def close(self) -> None:
+        """Merge what was spilled, and finish the file."""
+        if self.content:
+            return
+        last, counts = self._sorted()
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        header = {"dtype": _descr(self.dtype), "buckets": self.buckets, "rows": self.rows,
+                  "key": None if self.key is None else list(self.key), "index": "0" * 2 * SUM * _pages(self.buckets)}
+        offsets = np.concatenate([[0], np.cumsum(self._counts)]).astype("<u8")
+        sums: list[bytes] = []
+        if self._spill is not None:
+            self._records = self._ids = np.empty(0, np.uint8)           # make room for the merge
+            self._spill.flush()
+        with open(self.path, "wb") as f:
+            f.seek(len(_head(header, self.covers)) + _index_bytes(self.buckets))
+            for bucket in range(self.buckets):
+                digest = xxhash.xxh3_128()
+                for block in self._bucket(bucket, last[starts[bucket]:starts[bucket + 1]]):
+                    data = np.ascontiguousarray(block).view(np.uint8).data
+                    digest.update(data)
+                    f.write(data)
+                sums.append(digest.digest())
+            pages = [offsets[a:a + PAGE + 1].tobytes() + b"".join(sums[a:a + PAGE])
+                     for a in range(0, self.buckets, PAGE)]
+            header["index"] = "".join(xxhash.xxh3_128_hexdigest(page) for page in pages)
+            f.seek(0)
+            f.write(_head(header, self.covers) + b"".join(pages))
+        self._discard()
+        self.largest = int(self._counts.max()) * self.dtype.itemsize
+        self.content = _content(header)
+
+    def _bucket(self, bucket: int, rest: np.ndarray) -> Iterator[np.ndarray]:
+        """The records of a bucket in blocks: `rest`, what was not spilled, merged with those of all runs."""
+        if not self._runs:
+            yield rest
+            return
+        sources = [self._run(run, bucket) for run in self._runs]
+        yield from merge([*sources, _of_array(rest)], self.key, self.dtype.itemsize, self.memory)
+
+    def _run(self, run: np.ndarray, bucket: int) -> tuple[Read, int]:
+        first, stop, size = int(run[bucket]), int(run[bucket + 1]), self.dtype.itemsize
+        fd = self._spill.fileno()  # type: ignore[union-attr]
+
+        def read(a: int, b: int) -> np.ndarray:
+            return np.frombuffer(pread(fd, (b - a) * size, (first + a) * size), self.dtype)
+        return read, stop - first
+
+    def _discard(self) -> None:
+        if self._spill is not None:
+            self._spill.close()
+            os.unlink(self.path + ".runs")
+            self._spill = None
+
+    def __enter__(self) -> SegmentWriter:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._discard()
+
+
+def _head(header: Mapping[str, Any], covers: Sequence[str]) -> bytes:
+    head = json.dumps({**header, "covers": list(covers)}, sort_keys=True).encode()
+    head += b" " * (-(len(MAGIC) + 8 + len(head)) % ALIGN)
+    return MAGIC + len(head).to_bytes(8, "little") + head
+
+
+def _content(header: Mapping[str, Any]) -> str:
+    """What an exchange file says: sha256 of its header without `covers`."""
+    content = json.dumps({name: value for name, value in header.items() if name != "covers"}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _pages(buckets: int) -> int:
+    return -(-buckets // PAGE)
+
+
+def _index_bytes(buckets: int) -> int:
+    return 8 * (buckets + _pages(buckets)) + SUM * buckets
+
+
+def _of_array(records: np.ndarray) -> tuple[Read, int]:
+    return (lambda a, b: records[a:b]), len(records)
+
+
+def _descr(dtype: np.dtype[Any]) -> Any:
+    return dtype.str if dtype.names is None else [list(field) for field in dtype.descr]
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class SegmentFile:
+    """The beginning of an exchange file: what it holds and where."""
+
+    store: Store
+    path: str
+    dtype: np.dtype[Any]
+    buckets: int
+    rows: int
+    key: tuple[str, ...] | None
+    covers: tuple[str, ...]
+    after: int                     # where the index begins, bytes
+    index: str                     # a sum a page of it, hexadecimal
+    head: bytes                    # the beginning of the file, with the index if that is small
+
+    @classmethod
+    def open(cls, store: Store, ref: Mapping[str, Any]) -> SegmentFile:
+        """Raises DamagedFile for a file that is gone, or whose size or header is not that of the reference."""
+        path, size = ref["$ref"], ref["bytes"]
+        if store.local is not None and store.size(path) != size:       # elsewhere that would be one more request
+            raise DamagedFile(path, "is gone or has another size than its record says")
+        data = _range(store, path, 0, min(HEAD, size))
+        after = 16 + int.from_bytes(data[8:16], "little")
+        if data[:8] != MAGIC or after > size:
+            raise DamagedFile(path, f"does not begin as an exchange file does ({data[:8]!r})")
+        if after > len(data):
+            data += _range(store, path, len(data), min(after + HEAD, size))
+        try:
+            header = json.loads(data[16:after])
+        except ValueError as e:
+            raise DamagedFile(path, "has a damaged header") from e
+        if not isinstance(header, dict) or _content(header) != ref["content"]:
+            raise DamagedFile(path, "has a damaged header")
+        descr, key = header["dtype"], header["key"]
+        dtype = np.dtype(descr if isinstance(descr, str) else [(f[0], f[1], *map(tuple, f[2:])) for f in descr])
+        file = cls(store, path, dtype, header["buckets"], header["rows"], None if key is None else tuple(key),
+                   tuple(header["covers"]), after, header["index"], data)
+        if file.start + file.rows * dtype.itemsize != size:
+            raise DamagedFile(path, "is cut short")
+        return file
+
+    @property
+    def start(self) -> int:
+        """Where the records begin, bytes."""
+        return self.after + _index_bytes(self.buckets)
+
+    def bounds(self, bucket: int) -> tuple[int, int, bytes]:
+        """Records [first, stop) of the file are those of the bucket, and have this sum. Of a large index only a page is
+        read."""
+        if not 0 <= bucket < self.buckets:
+            raise IndexError(f"{self.store.at(self.path)} has buckets 0 to {self.buckets - 1}, not {bucket}")
+        number, place = divmod(bucket, PAGE)
+        held = min(PAGE, self.buckets - number * PAGE)
+        at, size = self.after + number * (8 * (PAGE + 1) + SUM * PAGE), 8 * (held + 1) + SUM * held
+        page = self.head[at:at + size] if at + size <= len(self.head) else _range(self.store, self.path, at, at + size)
+        if xxhash.xxh3_128_hexdigest(page) != self.index[2 * SUM * number:2 * SUM * (number + 1)]:
+            raise DamagedFile(self.path, f"has a damaged index at bucket {bucket}")
+        first, stop = np.frombuffer(page, "<u8", 2, 8 * place).tolist()
+        return first, stop, page[8 * (held + 1) + SUM * place:][:SUM]
+
+
+def _range(store: Store, path: str, start: int, stop: int) -> bytes:
+    try:
+        return store.read_range(path, start, stop)
+    except FileNotFoundError as e:
+        raise DamagedFile(path, GONE) from e
+
+
+def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int, stop: int) -> np.ndarray:
+    """Records [first, stop). Raises DamagedFile where the file ends before: fewer records would be documents lost."""
+    data = _range(store, path, start + first * dtype.itemsize, start + stop * dtype.itemsize)
+    if len(data) != (stop - first) * dtype.itemsize:
+        raise DamagedFile(path, "is cut short")
+    return np.frombuffer(data, dtype)
+
+
+def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
+    """The records of one bucket of the file `ref` ({"$ref", "bytes", "content"}), read-only: mapped into memory where
+    the store is local, fetched by one more range request where it is not. Raises DamagedFile when they are damaged."""
+    file = SegmentFile.open(store, ref)
+    first, stop, expected = file.bounds(bucket)
+    if store.local is None or first == stop:
+        records = _read(store, file.path, file.dtype, file.start, first, stop)
+    else:
+        records = np.memmap(store.at(file.path), file.dtype, "r", file.start + first * file.dtype.itemsize,
+                            (stop - first,)).view(np.ndarray)
+    if xxhash.xxh3_128_digest(records.view(np.uint8).data) != expected:
+        raise DamagedFile(file.path, f"is damaged in bucket {bucket}")
+    return records
+
+
+def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int, memory: int = MEMORY, *,
+                   whole: Sequence[str] = (), numbered: bool = False,
+                   scratch: str | None = None) -> Iterator[np.ndarray]:
+    """The records of one bucket of all files in the order of the key they were sorted by, ties in the order of `refs`,
+    in blocks. Files without a key follow each other as they stand.
+
+    `whole`: the first fields of the key; records in which they are equal come in one block. `numbered`: records get one
+    field more, `source` (u4), the number of their file. `scratch`: folder for what does not fit, where there are more
+    than `merge.FAN_IN` files (default: the system's). Memory: about `memory` bytes and 300 bytes a file, however large
+    the bucket is; one file is open at a time.
+    """
+    runs: list[Run] = []
+    like: SegmentFile | None = None
+    # the heads of remote files are fetched many at a time
+    for number, file in enumerate(store.map(lambda ref: SegmentFile.open(store, ref), refs)):
+        if like is None:
+            like = file
+        elif (file.dtype, file.key) != (like.dtype, like.key):
+            raise ValueError(f"{store.at(file.path)} holds {file.dtype} sorted by {file.key}, but "
+                             f"{store.at(like.path)} {like.dtype} by {like.key}; they cannot be merged")
+        runs.append(_run_of(file, bucket, number if numbered else None))
+    if like is None:
+        return
+    dtype = _numbered(like.dtype) if numbered else like.dtype
+    # the number is no part of the order: ties are in the order of the files anyway
+    key = like.dtype.names if numbered and like.key is None else like.key
+    with tempfile.TemporaryDirectory(prefix="merge-", dir=scratch) as folder:
+        blocks = merge(in_few(runs, key, dtype, folder, memory), key, dtype.itemsize, memory)
+        yield from in_whole(blocks, whole) if whole else blocks
+
+
+def _numbered(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype([*dtype.descr, ("source", "<u4")])
+
+
+def _run_of(file: SegmentFile, bucket: int, number: int | None) -> Run:
+    """A bucket of a file as a run: of the file only what is needed to read it is kept.
+
+    A run is read from its beginning to its end. Its sum is compared when the last record has been read: a task that has
+    used damaged records by then raises before it returns, and commits nothing.
+    """
+    first, stop, expected = file.bounds(bucket)
+    store, path, dtype, start = file.store, file.path, file.dtype, file.start
+    digest, upto = xxhash.xxh3_128(), 0
+
+    def read(a: int, b: int) -> np.ndarray:
+        nonlocal upto
+        records = _read(store, path, dtype, start, first + a, first + b)
+        if a != upto:
+            raise RuntimeError(f"{path}: records {a} to {b} of bucket {bucket} are read out of turn, after {upto}")
+        digest.update(records.view(np.uint8).data)
+        upto = b
+        if b == stop - first and digest.digest() != expected:
+            raise DamagedFile(path, f"is damaged in bucket {bucket}")
+        if number is None:
+            return records
+        out = np.empty(len(records), _numbered(dtype))
+        for name in dtype.names or ():
+            out[name] = records[name]
+        out["source"] = number
+        return out
+    return read, stop - first

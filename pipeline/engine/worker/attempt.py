@@ -1,0 +1,133 @@
+"""One attempt at a task, in this process: run it on scratch, hash what it wrote, move that into the store.
+
+Shared by the inline backend and the child. Files land at `objects/KEY/ATTEMPT.name`; the name of an attempt is made
+unique by a nonce, so a repeated attempt never meets the files of an earlier one (contracts §1). Nothing here commits:
+the files count for nothing until the driver's log names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out, Task, TaskSpec
+from pipeline.store.errors import FULL, DamagedFile, EnvironmentFailure, StoreError, disk_full
+from pipeline.store.fs import Store
+from pipeline.store.keys import ref_contents
+from pipeline.store.records import Counters, FileInfo, PartRecord
+from stages.catalog import load
+
+#: contents an exchange file says it covers, one by one; of more it names the lists they stand in
+COVERS = 1000
+
+
+def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch: str | None = None, *,
+                skip: Mapping[int, dict[str, Any]] | None = None, only: Iterable[int] | None = None,
+                batch_rows: int | None = None, file: int | None = None,
+                confine: Callable[[Sequence[str]], None] = lambda programs: None) -> PartRecord:
+    """Run `spec` once and return its record; raises whatever the task or the store raised.
+
+    `name` is the attempt as the scheduler numbers it, `scratch` a folder for temporary files (default: the system's).
+    With `only` the run is an inquiry into a crash: nothing reaches the store and the record names no files. When it
+    raises, the cursor still says where. `confine` takes from this process what a parser must not have
+    (`base.confinement`).
+    """
+    started, cpu = time.monotonic(), _cpu_seconds()
+    _reset_peak_rss()
+    cursor.clear()
+    folder = tempfile.mkdtemp(prefix="attempt-", dir=scratch)
+    try:
+        inputs = Inputs(spec, store, folder, skip=skip, only=only, batch_rows=batch_rows, file=file, confine=confine)
+        covered = ref_contents(inputs.args)
+        out = Out(folder, covered if len(covered) <= COVERS else ref_contents(spec.args))
+        with disk_full(folder):
+            task = load(spec.task)
+            if not getattr(task, "sets_up", False):
+                confine(())
+            counters = _run(task, inputs, cursor, out)
+        cursor.clear()
+        inputs.check()
+        attempt = f"{name}-{uuid.uuid4().hex[:8]}"
+        files = {} if only is not None else _deliver(spec, store, attempt, out)
+        return PartRecord(
+            key=spec.key, task=task.name, node=spec.node, attempt=attempt, files=files, counters=counters or {},
+            quarantine=out.condemned, cpu_s=round(_cpu_seconds() - cpu, 3), wall_s=round(time.monotonic() - started, 3),
+            rss_mb=round(peak_rss_mb(), 1), basis=spec.basis)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(task: Task, inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    """What the task counted. DamagedFile instead of its own error when a file it read by range is damaged: damaged
+    records make a task fail in any way, or blame another file, before the sum of their bucket is compared."""
+    try:
+        return task.run(inputs, cursor, out)
+    except (EnvironmentFailure, ChangedInput, MemoryError):
+        raise
+    except Exception as error:
+        damage = None
+        if not (isinstance(error, OSError) and error.errno in FULL):
+            with contextlib.suppress(StoreError, OSError):        # the task's own error says more than that of looking
+                damage = inputs.find_damage(error.path if isinstance(error, DamagedFile) else "")
+        if damage is not None:
+            raise damage from error
+        raise
+
+
+def _deliver(spec: TaskSpec, store: Store, attempt: str, out: Out) -> dict[str, FileInfo]:
+    """Hash the outputs and move them into the store, all or none."""
+    files: dict[str, FileInfo] = {}
+    for file, note in sorted(out.names.items()):
+        local = out.path(file)
+        if not os.path.isfile(local):
+            raise FileNotFoundError(f"{spec.task} named the output '{file}' but wrote no such file; "
+                                    f"let it call out.path('{file}') only when it writes it")
+        digest = hashlib.sha256()
+        with open(local, "rb") as f:
+            while block := f.read(1 << 20):
+                digest.update(block)
+        files[file] = FileInfo(path=f"objects/{spec.key}/{attempt}.{file}", bytes=os.path.getsize(local),
+                               sha256=digest.hexdigest(), content=note.get("content") or digest.hexdigest(),
+                               rows=note.get("rows", 0), meta=note.get("meta") or {})
+    sent: list[str] = []
+    try:
+        for file, info in files.items():
+            sent.append(info.path)
+            store.upload(out.path(file), info.path)
+    except BaseException:
+        for path in sent:
+            with contextlib.suppress(Exception):      # what stays behind is garbage of an attempt no record names
+                store.remove(path)
+        raise
+    return files
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and of the children it waited for."""
+    t = os.times()
+    return t.user + t.system + t.children_user + t.children_system
+
+
+def _reset_peak_rss() -> None:
+    """Start a new peak: a warm process must not report the largest task it ever ran (Linux: proc(5), clear_refs)."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as f:
+        f.write("5")
+
+
+def peak_rss_mb() -> float:
+    """Largest resident set since the last reset, MB (since the start of the process where that cannot be reset)."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as f:
+        for line in f:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 1024

@@ -1,0 +1,262 @@
+"""Who killed the child? Two strikes and a probe, before any document is condemned (contracts §5).
+
+Everything here is pure: `classify` reads an exit status, `Inquest` is the state of one attempt's inquiry. The
+supervisor feeds it deaths and does what it says next.
+
+1. A child dies at rows [a, b] for a reason that can be a document's fault (a crash, CPU time, memory).
+2. A batch (a < b) is *replayed* one by one in a fresh child, nothing else with it, results thrown away.
+3. The row it dies at is the suspect. It is *probed*: alone in a fresh child. Only if that dies too, of that row, is it
+   condemned, and the partition is run again without it. If the probe passes, nobody is.
+
+A death while a record of input file n of the task is read (stage -2 - n, `Cursor.reading`) goes the same way with that
+file in the document's place: the file is read *alone* in a fresh child, and only if that dies too, reading it ends
+before that record in all later attempts. One file costs two deaths for each of at most MAX_STOPS records.
+
+Deaths outside any document (row -1) or while a part of the store is read (stage -1), signals from outside (SIGKILL,
+SIGTERM, SIGBUS), memory pressure of the node and stalled machines are the environment's: the attempt is repeated a few
+times, then handed back to the scheduler. So are a full disk and storage that does not answer, after a wait.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.store.errors import FULL, DamagedFile, EnvironmentFailure, StoreError
+from pipeline.store.records import READING
+
+#: signals a process brings upon itself by what it executes. Not SIGBUS: it says that a page of a mapped file (a model,
+#: a list) could not be read, because storage is away or a disk full, or that memory itself is broken
+_OWN = {signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP}
+#: what storage says through a file system when it does not answer, or not any more: NFS, FUSE, a broken disk
+_AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EHOSTDOWN, errno.ENOTCONN)
+MEMORY_EXIT = 137       # how a child exits on MemoryError
+#: records of one input file (or piece of it) at which reading it may end. The task reads on behind the first where its
+#: format can tell where, ends the file at the second, and passes over all of it at the third
+MAX_STOPS = 3
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a child died. `charged`: it can be the document's fault. `reason` is what a quarantine entry says."""
+
+    reason: str
+    charged: bool
+
+
+CPU_LIMIT = Fault("cpu_limit", True)
+MEMORY = Fault("memory", True)
+STALLED = Fault("stalled", False)
+PRESSURE = Fault("memory_pressure", False)
+ENDLESS = Fault("cpu_limit", False)     # of what is done outside documents: nobody is condemned, the task is wrong
+
+
+def classify(returncode: int) -> Fault:
+    """The fault behind an exit status we did not cause (negative: killed by that signal, as subprocess has it)."""
+    if returncode == MEMORY_EXIT:
+        return MEMORY
+    if returncode >= 0:
+        return Fault(f"crash:exit{returncode}", True)
+    try:
+        number = signal.Signals(-returncode)
+    except ValueError:
+        return Fault(f"signal{-returncode}", False)
+    if number == signal.SIGXCPU:                        # of a process with a budget, which its stage started
+        return CPU_LIMIT
+    if number in _OWN:
+        return Fault(f"crash:{number.name}", True)
+    return Fault(f"killed:{number.name}", False)        # the kernel's OOM killer, a preemption, an operator
+
+
+def hinders(error: Exception) -> bool:
+    """Whether an error a task raised is, for now, the machine's or the storage's fault and not the task's."""
+    return isinstance(error, EnvironmentFailure) or (isinstance(error, OSError) and error.errno in (*FULL, *_AWAY))
+
+
+def permanent(error: Exception) -> bool:
+    """Whether every other attempt would meet the same error: of a class that says so of itself (`SettingsError`, a
+    tokenizer that cannot be loaded, an input that changed). Its message says all there is to say."""
+    return getattr(error, "permanent", False) is True
+
+
+def failure(error: Exception, row: int) -> dict[str, Any]:
+    """What an attempt that raised `error` at `row` tells of it: a "failed" event but for its id and traceback. An error
+    of the operating system has no row: it may pass, so its repetition proves nothing."""
+    if path := damaged_path(error):
+        return {"kind": "damaged", "message": describe(error), "path": path}
+    if hinders(error):
+        return {"kind": "environment", "message": describe(error)}
+    if permanent(error):
+        return {"kind": "permanent", "message": describe(error)}
+    return {"kind": "exception", "message": describe(error), **({} if isinstance(error, OSError) else {"row": row})}
+
+
+def describe(error: BaseException) -> str:
+    """'Type: message' of an error, for people; the message alone where it says file, key and remedy itself."""
+    if isinstance(error, StoreError) or getattr(error, "permanent", False) is True:
+        return str(error)
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def gist(message: str) -> str:
+    """`message` without its paths. Forty workers that meet a full disk name forty files and say one thing."""
+    return re.sub(r"\S*/\S*", "…", message)
+
+
+def damaged_path(error: BaseException) -> str:
+    """The file of the store an error is about, as DamagedFile names it, or whatever raised it does; "" for none."""
+    at: BaseException | None = error
+    seen: set[int] = set()                   # an error that is raised again while it is handled is its own context
+    while at is not None and id(at) not in seen:
+        if isinstance(at, DamagedFile):
+            return at.path
+        seen.add(id(at))
+        at = at.__cause__ or at.__context__
+    return ""
+
+
+#: memory that ran out while nothing but the task itself was at work
+_TOO_BIG = ("; reading or writing its files takes more memory than its reader and stages declare: cut the input into "
+            "smaller files (Parquet: smaller row groups), or lower the caps of its reader")
+
+
+class GaveUp(Exception):
+    """The inquiry ends without a verdict. `kind`: exception (the task is wrong) or environment (the node is)."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass
+class Inquest:
+    """One attempt of one task, over as many children as it takes.
+
+    `mode` says what the next child does: "run" the partition, "replay" rows one by one, "probe" a suspect, or "read"
+    one input file and nothing else.
+    """
+
+    skip: dict[int, tuple[int, str]] = field(default_factory=dict)   # condemned rows: (stage, reason)
+    max_condemned: int = 100       # more than this in one partition is bad code, not bad data
+    max_environment: int = 3
+    max_stalls: int = 1            # each takes the whole wall limit
+    max_unproven: int = 3          # crashes that the suspect alone does not repeat
+    mode: str = "run"
+    rows: tuple[int, int] | None = None     # first and last row to look at, in replay and probe
+    file: int | None = None                 # input file to read alone, in mode "read"
+    batch_rows: int | None = None
+    environment: int = 0
+    stalls: int = 0
+    unproven: int = 0
+    _range: tuple[int, int] | None = None   # rows still to replay once the probe has spoken
+    _row: int = -1                          # at which the run died, while its file is read alone
+    _explained: bool = False                # that batch has lost a document: it may pass now
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the next child must be a new one: what killed the last one may have come from earlier tasks."""
+        return self.mode != "run" or self.unproven > 0
+
+    def passed(self) -> bool:
+        """A child came back alive. True when that was the run itself; otherwise the inquiry goes on."""
+        if self.mode == "run":
+            return True
+        if self.mode == "replay" and self._explained:
+            self.mode, self.rows, self._explained = "run", None, False
+            return False
+        self._not_proven("its documents crash together but not one by one" if self.mode == "replay" else
+                         f"it dies at row {self.rows[0] if self.rows else -1}, but that document alone is well"
+                         if self.mode == "probe" else
+                         f"it dies while reading record {self._row}, but that file alone can be read")
+        return False
+
+    def hindered(self, message: str) -> float:
+        """The child lives, but a disk was full or storage did not answer, however often it asked. Returns after how
+        many seconds to try again; raises GaveUp when that was often enough for this node."""
+        self.environment += 1
+        if self.environment > self.max_environment:
+            raise GaveUp("environment", message)
+        return 2.0 ** (self.environment - 1)
+
+    def died(self, fault: Fault, cursor: tuple[int, int, int]) -> tuple[int, int, str] | None:
+        """A child died with its cursor at (first row, last row, stage). Returns (row, stage, reason) when that condemns
+        a document. Raises GaveUp when there is nothing left to try."""
+        first, last, stage = cursor
+        if fault is STALLED:
+            self.stalls += 1
+            if self.stalls > self.max_stalls:
+                raise GaveUp("exception", f"child stood still {self.stalls} times, {_place(cursor)}: it waits for "
+                                          f"something that does not come (a lock, storage, another process)")
+            return None
+        if fault is ENDLESS:
+            raise GaveUp("exception", f"it computes {_place(cursor)} for longer than any input of its size should "
+                                      f"take: a reader or a step that does not come to an end; take the input it names "
+                                      f"out, or cut it into smaller files")
+        if fault.charged and first >= 0 and stage <= READING:
+            return self._died_reading(fault, first, stage)
+        if not fault.charged or first < 0 or stage < 0:
+            self.environment += 1
+            if self.environment > self.max_environment:
+                raise GaveUp("exception" if fault.charged else "environment",
+                             f"child died {self.environment} times ({fault.reason}, {_place(cursor)})"
+                             + (_TOO_BIG if fault is MEMORY else ""))
+            return None
+        if self.mode == "read":
+            raise GaveUp("exception", f"told to read one file only, it died {_place(cursor)} ({fault.reason}); let it "
+                                      f"honour inputs.file")
+        if all(row in self.skip for row in range(first, last + 1)):
+            raise GaveUp("exception", f"the task works on row {first}, which it was told to skip; "
+                                      f"let it honour inputs.skip")
+        if self.mode == "probe" and self.rows == (first, last):
+            self.skip[first] = (stage, fault.reason)
+            if len(self.skip) > self.max_condemned:
+                raise GaveUp("exception", f"more than {self.max_condemned} documents of this partition had to be "
+                                          f"condemned, the last for {fault.reason}: bad code, not bad data")
+            self._explained = self._range is not None
+            self.mode, self.rows, self._range = ("replay", self._range, None) if self._range else ("run", None, None)
+            return first, stage, fault.reason
+        if self.mode == "run" and first < last:
+            self.mode, self.rows, self._explained = "replay", (first, last), False
+        elif self.mode == "probe" or first < last:      # it died of rows it should not even have looked at
+            raise GaveUp("exception", f"told to work on rows {self.rows} one by one, it died at {first} to {last} "
+                                      f"({fault.reason}); let it honour inputs.only and inputs.batch_rows")
+        else:
+            self._range = self.rows if self.mode == "replay" else None
+            self.mode, self.rows = "probe", (first, first)
+        return None
+
+    def _died_reading(self, fault: Fault, row: int, stage: int) -> tuple[int, int, str] | None:
+        if self.mode == "read" and self.file != READING - stage:
+            raise GaveUp("exception", f"told to read one file only, it died {_place((row, row, stage))} of another; "
+                                      f"let it honour inputs.file")
+        if self.mode != "read":
+            if sum(place == stage for place, _ in self.skip.values()) >= MAX_STOPS:
+                raise GaveUp("exception", f"it goes on reading a file that it was told to pass over ({fault.reason}, "
+                                          f"{_place((row, row, stage))}); let it honour inputs.skip")
+            self.mode, self.file, self._row = "read", READING - stage, row
+            self.rows, self._range, self._explained = None, None, False
+            return None
+        row = self._row
+        # rows behind it get other numbers: what was said of them is found out again
+        self.skip = {r: said for r, said in self.skip.items() if r < row} | {row: (stage, fault.reason)}
+        if len(self.skip) > self.max_condemned:
+            raise GaveUp("exception", f"more than {self.max_condemned} documents and files of this partition had to be "
+                                      f"condemned, the last for {fault.reason}: bad code, not bad data")
+        self.mode, self.file = "run", None
+        return row, stage, fault.reason
+
+    def _not_proven(self, what: str) -> None:
+        self.unproven += 1
+        if self.unproven > self.max_unproven:
+            raise GaveUp("exception", f"{what}, {self.unproven} times: something outlives the documents (a leak, or "
+                                      f"too little memory declared); declare more memory_mb or make smaller partitions")
+        self.mode, self.rows, self._range, self.batch_rows, self.file = "run", None, None, 1, None
+
+
+def _place(cursor: tuple[int, int, int]) -> str:
+    if cursor[0] >= 0 and cursor[2] < 0:
+        return f"while reading record {cursor[0]}"
+    return f"at row {cursor[0]}, stage {cursor[2]}" if cursor[0] >= 0 else "outside any document"

@@ -1,0 +1,224 @@
+"""One child process as its supervisor sees it: pipes, cursor, what it last said, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.base import confinement
+from pipeline.base.auth import TOKEN
+from pipeline.engine.task import Cursor
+from pipeline.engine.worker import limits as measure
+from pipeline.engine.worker.child import pack, unpack
+
+SAID_BYTES = 16 << 10        # of stderr that are kept for a failure message
+#: one thread a child: parallelism is the number of children, and results must not depend on it
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS",
+           "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class ChildProcess:
+    """A living child. `job` is what it works on, None while it is idle. Its own process group, so that what it leaves
+    behind ends with it, and so that Ctrl-C reaches the driver alone."""
+
+    def __init__(self, scratch: str, env: Mapping[str, str], store: str, *, confined: bool = True) -> None:
+        self.scratch, self.confined = scratch, confined
+        self.broker = StorageBroker(store, f"{scratch}-storage", env) if confined else None
+        memory = os.memfd_create("tokenmill-cursor")      # shared memory without a name: nothing to clean up
+        ends = (memory,) if self.broker is None else (memory, self.broker.theirs.fileno())
+        try:
+            os.ftruncate(memory, mmap.PAGESIZE)
+            self._map = mmap.mmap(memory, mmap.PAGESIZE)
+            self.cursor = Cursor(self._map)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pipeline.engine.worker.child", str(memory), str(os.getpid()),
+                 *([str(ends[1]), json.dumps(confinement.secret_files(env))] if confined else [])],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                pass_fds=ends, start_new_session=True,
+                env=_environment(confinement.scrubbed(env) if confined else env, scratch))
+        finally:
+            os.close(memory)
+            if self.broker is not None:
+                self.broker.theirs.close()
+        self.pid = self._process.pid
+        self.returncode = 0
+        self.job: Any = None
+        self.node = ""            # of its latest task
+        self.empty_mb = 96.0      # more than what it holds before any work (22 MB with numpy and pyarrow)
+        self.position = self.last_position = (-1, -1, -1)
+        self.cpu_position = self.cpu_quiet = 0.0
+        self.quiet_since = time.monotonic()
+        self._in, self._out, self._err = self._process.stdin, self._process.stdout, self._process.stderr
+        for pipe in (self._in, self._out, self._err):
+            os.set_blocking(pipe.fileno(), False)         # a stopped child must not stop us
+        self._sending, self._received = bytearray(), bytearray()
+        self._said: deque[bytes] = deque()
+        self._open = {"out", "err"}
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        selector.register(self._out, selectors.EVENT_READ, (self, "out"))
+        selector.register(self._err, selectors.EVENT_READ, (self, "err"))
+        if self.broker is not None:
+            selector.register(self.broker.ours, selectors.EVENT_READ, (self, "storage"))
+
+    def give(self, job: Any, message: dict[str, Any]) -> None:
+        """Send work. What does not fit into the pipe at once waits for `send`."""
+        self.cursor.clear()
+        self.job, self.position, self.quiet_since = job, (-1, -1, -1), time.monotonic()
+        with contextlib.suppress(OSError):
+            self.cpu_position = self.cpu_quiet = measure.cpu_seconds(self.pid)
+        self._sending += pack(message)
+        self.send()
+
+    def send(self) -> bool:
+        """Send on what the pipe did not take yet; whether there is more."""
+        try:
+            while self._sending:
+                del self._sending[:os.write(self._in.fileno(), self._sending[:1 << 16])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._sending.clear()                          # it is dead: `exited` will say so
+        return bool(self._sending)
+
+    def move(self, what: str, selector: selectors.BaseSelector) -> dict[str, Any] | None:
+        """Read what is there from "out" or "err". Returns an answer when one is complete; ValueError for nonsense. The
+        first word on "storage" starts the child's broker."""
+        if what == "storage":
+            assert self.broker is not None
+            selector.unregister(self.broker.ours)
+            self.broker.start(self.job.spec.roots if self.job else ())
+            return None
+        pipe = self._out if what == "out" else self._err
+        try:
+            data = os.read(pipe.fileno(), 1 << 16)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        if not data:
+            if what in self._open:
+                self._open.discard(what)
+                selector.unregister(pipe)
+            return None
+        if what == "err":
+            self._keep(data)
+            return None
+        self._received += data
+        return unpack(self._received)
+
+    def drain(self) -> dict[str, Any] | None:
+        """Read all that a dead child left in its pipes; its last answer if it got that far."""
+        for pipe, keep in ((self._err, self._keep), (self._out, self._received.extend)):
+            with contextlib.suppress(OSError, ValueError):
+                while data := os.read(pipe.fileno(), 1 << 16):
+                    keep(data)
+        try:
+            return unpack(self._received)
+        except ValueError:
+            return None
+
+    def _keep(self, data: bytes) -> None:
+        self._said.append(data)
+        while sum(map(len, self._said)) - len(self._said[0]) > SAID_BYTES:
+            self._said.popleft()
+
+    def said(self) -> str:
+        """The end of what the child wrote to stderr (and printed)."""
+        return b"".join(self._said)[-SAID_BYTES:].decode("utf-8", "replace").strip()
+
+    def finished(self) -> None:
+        self.job = None
+
+    def cpu_seconds(self) -> float:
+        """CPU time it has used so far; 0 for a dead one."""
+        try:
+            return measure.cpu_seconds(self.pid)
+        except OSError:
+            return 0.0
+
+    def exited(self) -> bool:
+        """Whether it is dead, without reaping it: while it is a zombie its process group cannot be anybody else's."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def end(self, selector: selectors.BaseSelector) -> None:
+        """Kill it and everything in its process group; `returncode` says how it died, `last_position` where."""
+        dead = self.exited()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.returncode = self._process.wait()
+        self.last_position = self.cursor.read()
+        if dead:
+            self.drain()
+        for what in self._open:
+            selector.unregister(self._out if what == "out" else self._err)
+        self._open = set()
+        if self.broker is not None:
+            self.broker.end(selector)
+        for pipe in (self._in, self._out, self._err):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        self._map.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+class StorageBroker:
+    """The process that does object storage's work for a confined child (`store.broker`), as its supervisor sees it: a
+    pair of sockets at first, `theirs` for the child, a process as soon as the child has written to it."""
+
+    def __init__(self, store: str, scratch: str, env: Mapping[str, str]) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        #: of what is served, once it has been started
+        self.roots: tuple[str, ...] | None = None
+        self._store, self._scratch, self._env = store, scratch, env
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, roots: tuple[str, ...]) -> None:
+        """Start the process, for the store and `roots`, unless the child has only hung up."""
+        with self.ours, contextlib.suppress(OSError):
+            if self.ours.recv(1, socket.MSG_PEEK):
+                os.mkdir(self._scratch, 0o700)
+                self.roots = roots
+                settings = json.dumps({"store": self._store, "roots": roots, "scratch": self._scratch})
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "pipeline.store.broker", str(self.ours.fileno()), str(os.getpid()),
+                     settings], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    pass_fds=(self.ours.fileno(),), start_new_session=True, env=_environment(self._env, self._scratch))
+
+    def end(self, selector: selectors.BaseSelector) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            selector.unregister(self.ours)
+        self.ours.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _environment(env: Mapping[str, str], scratch: str) -> dict[str, str]:
+    """Environment of a child or its broker: one thread, our import path, temporary files where they vanish with it."""
+    found = {**env, **dict.fromkeys(THREADS, "1"), "TMPDIR": scratch, "TOKENIZERS_PARALLELISM": "false",
+             # mimalloc reserves 1 GB at once, which RLIMIT_DATA counts, and holds on to what it had
+             "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
+    standard = {sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")}
+    ours = [os.path.abspath(p) for p in sys.path]
+    extra = [p for p in ours if p not in standard and not p.endswith((".zip", "lib-dynload")) and os.path.isdir(p)]
+    found["PYTHONPATH"] = os.pathsep.join(extra)
+    found.pop(TOKEN, None)                    # whoever parses what strangers wrote has no business with the cluster
+    return found

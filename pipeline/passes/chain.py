@@ -1,0 +1,187 @@
+"""A chain of stages at work: batches of documents go through it, each announced on the crash cursor before a stage sees
+it, so that its death costs that document and nothing else.
+
+What becomes of a document does not depend on the batch it is in. Where a stage for batches fails, everything it did is
+undone and the documents go through it one by one, so that the error is that of one of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.base import confinement
+from pipeline.engine.task import ChangedInput, Cursor
+from pipeline.passes.storable import check, check_spans, restore, state_of
+from pipeline.passes.tables import to_blame
+from pipeline.store.records import Counters
+from stages.catalog import load
+from stages.document import Document
+from stages.stage import Stage, file_sha256
+
+#: documents by their number in the partition, in order
+Batch = list[tuple[int, Document]]
+#: number → (place of the stage that dropped it, reason)
+Verdicts = dict[int, tuple[int, str]]
+#: number → (stage, reason, detail): it raised, or wrote what cannot be stored
+Failures = dict[int, tuple[str, str, str]]
+
+
+@dataclass
+class Step:
+    """One stage of the chain as loaded in this process."""
+
+    name: str
+    key: str
+    label: str          # "0:html": its place and name, the name of its counters
+    stage: Stage
+    foreign: bool = False   # not ours: what it writes is checked
+    side: str = ""          # name of its side table: two dedups of one pass may want signatures of different kinds
+
+    def __post_init__(self) -> None:
+        self.side = f"{self.name}-{self.key[:8]}"
+
+
+_loaded: dict[str, Step] = {}
+
+
+def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
+    """Stages of a chain, ready to use. A warm child keeps those of its latest chain (models are expensive to load, and
+    to hold: the memory a task declares is for its own)."""
+    idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
+              for place, entry in enumerate(chain)]
+    if gone := _loaded.keys() - set(idents):
+        gc.unfreeze()                                # a child looks no more for garbage in what it has kept for long
+        for ident in gone:
+            del _loaded[ident]
+    for place, (ident, entry) in enumerate(zip(idents, chain)):
+        if ident not in _loaded:
+            hidden = entry["$volatile"]
+            foreign = not hidden["target"].startswith("stages.") or entry["name"] == "datatrove"
+            if foreign and confinement.sealed():
+                raise confinement.FreshProcess(f"the step {entry['name']} may need the network to be set up")
+            stage = load(hidden["target"])(hidden["config"])
+            confinement.check(stage.programs())
+            planned = hidden.get("resources", {})
+            for field, path in stage.resource_files().items() if planned else ():
+                if file_sha256(path) != planned.get(field):
+                    raise ChangedInput(f"{path} is not the file this run was planned with; run again to plan with the "
+                                       f"new one, and see that all nodes have the same")
+            stage.setup()
+            _loaded[ident] = Step(entry["name"], entry["key"], f"{place}:{entry['name']}", stage, foreign)
+    return [_loaded[ident] for ident in idents]
+
+
+class Chain:
+    """Takes batches through stages, and counts in `counters`: "stages" by label, and "dropped_bytes"."""
+
+    def __init__(self, cursor: Cursor, counters: Counters, until_drop: bool) -> None:
+        self.cursor, self.counters, self.until_drop = cursor, counters, until_drop
+
+    def through(self, steps: list[Step], batch: Batch, sign: int = 1) -> tuple[Verdicts, Failures]:
+        """Stage by stage; counts `sign` times. The documents are changed in place."""
+        verdicts: Verdicts = {}
+        failures: Failures = {}
+        alive = batch
+        began = _cpu_s()                             # system calls: once a stage, what is between two is the later's
+        for place, step in enumerate(steps):
+            if not alive:
+                break
+            stats = self.counters["stages"][step.label]
+            # with `signals: all` dropped documents come along for their signals; they are in nobody's funnel
+            counted = [d for row, d in alive if row not in verdicts] if verdicts else [d for _, d in alive]
+            stats["in"] += sign * len(counted)
+            stats["bytes_in"] += sign * sum([d.text_bytes if d.raw is None else _payload(d) for d in counted])
+            judged = self._apply(place, step, alive, verdicts, failures)
+            alive = [item for item, reason in judged if reason is None]
+            dropped = len(alive) < len(judged)
+            if dropped:
+                alive = []
+            for item, reason in judged if dropped else ():
+                if reason is None:
+                    alive.append(item)
+                    continue
+                row, doc = item
+                if row not in verdicts:
+                    verdicts[row] = (place, reason)
+                    count(stats["dropped"].setdefault(reason, {}), doc.source, sign)
+                # with `signals: all` a dropped document goes on through filters, to have every signal stored
+                if not (self.until_drop or step.stage.extracts):
+                    alive.append(item)
+            if step.stage.side is not None:
+                for _, doc in alive:
+                    if step.stage.name in doc.side:
+                        doc.side[step.side] = doc.side.pop(step.stage.name)
+            ended = _cpu_s()
+            stats["cpu_s"], began = stats["cpu_s"] + ended - began, ended
+            stats["bytes_out"] += sign * sum([d.text_bytes for row, d in alive if row not in verdicts] if verdicts else
+                                              [d.text_bytes for _, d in alive])
+        for row, doc in batch if verdicts else ():
+            if row in verdicts:
+                count(self.counters["dropped_bytes"], doc.source, sign * doc.text_bytes)
+        return verdicts, failures
+
+    def _apply(self, place: int, step: Step, alive: Batch, verdicts: Verdicts,
+               failures: Failures) -> list[tuple[tuple[int, Document], str | None]]:
+        """(item, verdict) of those that did not fail."""
+        stage, foreign, after = step.stage, step.foreign, []
+        whole: list[str | None] | None = None           # verdicts of the batch
+        if stage.batched and len(alive) > 1:
+            self.cursor.set(alive[0][0], alive[-1][0], place)
+            before = [state_of(d) for _, d in alive]
+            try:
+                whole = list(stage.process_batch([d for _, d in alive]))
+                if len(whole) != len(alive):
+                    raise ValueError(f"{len(whole)} verdicts about {len(alive)} documents")
+            except MemoryError:
+                raise
+            except Exception:                       # find the culprit: as they were, one by one
+                whole = None
+                for (_, doc), state in zip(alive, before):
+                    restore(doc, state)
+            if whole is not None and not foreign:
+                return list(zip(alive, whole))
+        point, state = self.cursor.set, None
+        process = (lambda doc: stage.process_batch([doc])[0]) if stage.batched else stage.process
+        for i, item in enumerate(alive):
+            row, doc = item
+            point(row, row, place)
+            if foreign:
+                state = state_of(doc) if whole is None else before[i]
+            text, spans = doc.text, doc.loss_spans
+            try:
+                reason = process(doc) if whole is None else whole[i]
+                if foreign:
+                    check(doc, reason, state)
+                elif spans:
+                    check_spans(doc, text, spans)
+            except MemoryError:
+                raise
+            except Exception as e:
+                if not to_blame(e):
+                    raise                           # a full disk, a missing library: no document is to blame
+                if state is not None:
+                    restore(doc, state)             # what it wrote before it failed may not be storable
+                if row not in verdicts:
+                    failures[row] = (step.name, f"error:{type(e).__name__}", f"{e}{confinement.hint(e)}")
+                continue
+            after.append((item, reason))
+        return after
+
+
+def _cpu_s() -> float:
+    """CPU time of this thread, and of the processes that stages started and waited for (OCR)."""
+    waited = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.thread_time() + waited.ru_utime + waited.ru_stime
+
+
+def count(into: dict[str, int], key: str, n: int) -> None:
+    into[key] = into.get(key, 0) + n
+
+
+def _payload(doc: Document) -> int:
+    return len(doc.raw) if doc.raw is not None and not doc.text else doc.text_bytes

@@ -1,0 +1,392 @@
+"""From parts to shards: encode each part once, then cut the stream at fixed token offsets.
+
+`EncodePart` turns one part of a dataset into tokens per split; `AssembleShard` writes the documents that start in one
+range of the stream. The stream is the concatenation of the parts in plan order, that is of the documents in (relative
+path, ordinal) order, so its bytes depend neither on the partition size nor on who did what. A planner calls, in turn,
+`encode_drafts`, `assemble_drafts`, `publish_shards`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.base.parquet import open_parquet, parquet_writer
+from pipeline.base.prf import below
+from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.passes.rows import BATCH, Rows, Taken, rows_of
+from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row, to_blame
+from pipeline.store.dataset import QUARANTINE, link_committed
+from pipeline.store.fs import Store
+from pipeline.store.keys import task_key
+from pipeline.store.lists import unfold
+from pipeline.store.records import Counters
+from stages.barrier import FileRef, PartRef, TaskDraft, TaskResult
+from stages.stage import library_versions
+from tokenizer.encode import encode_masked
+from tokenizer.load import Tokenizer, TokenizerError, load_tokenizer
+from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest, Shard, file_name, token_dtype
+from tokenizer.shards.writer import MaskWriter, ShardWriter
+
+ENCODE = "pipeline.passes.encode:EncodePart"
+ASSEMBLE = "pipeline.passes.encode:AssembleShard"
+SPLITS = ("train", "val")
+#: what encoding is called in quarantine entries
+STAGE = "encode"
+#: rows of a part's document table read at a time while a shard is assembled, and of its row groups
+TABLE_BATCH, TABLE_ROWS = 4096, 1 << 16
+#: what decides about the ids of a text beside the tokenizer's file
+LIBRARIES = ("tokenizers", "fastokens", "sentencepiece")
+
+PART_TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("row", pa.uint32()), ("n_bytes", pa.uint32())])
+
+_loaded: dict[tuple[str, int], Tokenizer] = {}
+
+
+# -- one part ----------------------------------------------------------------------------------------------------
+class EncodePart:
+    """args: part ($ref of kept.parquet), tokenizer ($ref), eos (id), libraries, where, val {share, seed}, $volatile
+    {quarantined: [entry of the log under `encode_key`]}.
+
+    Writes for each split SPLIT.tokens (documents back to back, each ended by EOS, u16 or u32) and SPLIT.parquet
+    (PART_TABLE: ends in this file, row in the part), and SPLIT.loss (u8 a token, 0 where it is no target) where a
+    document has `loss_spans`: what is outside of them is read, and not learned. A document is held out by PRF(seed, its
+    id), whatever else there is. One that is not, and that a deduplication found to resemble one that is, is in neither
+    split and counted (`near_held_out`), so that nothing is trained on that is measured. Documents the
+    tokenizer dies of or fails on are in no split but in quarantine.parquet (QUARANTINE_SCHEMA), in the order of the
+    part; those it dies of stand in the log, too (an error comes again by itself). Memory: one row group and one
+    batch's tokens.
+    """
+
+    name = "encode_part"
+    version = 6
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        return _Encoding(inputs, cursor, out).run()
+
+
+def encode_key(args: Mapping[str, Any]) -> str:
+    """Key of encoding as a stage: what decides about the tokens of a text, whatever part or stream it is in. Under it
+    the log says which documents it condemned. `args`: those of an EncodePart."""
+    return task_key(ENCODE, {k: args[k] for k in ("tokenizer", "eos", "libraries")})
+
+
+class _Encoding:
+    """One run of EncodePart."""
+
+    def __init__(self, inputs: Inputs, cursor: Cursor, out: Out) -> None:
+        self.inputs, self.cursor, self.out, self.args = inputs, cursor, out, inputs.args
+        self.tokenizer = _tokenizer(inputs, self.args["tokenizer"], self.args["eos"])
+        self.key = encode_key(self.args)
+        said = unfold(self.args.get("$volatile", {}).get("quarantined", []), inputs.store.read)
+        self.condemned = {q["id"]: q for q in said}
+        self.splits = {name: _PartWriter(out, name) for name in SPLITS}
+        self.quarantine = RowWriter(out.path(QUARANTINE), QUARANTINE_SCHEMA)
+        self.counters: Counters = {name: _nothing() for name in SPLITS}
+        self.counters.update(skipped=0, near_held_out=0, sources={}, quarantined={})
+
+    def run(self) -> Counters:
+        limit = min(BATCH, self.inputs.batch_rows or BATCH)
+        columns = ("text", "bytes", "source", "meta", "locator", "loss_spans")
+        where = Taken(self.args.get("where"))
+        for some in rows_of(self.inputs.fetch(self.args["part"]), where, columns, limit):
+            self.counters["skipped"] += some.seen - len(some.rows)
+            self._batch(some)
+        self.cursor.clear()
+        for split in self.splits.values():
+            split.close()
+        self.quarantine.close()
+        self.out.note(QUARANTINE, rows=self.quarantine.rows)
+        return self.counters
+
+    def _batch(self, some: Rows) -> None:
+        ids, metas = some.ids, some.column("meta")
+        lost: dict[int, tuple[str, str]] = {}           # place in the batch → (reason, detail)
+        taken: list[int] = []
+        for i, row in enumerate(some.rows.tolist()):
+            if row in self.inputs.skip:                 # condemned at this key, by the log or in this very attempt
+                reason = self.inputs.skip[row]["reason"]
+                self.out.quarantine(row, ids[i], STAGE, self.key, reason)
+                lost[i] = (reason, "")
+            elif ids[i] in self.condemned:              # in another part, or for another stream
+                lost[i] = (self.condemned[ids[i]]["reason"], "")
+            elif self.inputs.only is None or row in self.inputs.only:
+                if _near_held_out(ids[i], metas[i], self.args["val"]):
+                    self.counters["near_held_out"] += 1
+                else:
+                    taken.append(i)
+        taken, tokens, lengths, counts = self._tokens(some, taken, lost)
+        self.cursor.clear()
+        if taken:
+            self._write(some, taken, tokens, lengths, counts)
+        for i, (reason, detail) in sorted(lost.items()):
+            self.counters["quarantined"][reason] = self.counters["quarantined"].get(reason, 0) + 1
+            locator = some.batch.column("locator")[i].as_py() or {}
+            self.quarantine.write(quarantine_row(ids[i], some.column("source")[i], locator, STAGE, reason, detail))
+
+    def _tokens(self, some: Rows, taken: list[int],
+                lost: dict[int, tuple[str, str]]) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]:
+        """(which, tokens, lengths, which tokens count): tokens, back to back, of those of the documents `taken` that
+        can be encoded; `lost` gets the others."""
+        texts, spans, rows = some.column("text"), some.column("loss_spans"), some.rows
+        if taken:
+            self.cursor.set(int(rows[taken[0]]), int(rows[taken[-1]]), 0)
+            try:
+                return taken, *encode_masked(self.tokenizer, [texts[i] for i in taken], [spans[i] for i in taken])
+            except Exception as e:
+                _see_that_a_text_did_it(e)
+        well, pieces = [], []                           # one by one: who is it?
+        for i in taken:
+            self.cursor.set(int(rows[i]), int(rows[i]), 0)
+            try:
+                pieces.append(encode_masked(self.tokenizer, [texts[i]], [spans[i]]))
+                well.append(i)
+            except Exception as e:
+                _see_that_a_text_did_it(e)
+                lost[i] = (f"error:{type(e).__name__}", str(e))
+        if not pieces:
+            return [], np.empty(0, np.uint16), np.empty(0, np.int64), None
+        tokens, lengths, counts = zip(*pieces)
+        said = None if all(c is None for c in counts) else np.concatenate(
+            [np.ones(len(t), np.uint8) if c is None else c for t, c in zip(tokens, counts)])
+        return well, np.concatenate(tokens), np.concatenate(lengths), said
+
+    def _write(self, some: Rows, taken: list[int], tokens: np.ndarray, lengths: np.ndarray,
+               counts: np.ndarray | None) -> None:
+        ids, sources, sizes = some.ids, some.column("source"), some.column("bytes")
+        ends = np.cumsum(lengths)
+        targets = lengths if counts is None else np.add.reduceat(counts, ends - lengths, dtype=np.int64)
+        held_out = np.array([_held_out(ids[i], self.args["val"]) for i in taken], bool)
+        for name in SPLITS:
+            mine = np.flatnonzero(held_out == (name == "val"))
+            if mine.size:
+                self.splits[name].add([tokens[ends[k] - lengths[k]:ends[k]] for k in mine],
+                                      [ids[taken[k]] for k in mine], some.rows[[taken[k] for k in mine]],
+                                      [sizes[taken[k]] for k in mine],
+                                      None if counts is None else
+                                      np.concatenate([counts[ends[k] - lengths[k]:ends[k]] for k in mine]))
+        for k, i in enumerate(taken):
+            source = self.counters["sources"].setdefault(sources[i], _nothing())
+            for into in (source, self.counters["val" if held_out[k] else "train"]):
+                into["docs"] += 1
+                into["tokens"] += int(lengths[k])
+                into["targets"] += int(targets[k])
+                into["bytes"] += sizes[i]
+
+
+def _nothing() -> dict[str, int]:
+    """Documents, their tokens, those of them that count for the loss, and UTF-8 bytes: none yet."""
+    return {"docs": 0, "tokens": 0, "targets": 0, "bytes": 0}
+
+
+def _see_that_a_text_did_it(error: Exception) -> None:
+    """Raise it again where no text is to blame: the machine is, or an end-of-text token that texts can spell. (A panic
+    of a tokenizer in Rust is no Exception: it ends the child, since what it leaves locked is unknown, and the
+    supervisor finds the text.)"""
+    if isinstance(error, TokenizerError) or not to_blame(error):
+        raise error
+
+
+def _held_out(id: str, val: Mapping[str, Any]) -> bool:
+    return below(val["seed"], "val", id, val["share"])
+
+
+def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
+    """Whether a document to train on resembles one that is held out, as far as a deduplication compared them."""
+    near = json.loads(meta).get("near_duplicates") if meta and '"near_duplicates"' in meta else None
+    if not isinstance(near, dict) or _held_out(id, val):
+        return False
+    return any(_held_out(other, val) for other in near)
+
+
+def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:
+    """A warm child keeps the tokenizers it has loaded."""
+    key = (ref["content"], eos)
+    if key not in _loaded:
+        _loaded[key] = load_tokenizer(inputs.fetch(ref), eos)
+    return _loaded[key]
+
+
+class _PartWriter:
+    """SPLIT.tokens, SPLIT.parquet and SPLIT.loss of one part."""
+
+    def __init__(self, out: Out, split: str) -> None:
+        self.out, self.split = out, split
+        self.tokens = self.documents = 0
+        self.body = open(out.path(f"{split}.tokens"), "wb")  # noqa: SIM115  closed by `close`
+        self.table = parquet_writer(out.path(f"{split}.parquet"), PART_TABLE)
+        self.pending: list[pa.RecordBatch] = []
+        self.mask = MaskWriter(lambda: out.path(f"{split}.loss"))
+
+    def add(self, docs: list[np.ndarray], ids: list[str], rows: np.ndarray, n_bytes: list[int],
+            counts: np.ndarray | None = None) -> None:
+        ends = np.cumsum([len(d) for d in docs]).astype(np.uint64) + np.uint64(self.tokens)
+        self.body.write(np.concatenate(docs).tobytes())
+        self.mask.add(counts, int(ends[-1]) - self.tokens)
+        self.pending.append(pa.record_batch([pa.array(ends), pa.array(ids, pa.string()), pa.array(rows, pa.uint32()),
+                                             pa.array(n_bytes, pa.uint32())], schema=PART_TABLE))
+        self.tokens, self.documents = int(ends[-1]), self.documents + len(ids)
+        while sum(map(len, self.pending)) >= TABLE_ROWS:    # row groups do not show how documents came in batches
+            self._flush()
+
+    def _flush(self) -> None:
+        held = pa.Table.from_batches(self.pending)
+        self.table.write_table(held.slice(0, TABLE_ROWS).combine_chunks())
+        self.pending = held.slice(TABLE_ROWS).to_batches()
+
+    def close(self) -> None:
+        if self.pending:
+            self._flush()
+        self.table.close()
+        self.body.close()
+        if self.mask.close():
+            self.out.note(f"{self.split}.loss", rows=self.tokens)
+        self.out.note(f"{self.split}.tokens", rows=self.tokens)
+        self.out.note(f"{self.split}.parquet", rows=self.documents)
+
+
+# -- one shard ---------------------------------------------------------------------------------------------------
+class AssembleShard:
+    """args: split, index, start, stop (tokens of the stream), vocab_size, eos, pieces [{tokens: $ref, table: $ref,
+    offset, part, maybe loss: $ref}] in plan order. Writes the documents that start in [start, stop): body, ends,
+    table.parquet, blocks (their sums), shard.json, and loss where a token is no target."""
+
+    name = "assemble_shard"
+    version = 3
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        dtype = token_dtype(args["vocab_size"])
+        writer = ShardWriter(out.path("body"), out.path("ends"), out.path("table.parquet"), out.path("blocks"),
+                             args["vocab_size"], args["eos"], lambda: out.path("loss"))
+        for piece in args["pieces"]:
+            body = np.memmap(inputs.fetch(piece["tokens"]), dtype, "r")
+            loss = np.memmap(inputs.fetch(piece["loss"]), "u1", "r") if "loss" in piece else None
+            begin = 0
+            with open_parquet(inputs.fetch(piece["table"])) as table:
+                for batch in table.iter_batches(TABLE_BATCH):
+                    ends = batch.column("end").to_numpy().astype(np.int64)
+                    starts = np.concatenate([[begin], ends[:-1]])
+                    begin = int(ends[-1])
+                    # starts increase: the documents of this shard are one run of rows
+                    a, b = np.searchsorted(starts + piece["offset"], (args["start"], args["stop"]))
+                    if a < b:
+                        got = batch.slice(a, b - a)
+                        writer.add(body[starts[a]:ends[b - 1]], ends[a:b] - starts[a:b], got.column("id").to_pylist(),
+                                   piece["part"], got.column("row").to_numpy(), got.column("n_bytes").to_numpy(),
+                                   None if loss is None else loss[starts[a]:ends[b - 1]])
+        facts = {"split": args["split"], "index": args["index"], **writer.close()}
+        with open(out.path("shard.json"), "w", encoding="utf-8") as f:
+            json.dump(facts, f, sort_keys=True)
+        out.note("body", rows=writer.tokens)
+        out.note("ends", rows=writer.documents)
+        out.note("table.parquet", rows=writer.documents)
+        return {"docs": writer.documents, "tokens": writer.tokens, "bytes": writer.text_bytes}
+
+
+# -- what a planner calls ----------------------------------------------------------------------------------------
+def libraries() -> dict[str, str | None]:
+    """Versions of LIBRARIES (None: not installed), for task arguments: another version may cut a text otherwise."""
+    found: dict[str, str | None] = dict.fromkeys(LIBRARIES)
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found |= library_versions((name,))
+    return found
+
+
+def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config: Mapping[str, Any],
+                  quarantined: Callable[[list[str]], Any] = lambda keys: []) -> list[TaskDraft]:
+    """One task a part, in plan order. `tokenizer`: `fit_tokenizer.tokenizer_info`. `config`: the recipe's entry under
+    `shards:` (`where`, `val`: share held out) and `seed`. `quarantined`: as `Planner.quarantined`."""
+    common: dict[str, Any] = {
+        "tokenizer": tokenizer["ref"], "eos": tokenizer["eos"], "libraries": libraries(),
+        "where": dict(config.get("where") or {}),
+        "val": {"share": float(config.get("val", 0.005)), "seed": int(config.get("seed", 0))}}
+    common["$volatile"] = {"quarantined": quarantined([encode_key(common)])}
+    return [TaskDraft(ENCODE, {"part": part.text, **common}, part.bytes, f"encode part {part.key[:8]}", memory_mb=700)
+            for part in parts]
+
+
+def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
+                    shard_bytes: int = SHARD_BYTES) -> list[TaskDraft]:
+    """One task a shard of either split, from the results of `encode_drafts` in plan order."""
+    step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
+    drafts = []
+    for split in SPLITS:
+        pieces, total = [], 0
+        for part, result in enumerate(encoded):
+            tokens = result.files[f"{split}.tokens"]
+            if tokens["rows"]:
+                table = result.files[f"{split}.parquet"]
+                loss = {"loss": result.files[f"{split}.loss"]} if f"{split}.loss" in result.files else {}
+                pieces.append({"tokens": tokens, "table": table, "offset": total, "part": part, **loss})
+                total += tokens["rows"]
+        first = 0
+        for index, start in enumerate(range(0, total, step)):
+            stop = start + step
+            while pieces[first]["offset"] + pieces[first]["tokens"]["rows"] <= start:
+                first += 1
+            mine = []
+            for piece in pieces[first:]:
+                if piece["offset"] >= stop:
+                    break
+                mine.append(piece)
+            args = {"split": split, "index": index, "start": start, "stop": stop, "pieces": mine,
+                    "vocab_size": tokenizer["vocab_size"], "eos": tokenizer["eos"]}
+            drafts.append(TaskDraft(ASSEMBLE, args, sum(p["tokens"]["bytes"] for p in mine), f"{split} shard {index}"))
+    return drafts
+
+
+def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], parts: Sequence[PartRef],
+                   tokenizer: Mapping[str, Any], source: Mapping[str, Any] | None = None,
+                   verify: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Link finished shards under shards/NAME/split=…/ and write their manifests, the pinned one before the current.
+    `verify` (`Log.verify`) is asked before: a driver that was taken over leaves the manifests of its successor alone.
+
+    Returns {name, tokenizer (sha256), dtype, train: {path, sha256, tokens, documents, bytes}, val: the same or None},
+    as `tokenizer.mixture.resolve.resolve` wants it. Publishing the same results again changes nothing.
+    """
+    shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
+    links: list[tuple[str, str]] = []
+    texts = store.map(lambda ref: store.read_checked(ref["$ref"], ref["sha256"]),
+                      (result.files["shard.json"] for result in assembled))
+    for result, facts in zip(assembled, map(json.loads, texts)):
+        if not facts["documents"]:          # a document longer than a shard leaves the next one empty
+            continue
+        split = facts.pop("split")
+        sums = {"body": facts["sha256"], "ends": facts["ends_sha256"],
+                "table": result.files["table.parquet"]["content"], "blocks": facts["blocks_sha256"]}
+        if facts["loss_sha256"]:
+            sums["loss"] = facts["loss_sha256"]
+        names = {kind: file_name(facts["index"], kind, sha) for kind, sha in sums.items()}
+        for kind in names:
+            file = "table.parquet" if kind == "table" else kind
+            links.append((result.files[file]["$ref"], f"shards/{name}/split={split}/{names[kind]}"))
+        shards[split].append(Shard(**facts, **names, table_sha256=sums["table"]))
+    for _ in store.map(lambda pair: link_committed(store, *pair), links):
+        pass
+    info: dict[str, Any] = {"name": name, "tokenizer": tokenizer["sha256"],
+                            "dtype": token_dtype(tokenizer["vocab_size"]).name}
+    for split in SPLITS:
+        mine = tuple(sorted(shards[split], key=lambda s: s.index))
+        tokens, documents = sum(s.tokens for s in mine), sum(s.documents for s in mine)
+        text_bytes = sum(s.text_bytes for s in mine)
+        made = Manifest(name, split, info["dtype"], tokenizer["sha256"], tokenizer["vocab_size"], tokenizer["eos"],
+                        tokens, documents, text_bytes, mine, tuple(p.key for p in parts), source=dict(source or {}))
+        made = replace(made, sha256=made.identity())
+        folder = f"shards/{name}/split={split}"
+        verify()
+        for file in (f"shards-{made.sha256[:16]}.json", MANIFEST):
+            store.write(f"{folder}/{file}", made.dumps().encode())
+        info[split] = {"path": folder, "sha256": made.sha256, "tokens": tokens, "documents": documents,
+                       "bytes": text_bytes} if tokens or split == "train" else None
+    return info

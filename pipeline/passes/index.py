@@ -1,0 +1,47 @@
+"""Index of a big input file: where it can be split at record boundaries, found by reading it once (contracts §2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.passes.reading import fetch, to_blame_file
+from pipeline.recipe.code import planned_reader
+from pipeline.store.records import Counters
+
+
+class Index:
+    """args: reader {name, key, config}, file ($file), target (uncompressed bytes a split should hold).
+
+    Writes `splits.json`: a list of {start, stop, ordinal, records, bytes}, or null when the file cannot be split. One
+    that its reader cannot make an index of (`unreadable`) is not split either: the pass that reads it says what is
+    wrong with it, and where.
+    """
+
+    name = "index"
+    version = 1
+    sets_up = True
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        reader = planned_reader(inputs.store, args["reader"])
+        inputs.confine(())
+        splits, unreadable = None, bool(inputs.skip)         # skip: it has killed its process before
+        if not unreadable:
+            cursor.reading(0, 0)
+            local = fetch(inputs, reader, args["file"], None)
+            try:
+                splits = reader.splits(local, args["file"]["$file"], args["target"])
+            except Exception as e:
+                if not to_blame_file(e):
+                    raise
+                unreadable = True
+        cursor.clear()
+        doc = None if splits is None else [dataclasses.asdict(s) for s in splits]
+        Path(out.path("splits.json")).write_text(json.dumps(doc, sort_keys=True), encoding="utf-8")
+        out.note("splits.json", rows=len(splits or ()))
+        return {"files": 1, "unsplittable": int(splits is None), "unreadable": int(unreadable),
+                "records": sum(s.records for s in splits or ())}

@@ -1,0 +1,356 @@
+"""`materialize`: write every sample of a curriculum in order, by a distributed exchange that never holds the data.
+
+Map tasks read the shards once, in file order: a range of super-windows of one stream. `Order.samples_of` says where in
+the run each of its windows will be drawn, in all phases and epochs; the windows go to the segment of their output
+file. Reduce tasks place the rows of one output file by sample number and write it from front to back. So random access
+is paid once, in the exchange, and row n equals the virtual read of sample n in tokens, boundaries and mask, that of
+what counts for the loss included.
+A planner calls, in turn, `map_drafts`, `reduce_drafts`, `publish_rows`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.base.parquet import parquet_writer
+from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.store.dataset import link_committed
+from pipeline.store.fs import Store
+from pipeline.store.records import Counters
+from stages.barrier import TaskDraft, TaskResult
+from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order
+from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, ShardError
+from tokenizer.shards.rows import MANIFEST as ROWS
+from tokenizer.shards.rows import (
+    ORIGIN,
+    RowFile,
+    RowManifest,
+    pack_bits,
+    parquet_schema,
+    unpack_bounds,
+    unpack_loss,
+)
+from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
+
+MAP = "pipeline.passes.materialize:ScatterWindows"
+REDUCE = "pipeline.passes.materialize:WriteRows"
+#: least bytes of tokens a map task reads, and bytes of one output file (what a reduce task holds)
+MAP_BYTES, FILE_BYTES = 256 << 20, 128 << 20
+#: least mean bytes of a segment: smaller ones cost object storage more requests than they are worth
+SEGMENT = 128 << 10
+#: bytes of tokens, or of records, at work at a time in a map task, and of records it holds before it spills them
+BLOCK_BYTES, SEGMENT_BYTES = 1 << 20, 16 << 20
+
+
+def record_dtype(sequence: int, itemsize: int, masked: bool = False) -> np.dtype:
+    """What travels through the exchange for one row: its sample number, origin, tokens (L + 1), boundary bits, and in
+    sets with masks the bits of what counts for the loss."""
+    bits = f"V{-(-sequence // 8)}"
+    return np.dtype([("n", "<u8"), ("origin", f"V{ORIGIN.itemsize}"), ("tokens", f"V{(sequence + 1) * itemsize}"),
+                     ("bounds", bits), *([("loss", bits)] if masked else [])])
+
+
+def rows_per_file(sequence: int, itemsize: int, file_bytes: int) -> int:
+    return max(1, file_bytes // ((sequence + 1) * itemsize))
+
+
+# -- map ---------------------------------------------------------------------------------------------------------
+class ScatterWindows:
+    """args: curriculum (JSON), stream (index), first, stop (super-windows), shards [{body: $ref, ends: $ref, offset,
+    tokens, maybe loss: $ref}] of the stream that hold them, file_bytes, masked (in sets with masks). Writes an exchange
+    file phaseP.seg for each phase that draws from the range, one bucket an output file. Memory: one block of tokens and
+    its records."""
+
+    name = "scatter_windows"
+    version = 2
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        curriculum = Curriculum.from_json(args["curriculum"])
+        order, s, longest = Order(curriculum), args["stream"], curriculum.longest
+        source = _Source(inputs, args["shards"], np.dtype(curriculum.streams[s].dtype).newbyteorder("<"))
+        step = max(1, BLOCK_BYTES // (longest * source.dtype.itemsize))
+        rows, masked = 0, args.get("masked", False)
+        for p, phase in enumerate(curriculum.phases):
+            if not order.extents[p][s]:
+                continue
+            dtype = record_dtype(phase.sequence, source.dtype.itemsize, masked)
+            per_file = rows_per_file(phase.sequence, source.dtype.itemsize, args["file_bytes"])
+            at = max(1, BLOCK_BYTES // dtype.itemsize)
+            # one phase after the other, so that one buffer of records is enough; tokens are read again for each
+            with out.segments(f"phase{p}.seg", dtype, -(-phase.samples // per_file), memory=SEGMENT_BYTES) as to:
+                for first in range(args["first"], args["stop"], step):
+                    stop = min(first + step, args["stop"])
+                    found = order.samples_of(s, first, stop, p)
+                    if p not in found:
+                        continue
+                    n, window, epoch = found[p]
+                    base = first * longest
+                    tokens, flags, counts = source.read(base, stop * longest + 1)
+                    for a in range(0, len(n), at):
+                        part = slice(a, a + at)
+                        records = _records(tokens, {"bounds": flags, **({"loss": counts} if masked else {})},
+                                           window[part] * phase.sequence - base, phase.sequence, dtype)
+                        records["n"] = n[part]
+                        records["origin"] = _origin(s, epoch[part], window[part]).view(f"V{ORIGIN.itemsize}")
+                        to.write((n[part] - phase.start) // per_file, records)
+                    rows += len(n)
+        return {"rows": rows, "tokens": (args["stop"] - args["first"]) * longest, **({"masked": 1} if masked else {})}
+
+
+def _records(tokens: np.ndarray, flags: Mapping[str, np.ndarray], starts: np.ndarray, length: int,
+             dtype: np.dtype) -> np.ndarray:
+    """Records of the windows that begin at `starts` of a block, without sample number and origin. `flags`, u8 0/1 a
+    token, become bits of the field of their name: bit p - 1 is that of position p in [1, L]."""
+    records = np.zeros(len(starts), dtype)
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[starts]
+    records["tokens"] = np.ascontiguousarray(windows).view(dtype["tokens"])[:, 0]
+    for name, flag in flags.items():
+        bits = pack_bits(np.lib.stride_tricks.sliding_window_view(flag, length)[starts + 1])
+        records[name] = bits.view(dtype[name])[:, 0]
+    return records
+
+
+def _origin(stream: int, epoch: np.ndarray, window: np.ndarray) -> np.ndarray:
+    out = np.empty(len(epoch), ORIGIN)
+    out["stream"], out["epoch"], out["window"] = stream, epoch, window
+    return out
+
+
+class _Source:
+    """Token ranges of the stream, by ranged reads: one request a shard on object storage."""
+
+    def __init__(self, inputs: Inputs, shards: Sequence[Mapping[str, Any]], dtype: np.dtype) -> None:
+        self.inputs, self.shards, self.dtype = inputs, shards, dtype
+        self._ends: dict[str, np.ndarray] = {}
+
+    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tokens [start, stop), and u8 flags of the same length: 1 at i where a document ends at token start + i, and 1
+        where that token counts for the loss."""
+        tokens, flags = np.empty(stop - start, self.dtype), np.zeros(stop - start, np.uint8)
+        counts = np.ones(stop - start, np.uint8)
+        filled = 0
+        for shard in self.shards:
+            offset = shard["offset"]
+            a, b = max(start, offset), min(stop, offset + shard["tokens"])
+            if a < b:
+                size = self.dtype.itemsize
+                data = self._range(shard, "body", (a - offset) * size, (b - offset) * size)
+                tokens[a - start:b - start] = np.frombuffer(data, self.dtype)
+                if "loss" in shard:
+                    data = self._range(shard, "loss", a - offset, b - offset)
+                    counts[a - start:b - start] = np.frombuffer(data, np.uint8) != 0
+                filled += b - a
+            # the end of a shard's last document is the first token of the next one
+            if offset < stop and offset + shard["tokens"] >= start:
+                ends = self._ends_of(shard)
+                i, j = np.searchsorted(ends, np.array([max(0, start - offset), stop - offset], ENDS))
+                flags[ends[i:j].astype(np.int64) + (offset - start)] = 1
+        if filled != stop - start:
+            raise ShardError(f"shards hold {filled} of the tokens [{start}, {stop}) the curriculum reads: they were "
+                             f"replaced since; resolve it again")
+        return tokens, flags, counts
+
+    def _range(self, shard: Mapping[str, Any], kind: str, start: int, stop: int) -> memoryview:
+        """Bytes [start, stop) of the body or the mask of a shard, whose blocks have their sums."""
+        ref, size = shard[kind], shard["tokens"] * (self.dtype.itemsize if kind == "body" else 1)
+        first, last = start // BLOCK, blocks_of(stop)
+        data = self.inputs.read_range(ref, first * BLOCK, min(last * BLOCK, size))
+        before = 0 if kind == "body" else blocks_of(shard["tokens"] * self.dtype.itemsize) + blocks_of(
+            shard["documents"] * ENDS.itemsize)
+        sums = np.memmap(self.inputs.fetch(shard["blocks"]), SUMS, "r")[before + first:before + last].tolist()
+        if (bad := damaged_block(memoryview(data), first, sums)) is not None:
+            raise self.inputs.damaged(ref, f"is damaged at byte {bad * BLOCK:,}")
+        return memoryview(data)[start - first * BLOCK:stop - first * BLOCK]
+
+    def _ends_of(self, shard: Mapping[str, Any]) -> np.ndarray:
+        name = shard["ends"]["$ref"]
+        if name not in self._ends:
+            self._ends[name] = np.memmap(self.inputs.fetch(shard["ends"]), ENDS, "r")
+        return self._ends[name]
+
+
+# -- reduce ------------------------------------------------------------------------------------------------------
+class WriteRows:
+    """args: segments [$ref of phaseP.seg], bucket, first (sample number), rows, sequence, dtype, streams [names],
+    format bytes | parquet, masked (in sets with masks). Writes tokens, bounds, origin, and loss where a token does not
+    count; or rows.parquet. Memory: one output file and one segment."""
+
+    name = "write_rows"
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        rows, length = args["rows"], args["sequence"]
+        token = np.dtype(args["dtype"]).newbyteorder("<")
+        dtype = record_dtype(length, token.itemsize, args.get("masked", False))
+        held = {kind: np.empty(rows, dtype[kind]) for kind in dtype.names if kind != "n"}
+        seen = np.zeros(rows, np.uint8)
+        for ref in args["segments"]:
+            records = np.asarray(inputs.segment(ref, args["bucket"])).view(dtype)
+            at = records["n"].astype(np.int64) - args["first"]
+            if len(at) and (at.min() < 0 or at.max() >= rows):
+                raise ShardError(f"{ref['$ref']}: a row outside [{args['first']}, {args['first'] + rows})")
+            for kind, array in held.items():
+                array[at] = records[kind]
+            np.add.at(seen, at, 1)
+        if (seen != 1).any():
+            bad = int(np.flatnonzero(seen != 1)[0])
+            raise ShardError(f"sample {args['first'] + bad} was delivered {int(seen[bad])} times instead of once")
+        if args["format"] == "bytes":
+            if "loss" in held and not _masked(held["loss"], length).any():
+                del held["loss"]
+            for kind, array in held.items():
+                array.tofile(out.path(kind))
+                out.note(kind, rows=rows)
+        else:
+            _write_parquet(out.path("rows.parquet"), args, token, held)
+            out.note("rows.parquet", rows=rows)
+        return {"rows": rows, "tokens": rows * length}
+
+
+def _masked(loss: np.ndarray, length: int) -> np.ndarray:
+    """Which rows have a target that does not count, bool (rows,), by their bits."""
+    whole = pack_bits(np.ones((1, length), np.uint8))
+    return (_bits(loss) != whole).any(1)
+
+
+def _write_parquet(path: str, args: Mapping[str, Any], token: np.dtype, held: Mapping[str, np.ndarray]) -> None:
+    rows, length = args["rows"], args["sequence"]
+    width = length + 1
+    tokens, origin = held["tokens"].view(token).reshape(rows, width), held["origin"].view(ORIGIN)
+    schema = parquet_schema(token, "loss" in held)
+    names = args["streams"]
+    step = max(1, BLOCK_BYTES // (width * token.itemsize))
+    with parquet_writer(path, schema, use_dictionary=["stream"], write_statistics=["sample"]) as to:
+        for a in range(0, rows, step):
+            b = min(a + step, rows)
+            ends = [unpack_bounds(row, length) for row in _bits(held["bounds"][a:b])]
+            columns = [pa.array(np.arange(args["first"] + a, args["first"] + b, dtype=np.uint64)),
+                       pa.array([names[s] for s in origin["stream"][a:b].tolist()], pa.string()),
+                       pa.array(origin["epoch"][a:b]), pa.array(origin["window"][a:b]),
+                       pa.ListArray.from_arrays(pa.array(np.arange(b - a + 1, dtype=np.int32) * width),
+                                                pa.array(tokens[a:b].ravel())),
+                       pa.ListArray.from_arrays(pa.array(np.cumsum([0, *map(len, ends)]).astype(np.int32)),
+                                                pa.array(np.concatenate(ends).astype(np.uint32)))]
+            if "loss" in held:
+                said = [unpack_loss(row, length) if some else None
+                        for row, some in zip(_bits(held["loss"][a:b]), _masked(held["loss"][a:b], length))]
+                columns.append(pa.array(said, pa.list_(pa.bool_())))
+            to.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def _bits(packed: np.ndarray) -> np.ndarray:
+    """Bits of rows as they travel → u8 (rows, ceil(L / 8))."""
+    return packed.view(np.uint8).reshape(len(packed), -1)
+
+
+# -- what a planner calls ----------------------------------------------------------------------------------------
+def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = None,
+               file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
+    """Tasks that read the shards, `map_bytes` of tokens each (default: so many that the segments a task leaves for each
+    output file have SEGMENT bytes; what it reads passes through its scratch). Raises CurriculumError when the
+    curriculum's order hash is not what this version makes, ShardError when a pinned shard set is not there."""
+    order = Order(curriculum)
+    if order.hash() != curriculum.order:
+        raise CurriculumError("curriculum: its order hash is not the one this Tokenmill makes: resolve it again")
+    used = [s for s, _ in enumerate(curriculum.streams) if any(row[s] for row in order.extents)]
+    read = sum(order.supers[s] * curriculum.longest * np.dtype(curriculum.streams[s].dtype).itemsize for s in used)
+    # a window goes to each of its epochs' files: read / files is a file's share of it, whatever the epochs
+    map_bytes = map_bytes or max(MAP_BYTES, -(-read // file_bytes) * SEGMENT)
+    drafts, said = [], curriculum.to_json()
+    sets = {s: _shards(store, curriculum.streams[s].train, curriculum.streams[s].sha256) for s in used}
+    # one stream with a mask makes room for one in the rows of all: they go to the same files
+    masked = {"masked": True} if any("loss" in shard for shards in sets.values() for shard in shards) else {}
+    for s, shards in sets.items():
+        stream = curriculum.streams[s]
+        step = max(1, map_bytes // (curriculum.longest * np.dtype(stream.dtype).itemsize))
+        for first in range(0, order.supers[s], step):
+            stop = min(first + step, order.supers[s])
+            a, b = first * curriculum.longest, stop * curriculum.longest + 1
+            mine = [x for x in shards if x["offset"] < b and x["offset"] + x["tokens"] >= a]
+            args = {"curriculum": said, "stream": s, "first": first, "stop": stop, "shards": mine,
+                    "file_bytes": file_bytes, **masked}
+            drafts.append(TaskDraft(MAP, args, (b - a) * np.dtype(stream.dtype).itemsize,
+                                    f"scatter {stream.name} [{first}, {stop})"))
+    return drafts
+
+
+def _ref(folder: str, name: str, sha256: str) -> dict[str, Any]:
+    return {"$ref": f"{folder}/{name}", "content": sha256, "sha256": sha256}
+
+
+def _shards(store: Store, folder: str, sha256: str) -> list[dict[str, Any]]:
+    path = f"{folder}/shards-{sha256[:16]}.json"
+    if not store.exists(path):
+        raise ShardError(f"{path}: the shard set the curriculum pins is not in the store: encode it again")
+    manifest = Manifest.from_json(json.loads(store.read(path)), path)
+    if manifest.sha256 != sha256:
+        raise ShardError(f"{folder}/{MANIFEST}: holds another shard set than the curriculum pins: resolve it again")
+    out, offset = [], 0
+    for shard in manifest.shards:
+        kinds = ("body", "ends", "blocks", *(["loss"] if shard.loss else []))
+        out.append({**{kind: _ref(folder, getattr(shard, kind), shard.sums()[kind]) for kind in kinds},
+                    "offset": offset, "tokens": shard.tokens, "documents": shard.documents})
+        offset += shard.tokens
+    return out
+
+
+def reduce_drafts(curriculum: Curriculum, mapped: Sequence[TaskResult], format: str,
+                  file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
+    """Tasks that write the rows, one an output file, in order of sample number. `mapped`: the results of `map_drafts`.
+    `format`: bytes | parquet."""
+    if format not in ("bytes", "parquet"):
+        raise ValueError(f"format: '{format}' is neither bytes nor parquet")
+    dtype, names = _dtype(curriculum), [s.name for s in curriculum.streams]
+    masked = {"masked": True} if any(r.counters.get("masked") for r in mapped) else {}
+    drafts = []
+    for p, phase in enumerate(curriculum.phases):
+        per_file = rows_per_file(phase.sequence, dtype.itemsize, file_bytes)
+        segments = [r.files[f"phase{p}.seg"] for r in mapped if f"phase{p}.seg" in r.files]
+        for bucket, first in enumerate(range(0, phase.samples, per_file)):
+            rows = min(per_file, phase.samples - first)
+            args = {"segments": segments, "bucket": bucket, "first": phase.start + first, "rows": rows,
+                    "sequence": phase.sequence, "dtype": dtype.name, "streams": names,
+                    "format": format, **masked}
+            size = rows * record_dtype(phase.sequence, dtype.itemsize, bool(masked)).itemsize
+            drafts.append(TaskDraft(REDUCE, args, size, f"rows of {phase.name} from {phase.start + first}",
+                                    memory_mb=300 + 3 * size // 10**6))
+    return drafts
+
+
+def _dtype(curriculum: Curriculum) -> np.dtype:
+    [name] = {s.dtype for s in curriculum.streams}
+    return np.dtype(name)
+
+
+def publish_rows(store: Store, folder: str, curriculum: Curriculum, drafts: Sequence[TaskDraft],
+                 written: Sequence[TaskResult], verify: Callable[[], None] = lambda: None) -> RowManifest:
+    """Link the rows under `folder` (say runs/RUN/rows) and write its rows.json, last. `written` answers `drafts`;
+    `verify` (`Log.verify`) is asked before rows.json is written."""
+    index = {phase.start: p for p, phase in enumerate(curriculum.phases)}
+    files, phase, number = [], -1, 0
+    for draft, result in zip(drafts, written, strict=True):
+        a = draft.args
+        number += 1
+        if a["first"] in index:
+            phase, number = index[a["first"]], 0
+        names, sums = {}, {}
+        for file, ref in sorted(result.files.items()):
+            kind = file.removeprefix("rows.")
+            sums[kind] = ref["content"]
+            names[kind] = f"p{phase}-{number:05d}.{sums[kind][:12]}.{kind}"
+            link_committed(store, ref["$ref"], f"{folder}/{names[kind]}")
+        files.append(RowFile(phase, a["first"], a["rows"], a["sequence"], names, sums))
+    made = RowManifest(drafts[0].args["format"], _dtype(curriculum).name, curriculum.order,
+                       tuple(s.name for s in curriculum.streams), curriculum.samples, tuple(files))
+    verify()
+    store.write(f"{folder}/{ROWS}", made.dumps().encode())
+    return made

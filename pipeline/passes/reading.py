@@ -1,0 +1,224 @@
+"""The records of a task's input files, and what becomes of a file that cannot be read.
+
+A file ends early in one of three ways: its reader says so (a fatal `BadRecord`: damage), its reader raises, or reading
+kills the process. The rest of the file (for Parquet: its row group) is then one record that is quarantined, counted
+under `bad_files` in the counters, and the next file is read. What kills the process stands in the log from then on
+(`pipeline.store.view`), so that every later task that reads this piece of this file ends it at the same record.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out
+from pipeline.engine.worker.faults import MAX_STOPS
+from pipeline.passes.storable import checked
+from pipeline.passes.tables import to_blame
+from pipeline.recipe.code import planned_reader
+from pipeline.store.errors import StoreError
+from pipeline.store.records import READING, Counters
+from stages.document import BadRecord, Document, document_id
+from stages.read.jsonl import clean
+from stages.read.reader import Reader, Slice, bad
+from stages.stage import SettingsError
+
+#: an argument that names a file, and what to read of it
+Piece = tuple[dict[str, Any], Slice]
+#: (records of a file that are read before reading ends, why)
+Stop = tuple[int, str]
+
+
+class _NotFetched(Exception):
+    """The file could not be had: no reader has seen it."""
+
+
+def to_blame_file(error: Exception) -> bool:
+    """Whether an error that a reader raised can be the doing of the file, not of who may read it."""
+    if isinstance(error, PermissionError) and error.errno != errno.EPERM:       # EPERM is what confinement says
+        return False
+    return to_blame(error) and not isinstance(error, (ChangedInput, StoreError))
+
+
+def reason_of(error: Exception) -> str:
+    return "wrong_schema" if isinstance(error, SettingsError) else f"error:{type(error).__name__}"
+
+
+def fetch(inputs: Inputs, reader: Reader, arg: dict[str, Any], piece: Slice | None) -> str:
+    """Path on local disk of an input file, or of the ranges of it that the reader needs."""
+    return inputs.fetch(arg, partial(_needs, reader, piece))
+
+
+def _needs(reader: Reader, piece: Slice | None, size: int,
+           read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
+    try:
+        return reader.needs(piece, size, read)
+    except Exception as e:
+        if not to_blame_file(e):
+            raise
+        return None                                  # all of it: reading says what is wrong
+
+
+class SourceFiles:
+    """Iterates (row, record) over the slices of a document pass; announces each on the crash cursor before it is read.
+    `condemned`: entries of the log about files of this reader."""
+
+    def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, counters: Counters,
+                 condemned: Iterable[dict[str, Any]]) -> None:
+        self.inputs, self.cursor, self.out, self.counters = inputs, cursor, out, counters
+        args = inputs.args
+        self.source: str = args["source"]
+        entry = args["reader"]
+        self.key, self.reader = entry["key"], planned_reader(inputs.store, entry)
+        self.pieces: list[Piece] = [
+            (arg, Slice(self.source, arg["$file"], arg.get("start", 0), arg.get("stop"), arg.get("ordinal", 0)))
+            for arg in args["slices"]]
+        self._at: Slice | None = None                # of which the next record comes
+        self.condemned: dict[str, list[Stop]] = {}
+        for said in condemned:
+            file = said["file"]
+            self.condemned.setdefault(_identity(file), []).append((file["records"], said["reason"]))
+
+    def __iter__(self) -> Iterator[tuple[int, Document | BadRecord]]:
+        row = 0
+        for file, together in self._units():
+            if self.inputs.file not in (None, file):
+                continue
+            self.cursor.reading(row, file)
+            for record in self._records(file, together, row):
+                if isinstance(record, BadRecord) and (record.fatal or record.bytes):
+                    self._count(together[0], record)
+                yield row, record
+                row += 1
+                self.cursor.reading(row, file)
+
+    def _units(self) -> Iterator[tuple[int, list[Piece]]]:
+        """What is read in one go, with the number of its first slice: a slice, or those of a group (a repository)."""
+        numbered = enumerate(self.pieces)
+        for _, group in groupby(numbered, lambda item: self.reader.group(item[1][1].path) or item[0]):
+            items = list(group)
+            yield items[0][0], [piece for _, piece in items]
+
+    def _records(self, file: int, together: list[Piece], row: int) -> Iterator[Document | BadRecord]:
+        """The records of a unit whose first has the number `row`."""
+        if reason := next((arg["bad"] for arg, _ in together if "bad" in arg), ""):    # the listing says so
+            yield self._lost(together, None, reason)
+            return
+        stops = self._stops(file, together[0], row)
+        if len(stops) >= MAX_STOPS:
+            yield self._lost(together, None, stops[0][1])
+            return
+        records, last, read = self._read(together), None, 0
+        for number, (stop, reason) in enumerate([*stops, (-1, "")]):
+            while read != stop:
+                try:
+                    record = next(records, None)
+                except _NotFetched as e:
+                    raise e.__cause__ or e from None
+                except Exception as e:
+                    if not to_blame_file(e):
+                        raise
+                    yield self._lost(together, last, reason_of(e), str(e), look=True)
+                    return
+                if record is None:
+                    return
+                if isinstance(record, BadRecord) and record.fatal:
+                    record.bytes = self._stored(together, _offset(record))
+                last, read = record, read + 1
+                yield record
+            # the format is asked where to go on as if that were the next record: a death there is a stop of its own,
+            # and is not asked for twice
+            look = number == 0 and (len(stops) == 1 or stops[1][0] > stop + 1)
+            rest = None
+            if look and len(together) == 1:
+                self.cursor.reading(row + read + 1, file)
+                rest = self._beyond(together[0], last)
+            yield self._lost(together, last, reason, look=look, rest=rest)
+            if rest is None:
+                return
+            together = [(together[0][0], rest)]
+            records, last, read = self._read(together), None, read + 1
+
+    def _read(self, together: list[Piece]) -> Iterator[Document | BadRecord]:
+        def files() -> Iterator[tuple[str, Slice]]:
+            for arg, piece in together:
+                self._at = piece
+                try:
+                    local = fetch(self.inputs, self.reader, arg, piece)
+                except Exception as e:
+                    raise _NotFetched from e
+                yield local, piece
+
+        return checked(self.reader, self.reader.read_files(files()))
+
+    def _stops(self, file: int, piece: Piece, row: int) -> list[Stop]:
+        """Where reading of a unit ends, as the log said when the task was planned, or a supervisor since; the latter
+        goes into the record of this task."""
+        arg, slice = piece
+        identity = {"path": slice.path, "size": arg["size"], "etag": arg["etag"], "start": slice.start,
+                    "stop": slice.stop}
+        stops = dict(self.condemned.get(_identity(identity), ()))
+        for at, fault in self.inputs.skip.items():
+            if fault["stage"] == READING - file:
+                read = max(0, at - row)
+                stops.setdefault(read, fault["reason"])
+                self.out.quarantine(at, document_id(self.source, _identity(identity), "", read), "read", self.key,
+                                    fault["reason"], {**identity, "records": read})
+        return sorted(stops.items())
+
+    def _beyond(self, piece: Piece, last: Document | BadRecord | None) -> Slice | None:
+        arg, slice = piece
+        with suppress(Exception):                    # of a file that is known to be broken
+            return self.reader.beyond(fetch(self.inputs, self.reader, arg, slice), slice, _next_record(slice, last))
+        return None
+
+    def _lost(self, together: list[Piece], last: Document | BadRecord | None, reason: str, detail: str = "", *,
+              look: bool = False, rest: Slice | None = None) -> BadRecord:
+        """What stands for all of a unit behind its record `last`, up to `rest`. `look`: the file may be looked at to
+        say how many bytes that is."""
+        slice = together[0][1] if len(together) == 1 else self._at or together[0][1]
+        offset = slice.start
+        if len(together) == 1 and last is not None:
+            offset = max(offset, _offset(last))
+        record = bad(reason, slice, offset, _next_record(slice, last if len(together) == 1 else None), detail=detail,
+                     fatal=True)
+        record.bytes = self._stored(together, offset, look=look, rest=rest)
+        return record
+
+    def _stored(self, together: list[Piece], offset: int, *, look: bool = True, rest: Slice | None = None) -> int:
+        """Bytes of the stored file from `offset` to `rest`; of all of it where the format cannot tell, or may not be
+        asked."""
+        arg, slice = together[0]
+        if len(together) == 1 and look:
+            lost = Slice(slice.source, slice.path, max(offset, slice.start), rest.start if rest else slice.stop)
+            with suppress(Exception):
+                return self.reader.stored(fetch(self.inputs, self.reader, arg, slice), lost, arg["size"])
+        return sum(arg["size"] for arg, _ in together)
+
+    def _count(self, piece: Piece, record: BadRecord) -> None:
+        slice = piece[1]
+        whole = slice.start == 0 and slice.stop is None
+        name = (str(record.locator.get("file") or slice.path) if whole else
+                f"{slice.path} [{slice.start}:{'' if slice.stop is None else slice.stop}]")
+        reasons = self.counters.setdefault("bad_files", {}).setdefault(self.source, {}).setdefault(clean(name), {})
+        reasons[record.reason] = reasons.get(record.reason, 0) + record.bytes
+
+
+def _identity(file: dict[str, Any]) -> str:
+    """A piece of a file as it was when it killed its reader: one that has changed since is read as any other."""
+    return json.dumps([file[k] for k in ("path", "size", "etag", "start", "stop")])
+
+
+def _offset(record: Document | BadRecord) -> int:
+    offset = record.locator.get("offset")
+    return offset if isinstance(offset, int) else 0          # a reader of the user's own says what it likes
+
+
+def _next_record(slice: Slice, last: Document | BadRecord | None) -> int:
+    record = None if last is None else last.locator.get("record")
+    return record + 1 if isinstance(record, int) else slice.ordinal

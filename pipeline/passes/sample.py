@@ -1,0 +1,99 @@
+"""Draw a sample of the records of an input file, for a bill (`pipeline.forecast.sample`)."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.base.parquet import parquet_writer
+from pipeline.base.prf import prf
+from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.passes.storable import checked
+from pipeline.recipe.code import planned_reader
+from pipeline.store.records import Counters
+from stages.read.reader import Slice
+from stages.read.sample import SCHEMA, payload, to_row
+
+#: rows are written in groups of about this many bytes
+GROUP_BYTES = 8 << 20
+
+
+class DrawSample:
+    """args: source, reader {name, key, config}, files [$file], seed, share (of all records, 0 … 1), least (records to
+    draw at least), most (bytes to draw at most), read_most (bytes of records to read at most).
+
+    Draws the records with the lowest PRF(seed, id): those below `share`, and at least `least`. Writes drawn.parquet
+    (stages.read.sample.SCHEMA, in the order of the files). Counters: records and bytes read, `covered` (bytes of the
+    stored files that were read), and `complete` {"below": r}: every record read whose rank is below r was drawn.
+    """
+
+    name = "draw_sample"
+    version = 2
+    sets_up = True
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        reader = planned_reader(inputs.store, args["reader"])
+        inputs.confine(())
+        draw = _Draw(int(args["share"] * 2**64), args["least"], args["most"])
+        covered = read = 0
+        for file in args["files"]:
+            piece, before = Slice(args["source"], file["$file"]), read
+            whole = True
+            for record in checked(reader, reader.read_files(iter([(inputs.fetch(file), piece)]))):
+                size = payload(record)
+                draw.see(record, prf(args["seed"], "sample", record.id), size)
+                read += size
+                if read > args["read_most"]:
+                    offset = record.locator.get("offset") or 0
+                    guess = (read - before) / max(reader.expansion(piece.path), 1e-9)
+                    covered += min(file["size"], offset if offset else int(guess))
+                    whole = False
+                    break
+            if not whole:
+                break
+            covered += file["size"]
+        _write(out, draw.rows())
+        return {"records": draw.seen, "bytes": read, "covered": covered, "drawn": len(draw.heap),
+                "complete": {"below": draw.below}}
+
+
+class _Draw:
+    """The records with the lowest ranks, as rows: those below `limit` and `least` more, `most` bytes of them."""
+
+    def __init__(self, limit: int, least: int, most: int) -> None:
+        self.limit, self.least, self.most = limit, least, most
+        self.heap: list[tuple[int, int, int, dict[str, Any]]] = []       # (-rank, place, bytes, row)
+        self.held = self.seen = 0
+        self.below = 1 << 64                                             # every record below it is held
+
+    def see(self, record: Any, rank: int, size: int) -> None:
+        self.seen += 1
+        if rank >= self.below:
+            return
+        heap = self.heap
+        heapq.heappush(heap, (-rank, self.seen, size, to_row(record, rank)))
+        self.held += size
+        while len(heap) > 1 and (self.held > self.most or (len(heap) > self.least and -heap[0][0] >= self.limit)):
+            top, _, gone, _ = heapq.heappop(heap)
+            self.held, self.below = self.held - gone, min(self.below, -top)
+
+    def rows(self) -> list[tuple[int, dict[str, Any]]]:
+        """(bytes, row) in the order in which they were seen."""
+        return [(size, row) for _, _, size, row in sorted(self.heap, key=lambda item: item[1])]
+
+
+def _write(out: Out, drawn: list[tuple[int, dict[str, Any]]]) -> None:
+    with parquet_writer(out.path("drawn.parquet"), SCHEMA) as writer:
+        rows, size = [], 0
+        for n, row in drawn:
+            rows.append(row)
+            size += n
+            if size > GROUP_BYTES:
+                writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+                rows, size = [], 0
+        writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+    out.note("drawn.parquet", rows=len(drawn))

@@ -1,0 +1,180 @@
+"""The sample a tokenizer is trained on, of a dataset that one task should not read alone.
+
+Three waves before the training: every group of parts ranks its documents by PRF(seed, id) and notes their sizes
+(`RankTexts`); one task walks up the ranks of all groups until the next document would make the sample too large
+(`CutSample`), which reads little more than the ranks of the sample; every group copies the texts up to there
+(`PickTexts`). The sample is the one that `fit_tokenizer.FitTokenizer` draws alone: the longest run of documents by
+rising PRF that has at most `sample` bytes, at least one, in plan order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.base.parquet import open_parquet, parquet_writer
+from pipeline.base.prf import prf
+from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.passes.rows import Taken, rows_of
+from pipeline.store.records import Counters
+from stages.barrier import Done, PartRef, TaskDraft, Wave
+from stages.dedup.fragment import files_of, groups
+from stages.dedup.verify import texts_at
+
+#: rank and UTF-8 bytes of a document
+RANK = np.dtype([("rank", "<u8"), ("bytes", "<u8")])
+#: ranges of ranks: the cut reads those of the sample
+RANGES = 1024
+#: bytes of parts that one task reads alone
+ONE_TASK = 4 << 30
+PICKED = pa.schema([("id", pa.string()), ("text", pa.large_string())])
+#: bytes of text of a row group of picked texts
+GROUP_BYTES = 16 << 20
+
+
+def rank_of(seed: int, id: str) -> int:
+    """Place of a document in the order that samples are drawn in, [0, 2**64)."""
+    return prf(seed, "tokenizer", id)
+
+
+class RankTexts:
+    """args: parts [$ref of kept.parquet], where (see `pipeline.passes.rows.Taken`), sample (bytes), seed.
+
+    Writes segments `ranks.seg` (RANK, by range of ranks, sorted): the documents of the group that can be in a sample of
+    that size. Memory: 100 bytes a document of the group.
+    """
+
+    name = "rank_texts"
+    version = 3
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        where, seed, ranks, sizes = Taken(args.get("where")), int(args["seed"]), [], []
+        for ref in args["parts"]:
+            for rows in rows_of(inputs.fetch(ref), where, ("bytes",)):
+                ranks += [rank_of(seed, id) for id in rows.ids]
+                sizes += rows.column("bytes")
+        records = np.empty(len(ranks), RANK)
+        records["rank"], records["bytes"] = ranks, sizes
+        records.sort(order="rank")
+        # what comes after the first that does not fit into a sample of this group alone fits into none
+        records = records[:int(np.searchsorted(np.cumsum(records["bytes"]), np.uint64(args["sample"]), "right")) + 1]
+        with out.segments("ranks.seg", RANK, RANGES, key=("rank",)) as to:
+            to.write((records["rank"] >> np.uint64(54)).astype(np.int64), records)
+        return {"documents": len(ranks), "candidates": len(records)}
+
+
+class CutSample:
+    """args: ranks [$ref of ranks.seg], sample (bytes). Counts the documents and bytes of the sample; `max_rank` is the
+    rank of its last document, -1 when there is none."""
+
+    name = "cut_sample"
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        size, found = np.uint64(args["sample"]), {"documents": 0, "bytes": 0, "max_rank": -1}
+        for number in range(RANGES):
+            for block in inputs.segments(args["ranks"], number):
+                total = np.cumsum(block["bytes"]) + np.uint64(found["bytes"])
+                n = int(np.searchsorted(total, size, "right"))
+                if n == 0 and not found["documents"]:
+                    n = 1                                # however long it is
+                if n:
+                    found = {"documents": found["documents"] + n, "bytes": int(total[n - 1]),
+                             "max_rank": int(block["rank"][n - 1])}
+                if n < len(block):
+                    return found
+        return found
+
+
+class PickTexts:
+    """args: parts, where, seed (as RankTexts), last (rank of the last document of the sample). Writes picked.parquet
+    (PICKED), the texts of the group that are in the sample, in the order of the parts."""
+
+    name = "pick_texts"
+    version = 2
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        where, seed, last = Taken(args.get("where")), int(args["seed"]), int(args["last"])
+        counters = {"documents": 0, "bytes": 0}
+        ids: list[str] = []
+        texts: list[str] = []
+        held = 0
+        with parquet_writer(out.path("picked.parquet"), PICKED) as to:
+            def flush() -> None:
+                nonlocal held
+                to.write_table(pa.table([pa.array(ids, pa.string()), pa.array(texts, pa.large_string())],
+                                        schema=PICKED))
+                ids.clear()
+                texts.clear()
+                held = 0
+
+            for ref in args["parts"]:
+                path = inputs.fetch(ref)
+                mine, rows = _chosen(path, where, seed, last)
+                for id, text in zip(mine, texts_at(path, rows)):
+                    ids.append(id)
+                    texts.append(text)
+                    held += len(text)
+                    counters["documents"] += 1
+                    counters["bytes"] += len(text.encode())
+                    if held > GROUP_BYTES:
+                        flush()
+            flush()
+        out.note("picked.parquet", rows=counters["documents"])
+        return counters
+
+
+def _chosen(path: str, where: Taken, seed: int, last: int) -> tuple[list[str], np.ndarray]:
+    """(ids, rows) of the documents of a part that are in the sample."""
+    ids: list[str] = []
+    rows: list[int] = []
+    for some in rows_of(path, where, ()):
+        for id, row in zip(some.ids, some.rows.tolist()):
+            if rank_of(seed, id) <= last:
+                ids.append(id)
+                rows.append(row)
+    return ids, np.array(rows, np.int64)
+
+
+def picked_texts(path: str) -> Iterator[tuple[str, str]]:
+    """(id, text) of what PickTexts wrote. Memory: a row group."""
+    with open_parquet(path) as file:
+        for group in range(file.num_row_groups):
+            for batch in file.iter_batches(256, row_groups=[group]):
+                yield from zip(batch.column("id").to_pylist(), batch.column("text").to_pylist())
+
+
+# -- what a planner calls ----------------------------------------------------------------------------------------
+def sample_waves(parts: Sequence[PartRef], where: Mapping[str, Any], sample: int, seed: int) -> list[Wave]:
+    """The waves rank, cut and pick; without tasks for a dataset that one task can read."""
+    plan = groups(parts) if sum(p.bytes for p in parts) > ONE_TASK else []
+    common = {"where": dict(where), "seed": seed}
+
+    def ranks(done: Done) -> Iterator[TaskDraft]:
+        for g in plan:
+            yield TaskDraft("pipeline.passes.sample_text:RankTexts",
+                            {"parts": [p.text for p in g.parts], "sample": sample, **common}, g.rows * 40,
+                            f"ranks of the texts of {g.size} parts", 500 + g.rows * 200 // 2**20)
+
+    def cut(done: Done) -> list[TaskDraft]:
+        found = files_of(done["rank"], "ranks.seg")
+        return [TaskDraft("pipeline.passes.sample_text:CutSample", {"ranks": found, "sample": sample},
+                          sum(f["bytes"] for f in found), "cut of the sample")] if found else []
+
+    def pick(done: Done) -> Iterator[TaskDraft]:
+        for end in done["cut"]:
+            for g in plan:
+                yield TaskDraft("pipeline.passes.sample_text:PickTexts",
+                                {"parts": [p.text for p in g.parts], "last": end.counters["max_rank"], **common},
+                                g.bytes, f"sampled texts of {g.size} parts")
+
+    return [Wave("rank", ranks), Wave("cut", cut), Wave("pick", pick)]

@@ -1,0 +1,67 @@
+"""Small tables beside the documents: the rows of a quarantine folder, and rows on their way into a Parquet file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.base import confinement
+from pipeline.base.parquet import parquet_writer
+from pipeline.base.redact import redact
+from stages.read.jsonl import clean
+from stages.scrub.pii import scrub_text
+from stages.stage import ProcessDied
+
+#: a row of `quarantine/NAME/`: whose it is, where the record stands in its source, what became of it where, and the
+#: message of the error as far as there is one, scrubbed and without secrets of the node it was raised on. `bytes`: how
+#: many of the stored file were not read, where the record stands for the rest of a file
+QUARANTINE_SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("file", pa.string()),
+                               ("record", pa.int64()), ("stage", pa.string()), ("reason", pa.string()),
+                               ("detail", pa.string()), ("bytes", pa.int64())])
+
+
+def quarantine_row(id: str, source: str, locator: Mapping[str, Any], stage: str, reason: str,
+                   detail: str = "", bytes: int | None = None) -> dict[str, Any]:
+    # the name of a file may be no UTF-8, the message of an error may quote what is none
+    file, detail = clean(locator.get("file") or ""), clean(detail[:5000])
+    return {"id": id, "source": source, "file": scrub_text(file),
+            "record": locator.get("record"), "stage": stage, "reason": reason,
+            "detail": scrub_text(redact(detail))[:500], "bytes": bytes}
+
+
+def to_blame(error: Exception) -> bool:
+    """Whether an error that was raised over a document can be the document's doing. It is not when memory is short, a
+    library missing, or the disk full; what a stage's own process died of is for the supervisor to find out. What
+    confinement refuses, a parser tried over this document."""
+    if isinstance(error, PermissionError) and confinement.sealed():
+        return True
+    return not (isinstance(error, (MemoryError, ImportError, ProcessDied)) or (isinstance(error, OSError)
+                                                                  and error.errno is not None))
+
+
+class RowWriter:
+    """Rows into Parquet (side tables, quarantine), flushed every 8 k of them."""
+
+    FLUSH = 1 << 13
+
+    def __init__(self, path: str, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.writer = parquet_writer(path, schema)
+        self.pending: list[dict[str, Any]] = []
+        self.rows = 0
+
+    def write(self, row: dict[str, Any]) -> None:
+        self.pending.append(row)
+        self.rows += 1
+        if len(self.pending) >= self.FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        self.writer.write_table(pa.Table.from_pylist(self.pending, schema=self.schema))
+        self.pending = []
+
+    def close(self) -> None:
+        self._flush()
+        self.writer.close()

@@ -1,0 +1,142 @@
+"""What a document pass counts of its documents for the report, so that nobody has to read them for it.
+
+Every count is taken when a row is written, of what is written: a verdict that is replayed counts like one found anew.
+Counters (all mergeable, `engine.task.merge_counters`)::
+
+    "kept", "languages", "lengths"      kept documents by source, as in docs/architecture.md
+    "dropped_languages": {stage: {language: docs}}      dropped ones, by the language they had when they were dropped
+    "pii": {signal: n}                  sums of the signals called pii_* over kept documents, of this pass or before, as
+                                        whole numbers: sums of others would hang on the order, and a NaN would be all
+    "scores": {signal: {bin: docs}}     of the signals stages show (`Stage.scored`), over all documents they have seen
+    "similarity": {barrier: {bin: docs}}    documents it removed, by similarity to the kept one
+    "tallies": {stage: …}               what stages count themselves (`Stage.counts`), over all they have seen
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pipeline.passes.chain import Step, count
+from pipeline.passes.storable import language_label
+from pipeline.store.records import Counters, merge_counters
+from stages.document import Document
+from stages.stage import Stage
+
+#: numbers of personal data a signal may say: above it floats are not whole numbers one by one
+MOST_PII = 2.0 ** 53
+#: bins of the similarity of removed documents, over [0, 1]
+SIMILARITY_BINS = 20
+#: bins of a score in an octave; scores below 2**LOWEST count as 0, those of 2**HIGHEST and more as a little less
+BINS, LOWEST, HIGHEST = 16, -13, 40
+
+
+def score_bin(score: float) -> int | None:
+    """Number of a score's bin: 16 bins from each power of two to the next, equally wide; 0 for what is nearly 0, and
+    negative for negative scores. Bins are ordered as the scores are. None for what is no number. Exact arithmetic."""
+    if not math.isfinite(score):
+        return None
+    part, power = math.frexp(abs(score))                 # part · 2**power, 0.5 <= part < 1
+    if power <= LOWEST or not score:
+        return 0
+    number = (power - LOWEST - 1) * BINS + int((part - 0.5) * 2 * BINS) + 1
+    number = min(number, (HIGHEST - LOWEST) * BINS)
+    return -number if score < 0 else number
+
+
+def bin_edges(number: int) -> tuple[float, float]:
+    """(from, to) of a bin, by magnitude: scores s with from <= |s| < to."""
+    if not number:
+        return 0.0, 2.0 ** LOWEST
+    octave, place = divmod(abs(number) - 1, BINS)
+    low = 2.0 ** (octave + LOWEST)
+    return low * (1 + place / BINS), low * (1 + (place + 1) / BINS)
+
+
+class Tally:
+    """Counts the documents of a pass as they are written. `steps`: its chain; `signals`: all its schema has;
+    `until_drop`: whether a document goes no further than the stage that drops it."""
+
+    def __init__(self, steps: Sequence[Step], signals: Iterable[str], until_drop: bool) -> None:
+        self._places = {step.name: place for place, step in enumerate(steps)}
+        self._end = len(steps)
+        self._until_drop = until_drop
+        self._scores = [(place, name) for place, step in enumerate(steps) for name in step.stage.scored()]
+        self._counting = [(place, step) for place, step in enumerate(steps)
+                          if not step.foreign and type(step.stage).counts is not Stage.counts]
+        self._pii = {name: 0 for name in signals if name.startswith("pii_")}
+        #: documents and bytes kept, by what the counters tell apart: one look-up a document instead of three
+        self._kept: dict[tuple[str, str, int], list[int]] = {}
+        self._lost: dict[tuple[str, str], int] = {}
+        self._bins: dict[str, dict[int, int]] = {}
+        self._similar: dict[str, dict[int, int]] = {}
+        self._tallies: Counters = {}
+
+    def kept(self, docs: Iterable[Document]) -> None:
+        """Documents that are kept."""
+        seen, pii = bool(self._scores or self._counting), self._pii
+        for doc in docs:
+            kind = doc.source, language_label(doc.language), len(doc.text).bit_length()
+            into = self._kept.get(kind)
+            if into is None:
+                into = self._kept[kind] = [0, 0]
+            into[0] += 1
+            into[1] += doc.text_bytes
+            for name in pii:
+                found = doc.signals.get(name)
+                if found and abs(found) < MOST_PII:
+                    pii[name] += int(found)
+            if seen:
+                self._seen(doc, self._end)
+
+    def dropped(self, doc: Document, stage: str) -> None:
+        """A document that a stage of the chain dropped, as its row shows it."""
+        self._lose(doc, stage)
+        self._seen(doc, self._places[stage] if self._until_drop else self._end)
+
+    def removed(self, doc: Document, barrier: str, similarity: float | None) -> None:
+        """A document that the barrier before the chain removed."""
+        self._lose(doc, barrier)
+        if similarity is not None:
+            bins = self._similar.setdefault(barrier, {})
+            number = min(math.floor(similarity * SIMILARITY_BINS), SIMILARITY_BINS - 1)
+            bins[number] = bins.get(number, 0) + 1
+
+    def _lose(self, doc: Document, stage: str) -> None:
+        kind = stage, language_label(doc.language)         # of a column of the input: as long as it likes
+        self._lost[kind] = self._lost.get(kind, 0) + 1
+
+    def _seen(self, doc: Document, last: int) -> None:
+        """Count what the stages up to place `last` have found out."""
+        for place, name in self._scores:
+            score = doc.signals.get(name) if place <= last else None
+            number = None if score is None else score_bin(score)
+            if number is not None:
+                bins = self._bins.setdefault(name, {})
+                bins[number] = bins.get(number, 0) + 1
+        for place, step in self._counting:
+            found = step.stage.counts(doc) if place <= last else None
+            if found:
+                merge_counters(self._tallies.setdefault(step.name, {}), found)
+
+    def into(self, counters: Counters) -> None:
+        """Add all of it to the counters of the pass."""
+        for (source, language, bits), (docs, size) in self._kept.items():
+            into = counters["kept"].setdefault(source, {"docs": 0, "bytes": 0})
+            into["docs"] += docs
+            into["bytes"] += size
+            count(counters["languages"].setdefault(source, {}), language, docs)
+            count(counters["lengths"].setdefault(source, {}), str(max(bits, 1) - 1), docs)
+        lost: dict[str, Any] = {}
+        for (stage, language), docs in self._lost.items():
+            count(lost.setdefault(stage, {}), language, docs)
+        found = {"dropped_languages": lost, "pii": self._pii,
+                 "scores": {name: _keyed(bins) for name, bins in self._bins.items()},
+                 "similarity": {name: _keyed(bins) for name, bins in self._similar.items()}, "tallies": self._tallies}
+        counters.update({name: said for name, said in found.items() if said})
+
+
+def _keyed(bins: dict[int, int]) -> dict[str, int]:
+    """Keys of a JSON object are strings."""
+    return {str(number): docs for number, docs in sorted(bins.items())}

@@ -1,0 +1,416 @@
+"""Recipe → nodes: fused passes, barrier fragments, tokenizer, shards. Nothing runs here.
+
+A node is a generator: it yields the task specs it wants done and is sent their commit records, in the order of the
+specs, until it returns its result. So the same code runs a recipe (the driver sends real records), plans it (records
+come from the log alone) and resumes it.
+
+How a dataset becomes passes (contracts §4, §5):
+  * a barrier (dedup) ends a pass; the next pass begins by applying its removal slices;
+  * a numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before anything builds on them;
+  * a stage that needs a GPU has a pass of its own kind: nothing else waits for one;
+  * the barrier's `prepare` stage rides in the pass before it, in front of the first scrubber: signatures are taken
+    before scrubbing, text is stored after. When a dataset begins with a barrier, its `prepare` rides in the last pass
+    of each dataset it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipeline.engine.task import TaskSpec
+from pipeline.passes.replay import replay_arg
+from pipeline.plan.inputs import InputError, Listings, SourceFile, list_source
+from pipeline.plan.nodes import (
+    DOCUMENTS,
+    INDEX,
+    Applied,
+    ChainStep,
+    Node,
+    PassResult,
+    Splits,
+    Work,
+    result,
+    spilled_parts,
+)
+from pipeline.plan.split import Partition, needs_index, partitions
+from pipeline.recipe.code import own_source
+from pipeline.recipe.model import Recipe, Step
+from pipeline.store.keys import content_key, task_key
+from pipeline.store.lists import ListFiles
+from pipeline.store.records import PartRecord
+from pipeline.store.temp import Spilled
+from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
+from stages.catalog import STAGES, load, reader_class, stage_class
+from stages.filter.where import Where
+from stages.read.reader import Reader
+from stages.stage import cpu_tag, file_sha256
+
+#: for the row groups of the earlier parts
+REPLAY_MB = 150
+
+
+@dataclass
+class _PassPlan:
+    """A pass while the plan is being made: sides may still be added to its chain."""
+
+    name: str
+    dataset: str
+    inputs: list[tuple[str, str]]                 # (kind source|pass, name)
+    chain: list[ChainStep]
+    barrier: str | None = None                    # node whose slices this pass applies
+    barrier_name: str = ""
+    signals: tuple[str, ...] = ()
+    where: dict[str, list[str]] = field(default_factory=dict)   # which documents of the inputs this pass takes
+    final: bool = False
+
+    def add_prepare(self, step: ChainStep) -> None:
+        if any(s.name == step.name and s.key == step.key for s in self.chain):
+            return
+        place = next((i for i, s in enumerate(self.chain) if s.stage.scrubs), len(self.chain))
+        self.chain.insert(place, step)
+
+
+class Planner:
+    """Makes the nodes of a recipe.
+
+    `read_file` is `Store.read_checked` (for the splits of a big input); `quarantined` gives the documents the log
+    says were condemned, for a list of stage keys; `earlier` the latest record of a pass with the same basis; `put_list`
+    writes the long lists of task arguments (`pipeline.store.lists`), None while nothing is to be run.
+    """
+
+    def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *, quarantined: Any = None,
+                 earlier: Callable[[str], PartRecord | None] = lambda basis: None, verify_inputs: bool = False,
+                 put_list: Callable[[str, bytes], Any] | None = None) -> None:
+        self.recipe = recipe
+        self.lists = ListFiles(put_list)
+        self.read_file = read_file
+        self._quarantined = quarantined or (lambda keys: {})
+        self.earlier = earlier
+        self.target = recipe.run.partition
+        self.verify = verify_inputs
+        self.warnings: list[str] = []                    # found while planning, for people
+        self.listings: Listings = {}                     # of remote sources: asked once a plan
+        self.files: dict[str, list[SourceFile]] = {}
+        self.passes: dict[str, list[_PassPlan]] = {}     # dataset → its passes
+        self.barriers: dict[str, tuple[str, Barrier, list[str], list[str]]] = {}
+
+    # -- the plan ------------------------------------------------------------------------------------------------
+    def nodes(self) -> list[Node]:
+        """All nodes in an order in which every node comes after what it needs."""
+        self.check_inputs()
+        order = self.recipe.dataset_order()
+        for name in order:
+            self._dataset(name)
+        nodes: list[Node] = []
+        for name in self.sources_used():
+            nodes.append(Node(f"index:{name}", "index", (), self._index_work(name), name))
+        for dataset in order:
+            for plan in self.passes[dataset]:
+                if plan.barrier is not None:
+                    nodes.append(self._barrier_node(plan))
+                nodes.append(self._pass_node(plan))
+        self.warnings += [f"{name} is not confined: it runs with this user's environment, network and files, as its "
+                          f"class asks for (confined = False)" for name in self.unconfined]
+        return nodes
+
+    @property
+    def unconfined(self) -> list[str]:
+        """Steps and readers of the user's own that opted out of the confinement of workers."""
+        steps = {s.target for plans in self.passes.values() for p in plans for s in p.chain if not s.stage.confined}
+        readers = {self.recipe.sources[name].read for name in self.sources_used()}
+        return sorted(steps) + sorted(name for name in readers if not reader_class(name).confined)
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Object storage the sources are in."""
+        return tuple(sorted({f.root for files in self.files.values() for f in files if "://" in f.root}))
+
+    def sources_used(self) -> list[str]:
+        used = {name for plans in self.passes.values() for p in plans for kind, name in p.inputs if kind == "source"}
+        return [name for name in self.recipe.sources if name in used]
+
+    def _dataset(self, name: str) -> None:
+        dataset = self.recipe.datasets[name]
+        plans: list[_PassPlan] = []
+        inputs = [("source", i) if i in self.recipe.sources else ("pass", self.passes[i][-1].name)
+                  for i in dataset.inputs]
+        current = _PassPlan(name, name, inputs, [], where=dict(dataset.where))
+        fresh = True                                    # nothing of this dataset has been placed in `current` yet
+        for step in dataset.steps:
+            made = self.step(step)
+            if isinstance(made.stage, Barrier):
+                current = self._barrier(made, current, fresh, plans, dataset.inputs, dataset.priority)
+                fresh = False
+                continue
+            last = current.chain[-1].stage if current.chain else None
+            if not fresh and last is not None and (not last.exact or last.gpus != made.stage.gpus):
+                plans.append(current)
+                current = _PassPlan(name, name, [("previous", "")], [])
+            current.chain.append(made)
+            fresh = False
+        plans.append(current)
+        plans[-1].final = True
+        for i, plan in enumerate(plans):
+            if plan.name == name and not plan.final:
+                plan.name = f"{name}:{i + 1}"      # no dataset can be called that
+            if plan.inputs == [("previous", "")]:
+                plan.inputs = [("pass", plans[i - 1].name)]
+        self.passes[name] = plans
+        for plan in plans:
+            plan.signals = self._signals(plan)
+
+    def _barrier(self, made: ChainStep, current: _PassPlan, fresh: bool, plans: list[_PassPlan], inputs: list[str],
+                 priority: list[str]) -> _PassPlan:
+        """Close the pass before a barrier and open the one that applies it."""
+        barrier = made.stage
+        assert isinstance(barrier, Barrier)
+        target, config = barrier.prepare()
+        prepare = self._made(load(target).name, target, config)
+        nxt = _PassPlan(current.dataset, current.dataset, [], [], barrier_name=made.name)
+        if fresh and not current.where:          # every input brings its own side table, nothing is written twice
+            for kind, source in zip((k for k, _ in current.inputs), inputs, strict=True):
+                if kind == "source":
+                    plans.append(_PassPlan(f"{current.dataset}:{source}", current.dataset, [("source", source)], []))
+                    plans[-1].add_prepare(prepare)
+                    nxt.inputs.append(("pass", plans[-1].name))
+                else:
+                    self.passes[source][-1].add_prepare(prepare)
+                    nxt.inputs.append(("pass", self.passes[source][-1].name))
+        else:
+            current.add_prepare(prepare)
+            plans.append(current)
+            nxt.inputs = [("previous", "")]
+        nxt.barrier = f"{current.dataset}/{made.name}.{len(plans)}"
+        ranks = list(priority) + [i for i in inputs if i not in priority]
+        self.barriers[nxt.barrier] = (f"{prepare.name}-{prepare.key[:8]}", barrier, ranks, inputs)
+        return nxt
+
+    def _signals(self, plan: _PassPlan) -> tuple[str, ...]:
+        """Every signal a document of this pass can carry: its own chain's and those of all it comes from, columns of
+        sources included."""
+        names = {s for step in plan.chain for s in step.stage.signals}
+        for kind, name in plan.inputs:
+            if kind == "pass":
+                upstream = next(p for plans in [*self.passes.values()] for p in plans if p.name == name)
+                names.update(upstream.signals or self._signals(upstream))
+            elif kind == "source":
+                source = self.recipe.sources[name]
+                names.update(reader_class(source.read)(source.config).signals)
+        return tuple(sorted(names))
+
+    def quarantined(self, stage_keys: list[str]) -> Any:
+        """Entries of the log for documents these stages condemned, by id: an argument for tasks (`lists.unfold`)."""
+        found = self._quarantined(stage_keys)
+        return self.lists.fold({"entries": [found[id] for id in sorted(found)]})["entries"]
+
+    # -- stages --------------------------------------------------------------------------------------------------
+    def step(self, step: Step) -> ChainStep:
+        target = STAGES.get(step.name, step.name)
+        return self._made(step.name, target, step.config)
+
+    def _made(self, name: str, target: str, config: Mapping[str, Any]) -> ChainStep:
+        stage = (stage_class(name) if target == STAGES.get(name) else load(target))(dict(config))
+        key, basis = stage.key(), stage.key(("signal", "resource"))
+        if source := own_source(target, self.recipe.code):  # a user's own stage: its source code counts (contracts §3)
+            key, basis = content_key(key, 0, source), content_key(basis, 0, source)
+        config = stage.config.model_dump(mode="json")
+        resources = {f: file_sha256(path) for f, path in stage.resource_files().items()}
+        return ChainStep(name.rpartition(":")[2], key, basis, target, config, stage, resources)
+
+    # -- work ----------------------------------------------------------------------------------------------------
+    def check_inputs(self) -> None:
+        """Refuse a dataset whose inputs share a source: its documents would be in it twice, under one id.
+
+        Inputs that a `where` of their own keeps apart, by language or by signals, are fine.
+        """
+        for name, dataset in self.recipe.datasets.items():
+            for i, one in enumerate(dataset.inputs):
+                for other in dataset.inputs[:i]:
+                    shared = self._sources_of(one) & self._sources_of(other)
+                    if shared and not self._apart(one, other):
+                        raise InputError(
+                            f"dataset '{name}': '{other}' and '{one}' both hold documents of '{sorted(shared)[0]}', "
+                            f"which would be in it twice; take one out of `from:`, or pick documents with `where:`")
+
+    def _apart(self, one: str, other: str) -> bool:
+        """Whether what two inputs take first (their `where`, and steps of that name before any other) shares nothing.
+        What two datasets say of one document (language, signals) may differ: then only sources tell them apart.
+        """
+        pairs = [(a, b) for a in self._taken(one) for b in self._taken(other)]
+        if any(a != b and self._sources_of(a) & self._sources_of(b)
+               for a in self._read(one) for b in self._read(other)):
+            return any(a.source and b.source and set(a.source).isdisjoint(b.source) for a, b in pairs)
+        return any(Where.apart(a, b) for a, b in pairs)
+
+    def _read(self, name: str) -> list[str]:
+        return self.recipe.datasets[name].inputs if name in self.recipe.datasets else [name]
+
+    def _taken(self, name: str) -> Iterator[Where.Config]:
+        dataset = self.recipe.datasets.get(name)
+        if dataset is not None and dataset.where:
+            yield Where.Config(**dataset.where)
+        for step in dataset.steps if dataset is not None else ():
+            if step.name != "where":
+                return
+            yield Where.Config(**step.config)
+
+    def _sources_of(self, name: str) -> set[str]:
+        return {name} if name in self.recipe.sources else set(self.recipe.sources_of(name))
+
+    def source_files(self, name: str) -> list[SourceFile]:
+        if name not in self.files:
+            source = self.recipe.sources[name]
+            self.files[name] = list_source(name, source.path, base=self.recipe.base, root=source.root,
+                                           suffixes=reader_class(source.read).suffixes, verify=self.verify,
+                                           warnings=self.warnings, listings=self.listings,
+                                           follow_symlinks=source.follow_symlinks)
+        return self.files[name]
+
+    def reader_arg(self, name: str) -> dict[str, Any]:
+        source = self.recipe.sources[name]
+        cls = reader_class(source.read)
+        reader = cls(source.config)
+        config = reader.config.model_dump(mode="json")
+        key, hidden = reader.key(), {"target": source.read, "config": config}
+        if own := own_source(source.read, self.recipe.code):
+            key, hidden = content_key(key, 0, own), {**hidden, "code": self.recipe.code_args()}
+        return {"name": reader.name, "key": key, "$volatile": hidden}
+
+    def expansion(self, source: str, path: str) -> float:
+        """Expected uncompressed bytes per stored byte of an input file."""
+        given = self.recipe.sources[source]
+        return reader_class(given.read)(given.config).expansion(path)
+
+    def _index_work(self, name: str) -> Any:
+        def work(results: Mapping[str, Any]) -> Work:
+            source = self.recipe.sources[name]
+            reader = reader_class(source.read)(source.config)
+            files = self.source_files(name)
+            can = type(reader).splits is not Reader.splits
+            big = [f for f in files if can and not f.bad and needs_index(f, reader.expansion(f.path), self.target)]
+            arg = self.reader_arg(name)
+            specs = (self._spec(INDEX, f"index:{name}", i, f.size, f"index of {f.path}",
+                                {"reader": arg, "file": f.arg(), "target": self.target}) for i, f in enumerate(big))
+            records = yield (replace(spec, confined=reader.confined) for spec in specs)
+            places = {}
+            for file, record in zip(big, records, strict=True):
+                if record.counters.get("unreadable"):
+                    continue                                  # the pass that reads it says so
+                if record.counters["unsplittable"]:
+                    self.warnings.append(f"source '{name}': {file.path} cannot be split (one stream of compressed data)"
+                                         f", so one worker reads all of it; gzip per record, or several files, would "
+                                         f"share the work")
+                else:
+                    splits = record.files["splits.json"]
+                    places[file.path] = splits.path, splits.sha256
+            return Splits(places, self.read_file)
+
+        return work
+
+    def _pass_node(self, plan: _PassPlan) -> Node:
+        deps = [f"index:{n}" if kind == "source" else n for kind, n in plan.inputs]
+        if plan.barrier:
+            deps.append(plan.barrier)
+        labels = ([f"apply {plan.barrier_name}"] if plan.barrier else []) + [s.name for s in plan.chain]
+        return Node(plan.name, "pass", tuple(deps), lambda results: self._pass_work(plan, results), plan.dataset,
+                    tuple(labels), plan.final)
+
+    def _pass_work(self, plan: _PassPlan, results: Mapping[str, Any]) -> Work:
+        return PassResult((yield self._pass_specs(plan, results)), plan.dataset)
+
+    def _pass_specs(self, plan: _PassPlan, results: Mapping[str, Any]) -> Iterator[TaskSpec]:
+        """The tasks of a pass: one a partition of its sources, one a part of the passes before it."""
+        chain = [s.arg() for s in plan.chain]
+        memory = 300 + sum(s.stage.memory_mb for s in plan.chain) + max(
+            (reader_class(self.recipe.sources[n].read).memory_mb for kind, n in plan.inputs if kind == "source"),
+            default=0)
+        gpus = max((s.stage.gpus for s in plan.chain), default=0.0)
+        confined = all(s.stage.confined for s in plan.chain) and all(
+            reader_class(self.recipe.sources[n].read).confined for kind, n in plan.inputs if kind == "source")
+        cpu = "" if all(s.stage.exact for s in plan.chain) else cpu_tag()      # which their keys carry
+        readers = [self.reader_arg(name)["key"] for kind, name in plan.inputs if kind == "source"]
+        common = {"chain": chain, "where": plan.where, "signals": list(plan.signals),
+                  "signals_mode": self.recipe.run.signals,
+                  "$volatile": {"quarantined": self.quarantined([s.key for s in plan.chain] + readers),
+                                "code": self.recipe.code_args()}}
+        bare = [{**entry, "key": s.basis} for entry, s in zip(chain, plan.chain)]
+        for order, (args, weight, label, origin) in enumerate(self._pass_inputs(plan, results)):
+            spec = self._spec(DOCUMENTS, plan.name, order, weight, label, {**common, **args}, memory)
+            basis = task_key(DOCUMENTS, {**common, **args, "chain": bare})
+            was = self.earlier(basis)
+            if was is not None and was.key != spec.key:
+                hidden = {**common["$volatile"], "replay": replay_arg(was)}
+                spec = replace(spec, args={**spec.args, "$volatile": hidden}, memory_mb=memory + REPLAY_MB)
+            yield replace(spec, origin=origin, basis=basis, gpus=gpus, cpu=cpu, confined=confined)
+
+    def _pass_inputs(self, plan: _PassPlan,
+                     results: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int, str, str]]:
+        """(arguments that name the input, bytes, label, source or dataset it comes from) of each task of a pass."""
+        for kind, name in plan.inputs:
+            if kind == "source":
+                reader = self.reader_arg(name)
+                for part in self._partitions(name, results[f"index:{name}"]):
+                    yield ({"source": name, "reader": reader, "slices": list(part.slices)}, part.weight, part.label,
+                           name)
+            elif not plan.barrier:
+                before: PassResult = results[name]
+                for record, source in before.parts():
+                    text = record.files["kept.parquet"]
+                    if text.rows:
+                        # an upstream dataset's parts are its own, whatever source they came from: `priority` ranks
+                        # the names of `from:`
+                        yield ({"part": {"text": text.ref(), "removed": None, "barrier": ""}}, text.bytes * 3,
+                               f"{name}: part {record.key[:8]}",
+                               source if before.dataset == plan.dataset else before.dataset)
+        if plan.barrier:
+            for part, removed in results[plan.barrier]:
+                if part.rows:
+                    yield ({"part": {"text": part.text, "removed": removed, "barrier": plan.barrier_name}},
+                           part.bytes * 3, f"{part.dataset}: part {part.key[:8]}", part.dataset)
+
+    def _partitions(self, name: str, index: Mapping[str, Any]) -> Iterator[Partition]:
+        files = self.source_files(name)
+        reader = reader_class(self.recipe.sources[name].read)(self.recipe.sources[name].config)
+        return partitions(name, files, reader.expansion, self.target, index, reader.group)
+
+    def _barrier_node(self, plan: _PassPlan) -> Node:
+        assert plan.barrier is not None
+        prepare, barrier, ranks, names = self.barriers[plan.barrier]
+        deps = tuple(n for _, n in plan.inputs)
+        return Node(plan.barrier, "barrier", deps,
+                    lambda results: self._barrier_work(plan, barrier, prepare, ranks, names, results),
+                    plan.dataset, (barrier.name,))
+
+    def _barrier_work(self, plan: _PassPlan, barrier: Barrier, prepare: str, ranks: list[str], names: list[str],
+                      results: Mapping[str, Any]) -> Work:
+        parts = spilled_parts()
+        given_names = names if len(plan.inputs) == len(names) else [None] * len(plan.inputs)
+        for (_, node), given in zip(plan.inputs, given_names, strict=True):
+            before: PassResult = results[node]
+            for record, source in before.parts():
+                text, side = record.files["kept.parquet"], record.files.get(f"side.{prepare}.parquet")
+                dataset = given if given is not None else source
+                rank = ranks.index(dataset) if dataset in ranks else len(ranks)
+                if text.rows:
+                    parts.append(PartRef(record.key, dataset, rank, text.rows, text.bytes, text.ref(),
+                                         side.ref() if side else None))
+        done: dict[str, Sequence[TaskResult]] = {}
+        for wave in barrier.waves(parts):
+            more = True
+            while more:
+                drafts = wave.tasks(done)
+                records = yield (self.draft_spec(f"{plan.barrier}/{wave.name}", i, d) for i, d in enumerate(drafts))
+                done[wave.name] = Spilled(map(result, records), encode=vars, decode=lambda doc: TaskResult(**doc))
+                more = wave.again(done)
+        return Applied(parts, Spilled(barrier.slices(parts, done), encode=lambda ref: ref, decode=lambda ref: ref))
+
+    # -- specs ---------------------------------------------------------------------------------------------------
+    def draft_spec(self, node: str, order: int, draft: TaskDraft) -> TaskSpec:
+        return self._spec(draft.task, node, order, draft.weight, draft.label, self.lists.fold(draft.args),
+                          draft.memory_mb)
+
+    def _spec(self, task: str, node: str, order: int, weight: int, label: str, args: dict[str, Any],
+              memory_mb: int = 500) -> TaskSpec:
+        return TaskSpec(task_key(task, args), task, node, args, weight, label, memory_mb, order=order, roots=self.roots)

@@ -1,0 +1,54 @@
+"""Content keys: what makes a result stale, in one place.
+
+A key is derived from the name and the version of a task and its JSON arguments without places. Three kinds of dict in
+the arguments have a meaning of their own:
+
+    {"$ref": path in the store, "content", "sha256", "bytes", "rows"}           a file an earlier task wrote
+    {"$file": path relative to the source root, "root": URL, "size", "etag"}    an input file, maybe with a range
+    {"$list": path in the store, "content", "items"}                            a long list (`pipeline.store.lists`)
+
+and the value of a key "$volatile" never enters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from stages.catalog import load
+
+
+def task_key(task: str, args: Any) -> str:
+    """Key of the task at the import path `task` with these arguments."""
+    found = load(task)
+    return content_key(found.name, found.version, args)
+
+
+def content_key(name: str, version: int, args: Any) -> str:
+    """32 hex characters over a name, a version and arguments without places.
+
+    Paths of the store, source roots and `$volatile` values do not count; contents, relative paths and ranges do.
+    """
+    blob = json.dumps([name, version, placeless(args)], sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
+
+
+def ref_contents(args: Any) -> list[str]:
+    """Contents of all `$ref`s in the arguments of a task, in their order; of a `$list` its own."""
+    if isinstance(args, dict):
+        if "$ref" in args or "$list" in args:
+            return [args["content"]]
+        return [c for v in args.values() for c in ref_contents(v)]
+    return [c for v in args for c in ref_contents(v)] if isinstance(args, (list, tuple)) else []
+
+
+def placeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        if "$ref" in value or "$list" in value:
+            return {"content": value["content"]}
+        hidden = {"$volatile", "root"} if "$file" in value else {"$volatile"}
+        return {k: placeless(v) for k, v in value.items() if k not in hidden}
+    if isinstance(value, (list, tuple)):
+        return [placeless(v) for v in value]
+    return value

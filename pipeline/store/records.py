@@ -1,0 +1,69 @@
+"""Commit records: what a finished task leaves in the log.
+
+Counters are nested dicts of numbers: leaves add up, but for outermost keys that begin with `max_`: the maximum counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+#: the stage of a quarantined row that died while the first input file of its task was read; READING - n for file n
+READING = -2
+
+Counters = dict[str, Any]
+
+
+@dataclass
+class FileInfo:
+    """One file a task wrote, as committed. `content` identifies what it says (canonical rows for document parts,
+    otherwise the sha256 of the bytes), `sha256` its bytes."""
+
+    path: str
+    bytes: int
+    sha256: str
+    content: str
+    rows: int = 0
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def ref(self) -> dict[str, Any]:
+        return {"$ref": self.path, "content": self.content, "sha256": self.sha256, "bytes": self.bytes,
+                "rows": self.rows}
+
+
+@dataclass
+class PartRecord:
+    """The commit record of a task: the only thing that travels through Ray and into the log."""
+
+    key: str
+    task: str                          # name of the task
+    node: str
+    attempt: str
+    files: dict[str, FileInfo]
+    counters: Counters
+    quarantine: list[dict[str, Any]] = field(default_factory=list)  # {row, id, stage, stage_key, reason, file?}
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    rss_mb: float = 0.0
+    basis: str = ""                    # of its spec
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> PartRecord:
+        return cls(**{**doc, "files": {k: FileInfo(**v) for k, v in doc["files"].items()}})
+
+
+def merge_counters(into: Counters, other: Mapping[str, Any], maxima: bool = True) -> Counters:
+    """Add `other` into `into` (in place): numbers add, `max_*` take the maximum, dicts merge. Keys of dicts inside are
+    names (sources, languages, of which `max_Latn` is one) and always add."""
+    for k, v in other.items():
+        if isinstance(v, dict):
+            merge_counters(into.setdefault(k, {}), v, False)
+        elif k in into:
+            into[k] = max(into[k], v) if maxima and k.startswith("max_") else into[k] + v
+        else:
+            into[k] = v
+    return into

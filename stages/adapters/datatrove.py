@@ -1,0 +1,247 @@
+"""datatrove's blocks as steps and readers of a recipe.
+
+``- datatrove: {block: filters.GopherQualityFilter, min_doc_words: 20}`` runs any of its filters, formatters and
+extractors that look at one document at a time; ``{read: datatrove, block: readers.CSVReader, path: …}`` reads through
+one of its readers. What sees more than one document, keeps state between documents or asks a clock is refused by name,
+with what does the same here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import model_validator
+
+from stages.document import BadRecord, Document, document_id
+from stages.read.reader import Reader, Slice, bad, check_file, environment, locator
+from stages.stage import Stage, StageConfig, signal
+from stages.text.encoding import decode
+
+#: packages of blocks that see the whole dataset or write it, and what to use
+_REFUSED_PACKAGES = {
+    "dedup": "it compares documents with each other; use the steps `exact` or `minhash`",
+    "decont": "its index is built from other data; use a dataset of its own and the step `minhash` with priority",
+    "stats": "it sums over documents; signals are stored beside every text and summed up in the report",
+    "tokens": "use `tokenizer:` and `shards:` of the recipe",
+    "writers": "datasets are written by the engine; datatrove's ParquetReader reads STORE/datasets/NAME",
+    "inference": "it runs a server beside the pipeline; read its output as a source",
+    "media": "documents hold text; fetch the bytes first and read them as a source",
+    "readers": "a reader is a source: `{read: datatrove, block: readers.…, path: …}`",
+}
+_REFUSED_BLOCKS = {
+    "filters.LambdaFilter": "it takes a Python function; write it as a stage and name it `module:Class`",
+    "filters.SamplerFilter": "it draws numbers in the order documents reach a process, so the sample depends on the "
+                             "number of workers",
+    "filters.LanguageFilter": "it decides on a score whose last digits depend on the machine, with a model no key has; "
+                              "use the step `language`, which rounds and stores the score",
+    "filters.FastTextClassifierFilter": "it decides on a score whose last digits depend on the machine; use the step "
+                                        "`quality` with the same model",
+    "filters.UnigramLogProbFilter": "it decides on a score whose last digits depend on the machine, with frequencies "
+                                    "that are in no key; use the step `language` or `quality`",
+    "readers.HuggingFaceDatasetReader": "it streams a whole set; download its Parquet files and use `read: parquet`",
+}
+#: arguments that no recipe may set, and why
+_REFUSED_ARGUMENTS = {
+    "exclusion_writer": "dropped documents are kept beside the dataset anyway",
+    "timeout": "no clock decides about text; hanging documents are quarantined by the engine",
+    "adapter": "it is a Python function", "limit": "set it on the source", "skip": "set it on the source",
+    "data_folder": "it is the source's path", "paths_file": "it is the source's path",
+    "glob_pattern": "it is part of the source's path", "recursive": "it is part of the source's path",
+    "add_file_path": "the locator says where a document comes from",
+    "shuffle_files": "order is planned", "file_progress": "the engine shows progress",
+    "doc_progress": "the engine shows progress",
+}
+_LIBRARIES = {
+    "extractors.Trafilatura": ("trafilatura", "justext", "lxml"), "filters.GopherRepetitionFilter": ("spacy",),
+    "filters.GopherQualityFilter": ("spacy",), "filters.C4QualityFilter": ("spacy",),
+    "filters.FineWebQualityFilter": ("spacy",), "filters.URLFilter": ("tldextract",),
+    "formatters.FTFYFormatter": ("ftfy",),
+}
+_SNAKE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+class BlockConfig(StageConfig):
+    """`block` and, on the same level, the arguments of its constructor."""
+
+    block: str = signal(..., "datatrove's name below datatrove.pipeline, e.g. filters.GopherQualityFilter")
+    args: dict[str, Any] = signal({}, "arguments of its constructor; written beside `block`")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        rest = {key: value for key, value in data.items() if key not in ("block", "args")}
+        out = {key: data[key] for key in ("block", "args") if key in data}
+        return {**out, "args": {**out.get("args", {}), **rest}} if rest else out
+
+    @model_validator(mode="after")
+    def _refuse(self) -> BlockConfig:
+        block = self.block
+        package, _, name = block.rpartition(".")
+        kinds = self.kinds()
+        if block in _REFUSED_BLOCKS:
+            raise ValueError(f"datatrove's {block} cannot run here: {_REFUSED_BLOCKS[block]}")
+        if package.split(".")[0] in _REFUSED_PACKAGES and package not in kinds:
+            raise ValueError(f"datatrove's {block} cannot run here: {_REFUSED_PACKAGES[package.split('.')[0]]}")
+        if package not in kinds or not name.isidentifier():
+            raise ValueError(f"'{block}' names no block of datatrove that can stand here; there are blocks in "
+                             f"{', '.join(kinds)}, for example {_EXAMPLE[kinds[0]]}")
+        for argument in self.args:
+            if argument in _REFUSED_ARGUMENTS:
+                raise ValueError(f"{argument}: not to be set for {block}: {_REFUSED_ARGUMENTS[argument]}")
+        if block == "filters.C4BadWordsFilter" and self.args.get("keep_fraction"):
+            raise ValueError(f"keep_fraction: not to be set for {block}: it draws numbers in the order documents reach "
+                             "a process, so the sample depends on the number of workers")
+        if block == "extractors.Trafilatura" and self.args.get("deduplicate"):
+            raise ValueError(f"deduplicate: not to be set for {block}: it remembers pages, so the text of one depends "
+                             "on those the process has seen before")
+        return self
+
+    @classmethod
+    def kinds(cls) -> tuple[str, ...]:
+        return ("filters", "formatters", "extractors")
+
+
+_EXAMPLE = {"filters": "filters.GopherQualityFilter", "readers": "readers.CSVReader"}
+
+
+class Datatrove(Stage):
+    """One of datatrove's filters, formatters or extractors, on one document at a time, in this process.
+
+    A filter's reason is the one it gives, or its name in snake_case when it gives none. Metadata it sets goes to `meta`
+    (`language` to the document's language). Formatters begin with a fresh state for each document, and Trafilatura runs
+    without `deduplicate`: datatrove's defaults make text depend on other documents. An extractor that finds nothing
+    drops the document as `no_text`. Blocks that need packages of their own say so when they are set up. Those that
+    decide on the raw floats of a model are refused: the steps `language` and `quality` round and store theirs.
+    """
+
+    name = "datatrove"
+    version = 1
+    Config = BlockConfig
+    memory_mb = 900
+
+    def __init__(self, config: Any = None, **kw: Any) -> None:
+        super().__init__(config, **kw)
+        block = self.config.block
+        self.kind = block.partition(".")[0]
+        self.extracts = self.kind == "extractors"
+        self.scrubs = block == "formatters.PIIFormatter"
+        self.libraries = ("datatrove", *_LIBRARIES.get(block, ()))
+        self._block: Any = None
+
+    def setup(self) -> None:
+        args = dict(self.config.args)
+        if self.config.block == "extractors.Trafilatura":
+            args["deduplicate"] = False
+        self._block = _class(self.config.block)(**args)
+
+    def process(self, doc: Document) -> str | None:
+        if self._block is None:
+            self.setup()
+        if self.kind == "filters":
+            return self._filter(doc)
+        if self.kind == "formatters":
+            for part in vars(self._block).values():
+                if hasattr(part, "_replace_i"):
+                    part._replace_i = 0
+            doc.text = self._block.format(doc.text)
+            return None
+        page = doc.text if doc.raw is None else decode(doc.raw, doc.charset)[0]
+        doc.text = self._block.extract(page) or ""
+        return None if doc.text else "no_text"
+
+    def _filter(self, doc: Document) -> str | None:
+        from datatrove.data import Document as Theirs
+
+        known = {"url": doc.url, "language": doc.language, "date": doc.date, "source": doc.source}
+        before = {**doc.meta, **{name: value for name, value in known.items() if value}}
+        theirs = Theirs(text=doc.text, id=doc.id, metadata=dict(before))
+        result = self._block.filter(theirs)
+        kept, reason = result if isinstance(result, tuple) else (result, None)
+        doc.text = theirs.text if kept else doc.text
+        for name, value in theirs.metadata.items():
+            if name in before and before[name] == value:
+                continue
+            value = value.item() if hasattr(value, "item") else value
+            if name == "language":
+                doc.language = value
+            else:
+                doc.meta[name] = value
+        return None if kept else reason or _SNAKE.sub("_", self.config.block.rpartition(".")[2]).lower()
+
+
+class ReaderConfig(BlockConfig):
+    @classmethod
+    def kinds(cls) -> tuple[str, ...]:
+        return ("readers",)
+
+
+class DatatroveReader(Reader):
+    """A file through one of datatrove's disk readers (CSVReader, JsonlReader, ParquetReader, IpcReader, WarcReader).
+
+    The document's own id is kept as `meta.id`, a `cluster` as `meta.their_cluster`; `url`, `date` and `language` of its
+    metadata are the document's. WarcReader gives pages, not text: they are `raw`, for `html` or an extractor. Records
+    that datatrove passes over (without text, or broken lines, which it only logs) are not seen here and not counted:
+    prefer the readers of this project where there is one.
+    """
+
+    name = "datatrove"
+    version = 2
+    libraries = ("datatrove",)
+    suffixes = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".csv", ".csv.gz", ".warc", ".warc.gz", ".parquet", ".arrow")
+    Config = ReaderConfig
+
+    def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
+        check_file(local, slice.path)
+        block, ordinal = self.config.block, 0
+        cls = _class(block)
+        folder, file = os.path.split(os.path.abspath(local))
+        reader = cls(folder, **self.config.args)
+        reader.add_file_path = False  # it would put this machine's path into the data
+        try:
+            for theirs in reader.read_file(file):
+                yield _document(theirs, slice, ordinal, self.lost, pages="Warc" in block)
+                ordinal += 1
+        except Exception as e:
+            if environment(e) or isinstance(e, ImportError) or getattr(e, "filename", None) is not None:
+                raise                                   # memory, the disk, a library: the file is not to blame
+            yield bad("unreadable", slice, 0, ordinal, detail=f"{type(e).__name__}: {e}", fatal=True)
+
+
+def _document(theirs: Any, slice: Slice, ordinal: int, lost: dict[str, dict[str, int]], pages: bool) -> Document:
+    meta = dict(theirs.metadata)
+    meta.pop("file_path", None)
+    for name in ("cluster", "near_duplicates"):         # here they come of deduplication, and decide who is trained on
+        if name in meta:
+            if (kept := f"their_{name}") in meta:
+                lost[kept] = {"name_taken": lost.get(kept, {}).get("name_taken", 0) + 1}
+            meta[kept] = meta.pop(name)
+    if not str(theirs.id).startswith(f"{os.path.basename(slice.path)}/"):
+        meta["id"] = theirs.id
+    # readers of typed files give dates and bytes, which JSON has not
+    meta = json.loads(json.dumps(meta, default=str))
+    fields = {name: str(meta.pop(name)) for name in ("url", "language", "date") if isinstance(meta.get(name), str)}
+    return Document(document_id(slice.source, slice.path, "", ordinal), "" if pages else theirs.text,
+                    source=slice.source, raw=theirs.text.encode("utf-8", "surrogatepass") if pages else None,
+                    mime="text/html" if pages else "", charset="utf-8" if pages else "", meta=meta,
+                    locator=locator(slice.path, 0, ordinal), **fields)
+
+
+def _class(block: str) -> Any:
+    """The class named `block`, which must be a block of its kind."""
+    package, _, name = block.rpartition(".")
+    try:
+        module = importlib.import_module(f"datatrove.pipeline.{package}")
+    except ModuleNotFoundError as e:
+        raise ModuleNotFoundError(f"datatrove: {e.name} is not installed: `pip install 'datatrove[processing]'`") from e
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        known = ", ".join(sorted(n for n in dir(module) if isinstance(getattr(module, n), type)))
+        raise ValueError(f"datatrove has no block {block}; there are {known}")
+    return found

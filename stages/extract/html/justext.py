@@ -1,0 +1,251 @@
+"""jusText (J. Pomikálek, Removing Boilerplate and Duplicate Content from Web Corpora, 2011), in time linear in a page.
+
+A page is cut into paragraphs at block elements; length, share of text in links and share of stop words make each of
+them good, bad or undecided, and the neighbours decide about the undecided ones. Thresholds are those of the paper.
+
+The package wants to be told the language of a page. Here it is the one whose stop words the page uses most (the first
+by name of equals); a paragraph in a script that does not separate words counts as full of stop words, so that length
+and links decide about it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from justext.core import PARAGRAPH_TAGS
+from justext.utils import get_stoplist, get_stoplists
+from lxml import etree
+from trafilatura.utils import load_html
+
+from stages.extract.html.markdown import write
+
+LENGTH_LOW, LENGTH_HIGH = 70, 200
+STOPWORDS_LOW, STOPWORDS_HIGH = 0.30, 0.32
+LINK_DENSITY = 0.2
+HEADING_DISTANCE = 200
+#: what the package's preprocessor takes away, with all inside
+_REMOVED = ("head", "script", "style", "noscript", "iframe", "embed", "layer", "object", "param", "button", "input",
+            "select", "textarea", "template", "svg", etree.Comment, etree.ProcessingInstruction)
+#: words of a page that are looked at to find its language
+_WORDS = 20_000
+_WHITESPACE = re.compile(r"\s+")
+#: Thai, Lao, Burmese, Khmer; kana, Chinese characters
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+                       "\U00020000-\U0003ffff]")
+
+
+class Paragraph:
+    """A stretch of text between block elements. `nodes`: where its pieces stand, (element, whether it is the tail)."""
+
+    __slots__ = ("cf_class", "class_type", "heading", "in_links", "nodes", "pieces", "text")
+
+    def __init__(self, heading: bool = False) -> None:
+        self.pieces: list[str] = []
+        self.nodes: list[tuple[Any, bool]] = []
+        self.in_links = 0
+        self.heading = heading
+        self.text = self.cf_class = self.class_type = ""
+
+
+def make_paragraphs(root: Any) -> list[Paragraph]:
+    """Paragraphs of a tree in their order, by the package's rules (block elements, two line breaks in a row)."""
+    done: list[Paragraph] = []
+    current = Paragraph()
+    links = headings = 0
+    br = False
+
+    def fresh() -> None:
+        nonlocal current
+        if current.pieces:
+            current.text = _WHITESPACE.sub(" ", "".join(current.pieces)).strip()
+            done.append(current)
+        current = Paragraph(headings > 0)
+
+    def characters(text: str, element: Any, tail: bool) -> None:
+        nonlocal br
+        if text.isspace():
+            return
+        text = _WHITESPACE.sub(" ", text)
+        current.pieces.append(text)
+        current.nodes.append((element, tail))
+        if links:
+            current.in_links += len(text)
+        br = False
+
+    for event, element in etree.iterwalk(root, events=("start", "end")):
+        name = element.tag
+        heading = len(name) == 2 and name[0] == "h" and name[1] in "123456"
+        if event == "start":
+            headings += heading
+            if name in PARAGRAPH_TAGS or (name == "br" and br):
+                fresh()
+            else:
+                br = name == "br"
+                if br:
+                    current.pieces.append(" ")
+                links += name == "a"
+            if element.text:
+                characters(element.text, element, False)
+            continue
+        headings -= heading
+        if name in PARAGRAPH_TAGS:
+            fresh()
+        links -= name == "a"
+        if element.tail:
+            characters(element.tail, element, True)
+    fresh()
+    return [p for p in done if p.text]
+
+
+@cache
+def stop_words() -> dict[str, tuple[str, ...]]:
+    """Word → languages that have it on their list, sorted."""
+    found: dict[str, list[str]] = {}
+    for language in sorted(get_stoplists()):
+        for word in sorted({w.lower() for w in get_stoplist(language)}):
+            found.setdefault(word, []).append(language)
+    return {word: tuple(languages) for word, languages in found.items()}
+
+
+@cache
+def _stoplist(language: str) -> frozenset[str]:
+    return frozenset(word.lower() for word in get_stoplist(language))
+
+
+def language_of(paragraphs: Sequence[Paragraph]) -> str:
+    """The language whose stop words are the most of all words, e.g. 'English'."""
+    table, found, left = stop_words(), Counter(), _WORDS
+    words: Counter[str] = Counter()
+    for p in paragraphs:
+        some = p.text.lower().split()[:left]
+        words.update(some)
+        left -= len(some)
+        if left <= 0:
+            break
+    for word, n in words.items():
+        for language in table.get(word, ()):
+            found[language] += n
+    return min(found, key=lambda language: (-found[language], language), default="English")
+
+
+def classify(paragraphs: Sequence[Paragraph], stoplist: frozenset[str]) -> None:
+    """Context-free classes: good, neargood, short or bad."""
+    for p in paragraphs:
+        text, length = p.text, len(p.text)
+        if p.in_links / length > LINK_DENSITY or "\xa9" in text or "&copy" in text:
+            p.cf_class = "bad"
+        elif length < LENGTH_LOW:
+            p.cf_class = "bad" if p.in_links else "short"
+        else:
+            words = text.split()
+            density = sum(word.lower() in stoplist for word in words) / len(words)
+            if density < STOPWORDS_HIGH and 3 * len(_UNSPACED.findall(text)) > length:
+                density = 1.0
+            if density >= STOPWORDS_HIGH:
+                p.cf_class = "good" if length > LENGTH_HIGH else "neargood"
+            else:
+                p.cf_class = "neargood" if density >= STOPWORDS_LOW else "bad"
+
+
+def revise(paragraphs: Sequence[Any], distance: int = HEADING_DISTANCE) -> None:
+    """`justext.core.revise_paragraph_classification` in one walk each way; the package looks for the neighbours of
+    every paragraph anew, which takes minutes for 50,000 short ones."""
+    for p in paragraphs:
+        p.class_type = p.cf_class
+    # (the package's first step, for headings, asks for classes it has not set yet, and changes none)
+    # short ones: by what stands at either end of the undecided block around them
+    classes = [p.class_type for p in paragraphs]
+    before = _neighbours(classes)
+    after = [*reversed(_neighbours(classes[::-1]))]
+    for i, p in enumerate(paragraphs):
+        if p.class_type == "short":
+            (left, near_left), (right, near_right) = before[i], after[i]
+            if left == right:
+                p.class_type = left
+            else:
+                near = near_left if left == "bad" else near_right
+                p.class_type = "good" if near == "neargood" else "bad"
+    # near-good ones: bad only between bad ones. Those before are decided by then, those after are passed over
+    following, last = ["bad"] * len(paragraphs), "bad"
+    for i in range(len(paragraphs) - 1, -1, -1):
+        following[i] = last
+        if paragraphs[i].class_type != "neargood":
+            last = paragraphs[i].class_type
+    last = "bad"
+    for i, p in enumerate(paragraphs):
+        if p.class_type == "neargood":
+            p.class_type = "bad" if last == following[i] == "bad" else "good"
+        last = p.class_type
+    for i, p in enumerate(paragraphs):
+        if p.heading and p.class_type == "bad" and p.cf_class != "bad" and _good_follows(paragraphs, i, distance):
+            p.class_type = "good"
+
+
+def _good_follows(paragraphs: Sequence[Any], i: int, distance: int) -> bool:
+    """Whether a good paragraph begins within so many characters after paragraph `i`."""
+    passed = 0
+    for p in paragraphs[i + 1:i + 2 + distance]:             # each has a character at least
+        if passed > distance:
+            return False
+        if p.class_type == "good":
+            return True
+        passed += len(p.text)
+    return False
+
+
+def _neighbours(classes: list[str]) -> list[tuple[str, str]]:
+    """For each place the nearest class before it that is good or bad, and the nearest that may be near-good too."""
+    out, decided, near = [], "bad", "bad"
+    for c in classes:
+        out.append((decided, near))
+        if c != "short":
+            near = c
+            if c != "neargood":
+                decided = c
+    return out
+
+
+class Engine:
+    """jusText as an engine of `stages.extract.html.step`. It knows neither tables nor comments, and keeps what is
+    prose."""
+
+    def __init__(self, *, max_depth: int = 255, **_: Any) -> None:
+        from stages.extract.html.trafilatura import raise_memory_errors  # it asks this module for a second opinion
+
+        raise_memory_errors()
+        self.too_deep = etree.XPath("/*" * (max_depth + 1))
+
+    def _good(self, page: str) -> tuple[Any, list[Paragraph], list[Paragraph]] | None:
+        """(tree, all paragraphs, the good ones), None when it nests too deep."""
+        tree = load_html(page)
+        if tree is None:
+            return None, [], []
+        if self.too_deep(tree):
+            return None
+        etree.strip_elements(tree, *_REMOVED, with_tail=False)
+        paragraphs = make_paragraphs(tree)
+        classify(paragraphs, _stoplist(language_of(paragraphs)))
+        revise(paragraphs)
+        return tree, paragraphs, [p for p in paragraphs if p.class_type == "good"]
+
+    def text(self, page: str) -> str | None:
+        found = self._good(page)
+        return None if found is None else "\n".join(p.text for p in found[2])
+
+    def markdown(self, page: str) -> str | None:
+        found = self._good(page)
+        if found is None:
+            return None
+        tree, paragraphs, _ = found
+        for p in paragraphs:
+            if p.class_type != "good":
+                for element, tail in p.nodes:
+                    if tail:
+                        element.tail = None
+                    else:
+                        element.text = None
+        return "" if tree is None else write(tree)

@@ -1,0 +1,273 @@
+"""A tree → text, with Markdown or without: one writer for all engines.
+
+It reads HTML and the TEI-like trees of trafilatura alike. Headings, lists, quotes, tables, code, emphasis and formulas
+are kept; links are their text, images nothing. Nothing is escaped: the text is for models, not for a renderer.
+Formulas arrive as `\\(…\\)` and `\\[…\\]` (stages.extract.html.math) and leave as `$…$` and `$$…$$`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from lxml import etree
+
+from stages.extract.html.marks import LANGUAGE, REFERENCE, dollars, fence
+
+#: quotes and lists inside one another beyond this are written as if they were not: every level indents all below it
+DEEPEST = 8
+#: columns of a table; what has more is no table
+COLUMNS = 60
+_SKIPPED = frozenset({
+    "script", "style", "template", "svg", "iframe", "object", "embed", "canvas", "audio", "video",
+    "map", "title", "meta", "link", "base", "select", "option", "datalist", "button", "input", "textarea",
+    "img", "picture", "source", "graphic", "annotation", "annotation-xml",
+})
+_BLOCKS = frozenset({
+    "address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "dialog",
+    "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "header", "hgroup", "hr",
+    "html", "legend", "li", "main", "menu", "nav", "ol", "p", "pre", "section", "summary", "table", "tbody",
+    "td", "tfoot", "th", "thead", "tr", "ul", "ab", "doc", "comments", "row", "cell", "item", "list", "quote",
+})
+_MARKS = {"b": "**", "strong": "**", "i": "*", "em": "*", "code": "`", "tt": "`", "kbd": "`", "samp": "`", "del": "~~",
+          "s": "~~", "strike": "~~", "sup": "^", "sub": "_"}
+_RENDS = {"#b": "**", "#i": "*", "#t": "`", "#sup": "^", "#sub": "_"}
+_OF_TABLES = frozenset({"caption", "colgroup", "col", "thead", "tbody", "tfoot", "tr", "row", "td", "th", "cell"})
+_HEADING = re.compile(r"h[1-6]")
+#: a line break; no text of a tree holds it
+_BREAK = "\x00"
+
+
+def write(root: Any, *, markup: bool = True, lines: bool = False) -> str:
+    """Text of a tree: blocks apart by an empty line, or without `markup` one below the other. `lines`: a line feed in
+    the text is a line break, as it is not in HTML.
+
+    Recursive, as deep as the tree: libxml2 builds none of more than 255 levels.
+    """
+    writer = _Writer(markup, 0, lines)
+    writer.walk(root)
+    return ("\n\n" if markup else "\n").join(writer.end()).strip()
+
+
+def _strays(table: Any) -> bool:
+    """Whether a table holds text or elements that stand in none of its cells."""
+    for part in table.iter("table", "thead", "tbody", "tfoot", "tr", "row"):
+        if (part.text or "").strip():
+            return True
+        for child in part:
+            if (child.tail or "").strip() or (isinstance(child.tag, str) and child.tag not in _OF_TABLES):
+                return True
+    return False
+
+
+class _Writer:
+    """Blocks of one level. Inline text gathers in `run` until a block begins or ends."""
+
+    def __init__(self, markup: bool, depth: int, lines: bool = False) -> None:
+        self.markup, self.depth, self.lines = markup, depth, lines
+        self.out: list[str] = []
+        self.run: list[str] = []
+        self.open: set[str] = set()                       # marks we are inside of, # for a heading
+        self.closed = (0, "")                             # where in the run the last mark was closed, and which
+
+    def end(self) -> list[str]:
+        self.flush()
+        return self.out
+
+    def take(self) -> list[str]:
+        """The blocks so far; the next ones begin anew."""
+        blocks, self.out = self.end(), []
+        return blocks
+
+    def flush(self) -> None:
+        lines = (" ".join(part.split()) for part in "".join(self.run).split(_BREAK))
+        text = "\n".join(line for line in lines if line)
+        if text:
+            self.out.append(dollars(text) if self.markup else text)
+        self.run.clear()
+        self.closed = (0, "")
+
+    def walk(self, element: Any) -> None:
+        """What is in an element."""
+        if element.text:
+            self.run.append(element.text.replace("\n", _BREAK) if self.lines else element.text)
+        for child in element:
+            if isinstance(child.tag, str):
+                self.child(child, child.tag.rpartition("}")[2].lower())
+            if child.tail:
+                self.run.append(child.tail.replace("\n", _BREAK) if self.lines else child.tail)
+
+    def child(self, e: Any, tag: str) -> None:
+        rend = e.get("rend", "")
+        if tag in _SKIPPED or (tag == "head" and not rend and e.getparent().tag == "html"):
+            return
+        if tag in ("br", "lb"):
+            self.run.append(_BREAK)
+        elif _HEADING.fullmatch(tag) or tag == "head":
+            self.heading(e, tag if tag != "head" else rend)
+        elif tag == "pre" or (tag == "code" and self.is_block(e)):
+            self.code(e)
+        elif tag in ("ul", "ol", "menu", "dir", "list"):
+            self.list(e, tag == "ol" or rend == "ol")
+        elif tag == "table":
+            self.table(e)
+        elif tag in ("blockquote", "quote") and self.markup and self.depth < DEEPEST:
+            self.flush()
+            inner = self.inside(e)
+            if inner:
+                self.out.append("\n".join(f"> {line}".rstrip() for line in "\n\n".join(inner).split("\n")))
+        elif tag == "dd" and self.markup:
+            self.flush()
+            meaning = self.inside(e)
+            self.out += [": " + block if n == 0 else block for n, block in enumerate(meaning)]
+        elif tag in _BLOCKS:
+            self.flush()
+            self.walk(e)
+            self.flush()
+        else:
+            self.inline(e, _RENDS.get(rend, "") if tag == "hi" else _MARKS.get(tag, ""))
+
+    def inside(self, e: Any) -> list[str]:
+        """Blocks of an element on a level of its own."""
+        inner = _Writer(self.markup, self.depth + 1, self.lines)
+        inner.walk(e)
+        return inner.end()
+
+    def heading(self, e: Any, name: str) -> None:
+        self.flush()
+        if "#" in self.open:                               # a heading in a heading is part of it
+            self.walk(e)
+            self.flush()
+            return
+        level = int(name[1]) if _HEADING.fullmatch(name) else 2
+        inner = _Writer(self.markup, self.depth, self.lines)
+        inner.open = {"#", "**"}                           # a bold heading is a heading
+        inner.walk(e)
+        text = " ".join(" ".join(inner.end()).split())
+        if text:
+            self.out.append(f"{'#' * level} {text}" if self.markup else text)
+
+    def inline(self, e: Any, mark: str) -> None:
+        """An inline element. Its mark is set only when no block began in it and it holds something."""
+        blocks, begin = len(self.out), len(self.run)
+        set_mark = bool(mark) and self.markup and mark not in self.open and "`" not in self.open
+        if not set_mark:
+            self.walk(e)
+            return
+        self.open.add(mark)
+        self.walk(e)
+        self.open.discard(mark)
+        if len(self.out) != blocks:
+            return
+        text = "".join(self.run[begin:])
+        core = text.strip(" \t\n\r\f\x00\xa0")
+        if not core:
+            return
+        if mark in "^_":
+            if mark == "^" and REFERENCE.fullmatch(core):
+                core = ""                                  # the number of a footnote
+            else:
+                core = f"<su{'p' if mark == '^' else 'b'}>{core}</su{'p' if mark == '^' else 'b'}>"
+        elif mark == "`":
+            core = f"`{core}`" if "`" not in core else f"`` {core} ``"
+        else:
+            core = f"{mark}{core}{mark}"
+        del self.run[begin:]
+        end, last = self.closed
+        if mark in ("**", "*", "~~") and mark == last and end <= begin \
+                and not "".join(self.run[end:begin]).strip(" \t\n\r\f"):
+            self.run[end - 2] = self.run[end - 2][:-len(mark)]     # **a** **b** is **a b**
+            core = core[len(mark):]
+        self.run += [" " if text[:1].isspace() else "", core, " " if text[-1:].isspace() else ""]
+        self.closed = (len(self.run), mark)
+
+    # -- code ---------------------------------------------------------------------------------------------------------
+    @staticmethod
+    def is_block(e: Any) -> bool:
+        return "\n" in (e.text or "").strip() or next(e.iter("lb", "br"), None) is not None
+
+    def code(self, e: Any) -> None:
+        self.flush()
+        parts: list[str] = []
+        for event, node in etree.iterwalk(e, events=("start", "end", "comment", "pi")):
+            if event == "start":
+                if node.tag in ("lb", "br"):
+                    parts.append("\n")
+                if node.text:
+                    parts.append(node.text)
+            elif node is not e and node.tail:
+                parts.append(node.tail)
+        text = "".join(parts).replace("\r\n", "\n").expandtabs(4).strip("\n").rstrip()
+        if not text.strip():
+            return
+        if not self.markup:
+            self.out.append(text)
+            return
+        for node in (e, *e.iter("code"), e.getparent()):
+            if node is not None and (found := LANGUAGE.search(node.get("class") or "")):
+                self.out.append(fence(text, found[1].lower()))
+                return
+        self.out.append(fence(text))
+
+    # -- lists and tables ---------------------------------------------------------------------------------------------
+    def list(self, e: Any, numbered: bool) -> None:
+        self.flush()
+        if self.depth >= DEEPEST:
+            self.walk(e)
+            self.flush()
+            return
+        items: list[str] = []
+        number = 1
+        start = e.get("start") or ""
+        if numbered and start.isdecimal() and len(start) < 7:
+            number = int(start)
+        loose = _Writer(self.markup, self.depth + 1, self.lines)     # anything may stand in a list between its items
+        loose.run.append(e.text or "")
+        found: list[list[str]] = []
+        for child in e:
+            if isinstance(child.tag, str):
+                if child.tag in ("li", "item", "dt", "dd"):
+                    found += [loose.take(), self.inside(child)]
+                else:
+                    loose.child(child, child.tag.rpartition("}")[2].lower())
+            loose.run.append(child.tail or "")
+        for blocks in (*found, loose.take()):
+            if blocks:
+                mark = f"{number}. " if numbered and self.markup else "- "
+                indent = " " * len(mark)
+                lines = "\n".join(blocks).split("\n")
+                items.append("\n".join([mark + lines[0], *(indent + line if line else "" for line in lines[1:])]))
+                number += 1
+        if items:
+            self.out.append("\n".join(items))
+
+    def table(self, e: Any) -> None:
+        """A table of short cells as rows of them; any other is layout, whose cells are blocks."""
+        self.flush()
+        rows = [[c for c in row if c.tag in ("td", "th", "cell")] for row in e.iter("tr", "row")]
+        rows = [row for row in rows if row]
+        width = max(map(len, rows), default=0)
+        cells = sum(map(len, rows))
+        nested = next((n for n in e.iter("table", "pre", "ul", "ol", "list", "h1", "h2", "h3", "h4", "h5", "h6", "head")
+                       if n is not e), None)
+        if not 2 <= width <= COLUMNS or nested is not None or len(rows) < 2 or width * len(rows) > 4 * cells + 200 \
+                or _strays(e):
+            self.walk(e)
+            self.flush()
+            return
+        caption = next(e.iter("caption"), None)
+        if caption is not None:
+            self.out += self.inside(caption)
+        table = []
+        for row in rows:
+            inner = [" ".join(" ".join(self.inside(cell)).split()) for cell in row]
+            if any(inner):
+                table.append([cell.replace("|", "\\|") if self.markup else cell for cell in inner])
+        if not table:
+            return
+        if not self.markup:
+            self.out.append("\n".join(" | ".join(row) for row in table))
+            return
+        table = [row + [""] * (width - len(row)) for row in table]
+        table.insert(1, ["---"] * width)
+        self.out.append("\n".join(f"| {' | '.join(row)} |" for row in table))

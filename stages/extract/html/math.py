@@ -1,0 +1,126 @@
+r"""Formulas of a page, put as TeX where a reader sees them, before an engine reads it.
+
+Pages carry TeX beside what they show: in `<script type="math/tex">` (MathJax 2), as annotation or `alttext` of MathML
+(KaTeX, Wikipedia, arXiv's HTML), as `alt` of an image (WordPress, older Wikipedia). Each becomes `\(…\)` or `\[…\]`,
+and what was rendered of it goes. All searches run forwards over the page, each thing is looked for once, and tags of
+rendered formulas are counted, so that no page takes long.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+
+from stages.extract.html.metadata import unescape
+
+_LIKELY = re.compile(r"<math[\s>]|math/tex|\bmwe-math|class=[\"'][^\"'<>]{0,100}\b(?:latex|tex)\b", re.IGNORECASE)
+#: one of which is in every page that `_LIKELY` finds something in: looking for them takes half the time
+_WORDS, _TEX = ("<math", "math/tex", "mwe-math"), re.compile(r"tex\b")
+_FORMULA = re.compile(
+    r"<script[^<>]{0,200}?\btype\s*=\s*[\"']math/tex(?P<script>[^\"'<>]{0,40})[\"'][^<>]{0,200}>"
+    r"|<math\b(?P<attributes>[^<>]{0,4000})>"
+    r"|<img\b(?P<image>[^<>]{0,8000})>", re.IGNORECASE)
+#: what is looked for behind the beginning of a formula
+_NEXT = {"math": re.compile(r"</math\s*>", re.IGNORECASE), "script": re.compile(r"</script\s*>", re.IGNORECASE),
+         "annotation": re.compile(r"<annotation\b[^<>]{0,200}\bencoding\s*=\s*[\"']application/x-tex[\"'][^<>]{0,200}>"
+                                  r"([^<]{1,20000})</annotation", re.IGNORECASE)}
+_ATTRIBUTE = {name: re.compile(rf"(?:^|\s){name}\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE)
+              for name in ("alttext", "alt", "class", "display")}
+_HIDDEN = re.compile(r"<span\b[^<>]{0,400}display\s*:\s*none[^<>]{0,400}>\s*\Z", re.IGNORECASE)
+_IMAGE_CLASS = re.compile(r"\b(?:latex|tex|mwe-math-fallback-image-\w+)\b", re.IGNORECASE)
+_RENDERED = re.compile(r"<(span|div)\b[^<>]{0,400}\bclass\s*=\s*[\"'](?:katex-html|MathJax(?:_\w+)?)\b[^<>]{0,400}>",
+                       re.IGNORECASE)
+_TAGS = {tag: re.compile(rf"<(/?){tag}\b", re.IGNORECASE) for tag in ("span", "div")}
+_STYLE = re.compile(r"\{\\(?:display|text)style\s(.*)\}\s*\Z", re.DOTALL)
+#: characters between MathML and its end, and of one rendered formula
+_LONGEST = 100_000
+#: tags looked at for the ends of rendered formulas in one page
+_TAGS_SEEN = 300_000
+
+
+def expose(page: str) -> str:
+    """The page with its formulas as TeX. A page that has none is returned as it is."""
+    lower = page.lower()
+    if not (any(word in lower for word in _WORDS) or _TEX.search(lower)) or _LIKELY.search(page) is None:
+        return page
+    page = _without_rendered(page)
+    known: dict[str, re.Match[str] | None] = {}
+
+    def following(name: str, at: int) -> re.Match[str] | None:
+        """The next thing of that name, None when it is too far. Looked for once between two of them."""
+        if name not in known or (known[name] is not None and known[name].start() < at):
+            known[name] = _NEXT[name].search(page, at)
+        found = known[name]
+        return found if found is not None and found.start() - at <= _LONGEST else None
+
+    out: list[str] = []
+    at = 0
+    while (found := _FORMULA.search(page, at)) is not None:
+        before, after = page[at:found.start()], found.end()
+        tex, display = "", False
+        if found["script"] is not None:
+            end = following("script", after)
+            if end is not None:
+                tex, display = page[after:end.start()], "display" in found["script"].lower()
+                after = end.end()
+        elif found["attributes"] is not None:
+            end = following("math", after)
+            if end is not None:
+                inner = following("annotation", after)
+                tex = unescape(inner[1]) if inner is not None and inner.end() <= end.start() else \
+                    _attribute(found["attributes"], "alttext")
+                display = _attribute(found["attributes"], "display").lower() == "block"
+                after = end.end() if tex.strip() else after
+                hidden = _HIDDEN.search(before, max(0, len(before) - 1000)) if tex.strip() else None
+                if hidden is not None:
+                    before = before[:hidden.start()]
+                    closing = re.compile(r"\s*</span\s*>", re.IGNORECASE).match(page, after)
+                    after = closing.end() if closing else after
+        elif _IMAGE_CLASS.search(_attribute(found["image"], "class")):
+            fallback = "mwe-math" in found["image"] and bool(out) and out[-1].endswith(("\\)", "\\]"))
+            if fallback and before.strip().lower() in ("", "</span>"):
+                at = after                                 # the picture of the formula just written
+                out.append(before)
+                continue
+            tex = _attribute(found["image"], "alt").strip("$")
+        tex = " ".join(tex.split())
+        if (style := _STYLE.match(tex)) is not None:
+            tex = style[1].strip()
+        if tex:
+            tex = html.escape(tex, quote=False)
+            out += [before, f"<br>\\[{tex}\\]<br>" if display else f"\\({tex}\\)"]
+        else:
+            out += [before, page[found.start():after]]
+        at = after
+    out.append(page[at:])
+    return "".join(out)
+
+
+def _attribute(attributes: str, name: str) -> str:
+    found = _ATTRIBUTE[name].search(attributes)
+    return unescape(found[1] if found[1] is not None else found[2] or "") if found else ""
+
+
+def _without_rendered(page: str) -> str:
+    """The page without what KaTeX and MathJax drew."""
+    out: list[str] = []
+    at, left = 0, _TAGS_SEEN
+    while left > 0 and (found := _RENDERED.search(page, at)) is not None:
+        out.append(page[at:found.start()])
+        at, seen = _end_of(page, found, left)
+        left -= seen
+    return "".join([*out, page[at:]]) if out else page
+
+
+def _end_of(page: str, start: re.Match[str], most: int) -> tuple[int, int]:
+    """(where the element that begins at `start` ends, tags looked at): behind its start tag when it has no end within
+    `_LONGEST` characters and `most` tags."""
+    depth = seen = 0
+    for tag in _TAGS[start[1].lower()].finditer(page, start.start(), start.start() + _LONGEST):
+        depth += -1 if tag[1] else 1
+        seen += 1
+        if depth == 0:
+            return page.find(">", tag.end()) + 1 or len(page), seen
+        if seen > most:
+            break
+    return start.end(), seen

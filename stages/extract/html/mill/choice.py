@@ -1,0 +1,102 @@
+"""Which blocks of a page make its text, by the chances of each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stages.extract.html.mill.columns import B_BOX, B_FLAGS, B_LINKED, B_STOPS, B_TITLED, B_UNITS, B_WORDS, E_TAG
+from stages.extract.html.mill.features import makes
+from stages.extract.html.mill.page import Page
+from stages.extract.html.mill.tags import IN_BUTTON, IN_COMMENT, IN_FORM, IN_HEADING, IN_HIDDEN, IN_NAV, IN_TITLE, TAG
+
+#: how much recall weighs against precision: β² of F_β, in 1/1000
+FAVORS = {"precision": 250, "balanced": 1000, "recall": 4000}
+#: no block of a smaller chance (1/1000) is kept
+LEAST = 20
+#: fractions of an F_β that are told apart
+SCALE = 1_000_000
+#: a heading is the page's headline when so many of its words (1/1000) are in the page's title
+TITLED = 600
+#: paragraphs of one make from which on a page is as long as a book
+MANY = 300
+#: characters of a comment, without spaces: less are buttons, names and dates
+COMMENT = 25
+
+
+def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: int = 1000) -> tuple[np.ndarray, int]:
+    """Which blocks to keep (bool), and the F1 of their words (1/1000) expected by the chances as they are.
+
+    With words w and chances p, F_β of a choice S is about (1 + β²) Σ_S wp / (Σ_S w + β² Σ wp), and the best S holds the
+    blocks above some chance (Lipton et al. 2014, arXiv 1402.1892). The errors of a page go together: where a template
+    misleads the model, all chances are too high or too low. So the mean of F_β over several shifts of all of them is
+    made largest: a page the model is sure of is cut as its chances say, an uncertain one keeps more, since losing the
+    text costs more than some words around it. `shifts` (int[shifts, 1001]): chance → shifted chance, in 1/1000.
+    `recall`: β² in 1/1000. The title is never chosen.
+    """
+    chosen = np.zeros(len(blocks), np.bool_)
+    which = np.flatnonzero(blocks[:, B_FLAGS] & IN_TITLE == 0)
+    order = which[np.argsort(-chances[which], kind="stable")]
+    likely = int((chances[order] >= LEAST).sum())
+    if not likely:
+        return chosen, 0
+    words = np.maximum(blocks[order, B_WORDS], 1).astype(np.int64)
+    hit, size = np.cumsum(shifts[:, chances[order]] * words, 1, np.int64), np.cumsum(words)
+    whole = hit[:, -1:]
+    plain = chances[order].astype(np.int64) * words
+    n = int(np.argmax((SCALE * hit // (1000 * size + recall * whole // 1000)).sum(0)[:likely]))
+    chosen[order[:n + 1]] = True
+    return chosen, int(2000 * plain[:n + 1].sum() // (1000 * size[n] + plain.sum()))
+
+
+def select(page: Page, chances: np.ndarray, shifts: np.ndarray, *, favor: str = "balanced",
+           comments: bool = False) -> tuple[np.ndarray, int]:
+    """Which blocks make the text of a page (bool), and the expected F1 of their words (1/1000): the best by chance, the
+    headline above them, and readers' comments or none."""
+    chosen, expected = choose(page.blocks, level(page, chances), shifts, FAVORS[favor])
+    if (at := headline(page, chosen)) is not None:
+        chosen[at] = True
+    of_readers = page.blocks[:, B_FLAGS] & IN_COMMENT != 0
+    if comments:
+        chosen |= of_readers & comment_texts(page)
+    elif page.blocks[chosen & of_readers, B_WORDS].sum() * 2 < page.blocks[chosen, B_WORDS].sum():
+        chosen &= ~of_readers                   # where most of the text is theirs, as in a forum, it is the main text
+    return chosen, expected
+
+
+def level(page: Page, chances: np.ndarray) -> np.ndarray:
+    """The chances, alike for the paragraphs of a book: their mean where more than MANY have the same tags and classes.
+
+    No page that the model learned from is so long, and its trees tell such paragraphs apart by their place alone, which
+    would cut a book in the middle."""
+    b = page.blocks
+    if len(b) <= MANY:
+        return chances
+    prose = (b[:, B_UNITS] >= 40) & (3 * b[:, B_LINKED] < b[:, B_UNITS]) & (b[:, B_STOPS] > 0)
+    make = makes(page.elements, b)
+    many = np.bincount(make, prose) > MANY
+    total = np.bincount(make, np.where(prose, chances, 0))
+    mean = (total // np.maximum(np.bincount(make, prose), 1)).astype(chances.dtype)
+    return np.where(prose & many[make], mean[make], chances)
+
+
+def headline(page: Page, chosen: np.ndarray) -> int | None:
+    """The block of the headline above the chosen ones, None when it is among them or there is none.
+
+    It is the last heading above the first chosen block that says what the page's title says; where no heading does, the
+    last h1."""
+    b = page.blocks
+    heading = b[:, B_FLAGS] & (IN_HEADING | IN_TITLE) == IN_HEADING
+    heads = np.flatnonzero(heading & (b[:, B_TITLED] >= TITLED) & (b[:, B_UNITS] > 8))
+    if not len(heads):
+        heads = np.flatnonzero(heading & (page.elements[b[:, B_BOX], E_TAG] == TAG["h1"]))
+    if not chosen.any() or chosen[heads].any():
+        return None
+    above = heads[heads < np.argmax(chosen)]
+    return int(above[-1]) if len(above) else None
+
+
+def comment_texts(page: Page) -> np.ndarray:
+    """Which blocks read like what somebody wrote (bool): text of some length that is no link, form or button."""
+    b = page.blocks
+    return ((b[:, B_UNITS] >= COMMENT) & (2 * b[:, B_LINKED] < b[:, B_UNITS])
+            & (b[:, B_FLAGS] & (IN_TITLE | IN_FORM | IN_BUTTON | IN_NAV | IN_HIDDEN) == 0))

@@ -1,0 +1,86 @@
+"""`mill`: the main text of a page by learned classification of its blocks."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from stages.extract.html.mill import choice, forest
+from stages.extract.html.mill import features as f
+from stages.extract.html.mill.page import Page, serialised, table, walk
+from stages.extract.html.mill.render import render
+
+#: the signal of a page: the F1 that its words are expected to have
+SIGNAL = "html_expected_f1"
+ARRAYS = ("roots", "feature", "threshold", "left", "right", "leaf")
+
+
+class Model:
+    """Weights as arrays: class words and their weights, the two looks' trees, odds → chances, shifts of chances.
+
+    Made by benchmarks/train_mill.py; all integers, so that extraction is the same on every machine."""
+
+    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        self.tokens = table(arrays["token"], arrays["token_weight"])
+        self.looks = [tuple(np.ascontiguousarray(arrays[f"{look}_{name}"], np.int32) for name in ARRAYS)
+                      for look in ("first", "second")]
+        self.odds = arrays["odds"].astype(np.int32)
+        self.shifts = arrays["shifts"].astype(np.int64)
+        for look, width in zip(self.looks, (f.FEATURES, f.FEATURES + len(f.SECOND))):
+            if look[1].max(initial=0) >= width:
+                raise ValueError("the weights of mill are of other features than this code: train them anew "
+                                 "(benchmarks/train_mill.py)")
+
+    @classmethod
+    def load(cls, path: Any = None) -> Model:
+        """The model in the package, or another file of the kind."""
+        with (path or resources.files("stages.extract.html.mill") / "weights.npz").open("rb") as file:
+            return cls(dict(np.load(file, allow_pickle=False)))
+
+    def chances(self, page: Page) -> np.ndarray:
+        """That each block is main text: int32[blocks], 0..1000."""
+        n, m = len(page.elements), len(page.blocks)
+        rows = np.empty((m, f.FEATURES + len(f.SECOND)), np.int32)
+        f.describe(page.elements, n, page.blocks, m, page.text, rows)
+        chances = np.empty(m, np.int32)
+        forest.scores(rows, *self.looks[0], self.odds, chances)
+        again = np.empty((m, len(f.SECOND)), np.int32)
+        f.look_again(page.elements, n, page.blocks, m, f.makes(page.elements, page.blocks), chances, again)
+        rows[:, f.FEATURES:] = again
+        forest.scores(rows, *self.looks[1], self.odds, chances)
+        return chances
+
+
+class Engine:
+    """An engine of `stages.extract.html.step`. `favor` weighs precision against recall (`choice.FAVORS`); `comments`
+    keeps what readers wrote; `tables=False` leaves rows of tables out, cells that hold texts stay."""
+
+    def __init__(self, *, favor: str = "balanced", tables: bool = True, comments: bool = False, max_depth: int = 255,
+                 model: Model | None = None, **_: Any) -> None:
+        self.model = model or Model.load()
+        self.favor, self.tables, self.comments, self.max_depth = favor, tables, comments, max_depth
+        #: of the page read last: the expected F1 of its words
+        self.signals: dict[str, float] = {}
+        self.markdown("<p>A page.")               # compiles the kernels, so that no document is charged for it
+
+    def text(self, page: str) -> str | None:
+        """Main text of a page ("" when it has none), None when its elements nest deeper than `max_depth`."""
+        return self._found(page, markup=False)
+
+    def markdown(self, page: str) -> str | None:
+        """The same as Markdown."""
+        return self._found(page, markup=True)
+
+    def _found(self, page: str, *, markup: bool) -> str | None:
+        arrays = walk(serialised(page), self.model.tokens, deepest=self.max_depth)
+        self.signals = {}
+        if arrays is None:
+            return None
+        if not len(arrays.blocks):
+            return ""
+        chosen, expected = choice.select(arrays, self.model.chances(arrays), self.model.shifts, favor=self.favor,
+                                         comments=self.comments)
+        self.signals = {SIGNAL: expected / 1000}
+        return render(arrays, chosen, markup=markup, tables=self.tables)

@@ -1,0 +1,76 @@
+"""A page as flat arrays: parsed and serialised by lexbor, walked once by a kernel."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from resiliparse.parse.html import HTMLTree
+
+from stages.extract.html.mill import tags as t
+from stages.extract.html.mill.columns import BLOCK_COLUMNS, ELEMENT, MARK_COLUMNS
+from stages.extract.html.mill.scan import scan
+
+_NONE = np.frombuffer(b"display:none", np.uint8)
+_HIDDEN = np.frombuffer(b"display: none", np.uint8)
+
+
+class Page(NamedTuple):
+    """Elements int32[n, ELEMENT] (the first stands for the document), blocks int32[m, BLOCK_COLUMNS], their text
+    (uint8), where emphasis and the like begin and end in it (int32[k, MARK_COLUMNS]), the markup, the class words of
+    elements (uint32 hashes, int32 elements; empty unless asked for)."""
+
+    elements: np.ndarray
+    blocks: np.ndarray
+    text: np.ndarray
+    marks: np.ndarray
+    markup: bytes
+    words: np.ndarray
+    words_of: np.ndarray
+
+
+def serialised(page: str) -> bytes:
+    """The normalised tree of a page as markup (HTML §13.3)."""
+    try:
+        tree = HTMLTree.parse(page)
+    except UnicodeEncodeError:                    # half a surrogate pair is no character
+        tree = HTMLTree.parse(page.encode("utf-8", "replace").decode())
+    return tree.document.html.encode("utf-8", "replace")
+
+
+def table(hashes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """An open-addressing table of the hashes (uint32, none 0) and their values, for `scan.lookup`."""
+    size = 16
+    while size < 3 * len(hashes):
+        size *= 2
+    keys, held = np.zeros(size, np.uint32), np.zeros(size, np.int32)
+    for h, value in zip(hashes.tolist(), values.tolist()):
+        at = h & size - 1
+        while keys[at]:
+            at = at + 1 & size - 1
+        keys[at], held[at] = h, value
+    return keys, held
+
+
+NO_WORDS = table(np.zeros(0, np.uint32), np.zeros(0, np.int32))
+
+
+def walk(markup: bytes, tokens: tuple[np.ndarray, np.ndarray] = NO_WORDS, *, deepest: int = 255,
+         collect: bool = False) -> Page | None:
+    """The arrays of a serialised page; None when its elements nest deeper than `deepest`.
+
+    `tokens`: weights of class words, as `table` makes them. `collect`: the class words are wanted."""
+    most = markup.count(b"<") + 2
+    elements = np.empty((most, ELEMENT), np.int32)
+    blocks = np.empty((most, BLOCK_COLUMNS), np.int32)
+    text = np.empty(len(markup) + 16, np.uint8)
+    seen = np.empty(len(markup) // 2 if collect else 0, np.uint32)
+    seen_of = np.empty(len(seen), np.int32)
+    marks = np.empty((2 * most, MARK_COLUMNS), np.int32)
+    n, m, size, words, k = scan(np.frombuffer(markup, np.uint8), t.CLASS, t.KIND, t.FLAGS, t.TAG_KEYS, t.TAG_VALUES,
+                                t.ATTR_KEYS, t.ATTR_VALUES, t.ROLE_KEYS, t.ROLE_VALUES, *tokens, t.COMMENT_KEYS,
+                                t.COMMENT_VALUES, t.MARK, _NONE, _HIDDEN, elements, blocks, text, marks, seen, seen_of,
+                                deepest)
+    if n < 0:
+        return None
+    return Page(elements[:n], blocks[:m], text[:size], marks[:k], markup, seen[:words], seen_of[:words])

@@ -1,0 +1,240 @@
+"""Chosen blocks → text, or Markdown."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stages.extract.html.marks import LANGUAGE, REFERENCE, dollars, fence
+from stages.extract.html.mill.columns import (
+    B_BOX,
+    B_END,
+    B_START,
+    E_CLASS,
+    E_CLASS_END,
+    E_PARENT,
+    E_TAG,
+    M_BLOCK,
+)
+from stages.extract.html.mill.page import Page
+from stages.extract.html.mill.structure import (
+    P_COLUMN,
+    P_DEFINED,
+    P_DEPTH,
+    P_ITEM,
+    P_LEVEL,
+    P_LIST,
+    P_NUMBER,
+    P_PRE,
+    P_QUOTE,
+    P_ROW,
+    P_TABLE,
+    places,
+)
+from stages.extract.html.mill.tags import MARKS, TAG
+
+#: lists inside one another beyond this are written as if they were not
+DEEPEST = 8
+#: from here on scripts write without spaces: emphasis may end inside what looks like a word
+_WITHOUT_SPACES = 0x0E00
+#: what blocks belong to: those of one group stand close
+_Group = tuple[str, int]
+#: a block: its number, its row, where it stands (`structure.places`)
+_Block = tuple[int, list[int], list[int]]
+
+
+def render(page: Page, chosen: np.ndarray, *, markup: bool = False, tables: bool = True) -> str:
+    """The text of the chosen blocks (bool[blocks]) in their order. Without `tables`: no rows of tables.
+
+    Plain: a block a line (code and what has line breaks: several), cells of a row joined by ` | `, items of lists begun
+    with `- `. Markdown: headings, nested lists, tables with their first row as head, fenced code with its language,
+    quotes, emphasis, code in the line, raised and lowered signs, formulas (`stages.extract.html.math` marks them);
+    blocks apart by an empty line. What `structure` takes for layout are blocks in both.
+    """
+    which = np.flatnonzero(chosen)
+    body = page.text.tobytes()
+    where = places(page, chosen)[which]
+    marks = _marks_of(page, which) if markup else {}
+    out: list[tuple[str, _Group]] = []
+    begun: list[tuple[int, int, int]] = []                 # items we are in: element, depth, width of their mark
+    blocks = list(zip(which.tolist(), page.blocks[which].tolist(), where.tolist()))
+    # rows of a table and blocks of one piece of code are written together
+    together = where[:, P_TABLE] + where[:, P_PRE]
+    edges = np.flatnonzero((together[1:] != together[:-1]) | (together[1:] == 0)) + 1
+    for begin, end in zip([0, *edges.tolist()], [*edges.tolist(), len(blocks)]) if blocks else ():
+        k, b, at = blocks[begin]
+        if at[P_TABLE]:
+            if tables:
+                out.append((_table(body, blocks[begin:end], marks, markup), ("", 0)))
+            continue
+        if at[P_PRE]:
+            text = _code(body, blocks[begin:end])
+            text = fence(text, _language(page, at[P_PRE])) if markup and text else text
+        else:
+            text = (_inline(body, b[B_START], b[B_END], marks[k], heading=at[P_LEVEL] > 0) if k in marks else
+                    body[b[B_START]:b[B_END]].decode("utf-8", "replace")).strip()
+            if "\n" in text:
+                text = "\n".join(line.strip() for line in text.split("\n"))
+        if not text:
+            continue
+        belongs: _Group = ("", 0)
+        if markup:
+            if at[P_LEVEL]:
+                text = f"{'#' * at[P_LEVEL]} {' '.join(text.split())}"
+            elif at[P_DEFINED] and at[P_DEFINED] == b[B_BOX]:
+                belongs = ("defined", int(page.elements[b[B_BOX], E_PARENT]))
+                if page.elements[b[B_BOX], E_TAG] == TAG["dd"] and out and out[-1][1] == belongs:
+                    text = f": {text}"                     # a meaning below its term
+        if at[P_ITEM]:
+            belongs = ("list", at[P_LIST])
+            text = _in_list(text, at, begun, markup)
+        if at[P_QUOTE] and markup:
+            belongs = ("quote", at[P_QUOTE])
+            text = "> " + text.replace("\n", "\n> ")
+            if out and out[-1][1] == belongs:
+                text = f">\n{text}"
+        out.append((text, belongs))
+    if not markup:
+        return "\n".join(text for text, _ in out)
+    return dollars(_spaced(out))
+
+
+def _spaced(parts: list[tuple[str, _Group]]) -> str:
+    """Markdown of the parts: those of one group stand close, others are apart by an empty line."""
+    out: list[str] = []
+    last: _Group = ("", 0)
+    for n, (text, group) in enumerate(parts):
+        if n:
+            out.append("\n" if group[0] and group == last else "\n\n")
+        out.append(text)
+        last = group
+    return "".join(out)
+
+
+# -- tables, lists, code ---------------------------------------------------------------------------------------------
+def _table(body: bytes, blocks: list[_Block], marks: dict[int, list[list[int]]], markup: bool) -> str:
+    """Rows of cells. In Markdown what has no text is an empty cell; columns without any are left out."""
+    rows: dict[int, dict[int, str]] = {}
+    for k, b, at in blocks:
+        text = " ".join(_inline(body, b[B_START], b[B_END], marks.get(k, [])).split())
+        row = rows.setdefault(at[P_ROW], {})
+        row[at[P_COLUMN]] = f"{row[at[P_COLUMN]]} {text}" if at[P_COLUMN] in row else text
+    if not markup:
+        return "\n".join(" | ".join(row.values()) for row in rows.values())
+    columns = sorted({c for row in rows.values() for c in row})
+    lines = ["| " + " | ".join(row.get(c, "").replace("|", "\\|") for c in columns) + " |" for row in rows.values()]
+    return "\n".join([lines[0], "|" + " --- |" * len(columns), *lines[1:]])
+
+
+def _in_list(text: str, at: list[int], begun: list[tuple[int, int, int]], markup: bool) -> str:
+    """A block of an item: with its mark when the item begins here, below it otherwise."""
+    new = all(item != at[P_ITEM] for item, _, _ in begun)
+    depth = at[P_DEPTH]
+    while begun and (begun[-1][1] >= depth if new else begun[-1][0] != at[P_ITEM]):
+        begun.pop()
+    if not markup:
+        begun += [(at[P_ITEM], depth, 0)] if new else []
+        return f"- {text}" if new else text
+    indent = " " * sum(width for _, _, width in begun[:DEEPEST])
+    if not new:
+        return indent + text.replace("\n", f"\n{indent}")
+    mark = f"{at[P_NUMBER]}. " if at[P_NUMBER] else "- "
+    begun.append((at[P_ITEM], depth, len(mark)))
+    return indent + mark + text.replace("\n", "\n" + indent + " " * len(mark))
+
+
+def _code(body: bytes, blocks: list[_Block]) -> str:
+    """The blocks of one piece of code as its text."""
+    text = "\n".join(body[b[B_START]:b[B_END]].decode("utf-8", "replace") for _, b, _ in blocks)
+    return text.expandtabs(4).strip("\n").rstrip()
+
+
+def _language(page: Page, pre: int) -> str:
+    """The language a code block says it is in: by its class, its parent's, or that of the <code> it begins with."""
+    for e in (pre, pre + 1, page.elements[pre, E_PARENT]):
+        if e == pre + 1 and (e >= len(page.elements) or page.elements[e, E_TAG] != TAG["code"]):
+            continue
+        start, stop = page.elements[e, E_CLASS], page.elements[e, E_CLASS_END]
+        if found := LANGUAGE.search(page.markup[start:stop].decode("utf-8", "replace")):
+            return found[1].lower()
+    return ""
+
+
+# -- emphasis --------------------------------------------------------------------------------------------------------
+#: a mark (0: none) and the pieces of text it is set around
+_Part = tuple[int, list[str]]
+CODE = MARKS.index("`")
+
+
+def _marks_of(page: Page, which: np.ndarray) -> dict[int, list[list[int]]]:
+    """Block → its marks, for those that have any."""
+    of = page.marks[:, M_BLOCK]
+    starts, stops = np.searchsorted(of, which), np.searchsorted(of, which, "right")
+    return {k: page.marks[a:b, 1:].tolist() for k, a, b in zip(which.tolist(), starts.tolist(), stops.tolist())
+            if b > a}
+
+
+def _inline(body: bytes, start: int, stop: int, marks: list[list[int]], heading: bool = False) -> str:
+    """Text of a block with its emphasis. Marks that begin or end in another block say nothing, nor do those inside code
+    or inside one of their kind; a heading is no bolder for being bold."""
+    if not marks:
+        return body[start:stop].decode("utf-8", "replace")
+    levels: list[tuple[int, list[_Part]]] = [(0, [])]
+    at = start
+    for place, mark in marks:
+        levels[-1][1].append((0, [body[at:place].decode("utf-8", "replace")]))
+        at = place
+        if mark > 0:
+            levels.append((mark, []))
+        elif len(levels) > 1 and levels[-1][0] == -mark:
+            text = _written(levels.pop()[1])
+            void = (heading and mark == -1) or any(m in (-mark, CODE) for m, _ in levels)
+            _join(levels[-1][1], 0 if void else -mark, text)
+    levels[-1][1].append((0, [body[at:stop].decode("utf-8", "replace")]))
+    while len(levels) > 1:
+        text = _written(levels.pop()[1])
+        levels[-1][1].append((0, [text]))
+    return _written(levels[0][1])
+
+
+def _join(parts: list[_Part], mark: int, text: str) -> None:
+    """Append a marked text: what is marked are its words, not the spaces around them, and one mark for neighbours."""
+    core = text.strip()
+    if not mark or not core or (mark == CODE and "\n" in core):
+        parts.append((0, [text]))
+        return
+    before, after = text[:len(text) - len(text.lstrip())], text[len(text.rstrip()):]
+    gap = [before]
+    while parts and not parts[-1][0] and not any(piece.strip() for piece in parts[-1][1]):
+        gap = parts.pop()[1] + gap
+    if parts and parts[-1][0] == mark and mark <= CODE:
+        parts[-1][1].extend((*gap, core))
+    else:
+        parts += [(0, gap), (mark, [core])]
+    parts.append((0, [after]))
+
+
+def _written(parts: list[_Part]) -> str:
+    """Text of parts with their marks. Emphasis of a part of a word is none."""
+    texts = ["".join(pieces) for _, pieces in parts]
+    after = [" "] * len(parts)                              # the character after each part
+    for n in range(len(parts) - 2, -1, -1):
+        after[n] = texts[n + 1][:1] or after[n + 1]
+    out: list[str] = []
+    before = " "
+    for n, (mark, _) in enumerate(parts):
+        text, sign = texts[n], MARKS[mark]
+        if mark == CODE:
+            out.append(f"`{text}`" if "`" not in text else f"`` {text} ``")
+        elif mark > CODE + 1:
+            if sign != "sup" or not REFERENCE.fullmatch(text):            # the number of a footnote
+                out.append(f"<{sign}>{text}</{sign}>" if text[0].isalnum() or len(text) > 1 else text)
+        elif mark and not (_letter(before) and _letter(text[0])) and not (_letter(after[n]) and _letter(text[-1])):
+            out.append(f"{sign}{text}{sign}")
+        else:
+            out.append(text)
+        before = text[-1:] or before
+    return "".join(out)
+
+
+def _letter(char: str) -> bool:
+    return char.isalnum() and ord(char) < _WITHOUT_SPACES

@@ -1,0 +1,531 @@
+"""One pass over the serialised tree of a page: elements and blocks of text as flat arrays.
+
+The input is what lexbor serialises (HTML §13.3): every element closed, attributes quoted, text escaped, raw text raw.
+So no parser is needed here, only a walk; where a page makes the serialisation ambiguous (elements inside a foreign
+`script`) the walk goes wrong for that page in the same way every time, and never out of bounds.
+
+One file, since numba keeps compiled kernels by the file of the caller: a change of what it calls would go unnoticed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stages.extract.html.mill import columns as c
+from stages.extract.html.mill import tags as t
+from stages.text.compiled import njit
+
+E_TAG, E_PARENT, E_BOX, E_FLAGS, E_SIGNATURE = c.E_TAG, c.E_PARENT, c.E_BOX, c.E_FLAGS, c.E_SIGNATURE
+E_TOKENS, E_BEST, E_WORST, E_CLASS, E_CLASS_END, E_NUMBER = (
+    c.E_TOKENS, c.E_BEST, c.E_WORST, c.E_CLASS, c.E_CLASS_END, c.E_NUMBER)
+B_START, B_END, B_BOX, B_FLAGS, B_UNITS, B_LINKED = c.B_START, c.B_END, c.B_BOX, c.B_FLAGS, c.B_UNITS, c.B_LINKED
+B_WORDS, B_DIGITS, B_UPPER, B_STOPS, B_COMMAS = c.B_WORDS, c.B_DIGITS, c.B_UPPER, c.B_STOPS, c.B_COMMAS
+B_PUNCTUATION, B_CURRENCY, B_ANCHORS, B_STRONG = c.B_PUNCTUATION, c.B_CURRENCY, c.B_ANCHORS, c.B_STRONG
+B_BREAKS, B_IMAGES, B_INPUTS, B_FIRST, B_LAST = c.B_BREAKS, c.B_IMAGES, c.B_INPUTS, c.B_FIRST, c.B_LAST
+B_ROW, B_ITEM, B_LEADS = c.B_ROW, c.B_ITEM, c.B_LEADS
+ELEMENT, BLOCK_COLUMNS, M_BLOCK, M_AT, M_MARK = c.ELEMENT, c.BLOCK_COLUMNS, c.M_BLOCK, c.M_AT, c.M_MARK
+
+INLINE, BLOCK, SKIP, RAW, VOID, BREAK = t.INLINE, t.BLOCK, t.SKIP, t.RAW, t.VOID, t.BREAK
+IN_A, IN_PRE, IN_STRONG, IN_HIDDEN, IN_ARIA_HIDDEN = t.IN_A, t.IN_PRE, t.IN_STRONG, t.IN_HIDDEN, t.IN_ARIA_HIDDEN
+LETTER, UPPER, DIGIT, STOP, COMMA, PUNCTUATION = t.LETTER, t.UPPER, t.DIGIT, t.STOP, t.COMMA, t.PUNCTUATION
+CURRENCY, SPACE, WIDE, OTHER = t.CURRENCY, t.SPACE, t.WIDE, t.OTHER
+ATTR_CLASS, ATTR_ROLE, ATTR_STYLE = t.ATTR_CLASS, t.ATTR_ROLE, t.ATTR_STYLE
+ATTR_HIDDEN, ATTR_ARIA_HIDDEN, ATTR_ID, ATTR_ITEMPROP = t.ATTR_HIDDEN, t.ATTR_ARIA_HIDDEN, t.ATTR_ID, t.ATTR_ITEMPROP
+ATTR_NUMBER = t.ATTR_NUMBER
+TR, LI, OL, IMG, INPUT, BUTTON, HTML, BODY = (t.TAG[n] for n in ("tr", "li", "ol", "img", "input", "button", "html",
+                                                                  "body"))
+#: FNV-1a's start; tokens of a class longer than this are no words; numbers of lists have so many digits
+FNV, LONGEST_TOKEN, DIGITS = 2166136261, 40, 6
+#: what `attributes` finds besides class words
+F_FLAGS, F_SIGNATURE, F_CLASS, F_CLASS_END, F_NUMBER = range(5)
+FOUND = 5
+
+
+@njit(cache=True, nogil=True)
+def lookup(keys, values, h):
+    """Value of a hash in an open-addressing table, 0 when it is not there."""
+    mask = len(keys) - 1
+    at = np.int64(h) & mask
+    while keys[at] != 0:
+        if keys[at] == h:
+            return values[at]
+        at = (at + 1) & mask
+    return values[0] * 0
+
+
+@njit(cache=True, nogil=True)
+def words_of(page, start, stop, kind, hashes, count):
+    """Hashes (FNV-1a of lower-case ASCII words, cut at anything but letters and at camelCase) of an attribute's value.
+
+    `kind` keeps roles apart from classes. Returns the new count; no more than `len(hashes)` are kept."""
+    h = np.uint32(FNV)
+    size = 0
+    was_lower = False
+    for i in range(start, stop + 1):
+        c = page[i] if i < stop else np.uint8(32)
+        upper = 65 <= c <= 90
+        letter = upper or 97 <= c <= 122
+        if size and (not letter or (upper and was_lower)):
+            if 2 <= size <= LONGEST_TOKEN and count < len(hashes):
+                hashes[count] = h ^ np.uint32(kind)
+                count += 1
+            h = np.uint32(FNV)
+            size = 0
+        if letter:
+            low = c + 32 if upper else c
+            h = np.uint32((h ^ np.uint32(low)) * np.uint32(16777619))
+            size += 1
+        was_lower = letter and not upper
+    return count
+
+
+@njit(cache=True, nogil=True)
+def contains(page, start, stop, word):
+    for i in range(start, stop - len(word) + 1):
+        j = 0
+        while j < len(word) and page[i + j] == word[j]:
+            j += 1
+        if j == len(word):
+            return True
+    return False
+
+
+@njit(cache=True, nogil=True)
+def hash_of(page, start, stop, h):
+    """FNV-1a of a stretch of the page, begun with `h`."""
+    for i in range(start, stop):
+        h = np.uint32((h ^ np.uint32(page[i])) * np.uint32(16777619))
+    return h
+
+
+@njit(cache=True, nogil=True)
+def after_raw(page, i, h):
+    """Where what follows a raw element begins: after the next end tag whose name has the hash `h`."""
+    n = len(page)
+    while i < n:
+        if page[i] == 60 and i + 1 < n and page[i + 1] == 47:
+            j = i + 2
+            while j < n and page[j] != 62 and j - i < 16:
+                j += 1
+            if hash_of(page, i + 2, j, np.uint32(FNV)) == h:
+                return j + 1
+        i += 1
+    return n
+
+
+@njit(cache=True, nogil=True)
+def character(page, i):
+    """(code point, bytes) of the character at `i`. Of entities those the serialiser writes; 65535: beyond the BMP."""
+    c = page[i]
+    left = len(page) - i
+    if c < 0x80:
+        if c == 38 and left >= 4 and page[i + 2] == 116 and page[i + 3] == 59:
+            if page[i + 1] == 108:
+                return np.int32(60), 4
+            if page[i + 1] == 103:
+                return np.int32(62), 4
+        if c == 38 and left >= 5 and page[i + 1] == 97 and page[i + 2] == 109 and page[i + 3] == 112 \
+                and page[i + 4] == 59:
+            return np.int32(38), 5
+        if c == 38 and left >= 6 and page[i + 1] == 110 and page[i + 2] == 98 and page[i + 3] == 115 \
+                and page[i + 4] == 112 and page[i + 5] == 59:
+            return np.int32(32), 6
+        return np.int32(c), 1
+    if c >= 0xF0 and left >= 4:
+        return np.int32(65535), 4
+    if c >= 0xE0 and left >= 3:
+        return np.int32(((c & 15) << 12) | ((page[i + 1] & 63) << 6) | (page[i + 2] & 63)), 3
+    if c >= 0xC0 and left >= 2:
+        return np.int32(((c & 31) << 6) | (page[i + 1] & 63)), 2
+    return np.int32(c), 1
+
+
+@njit(cache=True, nogil=True)
+def past_attributes(page, j):
+    """Where the start tag ends (at its `>`) whose name ends at `j`: serialised, only values hold a `>`."""
+    n = len(page)
+    while j < n and page[j] != 62:
+        if page[j] == 34 and page[j - 1] == 61:
+            j += 1
+            while j < n and page[j] != 34:
+                j += 1
+        j += 1
+    return j
+
+
+@njit(cache=True, nogil=True)
+def whole(page, start, stop):
+    """A number below a million, 0 for anything else."""
+    number = 0
+    for i in range(start, stop):
+        if not 48 <= page[i] <= 57 or i - start >= DIGITS:
+            return 0
+        number = number * 10 + (np.int64(page[i]) - 48)
+    return number
+
+
+@njit(cache=True, nogil=True)
+def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_word, hidden_word, found, hashes):
+    """Read the attributes of a start tag whose name ends at `j` into `found` (int64[FOUND], its signature begun with
+    the hash of the tag) and `hashes`. Returns (where it ends, number of class words)."""
+    n = len(page)
+    n_hash = np.int64(0)
+    flags = np.int32(0)
+    found[F_CLASS] = found[F_CLASS_END] = found[F_NUMBER] = 0
+    while j < n and page[j] != 62:
+        j += 1                                                             # the space before a name
+        first = True
+        a = np.uint32(FNV)
+        while j < n and page[j] != 62 and page[j] != 32 and (first or page[j] != 61):
+            a = np.uint32((a ^ np.uint32(page[j])) * np.uint32(16777619))
+            first = False
+            j += 1
+        start = j
+        stop = j
+        if j + 1 < n and page[j] == 61 and page[j + 1] == 34:
+            start = j + 2
+            j = start
+            while j < n and page[j] != 34:
+                j += 1
+            stop = j
+            j += 1
+        what = lookup(attr_keys, attr_values, a)
+        if what == 0:
+            continue
+        if what == ATTR_CLASS:
+            found[F_SIGNATURE] = hash_of(page, start, stop, np.uint32(found[F_SIGNATURE]))
+            found[F_CLASS] = start
+            found[F_CLASS_END] = stop
+        elif what == ATTR_ROLE:
+            flags |= lookup(role_keys, role_values, hash_of(page, start, stop, np.uint32(FNV)))
+        elif what == ATTR_HIDDEN:
+            flags |= IN_HIDDEN
+        elif what == ATTR_ARIA_HIDDEN:
+            if stop - start == 4:
+                flags |= IN_ARIA_HIDDEN
+        elif what == ATTR_NUMBER:
+            found[F_NUMBER] = whole(page, start, stop)
+        elif what == ATTR_STYLE and (contains(page, start, stop, none_word)
+                                     or contains(page, start, stop, hidden_word)):
+            flags |= IN_HIDDEN
+        if what in (ATTR_CLASS, ATTR_ID, ATTR_ITEMPROP, ATTR_ROLE):
+            kind = np.int64(1) if what == ATTR_ITEMPROP else np.int64(2) if what == ATTR_ROLE else np.int64(0)
+            n_hash = words_of(page, start, stop, kind, hashes, n_hash)
+    found[F_FLAGS] = flags
+    return j, n_hash
+
+
+@njit(cache=True, nogil=True)
+def weigh(elements, el, hashes, n_hash, token_keys, token_values, comment_keys, comment_values, seen, seen_of,
+          n_seen):
+    """Weights of an element's class words, each once, into its row, and whether one means comments of readers; the
+    words into `seen`. Returns the new `n_seen`."""
+    above = elements[el, E_PARENT]
+    own = best = worst = np.int32(0)
+    for k in range(n_hash):
+        twice = False
+        for m in range(k):
+            twice = twice or hashes[m] == hashes[k]
+        if twice:
+            continue
+        weight = lookup(token_keys, token_values, hashes[k])
+        own += weight
+        best = max(best, weight)
+        worst = min(worst, weight)
+        if elements[el, E_TAG] not in (HTML, BODY):          # their words tell whether a page may have comments
+            elements[el, E_FLAGS] |= lookup(comment_keys, comment_values, hashes[k])
+        if n_seen < len(seen):
+            seen[n_seen] = hashes[k]
+            seen_of[n_seen] = el
+            n_seen += 1
+    elements[el, E_TOKENS] = own
+    elements[el, E_BEST] = max(best, elements[above, E_BEST])
+    elements[el, E_WORST] = min(worst, elements[above, E_WORST])
+    return n_seen
+
+
+@njit(cache=True, nogil=True)
+def count(blocks, k, what, code, flags, in_word):
+    """Count a character of the class `what` in the row `k` of its block. Returns whether a word goes on after it."""
+    blocks[k, B_LAST] = what
+    units = 1
+    if what in (STOP, COMMA, PUNCTUATION, CURRENCY, OTHER):
+        in_word = False
+        if what == STOP:
+            blocks[k, B_STOPS] += 1
+        elif what == COMMA:
+            blocks[k, B_COMMAS] += 1
+        elif what == CURRENCY:
+            blocks[k, B_CURRENCY] += 1
+        elif what == PUNCTUATION or code < 65535:
+            blocks[k, B_PUNCTUATION] += 1
+    else:
+        if what == WIDE:
+            units = 3
+        elif what == UPPER:
+            blocks[k, B_UPPER] += 1
+        elif what == DIGIT:
+            blocks[k, B_DIGITS] += 1
+        if not in_word or what == WIDE:
+            blocks[k, B_WORDS] += 1
+        in_word = True
+    blocks[k, B_UNITS] += units
+    if flags & IN_A:
+        blocks[k, B_LINKED] += units
+    if flags & IN_STRONG:
+        blocks[k, B_STRONG] += units
+    return in_word
+
+
+@njit(cache=True, nogil=True)
+def after_markup(page, i):
+    """Where what follows a comment, doctype or the like at `i` begins."""
+    n = len(page)
+    j = i + 2
+    if i + 3 < n and page[i + 2] == 45 and page[i + 3] == 45:
+        j = i + 4
+        while j + 2 < n and not (page[j] == 45 and page[j + 1] == 45 and page[j + 2] == 62):
+            j += 1
+        return j + 3
+    while j < n and page[j] != 62:
+        j += 1
+    return j + 1
+
+
+@njit(cache=True, nogil=True)
+def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_values, role_keys, role_values,
+         token_keys, token_values, comment_keys, comment_values, mark_of, none_word, hidden_word, elements, blocks,
+         text, marks, seen, seen_of, deepest):
+    """Walk over `page` (uint8) and fill `elements`, `blocks`, `text`, `marks`; see `columns`.
+
+    `token_keys`, `token_values`: learned weights of class words. `seen`, `seen_of` get each word's hash and element.
+    Returns (elements, blocks, bytes of text, tokens, marks); elements = -1 when they nest deeper than `deepest`. The
+    arrays are long enough for any page: an element, a block and a break need a `<` each, an element has two marks at
+    most, text is never longer than its source.
+    """
+    n = len(page)
+    stack = np.zeros(deepest + 2, np.int32)
+    names = np.zeros(deepest + 2, np.uint32)
+    for k in range(ELEMENT):
+        elements[0, k] = 0
+    n_el = 1
+    top = n_bl = n_text = n_seen = skipping = images = inputs = row = item = 0
+    leads = 0                       # breaks since the last block
+    indent = tabs = 0               # of the line of code that no block has begun in
+    pending = False                 # a space is due before the next character
+    open_block = in_word = False
+    hashes = np.zeros(48, np.uint32)
+    found = np.zeros(FOUND, np.int64)
+    n_marks = 0
+    i = np.int64(0)
+    while i < n:
+        char = page[i]
+        if char == 60:                                                     # <
+            if i + 1 < n and page[i + 1] == 33:                            # <!
+                i = after_markup(page, i)
+                continue
+            opened = i
+            closing = i + 1 < n and page[i + 1] == 47
+            j = i + 2 if closing else i + 1
+            h = np.uint32(FNV)
+            dash = False
+            while j < n and page[j] != 62 and page[j] != 32:
+                h = np.uint32((h ^ np.uint32(page[j])) * np.uint32(16777619))
+                dash = dash or page[j] == 45
+                j += 1
+            tag = lookup(tag_keys, tag_values, h)
+            kind = kinds[tag]
+            if tag == 0 and dash:
+                kind = BLOCK
+            if closing:
+                while j < n and page[j] != 62:
+                    j += 1
+                i = j + 1
+                if kind in (VOID, BREAK):
+                    continue
+                if skipping:
+                    skipping -= 1
+                    continue
+                level = top
+                while level > 0 and top - level < 8 and names[level] != h:
+                    level -= 1
+                if level == 0 or names[level] != h:
+                    continue
+                while top >= level:
+                    if open_block and elements[stack[top], E_BOX] == stack[top]:
+                        blocks[n_bl, B_END] = n_text
+                        n_bl += 1
+                        open_block = pending = in_word = False
+                    if tag == TR:
+                        row = 0
+                    if tag == LI:
+                        item = 0
+                    mark = mark_of[elements[stack[top], E_TAG]]
+                    if mark:
+                        marks[n_marks, M_BLOCK] = n_bl
+                        marks[n_marks, M_AT] = n_text
+                        marks[n_marks, M_MARK] = -mark
+                        n_marks += 1
+                    top -= 1
+                continue
+            # -- a start tag
+            if skipping or kind in (RAW, VOID, BREAK):
+                j = past_attributes(page, j)
+            else:
+                found[F_SIGNATURE] = h
+                j, n_hash = attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_word, hidden_word,
+                                       found, hashes)
+            i = j + 1
+            if kind == RAW:
+                i = after_raw(page, i, h)
+                continue
+            if kind == VOID:
+                if tag == IMG:
+                    images += 1
+                elif tag == INPUT:
+                    inputs += 1
+                continue
+            if kind == BREAK:
+                if skipping:
+                    continue
+                if open_block:
+                    if text[n_text - 1] == 10 and not elements[stack[top], E_FLAGS] & IN_PRE:
+                        blocks[n_bl, B_END] = n_text
+                        n_bl += 1
+                        open_block = False
+                    else:
+                        text[n_text] = 10
+                        n_text += 1
+                        blocks[n_bl, B_BREAKS] += 1
+                    pending = in_word = False
+                else:
+                    leads += 1
+                continue
+            if skipping:
+                skipping += 1
+                continue
+            if kind == SKIP:
+                skipping = 1
+                pending = True
+                in_word = False
+                continue
+            # -- an element
+            if top >= deepest:
+                return -1, 0, 0, 0, 0
+            if kind == BLOCK and open_block:
+                blocks[n_bl, B_END] = n_text
+                n_bl += 1
+                open_block = pending = in_word = False
+            above = stack[top]
+            top += 1
+            stack[top] = n_el
+            names[top] = h
+            for k in range(ELEMENT):
+                elements[n_el, k] = 0
+            elements[n_el, E_TAG] = tag
+            elements[n_el, E_PARENT] = above
+            elements[n_el, E_BOX] = n_el if kind == BLOCK else elements[above, E_BOX]
+            elements[n_el, E_FLAGS] = elements[above, E_FLAGS] | np.int32(found[F_FLAGS]) | tag_flags[tag]
+            elements[n_el, E_SIGNATURE] = np.int32(np.uint32(found[F_SIGNATURE]))
+            elements[n_el, E_CLASS] = found[F_CLASS]
+            elements[n_el, E_CLASS_END] = found[F_CLASS_END]
+            if tag in (OL, LI):
+                elements[n_el, E_NUMBER] = found[F_NUMBER]
+            n_seen = weigh(elements, n_el, hashes, n_hash, token_keys, token_values, comment_keys, comment_values, seen,
+                           seen_of, n_seen)
+            if mark_of[tag]:
+                marks[n_marks, M_BLOCK] = n_bl
+                marks[n_marks, M_AT] = n_text
+                marks[n_marks, M_MARK] = mark_of[tag]
+                n_marks += 1
+            if tag == TR:
+                row = n_el
+            elif tag == LI:
+                item = n_el
+            elif tag == BUTTON:
+                inputs += 1
+            if tag_flags[tag] & IN_A and open_block:
+                blocks[n_bl, B_ANCHORS] += 1
+                if opened >= 4 and page[opened - 1] == 62 and page[opened - 2] == 97 and page[opened - 3] == 47 \
+                        and page[opened - 4] == 60:
+                    pending = True                              # links side by side are words of their own
+            n_el += 1
+            continue
+        # -- a run of characters
+        if skipping:
+            i += 1
+            continue
+        el = stack[top]
+        flags = elements[el, E_FLAGS]
+        if in_word and not pending:                     # most of most pages: the rest of a word of ASCII letters
+            j = i
+            upper = 0
+            while i < n and page[i] < 128 and (classes[page[i]] == LETTER or classes[page[i]] == UPPER):
+                upper += classes[page[i]] == UPPER
+                text[n_text] = page[i]
+                n_text += 1
+                i += 1
+            if i > j:
+                blocks[n_bl, B_LAST] = classes[page[i - 1]]
+                blocks[n_bl, B_UPPER] += upper
+                blocks[n_bl, B_UNITS] += i - j
+                if flags & IN_A:
+                    blocks[n_bl, B_LINKED] += i - j
+                if flags & IN_STRONG:
+                    blocks[n_bl, B_STRONG] += i - j
+                continue
+        code, size = character(page, i)
+        what = classes[code]
+        if what == SPACE:
+            i += size
+            in_word = False
+            if not flags & IN_PRE:
+                pending = True
+            elif not open_block:
+                tabs = 0 if code == 10 else tabs + (code == 9)
+                indent = 0 if code == 10 else indent + (code != 9)
+            elif code != 13:
+                text[n_text] = code if code in (9, 10) else 32
+                n_text += 1
+                pending = False
+            continue
+        if not open_block:
+            box = elements[el, E_BOX]
+            for k in range(BLOCK_COLUMNS):
+                blocks[n_bl, k] = 0
+            blocks[n_bl, B_START] = n_text
+            blocks[n_bl, B_BOX] = box
+            blocks[n_bl, B_FLAGS] = elements[el, E_FLAGS]
+            blocks[n_bl, B_IMAGES] = images
+            blocks[n_bl, B_INPUTS] = inputs
+            blocks[n_bl, B_FIRST] = what
+            blocks[n_bl, B_ROW] = row
+            blocks[n_bl, B_ITEM] = item
+            blocks[n_bl, B_LEADS] = leads
+            blocks[n_bl, B_ANCHORS] = 1 if flags & IN_A else 0
+            images = inputs = leads = 0
+            open_block = True
+            pending = in_word = False
+            if flags & IN_PRE:
+                for k in range(tabs + indent):
+                    text[n_text + k] = 9 if k < tabs else 32
+                n_text += tabs + indent
+            indent = tabs = 0
+        if pending:
+            if n_text > blocks[n_bl, B_START] and text[n_text - 1] != 10:
+                text[n_text] = 32
+                n_text += 1
+            pending = False
+        if char == 38:
+            text[n_text] = np.uint8(code)
+            n_text += 1
+        else:
+            for k in range(size):
+                text[n_text + k] = page[i + k]
+            n_text += size
+        i += size
+        in_word = count(blocks, n_bl, what, code, flags, in_word)
+    if open_block:
+        blocks[n_bl, B_END] = n_text
+        n_bl += 1
+    return n_el, n_bl, n_text, n_seen, n_marks

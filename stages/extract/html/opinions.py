@@ -1,0 +1,198 @@
+"""The second opinions trafilatura asks, readability's and justext's, with the same answers for less CPU time.
+
+readability is asked only where its answer can matter; justext works on the tree itself instead of SAX events. Installed
+by `stages.extract.html.shortcuts`, for the one version of trafilatura it knows.
+"""
+
+from __future__ import annotations
+
+import re
+from copy import copy
+from typing import Any
+
+from justext.core import PARAGRAPH_TAGS
+from lxml import etree
+from lxml.html import HtmlElement
+from trafilatura import core, external, utils
+
+from stages.extract.html.justext import revise
+
+# -- justext ---------------------------------------------------------------------------------------------------------
+_WHITESPACE = re.compile(r"\s{2,}|[^\S ]")
+
+
+def _normalize(text: str) -> str:
+    """justext's normalize_whitespace; a single space, which it replaces by itself, does not cost a call."""
+    return _WHITESPACE.sub(lambda m: "\n" if "\n" in m[0] or "\r" in m[0] else " ", text)
+
+
+class _Paragraph:
+    __slots__ = ("cf_class", "class_type", "heading", "in_links", "in_select", "nodes", "text")
+
+    def __init__(self, in_select: bool) -> None:
+        self.nodes: list[str] = []
+        self.in_links, self.in_select = 0, in_select
+        self.text = self.cf_class = self.class_type = ""
+        self.heading = False
+
+    @property
+    def is_boilerplate(self) -> bool:
+        return self.class_type != "good"
+
+
+def make_paragraphs(root: Any) -> list[_Paragraph]:
+    """justext's ParagraphMaker without SAX events and without the XPath string it makes for every paragraph."""
+    done: list[_Paragraph] = []
+    current = _Paragraph(False)
+    link = br = False
+    selects = 0
+
+    def fresh() -> None:
+        nonlocal current
+        if current.nodes:
+            current.text = _normalize("".join(current.nodes).strip())
+            done.append(current)
+        current = _Paragraph(selects > 0)
+
+    def characters(text: str) -> None:
+        nonlocal br
+        if text.isspace():
+            return
+        text = _normalize(text)
+        current.nodes.append(text)
+        if link:
+            current.in_links += len(text)
+        br = False
+
+    for event, element in etree.iterwalk(root, events=("start", "end", "comment", "pi")):
+        if event == "start":
+            name = element.tag.rpartition("}")[2]
+            selects += "select" in name
+            if name in PARAGRAPH_TAGS or (name == "br" and br):
+                fresh()
+            else:
+                br = name == "br"
+                if br:
+                    current.nodes.append(" ")
+                elif name == "a":
+                    link = True
+            if element.text:
+                characters(element.text)
+            continue
+        if event == "end":
+            name = element.tag.rpartition("}")[2]
+            selects -= "select" in name
+            if name in PARAGRAPH_TAGS:
+                fresh()
+            if name == "a":
+                link = False
+        if element.tail:
+            characters(element.tail)
+    fresh()
+    return done
+
+
+def classify(paragraphs: list[_Paragraph], stoplist: frozenset[str]) -> None:
+    """justext's context-free classification with trafilatura's thresholds (50, 150, 0.1, 0.2, 0.25, no headings); the
+    density of stop words, the dear part, is computed only where it decides."""
+    for p in paragraphs:
+        text = p.text
+        length = len(text)
+        if (p.in_links / length if length else 0) > 0.25 or "\xa9" in text or "&copy" in text or p.in_select:
+            p.cf_class = "bad"
+        elif length < 50:
+            p.cf_class = "bad" if p.in_links > 0 else "short"
+        else:
+            words = text.split()
+            density = sum(word.lower() in stoplist for word in words) / len(words) if words else 0
+            if density >= 0.2:
+                p.cf_class = "good" if length > 150 else "neargood"
+            else:
+                p.cf_class = "neargood" if density >= 0.1 else "bad"
+
+
+_stoplist: frozenset[str] = frozenset()
+
+
+def try_justext(tree: Any, url: str | None, target_language: str | None) -> etree._Element:
+    """trafilatura.external.try_justext for pages whose language is not given."""
+    global _stoplist
+    if target_language is not None:
+        return _try_justext(tree, url, target_language)
+    if not _stoplist:
+        _stoplist = frozenset(word.lower() for word in external.JT_STOPLIST or external.jt_stoplist_init())
+    body = etree.Element("body")
+    paragraphs = make_paragraphs(tree)
+    classify(paragraphs, _stoplist)
+    revise(paragraphs, 150)
+    for p in paragraphs:
+        if not p.is_boilerplate:
+            etree.SubElement(body, "p").text = p.text
+    return body
+
+
+_try_justext = external.try_justext
+
+
+# -- readability -----------------------------------------------------------------------------------------------------
+#: elements that, left empty, swallow the markup after them as text when readability's XML is parsed as HTML again
+_RAW_TEXT = ("title", "textarea", "iframe", "xmp", "noembed", "noframes", "plaintext", "noscript")
+
+
+def longest_summary(tree: Any) -> int | None:
+    """Upper bound for the length of what readability can find in a tree, None when there is none.
+
+    Its summary is made of pieces of the page in their order, scripts and styles apart, each used once; leaving pieces
+    out never makes trimmed text longer. The exception are elements whose empty form `<title/>` HTML reads as an opening
+    tag. "VIDEO" is what it writes into a frame with one.
+    """
+    extra = 0
+    for element in tree.iter(*_RAW_TEXT):
+        if element.tag == "iframe":
+            extra += len("VIDEO")
+        elif element.tag != "noscript" and element.tag != "textarea" and not element.text:
+            return None
+    hidden = sum(len(utils.trim(e.text_content())) for e in tree.iter("script", "style", "fencedframe"))
+    return len(" ".join(tree.text_content().split())) - hidden + extra
+
+
+def cannot_win(tree: Any, body: Any, text: str, options: Any) -> bool:
+    """Whether `_prefer_readability` says no to any summary of this tree (its conditions, for the longest possible)."""
+    if options.focus != "balanced" or not text:
+        return False
+    longest = longest_summary(tree)
+    return longest is not None and longest <= 2 * len(text) and (
+        longest <= 2 * options.min_extracted_size
+        or (bool(body.xpath(".//p//text()")) and len(body.findall(".//table")) <= len(body.findall(".//p"))))
+
+
+def extract_and_compare(cleaned: Any, backup: Any, tree: Any, options: Any) -> tuple[Any, str]:
+    """trafilatura.core._extract_and_compare that asks readability only where its answer can matter."""
+    body, text = core.extract_content(cleaned, options)
+    if options.fast:
+        return body, text
+    if cannot_win(tree, body, text, options):
+        return _compare_without_readability(backup, tree, body, text, options)
+    return external.compare_extraction(backup, copy(tree), body, text, options)
+
+
+def _compare_without_readability(backup: Any, tree: Any, body: Any, text: str, options: Any) -> tuple[Any, str]:
+    """compare_extraction with readability having found nothing: what is left is the look for uncleaned elements."""
+    summary.skip = True
+    try:
+        return external.compare_extraction(backup, tree, body, text, options)
+    finally:
+        summary.skip = False
+
+
+class _Summary:
+    """trafilatura.external.try_readability with a switch."""
+
+    def __init__(self) -> None:
+        self.skip, self.ask = False, external.try_readability
+
+    def __call__(self, tree: Any) -> Any:
+        return HtmlElement() if self.skip else self.ask(tree)
+
+
+summary = _Summary()

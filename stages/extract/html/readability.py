@@ -1,0 +1,137 @@
+"""Readability (arc90's algorithm, as trafilatura carries it), bounded: it scores the blocks around paragraphs and takes
+the best one with what stands beside it.
+
+For an empty block with an image it looks through all siblings, so 40,000 of them in a row take it a quarter of an hour;
+blocks inside one another are each read anew; and the text behind every element it leaves out is joined to the text
+before. `Bounded` counts that work and gives up at a fixed amount, which is many times what any page in 1,864 real ones
+takes. trafilatura, which asks readability for a second opinion, gets none then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lxml import etree, html
+from trafilatura import external, readability_lxml
+from trafilatura.utils import load_html
+
+from stages.extract.html.limits import TooMuchWork
+from stages.extract.html.markdown import write
+
+#: looks at an element's text in one page; what is long counts more
+MOST = 400_000
+#: most elements side by side
+SIBLINGS = 10_000
+#: characters of HTML below which a result is no article
+_SHORT = 250
+#: characters that cost as much as a look
+_LOOK = 2_000
+
+
+class _Work:
+    """`readability_lxml.text_length` with a count."""
+
+    def __init__(self) -> None:
+        self.left, self.ask = MOST, readability_lxml.text_length
+
+    def __call__(self, element: Any) -> int:
+        length = self.ask(element)
+        self.left -= 1 + length // _LOOK
+        if self.left < 0:
+            raise TooMuchWork("this page is too tangled for readability")
+        return length
+
+
+work = _Work()
+
+
+class Bounded(readability_lxml.Document):
+    """`summary` raises TooMuchWork instead of taking for ever."""
+
+    __slots__ = ()
+
+    def summary(self) -> str:
+        work.left = MOST
+        if any(len(element) > SIBLINGS for element in self.doc.iter()):
+            raise TooMuchWork("readability would take long for so many elements in a row")
+        return super().summary()
+
+    def transform_misused_divs_into_paragraphs(self) -> None:
+        """The package's, with the same result: it finds the place of each new paragraph by counting from the first."""
+        blocks = readability_lxml.DIV_TO_P_PREFIXES
+        for div in self.doc.findall(".//div"):
+            if not any(str(e.tag).startswith(blocks) for e in div.iterdescendants("*")) and (
+                    div.find(".//a") is None or div.xpath("text()[normalize-space()]")):
+                div.tag = "p"
+        for div in self.doc.findall(".//div"):
+            if div.text and div.text.strip():
+                paragraph = div.makeelement("p")
+                paragraph.text, div.text = div.text, None
+                div.insert(0, paragraph)
+            for child in reversed(list(div)):
+                if child.tail and child.tail.strip():
+                    paragraph = div.makeelement("p")
+                    paragraph.text, child.tail = child.tail, None
+                    child.addnext(paragraph)
+                if child.tag == "br":
+                    child.drop_tree()
+
+
+class Gentle(Bounded):
+    """Without leaving out first what has an unlikely class: the second try of readability-lxml, which trafilatura's
+    copy has not."""
+
+    __slots__ = ()
+
+    def remove_unlikely_candidates(self) -> None:
+        return
+
+
+def install() -> None:
+    """Bound readability wherever trafilatura asks it, once per process."""
+    readability_lxml.text_length = work
+    external.ReadabilityDocument = Bounded
+
+
+class Engine:
+    """Readability as an engine of `stages.extract.html.step`. `tables=False` leaves tables out; comments it knows
+    none."""
+
+    def __init__(self, *, tables: bool = True, max_depth: int = 255, **_: Any) -> None:
+        from stages.extract.html.trafilatura import raise_memory_errors  # it asks this module for a second opinion
+
+        raise_memory_errors()
+        install()
+        self.tables = tables
+        self.too_deep = etree.XPath("/*" * (max_depth + 1))
+        self.parser = html.HTMLParser(encoding="utf-8")
+
+    def text(self, page: str) -> str | None:
+        return self._written(page, False)
+
+    def markdown(self, page: str) -> str | None:
+        return self._written(page, True)
+
+    def _written(self, page: str, markup: bool) -> str | None:
+        summary = ""
+        for kind in (Bounded, Gentle):
+            tree = load_html(page)
+            if tree is None:
+                return ""
+            if self.too_deep(tree):
+                return None
+            etree.strip_elements(tree, etree.Comment, etree.ProcessingInstruction, with_tail=False)
+            try:
+                summary = kind(tree).summary()
+            except TooMuchWork:
+                return None
+            if len(summary) >= _SHORT:
+                break
+        # as XML an empty element is written `<b/>`, which is no end in HTML: it is read back as what it was written
+        found = etree.fromstring(summary.encode("utf-8", "surrogatepass"),
+                                 etree.XMLParser(recover=True, huge_tree=True, resolve_entities=False))
+        if found is None:
+            return ""
+        if not self.tables:
+            etree.strip_elements(found, "table", with_tail=False)
+        return write(found, markup=markup)

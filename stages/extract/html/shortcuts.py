@@ -1,0 +1,317 @@
+"""Equal-output shortcuts for trafilatura 2.3.1: the same text from the same page, for about half of the CPU time.
+
+Two thirds of trafilatura's time goes into evaluating XPath expressions whose `re:test(@class, …)` calls Python once for
+every element, attribute and expression. Class and id values repeat all over a site, so here a rule is a function that
+walks the elements once and remembers its answer by attribute value. What is remembered are values of pure functions of
+one string (bounded, forgotten as a whole), so no page can influence another.
+
+`install` changes nothing unless the installed trafilatura has exactly the expressions these rules were derived from:
+a fingerprint of their text is compared. `tests/stages/test_extract_shortcuts.py` shows equal output on real pages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import trafilatura
+from lxml import etree
+from lxml.html import HtmlComment, HtmlElement, HtmlEntity, HtmlProcessingInstruction
+from trafilatura import core, external, settings, utils, xpaths
+
+from stages.extract.html import opinions
+
+baseline = importlib.import_module("trafilatura.baseline")     # the package has a function of that name
+VERSION = "2.3.1"
+#: blake2b of the expressions replaced here, in the order of `_replaced`
+FINGERPRINT = "22a358864caaeadb08ba50561f961d36"
+#: remembered values of one rule before they are forgotten
+MEMO = 100_000
+#: longest value that is remembered, characters: hostile pages cannot make the memory large
+LONGEST = 256
+
+
+class Memo(dict):
+    """Answers of a pure function of a string, by the string."""
+
+    def __init__(self, function: Callable[[str], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def __missing__(self, value: str) -> Any:
+        if len(value) > LONGEST:
+            return self.function(value)
+        if len(self) >= MEMO:
+            self.clear()
+        found = self[value] = self.function(value)
+        return found
+
+
+def _searcher(pattern: str, flags: int = 0) -> Memo:
+    search = re.compile(pattern, flags).search
+    return Memo(lambda value: search(value) is not None)
+
+
+def _tests(path: str, subject: str) -> list[str]:
+    """Patterns of the `re:test(subject, 'pattern'…)` calls in an expression, in order."""
+    return re.findall(rf"re:test\({re.escape(subject)}, '([^']*)'", path)
+
+
+def first_of(element: etree._Element, a: str, b: str) -> str:
+    """XPath's string(@a|@b): the value of whichever stands first in the source."""
+    for name in element.keys():  # noqa: SIM118 - an element is no dict
+        if name in (a, b):
+            return element.get(name)
+    return ""
+
+
+class Rule:
+    """Stands in for an `etree.XPath`: called with a tree, gives the matching elements in document order."""
+
+    def __init__(self, tags: tuple[str, ...], test: Callable[[Any], Any]) -> None:
+        self.tags, self.test = tags, test
+
+    def __call__(self, tree: Any) -> list[Any]:
+        test = self.test
+        return [element for element in tree.iterdescendants(*self.tags) if test(element)]
+
+
+class First(Rule):
+    """A rule of which only the first match is asked for."""
+
+    def __call__(self, tree: Any) -> list[Any]:
+        for element in tree.iterdescendants(*self.tags):
+            if self.test(element):
+                return [element]
+        return []
+
+
+# -- what is pruned ----------------------------------------------------------------------------------------------
+_BLOCKS = ("div", "item", "list", "p", "section", "span")
+
+
+def _overall() -> Rule:
+    """OVERALL_DISCARD_XPATH, both expressions in one walk (the callers use their union, in any order)."""
+    first, second = (x.path for x in xpaths.OVERALL_DISCARD_XPATH)
+    block_id, block_class = (_searcher(_tests(first, s)[0]) for s in ("@id", "@class"))
+    any_id, any_class = (_searcher(_tests(second, s)[0]) for s in ("@id", "@class"))
+    blocks = frozenset(_BLOCKS)
+
+    def test(e: Any) -> bool:
+        get = e.get
+        id_, class_, style = get("id"), get("class"), get("style")
+        if class_ is not None and (any_class[class_] or class_ == "comments-title"):
+            return True
+        if id_ is not None and any_id[id_]:
+            return True
+        if style is not None and ("display:none" in style or "display: none" in style):
+            return True
+        if get("aria-hidden") == "true":
+            return True
+        if ((style is not None and "hidden" in style) or (id_ is not None and "hidden" in id_)) and \
+                "hidden" in first_of(e, "id", "style"):
+            return True
+        if id_ is not None or class_ is not None:
+            if first_of(e, "id", "class").startswith("reply-"):
+                return True
+            if e.tag not in blocks:
+                return False
+            if (id_ is not None and block_id[id_]) or (class_ is not None and block_class[class_]):
+                return True
+            if ((id_ is not None and "cookie" in id_) or (class_ is not None and "cookie" in class_)) and \
+                    "cookie" in first_of(e, "id", "class"):
+                return True
+        elif e.tag not in blocks:
+            return False
+        role = get("role")
+        if role is not None and "nav" in role.replace("N", "n"):
+            return True
+        return get("data-lp-replacement-content") is not None or "MostPopularStories" in get("data-component", "")
+
+    return Rule(("*",), test)
+
+
+def _raw_prune() -> Rule:
+    """RAW_TREE_PRUNE_XPATH, both expressions (pruned one after the other; nested matches make no difference)."""
+    path = xpaths.RAW_TREE_PRUNE_XPATH[0].path
+    pattern, always = _tests(path, "@id")
+    matches, wins = _searcher(pattern), _searcher(always)
+
+    def test(e: Any) -> bool:
+        id_, class_ = e.get("id"), e.get("class")
+        if class_ is not None and "elementor-share-buttons" in class_:
+            return True
+        if (id_ is not None and matches[id_]) or (class_ is not None and matches[class_]):
+            return ((id_ is not None and wins[id_]) or (class_ is not None and wins[class_])
+                    or next(e.iterdescendants("h1"), None) is None)
+        return False
+
+    return Rule(("div", "section", "aside"), test)
+
+
+def _comments_and_lists() -> Rule:
+    """REMOVE_COMMENTS_AND_LISTS_XPATH."""
+    path = xpaths.REMOVE_COMMENTS_AND_LISTS_XPATH[0].path
+    anywhere, in_list = (_searcher(p) for p in _tests(path, "@id"))
+    by_class = _searcher(_tests(path, "@class")[0])
+
+    def test(e: Any) -> bool:
+        class_ = e.get("class")
+        if class_ is not None and by_class[class_]:
+            return True
+        id_ = e.get("id")
+        return id_ is not None and anywhere[id_] and (in_list[id_] or e.tag not in ("ol", "ul"))
+
+    return Rule(("div", "list", "section", "details", "ol", "ul"), test)
+
+
+def _teaser() -> Rule:
+    word = Memo(lambda value: "teaser" in value.replace("T", "t"))
+
+    def test(e: Any) -> bool:
+        id_, class_ = e.get("id"), e.get("class")
+        return (class_ is not None and word[class_]) or (id_ is not None and word[id_])
+
+    return Rule(_BLOCKS, test)
+
+
+def _caption() -> Rule:
+    def test(e: Any) -> bool:
+        id_, class_ = e.get("id"), e.get("class")
+        return (class_ is not None and "caption" in class_) or (id_ is not None and "caption" in id_)
+
+    return Rule(_BLOCKS, test)
+
+
+def _basic() -> Rule:
+    """BASIC_CLEAN_XPATH."""
+    path = settings.BASIC_CLEAN_XPATH.path
+    consent = _searcher(_tests(path, "@class")[0], re.IGNORECASE)
+    gone = frozenset(re.findall(r"\.//([a-z]+)(?=\|)", path))
+
+    def test(e: Any) -> bool:
+        if e.tag in gone:
+            return True
+        id_, class_ = e.get("id"), e.get("class")
+        if (class_ is not None and consent[class_]) or (id_ is not None and consent[id_]):
+            return True
+        return e.tag == "div" and "footer" in first_of(e, "id", "class")
+
+    return Rule(("*",), test)
+
+
+# -- where the main text is ----------------------------------------------------------------------------------------
+_FRAMES = ("article", "div", "main", "section")
+
+
+def _frame(index: int, exact: dict[str, frozenset[str]], *, ignoring_case: str = "",
+           more: Callable[[str], bool] | None = None) -> Rule:
+    """A BODY_XPATH that tests attributes for equality (`exact`), id and class by patterns, and either by `more`."""
+    path = xpaths.BODY_XPATH[index].path
+    by_id = _searcher(_tests(path, "@id")[0])
+    patterns = [p for p in _tests(path, "@class") if p != ignoring_case]
+    search = re.compile(patterns[0]).search
+    loose = re.compile(ignoring_case, re.IGNORECASE).search if ignoring_case else None
+    classes, ids = exact.get("class", frozenset()), exact.get("id", frozenset())
+    others = {k: v for k, v in exact.items() if k not in ("class", "id")}
+    in_class = Memo(lambda v: v in classes or search(v) is not None or (loose is not None and loose(v) is not None)
+                    or (more is not None and (more(v) or "page-content" in v.replace("C", "c").replace("P", "p"))))
+    in_id = Memo(lambda v: v in ids or by_id[v] or (more is not None and more(v)))
+
+    def test(e: Any) -> bool:
+        class_, id_ = e.get("class"), e.get("id")
+        return ((class_ is not None and in_class[class_]) or (id_ is not None and in_id[id_])
+                or any(e.get(k) in v for k, v in others.items()))
+
+    return First(_FRAMES, test)
+
+
+def _main() -> Rule:
+    """The last BODY_XPATH: the first of (first frame whose class, id or role begins with 'main') and (first main)."""
+    def test(e: Any) -> bool:
+        return e.tag == "main" or any(e.get(k, "").startswith("main") for k in ("class", "id", "role"))
+
+    return First(_FRAMES, test)
+
+
+# -- parsing ---------------------------------------------------------------------------------------------------------
+class _InvalidChars:
+    """trafilatura.utils.INVALID_XML_CHARS.sub for pages that hold none of them, which is nearly all: one look at the
+    bytes instead of a regular expression over every character."""
+
+    _CONTROLS = bytes({*range(0x20)} - {9, 10, 13})
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self.pattern = pattern
+
+    def sub(self, new: str, text: str) -> str:
+        data = text.encode("utf-8", "surrogatepass")
+        if len(data.translate(None, self._CONTROLS)) == len(data) and b"\xef\xbf\xbe" not in data \
+                and b"\xef\xbf\xbf" not in data:
+            return text
+        return self.pattern.sub(new, text)
+
+
+class _Forum:
+    """trafilatura.core's search for the JSON-LD of a forum's thread, linear in the script: where that reads on to the
+    next bracket from every `"@type": [`, this one reads 500 characters, and none in a script without the word."""
+
+    _WORD = "DiscussionForumPosting"
+    _LISTED = re.compile(rf'"@type"\s*:\s*(?:"{_WORD}"|\[[^\]]{{0,500}}"{_WORD}")')
+
+    def search(self, script: str) -> re.Match[str] | None:
+        return self._LISTED.search(script) if self._WORD in script else None
+
+
+# -- installation ----------------------------------------------------------------------------------------------------
+def _replaced() -> Iterator[etree.XPath]:
+    yield from xpaths.OVERALL_DISCARD_XPATH
+    yield from xpaths.RAW_TREE_PRUNE_XPATH
+    yield from xpaths.REMOVE_COMMENTS_AND_LISTS_XPATH
+    yield from xpaths.TEASER_DISCARD_XPATH
+    yield from xpaths.DISCARD_IMAGE_ELEMENTS
+    yield from xpaths.BODY_XPATH
+    yield settings.BASIC_CLEAN_XPATH
+
+
+def fingerprint() -> str:
+    return hashlib.blake2b("\n".join(getattr(x, "path", "") for x in _replaced()).encode(), digest_size=16).hexdigest()
+
+
+def install() -> bool:
+    """Put the shortcuts in place, once per process. False when the installed trafilatura is another one."""
+    if isinstance(xpaths.BODY_XPATH[0], Rule):
+        return True
+    if trafilatura.__version__ != VERSION or fingerprint() != FINGERPRINT:
+        return False
+    rules = [_overall()], [_raw_prune()], [_comments_and_lists()], [_teaser()], [_caption()]
+    main_content = Memo(lambda v: "main-content" in v.replace("C", "c").replace("M", "m"))
+    frames = [
+        _frame(0, {"class": frozenset({"post", "entry"}), "itemprop": frozenset({"articleBody"}),
+                   "id": frozenset({"articleContent"})}),
+        First(("article",), lambda e: True),
+        _frame(2, {"role": frozenset({"article"}), "id": frozenset({"article", "story"}),
+                   "class": frozenset({"postarea", "art-postcontent", "text", "cell", "story"})},
+               ignoring_case="fulltext"),
+        _frame(3, {"id": frozenset({"content"}), "class": frozenset({"content"})}, more=main_content.__getitem__),
+        _main(),
+    ]
+    basic = _basic()
+    for target, rule in zip((xpaths.OVERALL_DISCARD_XPATH, xpaths.RAW_TREE_PRUNE_XPATH,
+                             xpaths.REMOVE_COMMENTS_AND_LISTS_XPATH, xpaths.TEASER_DISCARD_XPATH,
+                             xpaths.DISCARD_IMAGE_ELEMENTS, xpaths.BODY_XPATH), (*rules, frames)):
+        target[:] = rule                                  # lists are shared by all importers: change them in place
+    baseline.BASIC_CLEAN_XPATH = basic
+    external.try_justext = opinions.try_justext
+    external.try_readability = opinions.summary
+    core._DISCUSSION_FORUM_POSTING_RE = _Forum()
+    core._extract_and_compare = opinions.extract_and_compare
+    utils.INVALID_XML_CHARS = _InvalidChars(utils.INVALID_XML_CHARS)
+    # lxml.html asks a Python function for the class of every element it touches; here all of them are HtmlElement,
+    # whose special classes (forms, inputs, labels) trafilatura never uses
+    utils.HTML_PARSER.set_element_class_lookup(etree.ElementDefaultClassLookup(
+        element=HtmlElement, comment=HtmlComment, pi=HtmlProcessingInstruction, entity=HtmlEntity))
+    return True

@@ -1,0 +1,187 @@
+"""Main text of a web page."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any, Literal, Protocol
+
+from pydantic import model_validator
+
+from stages.catalog import load
+from stages.document import Document
+from stages.extract.html import limits
+from stages.extract.html.math import expose
+from stages.extract.html.metadata import describe
+from stages.stage import Stage, StageConfig, signal
+from stages.text.encoding import decode, once
+
+#: first bytes of what is certainly no page, whatever the server called it
+_BINARY = (b"%PDF-", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"PK\x03\x04", b"\x1f\x8b", b"RIFF", b"\x00\x00\x01\x00",
+           b"ID3", b"OggS", b"\x7fELF", b"MZ\x90", b"Rar!", b"7z\xbc\xaf", b"BZh", b"\xfd7zXZ", b"wOFF", b"wOF2")
+_DECLARED = ("text/html", "application/xhtml+xml", "application/vnd.wap.xhtml+xml")
+#: tags that make an undeclared text a page (WHATWG MIME sniffing §7.1, and what pages without <html> begin with)
+_PAGE = re.compile(r"<(?:!doctype\s+html|html|head|body|script|iframe|h1|div|font|table|style|title|p|br|b|a|meta)"
+                   r"[\s>/]", re.IGNORECASE)
+#: libxml2 stops building the tree at this depth
+DEEPEST = 255
+
+
+class Engine(Protocol):
+    """What finds the main text of a page. It is made with `favor`, `fast`, `tables`, `comments` and `max_depth` of the
+    config as keyword arguments, and takes no notice of those it has no use for.
+
+    Same page → same text, whatever came before and on any machine: nothing is remembered, no clock is looked at, and
+    what would take long is bounded by a count. An engine with signals (`SIGNALS`) has those of the page it read last in
+    `signals`.
+    """
+
+    def text(self, page: str) -> str | None:
+        """Main text of a page, "" when it has none. None: elements nest deeper than `max_depth`, or take more work than
+        the engine's count allows."""
+
+    def markdown(self, page: str) -> str | None:
+        """The same with headings, lists, tables, code and formulas as Markdown."""
+
+
+#: name → "module:Class" of an Engine; another engine is another line
+ENGINES = {
+    "trafilatura": "stages.extract.html.trafilatura:Engine",
+    "resiliparse": "stages.extract.html.resiliparse:Engine",
+    "justext": "stages.extract.html.justext:Engine",
+    "readability": "stages.extract.html.readability:Engine",
+    "mill": "stages.extract.html.mill.engine:Engine",
+}
+#: distributions an engine loads, whose versions may decide about its text; resiliparse tells the encoding of any page
+_ON_LXML = ("trafilatura", "justext", "lxml")
+LIBRARIES = {"trafilatura": _ON_LXML, "justext": _ON_LXML, "readability": _ON_LXML, "resiliparse": ("lxml",),
+             "mill": ()}
+#: settings that only these engines know; with any other engine a recipe that sets one is refused
+KNOWN_TO = {"favor": ("trafilatura", "mill"), "fast": ("trafilatura",),
+            "tables": ("trafilatura", "readability", "mill"), "comments": ("trafilatura", "resiliparse", "mill")}
+#: signals that an engine gives besides those of the stage
+SIGNALS = {"mill": ("html_expected_f1",)}
+#: version of the stage with an engine whose texts changed since the stage's own: what others made stays valid
+VERSIONS = {"mill": 5}
+
+
+class Html(Stage):
+    """Takes `raw` (or `text`, when there is no `raw`: then it is kept as it is) and makes `text`, the main content.
+
+    Reasons: `not_html`, `html_too_many_nodes` (as a parser would make them: `stages.extract.html.limits`),
+    `html_too_deep` (elements nest too deep, or so that an engine would look at them too often), `no_text`. No page is
+    too large: of those above `max_bytes` what holds text is read, up to there, and `html_cut_bytes` says how much is
+    not (of the 1 % of real pages above 2 MB nearly always scripts and styles alone). All caps are counts, so the
+    verdict is the same on any machine; there is no timeout, and nothing is remembered from page to page (trafilatura's
+    `deduplicate` is a cache over pages: it would make the text of one depend on those before it). Same bytes → same
+    text, for one set of library versions.
+
+    Measured on 1,182 pages of seven kinds with gold text (benchmarks/html_extraction.py, where mill's models never saw
+    the sites; mean word F1, CPU milliseconds a page of text to main text, on a busy machine: to be read as ratios):
+
+        mill (default)                 0.922   3.2      resiliparse                    0.844   2.5
+        trafilatura 2.3.1 balanced     0.889  16.8      justext                        0.753   7.7
+        … precision                    0.841  19.6      readability                    0.694   7.7
+
+    Other modes of trafilatura (benchmarks/html_engines.py): fast 0.858, recall 0.875, in 0.6 of the time of balanced;
+    called as its documentation says, without our shortcuts, in 1.7 of it. On news pages: docs/texts.md. jusText
+    and readability are for articles (0.80 and 0.90 there). `metadata` takes about 0.4 ms a page. Markdown 2 to 3 ms
+    more, most of it to look for formulas.
+
+    Into `meta`, when the page says it: `title`, `author`, `date` (published, YYYY-MM-DD), `lang` (a hint, often wrong),
+    `canonical` (when not the URL itself), `license` (a URL; of something on the page), and what the step `rights`
+    reads: `robots`, `tdm`, `tdm_policy`, `rights`; `encoding` when it is not UTF-8.
+    """
+
+    name = "html"
+    version = 4
+    libraries = ("resiliparse",)
+    signals = ("html_cut_bytes",)
+    extracts = True
+    memory_mb = 600
+
+    class Config(StageConfig):
+        engine: Literal[*ENGINES] = signal("mill", "what finds the main text")
+        format: Literal["text", "markdown"] = signal("text", "plain text, or Markdown: headings, lists, tables, code, "
+                                                             "formulas")
+        favor: Literal["balanced", "precision", "recall"] = signal("balanced", "trafilatura, mill: what to prefer in "
+                                                                                   "doubt")
+        fast: bool = signal(False, "trafilatura: no second opinion of readability and justext")
+        tables: bool = signal(True, "trafilatura, readability, mill: keep the text of tables")
+        comments: bool = signal(False, "trafilatura, resiliparse, mill: keep readers' comments")
+        metadata: bool = signal(True, "note title, author, date, canonical URL, language and licence in meta")
+        max_bytes: int = signal(2_000_000, "most bytes of a page that are read: a longer one is read without scripts, "
+                                           "styles, drawings and images in it, and then up to here", gt=0)
+        max_nodes: int = signal(60_000, "most elements", gt=0)
+        max_depth: int = signal(DEEPEST, "deepest nesting of elements", gt=0, le=DEEPEST)
+
+        @model_validator(mode="after")
+        def _known_to_the_engine(self) -> Html.Config:
+            for field, engines in KNOWN_TO.items():
+                if self.engine not in engines and getattr(self, field) != type(self).model_fields[field].default:
+                    raise ValueError(f"{field}: the engine '{self.engine}' does not know this setting; name one that "
+                                     f"does (engine: {' or '.join(engines)}), or leave it out")
+            return self
+
+    def __init__(self, config: Any = None, **kw: Any) -> None:
+        super().__init__(config, **kw)
+        self.libraries = (*Html.libraries, *LIBRARIES[self.config.engine])
+        self.signals = (*Html.signals, *SIGNALS.get(self.config.engine, ()))
+        self.version = VERSIONS.get(self.config.engine, Html.version)
+        self._engine: Engine | None = None  # made in `setup`
+
+    def setup(self) -> None:
+        # it logs an error for every odd page; the reasons of dropped documents say the same, countably
+        logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
+        limits.nodes(b"<p>", 1)                   # compiles the kernel, so that no document is charged for it
+        names = ("favor", "fast", "tables", "comments", "max_depth")
+        self._engine = load(ENGINES[self.config.engine])(**{name: getattr(self.config, name) for name in names})
+
+    def process(self, doc: Document) -> str | None:
+        data = doc.raw
+        if data is None:
+            return None if doc.text else "no_text"
+        if data.startswith(_BINARY):
+            return "not_html"
+        data = limits.shorten(data, self.config.max_bytes)
+        doc.signals["html_cut_bytes"] = float(len(doc.raw) - len(data))
+        page, encoding = decode(data, doc.charset)
+        if not is_page(page, doc.mime):
+            return "not_html"
+        if self._engine is None:
+            self.setup()
+        utf8 = data if encoding == "utf-8" else page.encode("utf-8", "surrogatepass")
+        if limits.nodes(utf8, self.config.max_nodes) > self.config.max_nodes:
+            return "html_too_many_nodes"
+        page = once(page, utf8)
+        text = self._engine.text(page) if self.config.format == "text" else self._engine.markdown(expose(page))
+        if text is None:
+            return "html_too_deep"
+        doc.signals.update(getattr(self._engine, "signals", {}))
+        if encoding != "utf-8":
+            doc.meta["encoding"] = encoding
+        if self.config.metadata:
+            said = describe(page, doc.date or "")
+            canonical = said.pop("canonical", "")
+            if not doc.url:
+                doc.url = canonical
+            elif canonical not in ("", doc.url):
+                said["canonical"] = canonical
+            doc.meta.update(said)
+        doc.text = limits.stream_safe(text).strip()
+        return None if doc.text else "no_text"
+
+
+def is_page(page: str, mime: str) -> bool:
+    """Whether a text is HTML: declared so and with a tag in it, or it begins like a page.
+
+    A declaration of plain text is believed; any other is not (feeds as `text/html`, pages as `application/xml`).
+    """
+    start = page[:1024].lstrip("\ufeff \t\r\n\f\x00")
+    if mime in _DECLARED:
+        return "<" in page and not start.startswith(("<?xml-stylesheet", "<rss", "<feed", "{", "["))
+    if mime == "text/plain":
+        return False
+    if start.startswith("<?xml") and "<html" not in start.lower():
+        return False
+    return start.startswith("<") and _PAGE.search(start) is not None

@@ -1,0 +1,339 @@
+"""What TeX does with a source before it sees text: comments go, what is verbatim is set aside, macros are expanded.
+
+Macros are those that the source itself defines (\\newcommand, \\def, \\let, \\DeclareMathOperator, \\newenvironment …),
+with their arguments, in the order of the source; uses are replaced as TeX would, wherever they stand, so that formulas
+can be read without the preamble. A macro that programs TeX (\\csname, \\@…, boxes) stays as it is.
+
+Everything is bounded by counts: macros, their arguments (nine, as TeX has it), the length of a body, how deep macros
+stand in macros, and the characters that all expansion may produce.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from stages.extract.latex.words import KNOWN, LISTINGS, SIGNS
+
+#: macros taken, longest body, characters; how deep macros are expanded in macros and their arguments
+MACROS, _BODY, _DEPTH = 2000, 4000, 12
+#: characters that expansion may read and write, beside so many times the text's, and what a use costs of them: about
+#: 1 µs a character
+_WORK, _TIMES, _USE = 1 << 20, 1, 30
+#: longest verbatim piece inside a line, and longest URL, characters
+_VERB, _URL = 400, 2000
+
+# -- what is no LaTeX --------------------------------------------------------------------------------------------------
+_NEW_LISTING = re.compile(r"\\(?:lstnewenvironment|DefineVerbatimEnvironment|newtcblisting|newverbatim)[ \t]*"
+                          r"\{([A-Za-z]{1,40})\}|\\newminted(?:\[([A-Za-z]{1,40})\])?\{([A-Za-z]{1,40})\}")
+_SHORT_VERB = re.compile(r"\\(?:MakeShortVerb|DefineShortVerb)\*?(?:\[[^\]\n]{0,80}\])?[ \t]*\{?\\([|\"!/+@<>;:?*])")
+_CONDITIONAL = re.compile(r"\\(?:(fi|else)|if(?!f(?![A-Za-z])|thenelse)[A-Za-z@]*)(?![A-Za-z@])")
+_OPTION = re.compile(r"[ \t]*\[((?:[^\[\]]|\[[^\[\]]{0,200}\]){0,1000})\]")
+_LANGUAGE = re.compile(r"language[ \t]*=[ \t]*\{?(?:\[[^\]]{0,40}\])?[ \t]*([A-Za-z+#-]{1,30})", re.IGNORECASE)
+
+
+def set_aside(text: str, keep: Callable[[str], str]) -> str:
+    """The text without comments (also `comment` and \\iffalse), with what `keep` returns for listings, \\verb and
+    URLs: nothing in them is a command or a comment."""
+    names = {*LISTINGS, *(n for m in _NEW_LISTING.findall(text) for n in (m[0], m[1] or (m[2] and f"{m[2]}code")) if n)}
+    short = _SHORT_VERB.findall(text)[:4]                # |…| for \\verb|…|
+    token = re.compile(
+        (rf"([{''.join(map(re.escape, short))}])(?!\s)|" if short else r"(\Z(?!\Z))|") +
+        r"\\begin[ \t]*\{(" + "|".join(sorted(names)) + r"|comment|filecontents)(\*?)\}"
+        r"|\\(?:(verb\*?|Verb|lstinline|mintinline)|(url|path|nolinkurl|href)|(iffalse|ExplSyntaxOn))(?![A-Za-z])"
+        r"|\\.|%[^\n]*(?:\n[ \t]*(?!\n))?", re.DOTALL)
+    parts: list[str] = []
+    lost: set[str] = set()                              # ends that were looked for and are nowhere below
+    at = 0
+    while (m := token.search(text, at)) is not None:
+        parts.append(text[at:m.start()])
+        at, said = m.end(), m[0]
+        mark, name, star, verb, url, false = m.groups()
+        if name:
+            end = f"\\end{{{name}{star}}}"
+            stop = text.find(end, at) if end not in lost else -1
+            if stop < 0:
+                lost.add(end)
+            else:
+                said = "" if name in ("comment", "filecontents") else _listing(name, text[at:stop], keep)
+                at = stop + len(end)
+        elif verb or mark:
+            said, at = _verb(verb or "", text, at - bool(mark), keep) or (said, at)
+        elif url:
+            said, at = _url(url, text, at, keep) or (said, at)
+        elif false == "ExplSyntaxOn":                   # programs
+            stop = text.find("\\ExplSyntaxOff", at)
+            said, at = "", len(text) if stop < 0 else stop + 14
+        elif false and "fi" not in lost:
+            stop = _end_of_false(text, at)
+            if stop < 0:
+                lost.add("fi")
+            else:
+                said, at = "", stop
+        elif said.startswith("%"):
+            said = ""
+        parts.append(said)
+    return "".join((*parts, text[at:]))
+
+
+def _listing(name: str, body: str, keep: Callable[[str], str]) -> str:
+    option = _OPTION.match(body)
+    head = option[1] if option else ""
+    body = body[option.end():] if option else body
+    language = found[1].lower() if (found := _LANGUAGE.search(head)) else ""
+    if name == "minted" and (m := re.match(r"[ \t]*\{([A-Za-z0-9+#-]{1,30})\}", body)):
+        language, body = m[1].lower(), body[m.end():]
+    return "\n\n" + keep(f"```{language}\n" + body.strip("\n").rstrip() + "\n```") + "\n\n"
+
+
+def _verb(word: str, text: str, at: int, keep: Callable[[str], str]) -> tuple[str, int] | None:
+    """(what stands for \\verb|…|, where it ends)."""
+    if word == "mintinline" and (m := re.compile(r"\{[A-Za-z0-9+#-]{1,30}\}").match(text, at)):
+        at = m.end()
+    if word in ("lstinline", "Verb", "mintinline") and (m := _OPTION.match(text, at)):
+        at = m.end()
+    mark = text[at:at + 1]
+    if not mark or mark.isalnum() or mark.isspace():
+        return None
+    stop = text.find("}" if mark == "{" else mark, at + 1, at + _VERB)
+    if stop < 0 or "\n" in text[at:stop]:
+        return None
+    return keep(text[at + 1:stop]), stop + 1
+
+
+def _url(word: str, text: str, at: int, keep: Callable[[str], str]) -> tuple[str, int] | None:
+    m = re.compile(rf"[ \t]*\{{([^{{}}\n]{{0,{_URL}}})\}}").match(text, at)
+    if m is None:
+        return None
+    # of \href the address goes, its text stays
+    return ("" if word == "href" else keep(re.sub(r"\\([%#&_~{}$])", r"\1", m[1]).strip())), m.end()
+
+
+def _end_of_false(text: str, at: int) -> int:
+    """Behind the \\fi or \\else that ends \\iffalse, or -1."""
+    depth = 1
+    while (m := _CONDITIONAL.search(text, at)) is not None:
+        at = m.end()
+        depth += (not m[1]) - (m[1] == "fi")
+        if depth == 0 or (depth == 1 and m[1] == "else"):
+            return _BLANKS.match(text, at).end()
+    return -1
+
+
+# -- macros ------------------------------------------------------------------------------------------------------------
+def braces(text: str) -> dict[int, int]:
+    """Place of the closing brace of each opening one that has one; escaped braces are none."""
+    found: dict[int, int] = {}
+    open_: list[int] = []
+    for m in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        if m[0] == "{":
+            open_.append(m.start())
+        elif m[0] == "}" and open_:
+            found[open_.pop()] = m.start()
+    return found
+
+
+class _Macro(NamedTuple):
+    arguments: int
+    default: str | None           # of the first argument, when that may be left out
+    body: str
+    end: str = ""                 # what \end of an environment becomes
+
+
+_NAME = r"(?:\{[ \t]*\\([A-Za-z@]{1,60}|[^A-Za-z\s])[ \t]*\}|\\([A-Za-z@]{1,60}|[^A-Za-z\s]))"
+_COMMAND = re.compile(rf"\*?\s{{0,9}}{_NAME}\s{{0,9}}(?:\[[ \t]*([0-9])[ \t]*\])?\s{{0,9}}(?:\[([^\[\]]{{0,400}})\])?"
+                      r"\s{0,9}(?=\{|\\)")
+_XPARSE = re.compile(rf"\s{{0,9}}{_NAME}\s{{0,9}}\{{([^{{}}]{{0,40}})\}}\s{{0,9}}(?=\{{)")
+_DEF = re.compile(r"[ \t]*\\([A-Za-z@]{1,60}|[^A-Za-z\s])([^{}\n\\]{0,40})(?=\{)")
+_LET = re.compile(r"[ \t]*\\([A-Za-z@]{1,60})[ \t]*=?[ \t]*(\\(?:[A-Za-z@]{1,60}|[^A-Za-z\s])|[^\s\\{}])")
+_OPERATOR = re.compile(rf"(\*?)[ \t]*{_NAME}\s{{0,9}}(?=\{{)")
+_ENVIRONMENT = re.compile(r"\*?[ \t]*\{([A-Za-z]{1,40}\*?)\}\s{0,9}(?:\[[ \t]*([0-9])[ \t]*\])?"
+                          r"\s{0,9}(?:\[([^\[\]]{0,400})\])?\s{0,9}(?=\{)")
+_DEFINES = {**dict.fromkeys(("newcommand", "renewcommand", "providecommand", "DeclareRobustCommand", "newrobustcmd"),
+                            "command"),
+            **dict.fromkeys(("DeclareDocumentCommand", "NewDocumentCommand", "RenewDocumentCommand"), "xparse"),
+            **dict.fromkeys(("def", "gdef", "edef", "xdef", "define", "redefine"), "def"), "let": "let",
+            "DeclareMathOperator": "operator", "DeclarePairedDelimiter": "delimiter",
+            **dict.fromkeys(("newenvironment", "renewenvironment"), "environment")}
+#: what programs TeX: not to be had by replacing
+_PROGRAM = re.compile(r"\\(?:@|csname|expandafter|futurelet|if(?!f(?![A-Za-z])|thenelse)|(?:g|e|x)?def(?![A-Za-z])|"
+                      r"(?:let|catcode|everypar|write|output|global|noexpand|the|number|loop|halign|vtop|vbox|vcenter|"
+                      r"setbox|advance|begingroup|endgroup|bgroup|egroup|afterassignment|aftergroup|list|trivlist|"
+                      r"futurenonspacelet|newcommand|renewcommand|newif|read|openout)(?![A-Za-z]))|##")
+#: what only draws a sign that has a name
+_DRAWS = re.compile(r"\\(?:kern|lower|raise|hbox|mathellipsis|mkern|rlap|llap|ooalign)(?![A-Za-z])")
+_CONTROL = re.compile(r"\\(?:([A-Za-z@]+)|(.))", re.DOTALL)
+_IN_BRACES = re.compile(r"[ \t]*\{([A-Za-z]{1,40}\*?)\}")
+_ARGUMENT = re.compile("(?:\ue000[0-9]{1,9}\ue001|"
+                       r"\\(?:[A-Za-z@]+|.)|([^\s\\{}&$%#]))", re.DOTALL)
+_BLANKS = re.compile(r"[ \t]{0,99}(?:\n[ \t]{0,99})?")
+_WORD_END = re.compile(r"\\[A-Za-z@]+$")
+
+
+class Expansion:
+    """`run` gives a text without the macros it defines."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.macros: dict[str, _Macro] = {}
+        self.environments: dict[str, _Macro] = {}
+        self.work = _WORK + _TIMES * len(text)
+
+    def run(self) -> str:
+        return self._expand(self.text, (), 0)
+
+    def _expand(self, text: str, active: tuple[str, ...], depth: int) -> str:
+        """`text` with macros replaced, but for those that are being expanded (`active`)."""
+        if depth and ((not self.macros and not self.environments) or "\\" not in text):
+            return text
+        closing = braces(text)
+        self.work -= len(text) if depth else 0
+        out: list[str] = []
+        at = 0
+        while (m := _CONTROL.search(text, at)) is not None:
+            word, end = m[1] or m[2], m.end()
+            stop = -1
+            if m[1] and word in _DEFINES and not depth:
+                if (stop := self._define(_DEFINES[word], text, end, closing)) >= 0:
+                    out.append(text[at:m.start()])
+            elif word in ("begin", "end"):
+                if self.environments and (e := _IN_BRACES.match(text, end)):
+                    macro = self.environments.get(e[1])
+                    if macro is not None and e[1] not in active:
+                        if word == "end":
+                            macro = _Macro(0, None, macro.end)
+                        stop = self._use(macro, e[1], text, at, m.start(), e.end(), closing, active, depth, out)
+            elif word in self.macros and word not in active:
+                stop = self._use(self.macros[word], word, text, at, m.start(), end, closing, active, depth, out)
+            if stop < 0:
+                out.append(text[at:end])
+                stop = end
+            at = stop
+        out.append(text[at:])
+        return "".join(out)
+
+    # -- uses --------------------------------------------------------------------------------------------------------
+    def _use(self, macro: _Macro, name: str, text: str, at: int, begin: int, end: int, closing: dict[int, int],
+             active: tuple[str, ...], depth: int, out: list[str]) -> int:
+        """Write what stood before a use, and what becomes of it; where to go on, or -1: it stays."""
+        if depth >= _DEPTH or self.work <= 0:
+            return -1
+        if (found := self._arguments(macro, text, end, closing)) is None:
+            return -1
+        given, stop = found
+        if len(macro.body) + sum(len(g) * macro.body.count(f"#{i + 1}") for i, g in enumerate(given)) > self.work:
+            return -1
+        given = [self._expand(g, active, depth + 1) for g in given]
+        body = _filled(macro.body, given)
+        self.work -= len(body) + _USE
+        body = self._expand(body, (*active, name), depth + 1)
+        out.append(text[at:begin])
+        if body[:1].isalpha() and _WORD_END.search("".join(out[-2:])[-70:]):
+            out.append(" ")
+        if not macro.arguments and text.startswith("{}", stop):
+            stop += 2
+        # \half x → \frac12 x, and \R^n → \mathbb R^n: a word must not grow into what follows
+        out.append(body + " " if text[stop:stop + 1].isalpha() and _WORD_END.search(body) else body)
+        return stop
+
+    def _arguments(self, macro: _Macro, text: str, at: int,
+                   closing: dict[int, int]) -> tuple[list[str], int] | None:
+        """(the arguments of a use that begins at `at`, where they end), or None: they are not there."""
+        given: list[str] = []
+        if macro.default is not None:
+            option = _OPTION.match(text, at)
+            given.append(option[1] if option else macro.default)
+            at = option.end() if option else at
+        while len(given) < macro.arguments:
+            if (found := self._argument(text, at, closing)) is None:
+                return None
+            given.append(found[0])
+            at = found[1]
+        return given, at
+
+    def _argument(self, text: str, at: int, closing: dict[int, int]) -> tuple[str, int] | None:
+        """(the argument that follows: a group, a command or a character; where it ends)."""
+        at = _BLANKS.match(text, at).end()
+        if text.startswith("{", at):
+            if at not in closing:
+                return None
+            self.work -= closing[at] - at                   # read, whatever becomes of it
+            return text[at + 1:closing[at]], closing[at] + 1
+        m = _ARGUMENT.match(text, at)
+        return (m[0], m.end()) if m else None
+
+    # -- definitions -------------------------------------------------------------------------------------------------
+    def _define(self, kind: str, text: str, at: int, closing: dict[int, int]) -> int:
+        """Take a definition; where it ends, or -1 when it is none."""
+        if self.work <= 0:
+            return -1
+        if kind == "let":
+            m = _LET.match(text, at)
+            if m is None:
+                return -1
+            other = self.macros.get(m[2][1:])
+            self._add(m[1], other or _Macro(0, None, m[2]))
+            return m.end()
+        if kind == "environment":
+            return self._define_environment(text, at, closing)
+        if kind == "delimiter":
+            m = re.compile(rf"[ \t]*{_NAME}\s{{0,9}}(?=\{{)").match(text, at)
+        else:
+            m = {"command": _COMMAND, "xparse": _XPARSE, "def": _DEF, "operator": _OPERATOR}[kind].match(text, at)
+        if m is None or (body := self._argument(text, m.end(), closing)) is None:
+            return -1
+        inner, stop = body
+        if kind == "operator":
+            self._add(m[2] or m[3], _Macro(0, None, f"\\operatorname{m[1]}{{{inner}}}"))
+        elif kind == "delimiter":
+            if (right := self._argument(text, stop, closing)) is None:
+                return -1
+            self._add(m[1] or m[2], _Macro(1, None, f"{inner} #1 {right[0]}"))
+            stop = right[1]
+        elif kind == "def":
+            parameters = m[2].replace(" ", "")
+            n = len(parameters) // 2
+            if parameters == "".join(f"#{i + 1}" for i in range(n)):
+                self._add(m[1], _Macro(n, None, inner))
+            else:                                           # arguments that end at a sign of one's own
+                self.macros.pop(m[1], None)
+        elif kind == "xparse":
+            spec = m[3].replace(" ", "")
+            if spec == "m" * len(spec):
+                self._add(m[1] or m[2], _Macro(len(spec), None, inner))
+        else:
+            self._add(m[1] or m[2], _Macro(int(m[3] or 0), m[4], inner))
+        return stop
+
+    def _define_environment(self, text: str, at: int, closing: dict[int, int]) -> int:
+        if (m := _ENVIRONMENT.match(text, at)) is None or (begin := self._argument(text, m.end(), closing)) is None \
+                or (end := self._argument(text, begin[1], closing)) is None:
+            return -1
+        if m[1] not in KNOWN and len(self.environments) < MACROS and not _PROGRAM.search(begin[0] + end[0]) \
+                and len(begin[0]) + len(end[0]) <= _BODY:
+            self.environments[m[1]] = _Macro(int(m[2] or 0), m[3], begin[0], end[0])
+        return end[1]
+
+    def _add(self, name: str, macro: _Macro) -> None:
+        """Take a macro, unless it programs, or its name is one whose meaning we know better."""
+        body = macro.body
+        if name in KNOWN or (name in SIGNS and _DRAWS.search(body)):
+            return
+        if len(body) > _BODY or _PROGRAM.search(body) or len(self.macros) >= MACROS or macro.body == f"\\{name}":
+            self.macros.pop(name, None)
+            return
+        body = body.removesuffix("\\xspace").rstrip() if body.endswith("\\xspace") else body
+        self.macros[name] = macro._replace(body=body.strip() if not macro.arguments else body)
+
+
+def _filled(body: str, given: list[str]) -> str:
+    """A body with its arguments; a word must not grow into them: \\mathbf#1 with x is \\mathbf x."""
+    if "#" not in body:
+        return body
+    out = ""
+    for i, part in enumerate(re.split(r"#([1-9])", body)):
+        part = part if i % 2 == 0 else given[int(part) - 1] if int(part) <= len(given) else ""
+        out += f" {part}" if part[:1].isalpha() and _WORD_END.search(out[-70:]) else part
+    return out
+

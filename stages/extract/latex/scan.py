@@ -1,0 +1,432 @@
+"""One pass over LaTeX without comments, its macros expanded: what of it is text (`stages.extract.latex.step` says
+what)."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_left
+
+from stages.extract.latex.macros import braces
+from stages.extract.latex.words import (
+    ACCENTS,
+    ALGORITHM,
+    BARE,
+    BLANKS,
+    BLOCKS,
+    BOXES,
+    DEDENTS,
+    DROPPED,
+    ENDED,
+    HEADINGS,
+    LIGATURES,
+    LISTS,
+    MATH,
+    NAMING,
+    NOTHING,
+    PARAGRAPHS,
+    PARTS,
+    REFERENCES,
+    REGISTERS,
+    SIGNS,
+    SKIPPED,
+    STATEMENTS,
+    TABLES,
+    UNITS,
+    WORDS,
+)
+from stages.text.kept import MARKS, Kept
+
+#: longest formula between dollar signs, and longest optional argument, characters
+_INLINE, _OPTION = 4000, 400
+_TOKEN = re.compile(r"\\(?:(begin|end)[ \t]*\{([A-Za-z]{1,40}\*?)\}|([A-Za-z@]+)\*?|(.))|(\$\$?)|([{}&~])"
+                    r"|(-{2,3}|``|''|[?!]`|,,)|(\n[ \t]*\n\s*)", re.DOTALL)
+_LABEL = re.compile(r"[ \t]{0,9}\\(?:label[ \t]*\{[^{}\n]{0,200}\}|nonumber(?![A-Za-z])|notag(?![A-Za-z]))")
+_OPTIONAL = re.compile(rf"[ \t]*\[([^\[\]]{{0,{_OPTION}}})\]")
+_QUOTED = re.compile(r'[ \t]*"([^"\n]{0,20})"')
+_GROUP = re.compile(r"\s{0,9}\{")
+_REST = re.compile(r"[ \t]*(?:\n[ \t]*(?!\n))?")
+_UNIT = r"-?[0-9.]{1,12}[ \t]?(?:true[ \t]?)?(?:pt|cm|mm|em|ex|in|bp|sp|pc|dd|cc|mu)(?![A-Za-z])"
+_STRETCH = r"(?:[ \t]{1,3}(?:plus|minus)[ \t]{0,3}-?[0-9.]{1,9}[ \t]?(?:fil{1,3}|pt|cm|mm|em|ex|in)(?![A-Za-z]))*"
+#: \vskip 2cm plus 1fil, \unitlength=1mm, and what a register is set to: \hsize 6in, \magnification=\magstep1, \count0=1
+_LENGTH = re.compile(rf"[ \t]{{0,9}}{_UNIT}{_STRETCH}")
+_ASSIGNED = re.compile(rf"[ \t]{{0,9}}=[ \t]{{0,9}}(?:{_UNIT}{_STRETCH}|-?[0-9]{{1,9}}(?=[ \t]{{0,9}}(?:\n|\\|\Z)))")
+_VALUE = re.compile(rf"[0-9]{{0,3}}[ \t]{{0,9}}(?:=?[ \t]{{0,9}}{_UNIT}{_STRETCH}|=[ \t]{{0,9}}(?:-?[0-9.]{{1,12}})?"
+                    r"(?:\\[A-Za-z@]{1,40}[ \t]?[0-9]{0,4})?)")
+_FONT = re.compile(r"[ \t]*\\[A-Za-z@]{1,40}[ \t]*=?[ \t]*[A-Za-z0-9-]{1,40}(?:[ \t]+(?:scaled|at)[ \t]*"
+                   r"(?:\\[A-Za-z]{1,20}[0-9]?|[0-9.]{1,9}[ \t]?(?:true)?(?:pt)?))?")
+_BOX = re.compile(rf"[ \t]*(?:to|spread)[ \t]*(?:{_UNIT}|-?[0-9.]{{0,9}}\\[A-Za-z]{{1,40}})")
+#: \\char92, \\char'134, \\char"5C
+_CHAR = re.compile("[ \\t]*(?:\"([0-9A-F]{1,4})|'([0-7]{1,6})|([0-9]{1,5})|`\\\\?([^\\s]))")
+#: stand-ins while the text is put together: something that is not to be touched, the end of a line, a list in a list
+BREAK, INDENT = MARKS
+_NAMED, _FILE = re.compile(r"[ \t]*\\[A-Za-z@]{1,60}"), re.compile(r"[ \t]+[\w./+-]{1,100}")
+_TRIM = re.compile(r"[ \t]*\([lr\d.{}a-z]{1,20}\)")
+_SPACE = re.compile(r"\{\}|[ \t]+")
+#: where a source without \begin{document} begins and ends, and the places AMS-TeX ends something with a word
+_BEGINS = re.compile(r"\\(?:topmatter|document)(?![A-Za-z])")
+_ENDS = re.compile(r"\\(?:bye|enddocument|end)(?![A-Za-z])(?![ \t]*\{)")
+_MARK = re.compile(r"\\(end[a-z]{3,14})(?![A-Za-z])")
+_AMS_TITLE = re.compile(r"\\title(?![A-Za-z])([^\n]{0,400}(?:\n[^\n]{1,400}){0,5}?)\\endtitle")
+
+
+class Scan:
+    """One pass over a source without comments and definitions."""
+
+    def __init__(self, text: str, theorems: dict[str, str], captions: bool, kept: Kept) -> None:
+        self.text, self.theorems, self.captions, self.kept = text, theorems, captions, kept
+        self.closing = braces(text)
+        self.ends: dict[str, list[int]] = {}                    # environment → places of its \end
+        for m in re.finditer(r"\\end[ \t]*\{([A-Za-z]{1,40}\*?)\}", text):
+            self.ends.setdefault(m[1], []).append(m.start())
+        self.displays = {c: [m.start() for m in re.finditer(re.escape("\\" + c), text)] for c in "])"}
+        self.out: list[str] = []
+        self.after: dict[int, str] = {}                         # place of a closing brace → what is put there
+        self.lists: list[tuple[bool, int]] = []                 # open lists: numbered?, items so far
+        self.marks: dict[str, list[int]] = {}                   # endproclaim … → its places
+        for m in _MARK.finditer(text):
+            self.marks.setdefault(m[1], []).append(m.start())
+        self.tables = self.tabbing = 0
+        self.indent, self.lines = -1, 0                         # of pseudo-code, and lines of it; -1: there is none
+
+    def run(self) -> tuple[str, str]:
+        text, at, stop = self.text, 0, len(self.text)
+        title = self._title()
+        if (m := re.search(r"\\begin[ \t]*\{document\}", text)) is not None:
+            at = m.end()
+            stop = self.ends.get("document", [stop])[-1]
+        else:
+            at = m.end() if (m := _BEGINS.search(text)) is not None else 0
+            stop = max((m.start() for m in _ENDS.finditer(text, at)), default=stop)
+        if title:
+            self.out.append(f"# {title}\n\n")
+        while (m := _TOKEN.search(text, at, stop)) is not None:
+            self.out.append(text[at:m.start()])
+            at = max(m.end(), self._token(m))
+        self.out.append(text[at:stop])
+        text = _tidy("".join(self.out)).strip()
+        for _ in range(4):                                      # headings of what was left out: References
+            before, _, last = text.rpartition("\n\n")
+            if before and last.startswith("#") and "\n" not in last:
+                text = before
+        return text, title
+
+    def _title(self) -> str:
+        m = re.search(r"\\(?:icml)?title[ \t]{0,9}(?:\[[^\[\]]{0,200}\])?\s{0,9}(?=\{)", self.text)
+        if m is not None and m.end() in self.closing and self.closing[m.end()] - m.end() < 1000:
+            inner = self.text[m.end() + 1:self.closing[m.end()]]
+        else:
+            m = _AMS_TITLE.search(self.text)
+            inner = m[1] if m else ""
+        inner = re.sub(r"\\(?:thanks|footnote)\s*\{.*", "", inner, flags=re.DOTALL)
+        if not inner or "\\title" in inner:                     # of titles no titles are made: no recursion
+            return ""
+        return " ".join(Scan(inner, {}, False, self.kept).run()[0].split())
+
+    def _token(self, m: re.Match[str]) -> int:
+        """Deal with one token; returns where to go on."""
+        verb, name, word, sign, dollar, brace, ligature, blank = m.groups()
+        put = self.out.append
+        if verb == "begin":
+            return self._begin(m, name)
+        if verb == "end":
+            self._end(name)
+        elif word:
+            return self._command(m, word)
+        elif sign:
+            return self._sign(m, sign)
+        elif dollar:
+            return self._dollar(m)
+        elif brace == "}":
+            put(self.after.pop(m.start(), ""))
+        elif brace == "&":
+            put(" | " if self.tables else "&")
+        elif brace == "~":
+            put(" ")
+        elif ligature:
+            put(LIGATURES[ligature])
+        elif blank:
+            put("\n\n")
+        return m.end()
+
+    # -- formulas ----------------------------------------------------------------------------------------------------
+    def _formula(self, start: int, stop: int, block: bool) -> int:
+        said = _LABEL.sub("", self.text[start:stop])
+        said = re.sub(r"\n\s*\n", "\n", said)
+        self.out.append(f"\n\n{self.kept.keep(said.strip())}\n\n" if block else self.kept.keep(said))
+        return stop
+
+    def _dollar(self, m: re.Match[str]) -> int:
+        mark = m[0]
+        end = re.compile(r"(?:\\.|[^\\$\n]|\n(?![ \t]*\n))*" + re.escape(mark), re.DOTALL).match(
+            self.text, m.end(), m.end() + (_INLINE if mark == "$" else 4 * _INLINE))
+        if end is None:
+            self.out.append(mark)
+            return m.end()
+        return self._formula(m.start(), end.end(), mark == "$$")
+
+    def _sign(self, m: re.Match[str], sign: str) -> int:
+        put, end = self.out.append, m.end()
+        if self.tabbing and sign in "=>+-<'`":
+            put(" ")
+        elif sign in "[(":
+            found = self._next(self.displays["]" if sign == "[" else ")"], end)
+            if 0 <= found - end <= 4 * _INLINE:
+                return self._formula(m.start(), found + 2, sign == "[")
+        elif sign == "\\":
+            option = _OPTIONAL.match(self.text, end)
+            put(BREAK)
+            return self._blank(option.end() if option else end)
+        elif sign in ACCENTS:
+            return self._accent(end, ACCENTS[sign], BARE.get(sign, ""))
+        elif sign in "%&_#${}":
+            put(sign)
+        elif sign in BLANKS:
+            put(BREAK if sign == ";" and self.indent >= 0 else " ")
+        return end
+
+    def _accent(self, at: int, combining: str, bare: str = "") -> int:
+        """A letter with an accent; `bare` is the accent alone."""
+        m = re.compile(r"[ \t]*(?:\{[ \t]*(\\?[A-Za-z]?)[ \t]*\}|(\\[ij](?![A-Za-z])|[A-Za-z]))").match(self.text, at)
+        if m is None:
+            return at
+        letter = (m[1] if m[1] is not None else m[2]).lstrip("\\")
+        self.out.append(unicodedata.normalize("NFC", letter + combining) if letter else bare)
+        return m.end()
+
+    # -- environments ------------------------------------------------------------------------------------------------
+    def _next(self, places: list[int], at: int) -> int:
+        k = bisect_left(places, at)
+        return places[k] if k < len(places) else -1
+
+    def _begin(self, m: re.Match[str], name: str) -> int:
+        bare, put, at = name.rstrip("*"), self.out.append, m.end()
+        end = self._next(self.ends.get(name, []), at)
+        if bare in MATH and end >= 0:
+            return self._formula(m.start(), end + len(f"\\end{{{name}}}"), bare != "math")
+        if bare in SKIPPED:
+            return end + len(f"\\end{{{name}}}") if end >= 0 else at
+        option = _OPTIONAL.match(self.text, at)
+        at = option.end() if option else at
+        if (columns := _columns(name)) is not None:
+            self.tables += 1
+            put("\n\n")
+            return self._blank(self._past(at, columns))
+        at = self._past(at, BOXES.get(bare, 0))
+        if bare in LISTS:
+            self.lists.append((LISTS[bare], 0))
+        elif bare == "tabbing":
+            self.tabbing = 1
+        elif bare in ("algorithmic", "algorithm2e"):
+            self.indent, self.lines = 0, 0
+        elif (bare == "frame" or bare in BLOCKS) and self.text.startswith("{", at) and at in self.closing:
+            put("\n\n### " if bare == "frame" else "\n\n")
+            self.after[self.closing[at]] = "\n\n"
+            return at
+        elif bare == "abstract":
+            put("\n\n## Abstract\n\n")
+            return at
+        elif bare in self.theorems or bare in STATEMENTS:
+            return self._statement(self.theorems.get(bare, bare.capitalize()), option, at)
+        put("\n\n")
+        return at
+
+    def _statement(self, kind: str, option: re.Match[str] | None, at: int) -> int:
+        """Theorem. Theorem (Main). Proof of Theorem 1."""
+        note = option[1].strip() if option else ""
+        if not note:
+            self.out.append(f"\n\n{kind}. ")
+            return self._blank(at)
+        if "\\begin" not in note and "[" not in note:           # nothing that makes statements: no recursion
+            note = " ".join(Scan(note, {}, False, self.kept).run()[0].split())
+        self.out.append(f"\n\n{note if note.lower().startswith(kind.lower()) else f'{kind} ({note})'}. ")
+        return self._blank(at)
+
+    def _end(self, name: str) -> None:
+        bare = name.rstrip("*")
+        if bare in LISTS and self.lists:
+            self.lists.pop()
+        elif _columns(name) is not None:
+            self.tables = max(0, self.tables - 1)
+        elif bare == "tabbing":
+            self.tabbing = 0
+        elif bare in ("algorithmic", "algorithm2e"):
+            self.indent = -1
+        self.out.append("\n\n")
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+    def _group(self, at: int) -> int:
+        """Place of the brace of the argument that follows, or -1."""
+        m = _GROUP.match(self.text, at)
+        return m.end() - 1 if m is not None and m.end() - 1 in self.closing else -1
+
+    def _past(self, at: int, n: int) -> int:
+        """Behind the next `n` arguments."""
+        for _ in range(n):
+            if (brace := self._group(at)) < 0:
+                break
+            at = self.closing[brace] + 1
+        return at
+
+    def _options(self, at: int) -> int:
+        for _ in range(3):
+            if not self.text.startswith("[", at) or (m := _OPTIONAL.match(self.text, at)) is None:
+                break
+            at = m.end()
+        return at
+
+    def _command(self, m: re.Match[str], word: str) -> int:
+        put, at = self.out.append, m.end()
+        if self.indent >= 0 and word.lower() in ALGORITHM:
+            return self._algorithm(word.lower(), at)
+        if word in SIGNS:
+            put(SIGNS[word])
+            after = _SPACE.match(self.text, at)
+            return after.end() if after else at
+        if word in ACCENTS:
+            return self._accent(at, ACCENTS[word])
+        if word in ("item", "itemitem"):
+            return self._item(word, at)
+        if word not in NOTHING and word not in REGISTERS:
+            at = self._options(at)
+        brace = self._group(at)
+        if word in HEADINGS:
+            return self._heading(word, at, brace)
+        if word in ENDED and brace < 0 and 0 <= (end := self._next(self.marks.get(ENDED[word], []), at)) - at < 20_000:
+            return end + len(ENDED[word]) + 1
+        if word in PARTS:
+            put(f"\n\n{PARTS[word]}\n\n")
+            if brace >= 0:
+                ended = self.text[self.closing[brace] - 1] in ".:"
+                self.after[self.closing[brace]] = "\n\n" if PARTS[word] else " " if ended else ". "
+        elif word in ("paragraph", "subparagraph") and brace >= 0:
+            put("\n\n")
+            self.after[self.closing[brace]] = " "
+        elif word in PARAGRAPHS and brace >= 0:
+            if word == "caption" and not self.captions:
+                return self.closing[brace] + 1
+            put("\n\n")
+            self.after[self.closing[brace]] = "\n\n"
+        elif word in ("footnote", "footnotetext", "footcite", "tablenotetext") and brace >= 0:
+            text = self._group(self.closing[brace] + 1) if self.closing[brace] - brace < 9 else -1
+            put(" (")                                           # plain TeX: \footnote{*}{text}
+            self.after[self.closing[brace if text < 0 else text]] = ")"
+            return at if text < 0 else text
+        elif word in REFERENCES:
+            if brace >= 0:
+                labels = self.text[brace + 1:min(self.closing[brace], brace + _OPTION)].replace(",", " ").split()
+                put(f"[{', '.join(labels)}]")
+            return self._past(at, 1)
+        elif word in UNITS and brace >= 0:                      # \ensuremath{x} is a formula, and so are quantities
+            end = self._past(at, UNITS[word])
+            inner = self.text[brace + 1:end - 1] if UNITS[word] == 1 else self.text[m.start():end]
+            put(inner if word == "num" else self.kept.keep(f"${inner}$"))
+            return end
+        elif word in DROPPED:
+            return self._dropped(word, at)
+        elif word in REGISTERS:
+            return value.end() if (value := _VALUE.match(self.text, at)) else at
+        elif word in NOTHING:
+            return self._blank(at) if self.tables else at
+        elif word in ("hbox", "vbox", "vtop") and (box := _BOX.match(self.text, at)) is not None:
+            return box.end()
+        elif word == "char" and (char := _CHAR.match(self.text, at)) is not None:
+            code = ord(char[4]) if char[4] else int(char[1] or char[2] or char[3],
+                                                    16 if char[1] else 8 if char[2] else 10)
+            put(chr(code) if 0x20 <= code < 0x7f or 0xa0 < code < 0xd800 else "")
+            return char.end()
+        elif word == "font" and (font := _FONT.match(self.text, at)) is not None:
+            return font.end()
+        elif word in ("par", "roster") or word in self.marks:
+            if word == "roster":
+                self.lists.append((False, 0))
+            elif word == "endroster":
+                del self.lists[-1:]
+            put("\n\n")
+        elif word in WORDS:
+            put(WORDS[word])
+        elif brace < 0 and (assigned := _ASSIGNED.match(self.text, at)) is not None:
+            return assigned.end()
+        return at                                               # any other command: its arguments are text, it is not
+
+    def _item(self, word: str, at: int) -> int:
+        put, option = self.out.append, _OPTIONAL.match(self.text, at) or _QUOTED.match(self.text, at)
+        numbered, items = self.lists[-1] if self.lists else (False, 1)
+        self.lists[-1:] = [(numbered, items + 1)] if self.lists else []
+        self._unspaced(" ~\t\n")
+        put("\n\n" if not items and len(self.lists) == 1 else BREAK)
+        put(INDENT * (min(len(self.lists) - 1, 8) if word == "item" else 1) + (f"{items + 1}. " if numbered else "- "))
+        if not self.lists and (brace := self._group(at)) >= 0 and self.closing[brace] - brace < 20:
+            self.after[self.closing[brace]] = " "               # plain TeX: \item{(a)} text
+        put(option[1].strip() + " " if option else "")
+        return self._blank(option.end() if option else at)
+
+    def _heading(self, word: str, at: int, brace: int) -> int:
+        """\\section{…}; of AMS-TeX \\heading … \\endheading, of plain TeX \\beginsection (a line)."""
+        if brace >= 0:
+            self.after[self.closing[brace]] = "\n\n"
+        elif word != "beginsection" and not 0 <= self._next(self.marks.get(f"end{word}", []), at) - at < 2000:
+            return at
+        self.out.append("\n\n" + "#" * HEADINGS[word] + " ")
+        return at
+
+    def _dropped(self, word: str, at: int) -> int:
+        """Behind a command that goes with its arguments."""
+        if word == "label":
+            self._unspaced()
+        elif word in ("vskip", "hskip", "kern"):
+            length = _LENGTH.match(self.text, at) or _NAMED.match(self.text, at)
+            return length.end() if length else at
+        elif word in NAMING and (name := _NAMED.match(self.text, at)) is not None:
+            return self._past(name.end(), DROPPED[word] - 1)
+        elif word == "input" and self._group(at) < 0 and (name := _FILE.match(self.text, at)) is not None:
+            return name.end()
+        elif word == "cmidrule" and (trim := _TRIM.match(self.text, at)) is not None:
+            at = trim.end()
+        return self._past(at, DROPPED[word])
+
+    def _algorithm(self, word: str, at: int) -> int:
+        """A line of pseudo-code (algorithmic, algpseudocode)."""
+        put, (before, after, more) = self.out.append, ALGORITHM[word]
+        self.indent = max(0, self.indent - (word in DEDENTS))
+        self._unspaced(" ~\t\n")
+        put((BREAK if self.lines else "\n\n") + INDENT * min(self.indent, 12) + before)
+        self.lines += 1
+        self.indent += more
+        at = self._options(at)
+        brace = self._group(at)
+        if brace < 0 or not after + before:
+            return self._blank(at)
+        second = self._group(self.closing[brace] + 1) if word in ("function", "procedure") else -1
+        self.after[self.closing[brace]] = "(" if second >= 0 else after
+        if second >= 0:
+            self.after[self.closing[second]] = ")"
+        return at
+
+    def _blank(self, at: int) -> int:
+        """Behind blanks and the end of the line; an empty line stays."""
+        return _REST.match(self.text, at).end()
+
+    def _unspaced(self, blanks: str = " ~\t") -> None:
+        """Take back the blanks in front of something."""
+        while self.out and len(self.out[-1]) < _OPTION and not self.out[-1].strip(blanks):
+            self.out.pop()
+        if self.out:
+            self.out[-1] = self.out[-1].rstrip(blanks)
+
+
+def _columns(name: str) -> int | None:
+    """How many arguments a table begins with; None for what is none."""
+    bare = name.rstrip("*")
+    return TABLES.get(name, TABLES.get(bare, 1 if bare.endswith(("tabular", "longtable")) else None))
+
+
+def _tidy(text: str) -> str:
+    """A line a paragraph, as TeX reads it, and one empty line between paragraphs; headings with nothing in them go."""
+    # each pattern finds runs that the one before made short: linear whatever the text is made of
+    text = re.sub(r"\n{3,}", "\n\n", re.sub(r" ?\n ?", "\n", re.sub(r"[ \t]+", " ", text)))
+    text = re.sub(r" +", " ", re.sub(r"(?<!\n)\n(?!\n)", " ", text))
+    text = re.sub(f"[ \n]*{BREAK}[ {BREAK}]*", "\n", re.sub(f"{BREAK}[ {BREAK}]+", BREAK, text))
+    text = re.sub(r"^#+ *$", "", text.replace(INDENT, "  "), flags=re.MULTILINE)
+    text = re.sub(r"^[ |]+\n", "", text, flags=re.MULTILINE)      # rows of pictures
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r" ?\n", "\n", text))

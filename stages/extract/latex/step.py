@@ -1,0 +1,69 @@
+"""LaTeX source → text with its formulas as they are written, in time linear in the source.
+
+What a paper says stays: running text, formulas ($…$, \\[…\\] and display environments, verbatim but for labels and with
+the paper's own macros expanded), headings (Markdown's #), lists, theorems, captions, cells of tables, listings,
+pseudo-code, slides. What only sets it goes: comments, the preamble, bibliography, figures' and layout commands, labels
+(RedPajama's arXiv rules, and further: https://github.com/togethercomputer/RedPajama-Data/tree/rp_v1/data_prep/arxiv).
+References become their labels in brackets, so do citations. Plain TeX, AMS-TeX and LaTeX 2.09 are read, too.
+
+Nothing recurses: braces are matched once, ends of environments and formulas are looked up in lists. Expansion is
+bounded by counts (`stages.extract.latex.macros`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from stages.document import Document
+from stages.extract.latex.macros import MACROS, Expansion, set_aside
+from stages.extract.latex.scan import Scan
+from stages.extract.latex.words import GERMAN, OVERLAID
+from stages.stage import Stage, StageConfig, signal
+from stages.text.encoding import decode
+from stages.text.kept import Kept, cleared
+
+_THEOREM = re.compile(r"\\newtheorem\*?\{([A-Za-z]{1,40}\*?)\}(?:\[[^\]\n]{0,60}\])?\{([^{}\n]{1,80})\}")
+#: the package german, and its shorthands
+_IS_GERMAN = re.compile(r"\\(?:usepackage|documentstyle|documentclass)[ \t]*"
+                        r"(?:\[[^\]]{0,200}german[^\]]{0,200}\]|\{n?german\})")
+_SHORTHAND = re.compile("\"([aouAOUs`'<>=~-])")
+
+
+class Latex(Stage):
+    """Text of LaTeX source (`doc.text`, or `doc.raw`). `meta.title` is the paper's, where it gives one.
+
+    Texts without any command are left alone. Dropped: `no_text`, when nothing but commands was there.
+    """
+
+    name = "latex"
+    version = 2
+
+    class Config(StageConfig):
+        captions: bool = signal(True, "keep captions of figures and tables")
+        max_chars: int = signal(16 << 20, "longest source, characters; beyond: too_large", gt=0)
+
+    def process(self, doc: Document) -> str | None:
+        source = doc.text or (decode(doc.raw, doc.charset)[0] if doc.raw else "")
+        if len(source) > self.config.max_chars:
+            return "too_large"
+        if "\\" not in source and "$" not in source:
+            doc.text = source
+        else:
+            doc.text, title = plain(source, captions=self.config.captions)
+            if title and "title" not in doc.meta:
+                doc.meta["title"] = title
+        return None if doc.text.strip() else "no_text"
+
+
+def plain(source: str, *, captions: bool = True) -> tuple[str, str]:
+    """(text of a LaTeX source, its title or "")."""
+    kept = Kept()                                               # formulas and listings, which are put back at the end
+    text = set_aside(cleared(source.replace("\r\n", "\n").replace("\r", "\n")), kept.keep)
+    theorems = dict(_THEOREM.findall(text)[:MACROS])
+    if "{beamer}" in text or "\\begin{frame}" in text:
+        text = OVERLAID.sub(r"\1", text)                        # \item<2-> → \item
+    if _IS_GERMAN.search(text, 0, 20_000):
+        text = _SHORTHAND.sub(lambda m: GERMAN[m[1]], text)
+    text, title = Scan(Expansion(text).run(), theorems, captions, kept).run()
+    # a formula may hold a \verb
+    return cleared(kept.restored(text, 2)).strip(), cleared(kept.restored(title, 2))

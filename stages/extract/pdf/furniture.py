@@ -1,0 +1,149 @@
+"""Running heads, feet and page numbers of a document: what stands at the edges of its pages and is no part of the text.
+
+What repeats, or counts the pages, goes. Text that does neither stays, however it is set: a head left in costs a line,
+a line of text taken out breaks a sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import pairwise
+from typing import NamedTuple
+
+from stages.extract.pdf.layout import Line, Page
+
+_DIGITS = re.compile(r"\d+")
+_NUMBER = re.compile(r"[-–—\s(\[|]*(?:(?:page|seite|p\.|pg\.?) ?)?(?:\d{1,5}|[ivxlc]{1,7})"
+                     r"(?:\s?(?:/|of|von|de)\s?\d{1,5})?[-–—\s)\]|.]*", re.IGNORECASE)
+_ROMAN = re.compile(r"(?=.)c{0,3}(xc|xl|l?x{0,3})(ix|iv|v?i{0,3})", re.IGNORECASE)
+_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
+#: what hosts print on pages they hand out
+_STAMP = re.compile(r"downloaded (?:from|by|on)|download date|this content downloaded|digitized by", re.IGNORECASE)
+#: what a foot of a single page has, and a last line of text seldom: an address, a copyright, a volume, bars
+_FOOT = re.compile(r"https?:|www\.|©|\bdoi\b|\bvol(?:ume|\.)? ?\d|\bissn\b| \| | • ", re.IGNORECASE)
+#: share of the page's height at its top and bottom in which running heads and feet stand
+_EDGE = 0.13
+#: and in which they do where margins are wide: page numbers that count, and what repeats on half of the pages
+_DEEP = 0.22
+#: how far apart in height two lines of one place may stand, units: 4 points
+_NEAR = 256
+
+
+class _Row(NamedTuple):
+    top: bool             # at the top of its page
+    lines: list[Line]
+    text: str             # of all its lines
+    key: str              # that with # for numbers that may count
+    height: int           # place on the page, in steps of _NEAR
+    numbers: list[tuple[bool, int]]       # (roman, value) at its ends
+    deep: bool            # further from the edge than _EDGE
+    short: bool           # set in the usual size or a smaller one, in no more than 110 characters
+    apart: bool           # short, and a gap of more than two lines to the next row
+    sparse: bool          # short, with white of a sixth of the page's height within it
+
+
+def furniture(pages: list[Page]) -> list[set[int]]:
+    """id() of the lines of every page that are heads, feet and page numbers.
+
+    Of the three outermost rows near an edge a row goes when its text, numbers aside, stands at that height on at least
+    three pages and a quarter of them (FinePDFs: 25 %), or on two while most pages have such a row at that height. From
+    the outermost inwards go page numbers, short rows that begin or end with the number the page must have (it is as far
+    from the page's place in the file as on a tenth of the pages) and stamps of hosts. In a document of less than four
+    pages, where nothing can repeat or count, also a short row with a number at an end and white within, and a last
+    one set apart by more than two lines that has the signs of a foot.
+    """
+    edges = [_edge(page) for page in pages]
+    places: Counter[tuple[bool, str, int]] = Counter()
+    offsets: Counter[tuple[bool, int]] = Counter()
+    for at, rows in enumerate(edges):
+        places.update({(row.top, row.key, row.height) for row in rows})
+        offsets.update({(roman, value - at) for row in rows for roman, value in row.numbers})
+
+    def times(row: _Row) -> int:
+        return sum(places[row.top, row.key, row.height + step] for step in (-1, 0, 1))
+
+    least = max(3, (len(pages) + 3) // 4)
+    slots: Counter[tuple[bool, int]] = Counter()
+    for rows in edges:
+        slots.update({(row.top, row.height) for row in rows if times(row) > 1 or _NUMBER.fullmatch(row.text)})
+    out = []
+    for at, rows in enumerate(edges):
+        drop: set[int] = set()
+        outermost = {True: True, False: True}
+        for row in rows:
+            n, popular = times(row), sum(slots[row.top, row.height + step] for step in (-1, 0, 1))
+            counted = row.short and any(offsets[roman, value - at] >= (3 if roman else max(3, len(pages) // 10))
+                                        for roman, value in row.numbers)
+            if row.deep:
+                gone = outermost[row.top] and ((counted and _NUMBER.fullmatch(row.text) is not None)
+                                               or 2 * n >= max(6, len(pages)))
+            else:
+                gone = n >= least or (n > 1 and 2 * popular >= len(pages) > 3)
+            if not (gone or row.deep) and outermost[row.top]:
+                alone = len(pages) < 4 and ((row.sparse and row.numbers) or (
+                    row.apart and not row.top and _FOOT.search(row.text)))
+                gone = bool(_NUMBER.fullmatch(row.text) or _STAMP.match(row.text) or counted or alone)
+            if gone:
+                drop.update(map(id, row.lines))
+            outermost[row.top] &= gone
+        out.append(drop)
+    return out
+
+
+def _key(text: str) -> str:
+    """A row with # for its first and its last two numbers, roman ones too: pages count, data are all different."""
+    found = list(_DIGITS.finditer(text))
+    if len(found) > 2 and not any(map(str.isalpha, text)):
+        return text
+    for number in reversed([*found[:1], *found[1:][-2:]]):
+        text = text[:number.start()] + "#" + text[number.end():]
+    return " ".join("#" if _ROMAN.fullmatch(word) else word for word in text.split())
+
+
+def _numbers(text: str) -> list[tuple[bool, int]]:
+    """(roman, value) of the numbers a row begins and ends with."""
+    words, out = text.split(), []
+    for word in {words[0], words[-1]} if words else ():
+        word = word.strip("-–—()[]|.,:•/").lower()
+        if word.isdecimal() and len(word) <= 5:
+            out.append((False, int(word)))
+        elif word and _ROMAN.fullmatch(word):
+            values = [_VALUES[c] for c in word] + [0]
+            out.append((True, sum(-a if a < b else a for a, b in pairwise(values))))
+    return sorted(out)
+
+
+def _edge(page: Page) -> list[_Row]:
+    """Up to three outermost rows near each edge, from the outside inwards; none of a table, nor beyond it."""
+    lines = sorted((line for block in page.blocks for line in block), key=lambda line: line.top + line.bottom)
+    if not page.height or len(lines) < 3:
+        return []
+    heights = sorted(line.bottom - line.top for line in lines)
+    usual = heights[len(heights) // 2]
+    out = []
+    for top, ordered in ((True, lines), (False, lines[::-1])):
+        rows: list[list[Line]] = []
+        for line in ordered[:24]:
+            if rows and abs(line.top + line.bottom - rows[-1][0].top - rows[-1][0].bottom) < usual:
+                rows[-1].append(line)
+            elif len(rows) < 4:
+                rows.append([line])
+            else:
+                break
+        for row, after in pairwise([*rows, []] if len(rows) < 4 else rows):
+            depth = max(line.bottom if top else page.height - line.top for line in row)
+            if depth > _DEEP * page.height:
+                break
+            if any(line.cells for line in row):
+                continue
+            row = sorted(row, key=lambda line: line.left)
+            first, text = row[0], " ".join(line.text for line in row)
+            gap = max(after[0].top - first.bottom, first.top - after[0].bottom) if after else 0
+            white = max([line.gap for line in row] + [b.left - a.right for a, b in pairwise(row)])
+            short = all(10 * (line.bottom - line.top) <= 13 * usual for line in row) and len(text) <= 110
+            out.append(_Row(top, row, text, _key(text), first.top // _NEAR, _numbers(text),
+                            depth > _EDGE * page.height, short,
+                            short and len(lines) >= 8 and gap > 2 * usual,
+                            short and len(lines) >= 8 and 2 * gap > usual and 6 * white > page.height))
+    return out

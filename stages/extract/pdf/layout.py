@@ -1,0 +1,339 @@
+"""Reading order of a page: columns, then lines from top to bottom; tables as rows of cells.
+
+A page is cut like an XY tree (Nagy and Seth 1984), but along *gutters*: white strips that no piece crosses over the
+longest run of lines (after Breuel 2002, "Two geometric algorithms for layout analysis"). What stands left and right of
+a gutter is read as columns when it looks like text, and by lines when it looks like a table. All numbers are integers.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from stages.extract.pdf.chars import UNIT, PageChars, Piece
+from stages.text.compiled import njit
+
+#: fewest lines on either side of a gutter
+_LINES = 3
+#: characters a line of a column has at least on average, where the lines of both columns stand side by side
+_TEXT = 18
+#: deepest nesting of columns and most pieces of a page that are laid out; beyond, content order stays
+_DEPTH, _PIECES = 8, 5_000
+ITEM = re.compile(r"(?:[•◦▪‣·∙●○■□–—*-]|\(?\d{1,3}[.)]|\(?[a-zA-Z][.)]|\d{1,3}(?:\.\d{1,3})+\.?|\[\d{1,3}\]|\d{1,3})$")
+
+
+LEADER = re.compile(r"(?: ?[.․·…_]){5,}")
+
+
+class Line(NamedTuple):
+    """A line of text, or of a table (`cells`). Units."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+    text: str
+    mono: int
+    rtl: bool
+    cells: tuple[str, ...] = ()
+    gap: int = 0          # widest white within it
+
+
+Block = list[Line]
+
+
+class Page(NamedTuple):
+    blocks: list[Block]
+    height: int           # units; 0: lines without places
+
+
+def blocks_of(page: PageChars) -> list[Block]:
+    """The page's lines in reading order, a block a column (or a part of one)."""
+    pieces = page.pieces
+    if len(pieces) > _PIECES:
+        return [[Line(*p) for p in pieces]]
+    rtl = 2 * sum(len(p.text) for p in pieces if p.rtl) > sum(len(p.text) for p in pieces)
+    pieces = _initials(pieces)
+    found: list[list[list[Piece]]] = []
+    _cut(rows_of(pieces), rtl, found, 0)
+    return [block for rows in found if (block := _lines(rows, rtl))]
+
+
+def _initials(pieces: list[Piece]) -> list[Piece]:
+    """Initials two lines high and more are put in front of the first of the lines they stand beside."""
+    heights = sorted(p.bottom - p.top for p in pieces)
+    usual = heights[len(heights) // 2] if heights else 0
+    large = [p for p in pieces if len(p.text) == 1 and p.text.isalpha() and 5 * (p.bottom - p.top) > 9 * usual]
+    for initial in large[:20]:
+        beside = [p for p in pieces if initial.right - usual < p.left < initial.right + usual and len(p.text) > 8
+                  and initial.top - usual < p.top < initial.bottom - usual // 2 and p.bottom - p.top < 2 * usual]
+        if len(beside) >= 2:
+            first = min(beside, key=lambda p: p.top)
+            whole = first._replace(left=initial.left, text=initial.text + first.text)
+            pieces = [whole if p is first else p for p in pieces if p is not initial]
+    return pieces
+
+
+def rows_of(pieces: list[Piece]) -> list[list[Piece]]:
+    """Pieces that stand side by side (half the smaller height in common with the row's first ones), left to right."""
+    rows: list[tuple[int, int, list[Piece]]] = []
+    for piece in sorted(pieces, key=lambda p: (p.top + p.bottom, p.left)):
+        middle, best = piece.top + piece.bottom, None
+        for k in range(len(rows) - 1, max(-1, len(rows) - 4), -1):
+            top, bottom, row = rows[k]
+            common = min(bottom, piece.bottom) - max(top, piece.top)
+            small = min(bottom - top, piece.bottom - piece.top)
+            if 2 * common > small and not any(min(p.right, piece.right) - max(p.left, piece.left) > UNIT and
+                                              2 * abs(p.top + p.bottom - middle) > small for p in row[-16:]):
+                best = k
+                break
+        if best is None:
+            rows.append((piece.top, piece.bottom, [piece]))
+        else:
+            top, bottom, row = rows[best]
+            row.append(piece)
+            if piece.bottom - piece.top > bottom - top:                 # the tallest piece decides what is beside it
+                rows[best] = (piece.top, piece.bottom, row)
+    return [sorted(row, key=lambda p: (p.left, p.top)) for _, _, row in rows]
+
+
+def _cut(rows: list[list[Piece]], rtl: bool, out: list[list[list[Piece]]], depth: int) -> None:
+    """Appends `rows` to `out`, cut into columns; a list of rows each."""
+    if not rows:
+        return
+    if len(rows) >= _LINES and depth < _DEPTH:
+        flat = [p for row in rows for p in row]
+        boxes = np.array([p[:4] for p in flat], np.int64)
+        number = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        size = int(np.median(boxes[:, 3] - boxes[:, 1]))
+        for at, first, last in _gutters(boxes, number, len(rows), max(size * 3 // 4, 1), _LINES).tolist():
+            inside = [p for row in rows[first:last + 1] for p in row]
+            left, right = [p for p in inside if p.left < at], [p for p in inside if p.left >= at]
+            if not _columns(rows[first:last + 1], at):
+                continue
+            _cut(rows[:first], rtl, out, depth + 1)
+            for side in (right, left) if rtl else (left, right):
+                _cut(rows_of(side), rtl, out, depth + 1)
+            _cut(rows[last + 1:], rtl, out, depth + 1)
+            return
+    out.append(rows)
+
+
+def _columns(rows: list[list[Piece]], at: int) -> bool:
+    """Whether what stands left and right of `at` is two columns of text rather than cells of one table: long lines, or
+    lines that seldom stand side by side, or twelve and more that stand higher or lower than those beside them by what
+    differs from line to line."""
+    lines, pieces, chars, together, steps = [0, 0], [0, 0], [0, 0], 0, []
+    for row in rows:
+        beside = [p for p in row if p.left < at][-1:] + [p for p in row if p.left >= at][:1]
+        if len(beside) == 2:
+            steps.append(beside[1].bottom - beside[0].bottom)
+        found = [[len(p.text) for p in row if (p.left >= at) == right] for right in (False, True)]
+        together += all(found)
+        for side, lengths in enumerate(found):
+            lines[side] += bool(lengths)
+            pieces[side] += len(lengths)
+            chars[side] += sum(lengths)
+    if min(lines) < _LINES:
+        return False
+    usual = sorted(steps)[len(steps) // 2] if steps else 0
+    level = sum(abs(step - usual) <= UNIT for step in steps)
+    return all(c >= _TEXT * n for c, n in zip(chars, pieces)) or 10 * together < 5 * min(lines) or (
+        min(lines) >= 4 * _LINES and 2 * level < together)
+
+
+@njit(cache=True, nogil=True)
+def _gutters(boxes, row, rows, wide, lines):
+    """White strips at least `wide` wide, best first: (g, 3) int64 of x, first row, last row.
+
+    Tried right of every piece. The rows of a strip are the longest run that no piece crosses, cut to those with
+    text on both sides within it; it is as good as the fewer lines of its two sides. At most 8.
+    """
+    n = boxes.shape[0]
+    found = np.zeros((n, 4), np.int64)
+    count = 0
+    crossed = np.zeros(rows, np.bool_)
+    lefts = np.zeros(rows, np.bool_)
+    rights = np.zeros(rows, np.bool_)
+    for c in range(n):
+        x = boxes[c, 2]
+        crossed[:] = False
+        lefts[:] = False
+        rights[:] = False
+        for i in range(n):
+            if boxes[i, 2] <= x:
+                lefts[row[i]] = True
+            elif boxes[i, 0] >= x + wide:
+                rights[row[i]] = True
+            else:
+                crossed[row[i]] = True
+        start = 0
+        while start < rows:
+            if crossed[start]:
+                start += 1
+                continue
+            end = start
+            a = 0
+            b = 0
+            while end < rows and not crossed[end]:
+                a += lefts[end]
+                b += rights[end]
+                end += 1
+            score = min(a, b)
+            if score >= lines and score > found[count, 3]:
+                found[count, 0] = x + 1
+                found[count, 1] = start
+                found[count, 2] = end - 1
+                found[count, 3] = score
+            start = end
+        if found[count, 3] > 0:
+            count += 1
+    order = np.argsort(-found[:count, 3], kind="mergesort")
+    out = np.zeros((8, 3), np.int64)
+    kept = 0
+    for k in order:
+        known = False
+        for q in range(kept):
+            if found[k, 1] == out[q, 1] and found[k, 2] == out[q, 2] and abs(found[k, 0] - out[q, 0]) < 4 * wide:
+                known = True
+        if not known:
+            out[kept] = found[k, :3]
+            kept += 1
+            if kept == 8:
+                break
+    return out[:kept]
+
+
+# -- rows to lines -----------------------------------------------------------------------------------------------------
+def _lines(rows: list[list[Piece]], rtl: bool) -> Block:
+    out: Block = []
+    at = 0
+    while at < len(rows):
+        end = _run(rows, at)
+        edges = _edges(rows[at:end])
+        if edges:
+            out += _table_lines(rows[at:end], edges, rtl)
+        else:
+            end = at + max(1, (end - at) // 2)
+            out += [_joined(row, rtl) for row in rows[at:end]]
+        at = end
+    return out
+
+
+def _box(row: list[Piece]) -> tuple[int, int, int, int]:
+    """As wide as all of them, as high as the longest."""
+    longest = max(row, key=lambda p: len(p.text))
+    return min(p.left for p in row), longest.top, max(p.right for p in row), longest.bottom
+
+
+def _joined(row: list[Piece], rtl: bool) -> Line:
+    """The pieces of a row as one line. In fixed pitch as many spaces as there is room for."""
+    mono = _pitch(row)
+    if mono:
+        text, right = "", row[0].left
+        for p in row:
+            text += " " * min(200, max(round((p.left - right) / mono), int(bool(text)))) + p.text
+            right = p.right
+        return Line(*_box(row), text, mono, False)
+    right_to_left = 2 * sum(len(p.text) for p in row if p.rtl) > sum(len(p.text) for p in row)
+    text, before, widest = "", None, 0
+    for p in _read_leftwards(row) if right_to_left else row:
+        gap = max(p.left - before.right, before.left - p.right) if before is not None else 0
+        text += ("" if not text or gap * 8 < p.bottom - p.top else " ") + p.text
+        before, widest = p, max(widest, gap)
+    return Line(*_box(row), text, 0, right_to_left, (), widest)
+
+
+def _read_leftwards(row: list[Piece]) -> list[Piece]:
+    """From right to left, but words in Latin script beside each other from left to right."""
+    out: list[Piece] = []
+    words = 0
+    for p in row[::-1]:
+        words = words + 1 if not p.rtl and any("a" <= c <= "z" for c in p.text.lower()) else 0
+        out.insert(len(out) - max(0, words - 1), p)
+    return out
+
+
+def _pitch(row: list[Piece]) -> int:
+    """Width of a character where the row is set in a fixed pitch, else 0. Digits are as wide as each other in most."""
+    pitch = max((p.mono for p in row if p.mono and len({c for c in p.text if not c.isdigit()}) >= 4), default=0)
+    return pitch if pitch and all(abs(p.mono - pitch) <= 3 for p in row) else 0
+
+
+def _run(rows: list[list[Piece]], at: int) -> int:
+    """End of the rows from `at` on that might be one table: two pieces or more in each, between them at most one row of
+    a single piece, none in fixed pitch, no gap of more than two and a half lines."""
+    end, since = at, 0
+    for k in range(at, len(rows)):
+        row = rows[k]
+        if (len(row) < 2 and (k == at or since)) or _pitch(row) or (
+                k > at and 2 * (row[0].top - rows[k - 1][0].bottom) > 5 * (row[0].bottom - row[0].top)):
+            break
+        since = int(len(row) < 2)
+        if len(row) >= 2:
+            end = k + 1
+    return end
+
+
+def _edges(rows: list[list[Piece]]) -> list[int]:
+    """Left edges of the columns of a table, none if the rows are no table.
+
+    Columns are stretches that cells cover, apart from each other by strips (at least half a line's height wide) that no
+    more than one row in six reaches into. A table has two columns, three rows (and a third of them) that fill two of
+    them, and more in its first column than the marks of a list or the numbers of lines of code.
+    """
+    full = [row for row in rows if len(row) >= 2]
+    if len(full) < 3 or all(ITEM.match(row[0].text) for row in full):
+        return []
+    if 2 * sum(LEADER.search(" ".join(p.text for p in row)) is not None for row in full) > len(full):       # contents
+        return []
+    wide = (full[0][0].bottom - full[0][0].top) // 2
+    steps = sorted([(p.left, 1) for row in full for p in row] + [(p.right, -1) for row in full for p in row])
+    few, covered, inside = len(full) // 6, 0, False
+    edges: list[int] = []
+    closed = -(1 << 30)
+    for x, step in steps:
+        covered += step
+        if covered > few and not inside:
+            if x - closed >= wide or not edges:
+                edges.append(x)
+            inside = True
+        elif covered <= few and inside:
+            closed, inside = x, False
+    if not 2 <= len(edges) <= 60:
+        return []
+    # what few rows cover left of a column's first full coverage belongs to it, up to half way to the column before
+    for k in range(1, len(edges)):
+        near = [p.left for row in full for p in row if edges[k] - 4 * wide <= p.left < edges[k]]
+        edges[k] = min([*near, edges[k]])
+    filled = sum(len({_column(edges, p) for p in row}) >= 2 for row in full)
+    numbers = [int(row[0].text) if row[0].text.isdecimal() and len(row[0].text) < 10 else -2 * k
+               for k, row in enumerate(full)]
+    listing = len(edges) == 2 and all(b == a + 1 for a, b in pairwise(numbers))
+    return edges if filled >= 3 and 3 * filled >= len(full) and not listing else []
+
+
+def _column(edges: list[int], piece: Piece) -> int:
+    return max((k for k, left in enumerate(edges) if left <= piece.left), default=0)
+
+
+def _table_lines(rows: list[list[Piece]], edges: list[int], rtl: bool) -> Block:
+    """A line with cells for each row; a row that fills only other columns than the first goes on with the one above."""
+    out: Block = []
+    for row in rows:
+        inside: list[list[Piece]] = [[] for _ in edges]
+        for p in row:
+            inside[_column(edges, p)].append(p)
+        cells = [_joined(cell, rtl).text if cell else "" for cell in inside]
+        if rtl:
+            cells.reverse()
+        if out and len(row) == 1 and not cells[0] and 3 * (row[0].top - out[-1].bottom) < row[0].bottom - row[0].top:
+            old = out.pop()
+            cells = [" ".join(filter(None, pair)) for pair in zip(old.cells, cells)]
+            out.append(Line(*_box([Piece(*old[:7]), *row]), "", 0, rtl, tuple(cells)))
+        else:
+            out.append(Line(*_box(row), "", 0, rtl, tuple(cells)))
+    return out

@@ -1,0 +1,312 @@
+"""Text of a page's picture by an OCR engine: tesseract by its command, or rapidocr in a process of its own.
+
+For every page a process of its own draws the picture and becomes the engine. So what a page costs, and what a hostile
+picture in it does, happens there: in a budget of CPU time and memory that the kernel enforces, with one thread, without
+memory of earlier pages; and it ends with us. What decides about text are counts (pixels here, pages in `pdf`).
+A process that dies all the same raises `ProcessDied`: whom that costs what is the engine's of the run to find out.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import importlib.util
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.base import process
+from stages.extract.pdf.chars import UNIT, PageChars, Piece, is_rtl
+from stages.scoring.models import MissingModel
+from stages.stage import ProcessDied
+from stages.text.compiled import njit
+
+#: pictures are drawn at DPI dots to the inch
+DPI = 200
+#: distributions whose versions decide about an engine's output
+LIBRARIES = {"none": (), "tesseract": (), "rapidocr": ("onnxruntime", "opencv-python", "rapidocr_onnxruntime")}
+#: what an engine is started as
+PROGRAMS: dict[str, tuple[str, ...]] = {"none": (), "tesseract": ("tesseract",), "rapidocr": (sys.executable,)}
+#: shared libraries of tesseract that do: recognition, and what makes black and white of grey
+_PARTS = ("libtesseract", "liblept")
+#: most letters of a picture that is read: tesseract takes a CPU-ms for each (4.1 s for 6,300, 17.8 s for 17,800), more
+#: for those of 4 points; rapidocr four
+GLYPHS = {"tesseract": 12_000, "rapidocr": 4_000}
+#: exit statuses of a process that found nothing to read on its picture, or too much
+_BLANK, _DENSE = 119, 118
+#: characters of scripts that put no space between words
+_WIDE = re.compile("[\u2e80-\u9fff\ua000-\uabff\uf900-\uffef]")
+
+
+class MissingEngine(MissingModel):
+    """An OCR engine or a language of it that has to be installed first; the message names the key and says how."""
+
+
+class Engine(NamedTuple):
+    command: tuple[str, ...]          # reads a PGM picture, writes words as tesseract's TSV
+    files: dict[str, str]             # that decide about its output, by what they are
+    glyphs: int = GLYPHS["tesseract"]
+
+
+class Word(NamedTuple):
+    line: tuple[str, str, str]        # block, paragraph, line
+    left: int                         # pixels, y downwards
+    top: int
+    right: int
+    bottom: int
+    confidence: int                   # 0 to 100
+    text: str
+
+
+def engine(name: str, languages: str) -> Engine:
+    """The engine `tesseract` (with its languages, "eng+deu") or `rapidocr`, as it is at hand.
+
+    Raises:
+        MissingEngine: it is not, or a language of it is not.
+    """
+    if sys.platform != "linux":
+        raise MissingEngine(f"pdf: `ocr: {name}` needs Linux, to hold it to its budget")
+    return _rapidocr() if name == "rapidocr" else _tesseract(languages)
+
+
+def _rapidocr() -> Engine:
+    found = importlib.util.find_spec("rapidocr_onnxruntime")
+    if found is None or found.origin is None:
+        raise MissingEngine("pdf: `ocr: rapidocr` is not installed: pip install 'tokenmill[ocr]'")
+    models = sorted(Path(found.origin).parent.rglob("*.onnx"))
+    script = Path(__file__).with_name("ocr_rapid.py")
+    return Engine((sys.executable, "-P", str(script)), {f"rapidocr {m.stem}": str(m) for m in models},
+                  GLYPHS["rapidocr"])
+
+
+def languages_of_tesseract() -> tuple[str, str, set[str]]:
+    """(the program, the folder of its models, names of the languages that are in it). Raises MissingEngine."""
+    binary = shutil.which("tesseract")
+    if binary is None:
+        raise MissingEngine("pdf: `ocr: tesseract` is not at hand: apt install tesseract-ocr on every node, or use "
+                            "`ocr: rapidocr` (pip install 'tokenmill[ocr]')")
+    told = subprocess.run([binary, "--list-langs"], capture_output=True, text=True, errors="replace")
+    listed = told.stdout or told.stderr
+    folder = re.search(r'"([^"]+)"', listed)
+    if folder is None:
+        raise MissingEngine(f"pdf: `ocr: tesseract`: {binary} does not say where its languages are; version 5 does")
+    return binary, folder[1], {name for name in listed.split("\n")[1:] if name}
+
+
+def _tesseract(languages: str) -> Engine:
+    binary, folder, known = languages_of_tesseract()
+    missing = [language for language in languages.split("+") if language not in known]
+    if missing:
+        raise MissingEngine(
+            f"pdf: `ocr_languages: {languages}`: tesseract has no {', '.join(missing)} in {folder}; apt install "
+            + " ".join(f"tesseract-ocr-{language.replace('_', '-').replace('/', '-').lower()}" for language in missing)
+            + f" on every node, or name others: {', '.join(sorted(known - {'osd'}))}")
+    models = [*languages.split("+"), *(["osd"] if "osd" in known else [])]
+    files = {"tesseract": os.path.realpath(binary), **_parts(binary),
+             **{f"tesseract {m}": str(Path(folder) / f"{m}.traineddata") for m in models}}
+    return Engine((binary, "stdin", "stdout", "-l", languages, "--dpi", str(DPI), "--psm",
+                   "1" if "osd" in known else "3", "-c", "tessedit_create_tsv=1"), files)
+
+
+def _parts(binary: str) -> dict[str, str]:
+    """The shared libraries of a program that decide about its output: the program itself is hardly more than `main`."""
+    # what ldd does, which is a script and would need a shell
+    told = subprocess.run([binary], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1"}).stdout
+    found = {Path(path).name.split(".so")[0]: os.path.realpath(path) for path in re.findall(r"=> (/\S+)", told)}
+    return {name: path for name, path in found.items() if name.startswith(_PARTS)}
+
+
+def words_of(engine: Engine, draw: Callable[[], np.ndarray], cpu_s: int, memory_mb: int) -> list[Word] | None:
+    """Words of a picture (height, width) uint8, black on white, in the order the engine reads them; None when there is
+    nothing on it. One with more than `engine.glyphs` letters is not read. `draw` makes it, in the engine's process.
+
+    Raises:
+        ProcessDied: drawing and reading took more than `cpu_s` seconds of CPU time or crashed (of more than `memory_mb`
+            of private memory, too), or somebody killed it.
+        RuntimeError: the engine says that it failed.
+    """
+    env = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_THREAD_LIMIT": "1",
+           "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    env |= {k: os.environ[k] for k in ("TESSDATA_PREFIX", "LD_LIBRARY_PATH") if k in os.environ}
+    become = functools.partial(_become, draw, engine.glyphs, cpu_s, memory_mb << 20, os.getpid())
+    ran = subprocess.run(engine.command, stdin=subprocess.DEVNULL, capture_output=True, env=env, preexec_fn=become)
+    if ran.returncode == 0:
+        return list(_words(ran.stdout.decode("utf-8", "replace")))
+    if ran.returncode in (_BLANK, _DENSE):
+        return None if ran.returncode == _BLANK else []
+    last = ran.stderr.decode("utf-8", "replace").strip()[-300:]
+    if ran.returncode > 0:
+        raise RuntimeError(f"{engine.command[0]} ended with {ran.returncode}: {last}")
+    raise ProcessDied(f"OCR of a page died of {signal.Signals(-ran.returncode).name} (`ocr_cpu_s: {cpu_s}`, "
+                      f"`ocr_memory_mb: {memory_mb}`): {last}", ran.returncode)
+
+
+def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, parent: int) -> None:
+    """In the new process, before it becomes the engine: sets its limits and puts the picture on its standard input."""
+    process.die_with_parent(parent)
+    faulthandler.disable()                                               # it would write into our parent's log
+    try:
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+        process.no_core()
+        process.limit_data(process.data_bytes() + memory)                # until then it has what its parent has
+        image = draw()
+        if not inked(image):
+            os._exit(_BLANK)
+        if glyphs(image) > most:
+            os._exit(_DENSE)
+        page = os.memfd_create("page")
+        with open(page, "wb", closefd=False) as out:
+            out.write(b"P5 %d %d 255\n" % image.shape[::-1] + image.tobytes())
+        os.lseek(page, 0, os.SEEK_SET)
+        os.dup2(page, 0)
+        process.limit_data(memory)
+    except MemoryError:
+        os.abort()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def inked(image: np.ndarray) -> bool:
+    """Whether there is anything on it: more than one dark dot in 50,000."""
+    return 50_000 * int((image < 128).sum()) > image.size
+
+
+@njit(cache=True, nogil=True)
+def glyphs(image):
+    """Connected dark areas of a picture (height, width) uint8 that are as high as letters, 4 to 200 pixels."""
+    height, width = image.shape
+    parent = np.zeros(1024, np.int64)
+    top = np.zeros(1024, np.int64)
+    low = np.zeros(1024, np.int64)
+    starts = np.zeros((2, width // 2 + 1), np.int64)                    # of the runs of this row and the one before
+    ends = np.zeros((2, width // 2 + 1), np.int64)
+    names = np.zeros((2, width // 2 + 1), np.int64)
+    made, before = 0, 0
+    for y in range(height):
+        now, was = y % 2, 1 - y % 2
+        n, x, k = 0, 0, 0
+        while x < width:
+            if image[y, x] >= 128:
+                x += 1
+                continue
+            begin = x
+            while x < width and image[y, x] < 128:
+                x += 1
+            name = -1
+            while k < before and ends[was, k] < begin:
+                k += 1
+            q = k
+            while q < before and starts[was, q] <= x:                    # touches it, at a corner too
+                root = names[was, q]
+                while parent[root] != root:
+                    parent[root] = parent[parent[root]]
+                    root = parent[root]
+                if name < 0:
+                    name = root
+                elif root != name:
+                    parent[root] = name
+                    top[name] = min(top[name], top[root])
+                q += 1
+            if name < 0:
+                if made == parent.shape[0]:
+                    parent = np.append(parent, np.zeros(made, np.int64))
+                    top = np.append(top, np.zeros(made, np.int64))
+                    low = np.append(low, np.zeros(made, np.int64))
+                name = made
+                parent[name], top[name] = name, y
+                made += 1
+            low[name] = y
+            starts[now, n], ends[now, n], names[now, n] = begin, x, name
+            n += 1
+        before = n
+    found = 0
+    for name in range(made):
+        root = name
+        while parent[root] != root:
+            root = parent[root]
+        low[root] = max(low[root], low[name])
+    for name in range(made):
+        found += parent[name] == name and 4 <= low[name] - top[name] + 1 <= 200
+    return found
+
+
+def _words(table: str) -> list[Word]:
+    """Words (level 5) of tesseract's TSV: level page block par line word left top width height conf text."""
+    out = []
+    for row in table.split("\n"):
+        cells = row.rstrip("\r").split("\t")
+        if len(cells) == 12 and cells[0] == "5" and (text := " ".join(cells[11].split())):
+            left, top, width, height = map(int, cells[6:10])
+            out.append(Word((cells[2], cells[3], cells[4]), left, top, left + width, top + height,
+                            max(0, min(100, int(float(cells[10])))), text))
+    return out
+
+
+def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageChars, int]:
+    """(a page as the text layer would give it, confidence 0 to 99: the mean over letters and digits).
+
+    `width`, `height` in pixels. The page is turned so that lines run to the right: their words tell where they run.
+    Heights of lines are made equal where they differ by what letters happen to reach above and below.
+    """
+    turn = _turn(words)
+    turned = [word._replace(**dict(zip(("left", "top", "right", "bottom"), _turned(word, turn, width, height))))
+              for word in words]
+    if turn % 2:
+        width, height = height, width
+    groups: list[list[Word]] = []
+    for word in turned:
+        before = groups[-1][-1] if groups else None
+        high = max(word.bottom - word.top, before.bottom - before.top) if before else 0
+        if before is None or before.line != word.line or 2 * max(word.left - before.right,
+                                                                 before.left - word.right) > 3 * high:
+            groups.append([])
+        groups[-1].append(word)
+    heights = sorted(max(w.bottom for w in g) - min(w.top for w in g) for g in groups)
+    usual = heights[len(heights) // 2] if heights else 0
+    pieces = []
+    for group in groups:
+        top, bottom = min(w.top for w in group), max(w.bottom for w in group)
+        if 6 * usual < 10 * (bottom - top) < 16 * usual:
+            top, bottom = (top + bottom - usual) // 2, (top + bottom + usual) // 2
+        box = (min(w.left for w in group), top, max(w.right for w in group), bottom)
+        text = group[0].text
+        for before, word in pairwise(group):
+            text += word.text if _WIDE.match(before.text[-1]) and _WIDE.match(word.text[0]) else " " + word.text
+        pieces.append(Piece(*(v * 72 * UNIT // dpi for v in box), text, 0, is_rtl(text)))
+    chars = sum(len(w.text) for w in words)
+    # nobody is sure of leaders
+    letters = [sum(map(str.isalnum, w.text)) for w in words]
+    sure = sum(n * w.confidence for n, w in zip(letters, words)) // max(1, sum(letters))
+    size = (width * 72 * UNIT // dpi, height * 72 * UNIT // dpi)
+    return PageChars(pieces, *size, chars, len(words), 0, 0), min(99, sure)
+
+
+def _turn(words: list[Word]) -> int:
+    """Quarter turns, clockwise, of the picture's text: 0 upright, 1 lines run downwards, 2 to the left, 3 upwards."""
+    votes: Counter[int] = Counter()
+    for a, b in pairwise(words):
+        if a.line == b.line and not (is_rtl(a.text) or is_rtl(b.text)):
+            x, y = b.left + b.right - a.left - a.right, b.top + b.bottom - a.top - a.bottom
+            votes[(0 if x > 0 else 2) if abs(x) >= abs(y) else (1 if y > 0 else 3)] += 1
+    return max(range(4), key=lambda k: (votes[k], -k))
+
+
+def _turned(word: Word, turn: int, width: int, height: int) -> tuple[int, int, int, int]:
+    left, top, right, bottom = word[1:5]
+    return ((left, top, right, bottom), (top, width - right, bottom, width - left),
+            (width - right, height - bottom, width - left, height - top),
+            (height - bottom, left, height - top, right))[turn]

@@ -1,0 +1,77 @@
+"""A page of a PDF as a picture, and the pictures that lie on it. Bounded by counts of pixels, before any is decoded."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import numpy as np
+import pypdfium2 as pdfium
+import pypdfium2.raw as pdfium_c
+
+from stages.extract.pdf.ocr import DPI
+
+#: most pixels of a page's picture, and most along a side (leptonica takes 32,767): larger pages are drawn at less
+PIXELS, ALONG = 10_000_000, 32_000
+#: most pixels of all pictures on a page that is drawn (A4 at 800 dpi): of JPEG 2000 a pixel takes 15 bytes
+DECODED = 60_000_000
+#: longest side of a page, points (ISO 32000-1, annex C: 14,400)
+_SIDE = 14_400
+#: objects of a page, and levels of forms, that are looked at for pictures
+_OBJECTS, _LEVELS = 10_000, 3
+
+
+def dots(page: pdfium.PdfPage) -> int:
+    """Dots to the inch at which a page is drawn; 0 for one that is larger than PDF allows."""
+    width, height = page.get_size()
+    if not (0 < width <= _SIDE and 0 < height <= _SIDE):
+        return 0
+    most = math.isqrt(int(PIXELS * 72 * 72 / max(1.0, width * height)))
+    return max(1, min(DPI, most, int(ALONG * 72 / max(width, height))))
+
+
+def size(page: pdfium.PdfPage, dpi: int) -> tuple[int, int]:
+    """Width and height of its picture, pixels."""
+    width, height = page.get_size()
+    return math.ceil(width * dpi / 72), math.ceil(height * dpi / 72)
+
+
+def draw(page: pdfium.PdfPage, dpi: int, turn: int = 0) -> np.ndarray:
+    """The page as it is shown, turned by `turn` (0 or 180) degrees: (height, width) uint8, 255 is white."""
+    return page.render(scale=dpi / 72, rotation=turn, grayscale=True).to_numpy()
+
+
+def pictures(page: pdfium.PdfPage) -> tuple[bool, int]:
+    """(whether one covers half of the page, pixels of all of them, as declared). Those in forms count, too, as often as
+    they are shown."""
+    left, bottom, right, top = page.get_bbox()
+    sides = [ctypes.c_float() for _ in range(4)]
+    covers, total, room = False, 0, _OBJECTS
+    count = pdfium_c.FPDFPage_CountObjects(page.raw)
+    for k in range(min(count, room)):
+        thing = pdfium_c.FPDFPage_GetObject(page.raw, k)
+        pixels, room = _pixels(thing, room, _LEVELS)
+        total += pixels
+        if pixels and not covers and pdfium_c.FPDFPageObj_GetBounds(thing, *sides):
+            x0, y0, x1, y1 = (side.value for side in sides)
+            wide, high = min(x1, right) - max(x0, left), min(y1, top) - max(y0, bottom)
+            covers = wide > 0 and high > 0 and 2 * wide * high >= (right - left) * (top - bottom)
+    return covers, total
+
+
+def _pixels(thing: Any, room: int, levels: int) -> tuple[int, int]:
+    """(pixels of a picture, or of those in a form; how many more objects may be looked at)"""
+    kind, room = pdfium_c.FPDFPageObj_GetType(thing), room - 1
+    if kind == pdfium_c.FPDF_PAGEOBJ_IMAGE:
+        wide, high = ctypes.c_uint(), ctypes.c_uint()
+        pdfium_c.FPDFImageObj_GetImagePixelSize(thing, wide, high)
+        return wide.value * high.value, room
+    total = 0
+    if kind == pdfium_c.FPDF_PAGEOBJ_FORM and levels:
+        for k in range(pdfium_c.FPDFFormObj_CountObjects(thing)):
+            if room <= 0:
+                break
+            pixels, room = _pixels(pdfium_c.FPDFFormObj_GetObject(thing, k), room, levels - 1)
+            total += pixels
+    return total, room

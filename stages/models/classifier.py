@@ -1,0 +1,101 @@
+"""A trained fastText classifier with what belongs to it: its kind, its labels, its calibration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stages.filter.quality import Quality, grade_of
+from stages.scoring import calibration
+from stages.scoring.models import FastText
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: labels of two unnamed sides
+GOOD, REST = "hq", "lq"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a classifier says about n texts, in steps of the grid of `quality`: the probabilities of its labels
+    int64[n, labels], and the score it is for int64[n]: that of the target, or the expected grade; None where it chooses
+    among labels."""
+
+    labels: list[str]
+    probabilities: NDArray[np.int64]
+    score: NDArray[np.int64] | None
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
+
+    def values(self) -> NDArray[np.float64] | None:
+        """The score as the step `quality` writes it."""
+        return None if self.score is None else (self.score * Quality.grid).round(10)
+
+    def best(self) -> list[str]:
+        """The most probable label of each text."""
+        return [self.labels[i] for i in self.probabilities.argmax(axis=1)] if len(self) else []
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """`labels` in the order of grades, or of the alphabet; `table` is the content of its calibration file."""
+
+    model: FastText
+    kind: str
+    labels: list[str]
+    target: str | None
+    table: dict[str, Any] | None = None
+
+    def raw(self, texts: Sequence[str]) -> Scores:
+        """What fastText says."""
+        found = np.zeros((len(texts), len(self.labels)), np.int64)
+        grades = np.zeros(len(texts), np.int64)
+        place = {label: i for i, label in enumerate(self.labels)}
+        for row, text in enumerate(texts):
+            said = self.model.predict(text, k=-1)
+            for label, p in said:
+                found[row, place[label]] = round(min(1.0, p) / Quality.grid)
+            if self.kind == "grades":
+                grades[row] = Quality.expected(said, self.labels)
+        return self._scores(found, grades)
+
+    def scores(self, texts: Sequence[str]) -> Scores:
+        """What the step `quality` says, with its calibration where there is one."""
+        return self.calibrated(self.raw(texts))
+
+    def calibrated(self, raw: Scores) -> Scores:
+        if self.table is None:
+            return raw
+        if self.kind == "grades":
+            grade = calibration.Table(self.table["grade"])
+            return Scores(raw.labels, raw.probabilities, np.array([grade(int(s)) for s in raw.score], np.int64))
+        columns = [[table(int(p)) for p in raw.probabilities[:, i]] for i, table in enumerate(
+            calibration.Table(self.table["labels"][label]) for label in raw.labels)]
+        return self._scores(np.array(columns, np.int64).T.reshape(raw.probabilities.shape), None)
+
+    def _scores(self, probabilities: NDArray[np.int64], grades: NDArray[np.int64] | None) -> Scores:
+        if self.kind == "grades":
+            return Scores(self.labels, probabilities, grades)
+        return Scores(self.labels, probabilities,
+                      None if self.target is None else probabilities[:, self.labels.index(self.target)])
+
+
+def kind_of(labels: Sequence[str]) -> tuple[str, str | None]:
+    """("binary", its good label), ("grades", None) or ("labels", None)."""
+    if sorted(labels) == sorted((GOOD, REST)):
+        return "binary", GOOD
+    if all(grade_of(label) is not None for label in labels):
+        return ("binary", max(labels, key=float)) if len(labels) == 2 else ("grades", None)
+    return "labels", None
+
+
+def beside(model: str | os.PathLike[str], what: str) -> Path:
+    """Path of a file that belongs to a model: quality.bin → quality.card.json."""
+    return Path(model).with_suffix("." + what)

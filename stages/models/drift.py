@@ -1,0 +1,131 @@
+"""Has the data moved away from what a classifier's threshold was chosen on?
+
+A *profile* of a corpus (part of a model card) keeps how its scores, lengths and languages are distributed; `compare`
+holds other texts against it. Two numbers a distribution: the population stability index over ten bins of equal shares,
+which says how much has moved, and (for scores) the Kolmogorov-Smirnov distance, which says whether it is more than
+chance. By custom an index below 0.1 is no change and one from 0.25 on another population; a small sample has one of its
+own, about (bins - 1)(1/n + 1/m), so only what is beyond three times that counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stages.models import measure
+from stages.scoring.models import FastText, default_lid176
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stages.models.classifier import Scores
+
+#: stability index from which on a distribution is watched, and is another one; times its noise that it must exceed
+WATCH, DRIFT, NOISE = 0.1, 0.25, 3.0
+#: bins of equal shares, points a distribution is kept at, languages counted on their own
+_BINS, _POINTS, _LANGUAGES = 10, 256, 20
+#: documents below which nothing is said, and characters of a text whose language is looked at
+LEAST, _LOOKED_AT = 100, 5_000
+
+
+def profile(texts: Sequence[str], scores: Scores) -> dict[str, Any]:
+    """What a card keeps of a corpus: {"documents", "bytes", "scores", "lengths", "languages", "labels"}.
+
+    Distributions are {"at": points ascending, "below": share <= point, "bins": edges of ten bins, "counts"}; scores are
+    in the units of the step `quality`, lengths in characters.
+    """
+    found: dict[str, Any] = {"documents": len(texts),
+                             "bytes": sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)}
+    if scores.score is not None:
+        found["scores"] = _distribution(scores.values())
+    else:
+        best = Counter(scores.best())
+        found["labels"] = {label: best[label] for label in scores.labels}
+    found["lengths"] = _distribution(np.array([len(text) for text in texts], np.float64))
+    languages = _languages(texts)
+    if languages is not None:
+        found["languages"] = dict(sorted(languages.items(), key=lambda kv: (-kv[1], kv[0])))
+    return found
+
+
+def compare(was: dict[str, Any], texts: Sequence[str], scores: Scores) -> dict[str, Any]:
+    """Other texts against a profile.
+
+    Returns:
+        {"verdict": "same", "watch", "drift" or "too_few" (the worst of the parts), "documents", and for each of
+        "scores", "lengths", "languages", "labels" that both have: {"index", "noise", "verdict"}; "scores" has
+        "distance" and "critical" besides, "labels" and "languages" what grew and shrank most: [[name, was, is], …]}
+    """
+    n, m = was["documents"], len(texts)
+    out: dict[str, Any] = {"documents": m}
+    if scores.score is not None and "scores" in was:
+        values = scores.values()
+        part = _moved(was["scores"], values, n, m)
+        part["distance"] = round(measure.ks_distance(was["scores"]["at"], was["scores"]["below"], values), 4)
+        part["critical"] = round(measure.ks_critical(n, m), 4)
+        if part["distance"] <= part["critical"]:
+            part["verdict"] = "same"
+        out["scores"] = part
+    if "lengths" in was:
+        out["lengths"] = _moved(was["lengths"], np.array([len(text) for text in texts], np.float64), n, m)
+    if scores.score is None and "labels" in was:
+        best = Counter(scores.best())
+        out["labels"] = _mix(was["labels"], best)
+    if "languages" in was and (languages := _languages(texts)) is not None:
+        out["languages"] = _mix(was["languages"], languages)
+    order = ("same", "watch", "drift")
+    verdicts = [part["verdict"] for part in out.values() if isinstance(part, dict)]
+    out["verdict"] = max(verdicts, key=order.index, default="same")
+    if min(n, m) < LEAST:
+        for part in [out, *(part for part in out.values() if isinstance(part, dict))]:
+            part["verdict"] = "too_few"
+    return out
+
+
+def _distribution(values: NDArray[np.float64]) -> dict[str, Any]:
+    ordered = np.sort(values)
+    if not len(ordered):
+        return {"at": [], "below": [], "bins": [], "counts": [0]}
+    at = np.unique(ordered[np.linspace(0, len(ordered) - 1, _POINTS).round().astype(int)])
+    below = np.searchsorted(ordered, at, side="right") / len(ordered)
+    edges = np.unique(ordered[(np.arange(1, _BINS) * len(ordered)) // _BINS])
+    return {"at": [round(float(v), 6) for v in at], "below": [round(float(v), 6) for v in below],
+            "bins": [round(float(v), 6) for v in edges],
+            "counts": np.bincount(np.searchsorted(edges.round(6), values.round(6), side="right"),
+                                  minlength=len(edges) + 1).tolist()}
+
+
+def _moved(was: dict[str, Any], values: NDArray[np.float64], n: int, m: int) -> dict[str, Any]:
+    counts = np.bincount(np.searchsorted(np.array(was["bins"]), values.round(6), side="right"),
+                         minlength=len(was["counts"]))
+    return _judged(measure.stability_index(was["counts"], counts), len(was["counts"]), n, m)
+
+
+def _mix(was: dict[str, int], now: Counter[str]) -> dict[str, Any]:
+    """Shares of names, those beyond the commonest together."""
+    common = [name for name, _ in (Counter(was) + now).most_common(_LANGUAGES)]
+    n, m = sum(was.values()), sum(now.values())
+    a, b = [was.get(name, 0) for name in common], [now[name] for name in common]
+    found = _judged(measure.stability_index([*a, n - sum(a)], [*b, m - sum(b)]), len(common) + 1, n, m)
+    shares = [[name, round(x / max(1, n), 4), round(y / max(1, m), 4)] for name, x, y in zip(common, a, b)]
+    found["moved"] = sorted(shares, key=lambda s: (-abs(s[2] - s[1]), s[0]))[:5]
+    return found
+
+
+def _judged(index: float, bins: int, n: int, m: int) -> dict[str, Any]:
+    noise = measure.stability_noise(bins, n, m)
+    sure = index > NOISE * noise
+    return {"index": round(index, 4), "noise": round(noise, 4),
+            "verdict": "drift" if sure and index >= DRIFT else "watch" if sure and index >= WATCH else "same"}
+
+
+def _languages(texts: Sequence[str]) -> Counter[str] | None:
+    """Documents by language ("": none found), None where the language model is not at hand."""
+    path = default_lid176()
+    if path is None:
+        return None
+    model = FastText(path)
+    return Counter((model.predict(text[:_LOOKED_AT]) or [("", 0.0)])[0][0] for text in texts)

@@ -1,0 +1,161 @@
+"""Labelled texts for a classifier: each once, and shared out so that no text is trained on and judged.
+
+Texts are known by their content: the hash of their words in lower case. The same text twice under one label counts
+once; under two labels it teaches nothing and is left out. Near-duplicates (an article and its reprint) go to the same
+side of the split: MinHash over word 5-grams proposes pairs that share one of 20 bands of 5 hashes, and pairs that agree
+in half of the 100 hashes are one cluster. A cluster's side is a pseudo-random function of the seed and its smallest
+hash, so it depends neither on the order of texts nor on the names of files, and more texts seldom move one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush, heapreplace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from pipeline.base.prf import prf
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: sides of the split
+SIDES = ("train", "calibrate", "test")
+_BANDS, _ROWS, _AGREE = 20, 5, 50
+#: what fastText takes for white space, and for a label or an end of line in a text
+_SPACE = " \n\r\t\v\f\0"
+_LABEL = re.compile(rf"(?<![^{_SPACE}])__label__[^{_SPACE}]*")
+_END = re.compile(rf"(?<![^{_SPACE}])</s>(?![^{_SPACE}]).*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text with its label; `key` is what it says, whatever its spacing and case (32 hex characters)."""
+
+    key: str
+    label: str
+    text: str
+
+    @property
+    def line(self) -> str:
+        """The text as a line of fastText's training file, which sees in it what prediction will see: a word that looks
+        like a label is passed over, and a word `</s>` ends the text."""
+        return _END.sub("", _LABEL.sub("", self.text.replace("\n", " "))).replace("\r", " ")
+
+
+@dataclass
+class Examples:
+    """What was gathered, sorted by key, and what was left out."""
+
+    kept: list[Example]
+    sides: list[str]
+    repeated: int = 0                # the same text again, under the same label
+    contradicted: int = 0            # texts that stood under more than one label
+    surplus: Counter[str] = field(default_factory=Counter)        # beyond `most` of a label
+    clusters: int = 0                # of near-duplicates: with two texts or more
+    largest: int = 1                 # texts of the largest cluster
+
+    def of(self, side: str) -> list[Example]:
+        return [e for e, s in zip(self.kept, self.sides) if s == side]
+
+
+def content_key(text: str) -> str:
+    return xxhash.xxh3_128_hexdigest(" ".join(text.split()).lower().encode("utf-8", "surrogatepass"))
+
+
+def gather(labelled: Iterable[tuple[str, str]], seed: int, held_out: float, most: int | None = None) -> Examples:
+    """Examples of (label, text), at most `most` of a label, drawn by their content; `held_out` (0 … 1) of the clusters
+    go half to calibration and half to the test. The result does not depend on the order they come in: a text under two
+    labels is drawn under both, and then left out.
+
+    Texts without a word are passed over. Holds `most` texts a label in memory.
+    """
+    labels: dict[str, tuple[str, ...]] = {}           # key → the labels it stands under
+    alone: dict[str, tuple[str]] = {}                 # label → itself as such
+    held: dict[str, list[tuple[int, str]]] = {}       # label → heap of (-draw, key): the smallest draws stay
+    words: dict[str, dict[str, str]] = {}             # label → the texts of those, by key
+    repeated, surplus = 0, Counter[str]()
+    for label, text in labelled:
+        if not text or text.isspace():
+            continue
+        key = content_key(text)
+        heap, mine, known = held.setdefault(label, []), words.setdefault(label, {}), labels.get(key)
+        if known is not None and label in known:
+            repeated += 1
+            if key in mine:
+                mine[key] = max(mine[key], text)      # of several spellings the same one, whichever comes first
+            continue
+        labels[key] = alone.setdefault(label, (label,)) if known is None else (*known, label)
+        mine[key] = text
+        heappush(heap, (-prf(seed, "classifier/draw", key), key))
+        if most is not None and len(heap) > most:
+            surplus[label] += 1
+            del mine[heappop(heap)[1]]
+    contradicted = sum(len(found) > 1 for found in labels.values())
+    kept = sorted((Example(key, label, text) for label, mine in words.items() for key, text in mine.items()
+                   if len(labels[key]) == 1), key=lambda e: e.key)
+    del held, words
+    roots = near_duplicates([e.text for e in kept])
+    sizes = np.bincount(roots, minlength=1)
+    sides = [_side(seed, kept[root].key, held_out) for root in roots]
+    return Examples(kept, sides, repeated, contradicted, surplus,
+                    int((sizes > 1).sum()), int(sizes.max(initial=1)))
+
+
+def _side(seed: int, key: str, held_out: float) -> str:
+    draw = prf(seed, "classifier/split", key) / 2**64
+    return "test" if draw < held_out / 2 else "calibrate" if draw < held_out else "train"
+
+
+def sample(texts: Iterable[str], seed: int, most: int) -> list[tuple[str, str]]:
+    """(content key, text) of at most `most` texts with a word in them, drawn and sorted by their content."""
+    heap: list[tuple[int, str, str]] = []
+    for text in texts:
+        if text and not text.isspace():
+            key = content_key(text)
+            item = (-prf(seed, "classifier/reference", key), key, text)
+            if len(heap) < most:
+                heappush(heap, item)
+            else:
+                heapreplace(heap, max(item, heap[0]))
+    return sorted((key, text) for _, key, text in heap)
+
+
+def near_duplicates(texts: list[str]) -> NDArray[np.int64]:
+    """int64[n]: for each text the smallest place among its cluster of near-duplicates (its own, when it has none)."""
+    from stages.dedup.hashing import band_keys
+    from stages.dedup.lsh import components
+    from stages.dedup.minhash import MinHashSignature
+
+    stage = MinHashSignature(bands=_BANDS, rows=_ROWS)
+    roots = np.arange(len(texts))
+    places, signatures, bands = [], [], []
+    for place, text in enumerate(texts):
+        signature = stage.signature(text)
+        if signature is not None:                     # fewer than 5 words: equal texts are one already
+            places.append(place)
+            signatures.append((signature >> np.uint64(32)).astype(np.uint32))
+            bands.append(band_keys(signature, _BANDS, _ROWS))
+    if len(places) < 2:
+        return roots
+    at, hashes, keys = np.array(places), np.stack(signatures), np.stack(bands)
+    pairs = []
+    for band in range(_BANDS):
+        order = np.argsort(keys[:, band], kind="stable")
+        sorted_keys = keys[order, band]
+        new = np.r_[True, sorted_keys[1:] != sorted_keys[:-1]]
+        first = order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
+        a, b = first[~new], order[~new]               # each with the first of its bucket
+        alike = (hashes[a] == hashes[b]).sum(axis=1) >= _AGREE
+        pairs.append((at[a[alike]], at[b[alike]]))
+    a = np.concatenate([p[0] for p in pairs]).astype(np.uint64)
+    b = np.concatenate([p[1] for p in pairs]).astype(np.uint64)
+    if len(a):
+        nodes, smallest = components(a, b)
+        roots[nodes.astype(np.int64)] = smallest.astype(np.int64)
+    return roots

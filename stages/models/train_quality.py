@@ -1,0 +1,255 @@
+"""Train a fastText classifier, calibrate it, judge it on texts it has not seen, and write down what it is.
+
+`train` leaves four files: the model, `.calibration.json` (`stages.scoring.calibration`), `.card.json` and `.card.md`
+(`stages.models.model_card`). Everything is a function of texts, labels, settings and seed: equal ones give equal files
+on one kind of CPU, in whatever order the texts come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.base.prf import prf
+from stages.filter.quality import Quality, grade_of
+from stages.models import drift, measure, model_card
+from stages.models.classifier import Classifier, beside, kind_of
+from stages.models.examples import SIDES, Example, Examples, gather, sample
+from stages.scoring import calibration
+from stages.scoring.models import FastText
+from stages.stage import file_sha256, library_versions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: labels a classifier may have, and bytes of one
+MOST_LABELS, LONGEST_LABEL = 1000, 100
+#: texts of a reference corpus that are looked at: the share they keep is known to 0.3 % of all (95 %)
+MOST_REFERENCE = 50_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of fastText's training (Joulin et al. 2016). A model takes about `dim` * 4 bytes for each bucket and word."""
+
+    dim: int = 32
+    epochs: int = 5
+    rate: float = 0.1
+    word_ngrams: int = 2
+    buckets: int = 1 << 18
+    min_count: int = 1
+
+
+def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, seed: int = 0,
+          settings: Settings | None = None, held_out: float = 0.2, most: int | None = None,
+          reference: Iterable[str] | None = None, keep: float = 0.1, data: Sequence[dict[str, Any]] = (),
+          intended_use: str = "", license: str = "") -> dict[str, Any]:
+    """Train on (label, text) pairs and write the model to `out`, its other files beside it; returns the card.
+
+    Two labels `hq` and `lq`, or two numbers, make a binary classifier for `hq` or the greater one; three numbers or
+    more make grades, whose score is the expected grade; anything else is a choice of labels. `held_out` of the texts
+    are kept from training, half of them to calibrate and half to judge. With texts of a `reference` corpus the card
+    says which threshold keeps its best `keep`, by those that were not trained on. `data`, `intended_use` and `license`
+    go into the card as they are.
+
+    Raises:
+        ValueError: fewer than two labels, or fewer than two texts of one to train on; labels fastText cannot have.
+        RuntimeError: fastText failed; holds its error output.
+    """
+    settings = settings or Settings()
+    out = Path(out)
+    examples = gather(labelled, seed, held_out, most)
+    labels = _labels(examples)
+    kind, target = kind_of(labels)
+    parts = {side: examples.of(side) for side in SIDES}
+    trained = Counter(e.label for e in parts["train"])
+    for label in labels:
+        if trained[label] < 2:
+            raise ValueError(f"a quality classifier needs two texts or more of each label to train on, '{label}' has "
+                             f"{trained[label]}; give more texts, or hold out less")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".quality.") as scratch:
+        made = Path(scratch) / "model.bin"
+        _fit(parts["train"], settings, seed, made)
+        sha256 = file_sha256(made)
+        found = _calibrated(Classifier(FastText(made), kind, labels, target), parts["calibrate"], sha256)
+        card = {
+            "format": model_card.FORMAT, "model": {"file": out.name, "sha256": sha256, "bytes": made.stat().st_size},
+            "kind": kind, "labels": labels, "target": target,
+            "calibration": found.table and {k: found.table[k] for k in ("method", "documents")},
+            "intended_use": intended_use, "license": license,
+            "data": list(data), "examples": _account(examples, parts),
+            "settings": {**asdict(settings), "seed": seed, "held_out": held_out, "most": most},
+            "libraries": library_versions(Quality.libraries),
+            "features": model_card.features(found.model, labels), "measured": judge(found, parts["test"], seed)}
+        test = [e.text for e in parts["test"]]
+        card["profiles"] = {"held_out": drift.profile(test, found.scores(test))} if test else {}
+        if reference is not None:
+            texts, counts = _unseen(sample(reference, seed, MOST_REFERENCE), {e.key for e in parts["train"]})
+            scores = found.scores(texts)
+            if scores.score is not None and texts:
+                card["threshold"] = counts | _threshold(texts, scores.score, keep)
+            card["profiles"]["reference"] = drift.profile(texts, scores)
+        # the model comes last: who is stopped before it leaves no model without its table, and a table of another model
+        # is refused
+        if found.table is not None:
+            _write(beside(out, "calibration.json"), json.dumps(found.table, separators=(",", ":")) + "\n")
+        _write(beside(out, "card.md"), model_card.markdown(card))
+        _write(beside(out, "card.json"), json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+        os.replace(made, out)
+    if found.table is None:
+        beside(out, "calibration.json").unlink(missing_ok=True)
+    return card
+
+
+def _labels(examples: Examples) -> list[str]:
+    found = {e.label for e in examples.kept}
+    for label in found:
+        if not label.isprintable() or label.split() != [label] or len(label.encode()) > LONGEST_LABEL:
+            raise ValueError(f"label {label[:40]!r}: a label is one word of at most {LONGEST_LABEL} bytes")
+    if not 2 <= len(found) <= MOST_LABELS:
+        raise ValueError(f"a quality classifier needs two texts or more of two labels to {MOST_LABELS:,}; there are "
+                         f"texts of {', '.join(sorted(found)[:5]) or 'none'}")
+    numbers = all(grade_of(label) is not None for label in found)
+    if numbers and len({float(label) for label in found}) < len(found):
+        raise ValueError(f"labels {', '.join(sorted(found)[:20])}: some are the same number written in two ways")
+    return sorted(found, key=lambda label: (float(label), label) if numbers else (0.0, label))
+
+
+def _account(examples: Examples, parts: dict[str, list[Example]]) -> dict[str, Any]:
+    """What became of the texts, and a hash over all that were used, by content."""
+    h = hashlib.sha256()
+    for e in examples.kept:
+        h.update(f"{e.key} {e.label}\n".encode())
+    return {"sha256": h.hexdigest(), "repeated": examples.repeated, "contradicted": examples.contradicted,
+            "surplus": dict(sorted(examples.surplus.items())), "clusters": examples.clusters,
+            "largest_cluster": examples.largest,
+            **{side: dict(sorted(Counter(e.label for e in part).items())) for side, part in parts.items()}}
+
+
+def _fit(part: list[Example], settings: Settings, seed: int, model: Path) -> None:
+    """Run fastText's training in a process of its own, whose allocator hands out zeroed memory.
+
+    With one thread fastText initialises the first tenth of its matrix only (DenseMatrix::uniform fills 10 blocks, one
+    a thread) and leaves the rest as the allocator gave it: recycled memory there makes training random, up to NaN.
+    glibc fills what it allocates with the complement of MALLOC_PERTURB_.
+    """
+    lines = model.with_suffix(".txt")
+    with open(lines, "w", encoding="utf-8", newline="\n") as f:
+        for e in sorted(part, key=lambda e: prf(seed, "classifier/order", e.key)):
+            f.write(f"__label__{e.label} {e.line}\n")
+    options = {"dim": settings.dim, "epoch": settings.epochs, "lr": settings.rate, "wordNgrams": settings.word_ngrams,
+               "bucket": settings.buckets, "minCount": settings.min_count, "thread": 1, "seed": seed, "verbose": 0}
+    environment = dict(os.environ, MALLOC_PERTURB_="255", MALLOC_MMAP_THRESHOLD_="131072",
+                       PYTHONSAFEPATH="1")                         # nothing is imported from the current folder
+    code = ("import json, sys, fasttext; "
+            "fasttext.train_supervised(sys.argv[1], **json.loads(sys.argv[2])).save_model(sys.argv[3])")
+    done = subprocess.run([sys.executable, "-c", code, str(lines), json.dumps(options), str(model)], env=environment,
+                          capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"training a fastText classifier failed:\n{done.stderr[-2000:]}")
+
+
+def _calibrated(classifier: Classifier, part: list[Example], sha256: str) -> Classifier:
+    """The classifier with its calibration, without where there is too little to fit one for every label."""
+    said = classifier.raw([e.text for e in part])
+    one = round(1 / Quality.grid)
+    tables: dict[str, Any] = {}
+    grade = method = None
+    if classifier.kind == "grades":
+        low, high = (round(float(classifier.labels[i]) / Quality.grid) for i in (0, -1))
+        fitted = calibration.fit(said.score, [float(e.label) / Quality.grid for e in part], low, high, graded=True)
+        if fitted is None:
+            return classifier
+        method, grade = fitted
+    else:
+        for column, label in enumerate(classifier.labels):
+            truths = [one * (e.label == label) for e in part]
+            fitted = calibration.fit(said.probabilities[:, column], truths, 0, one)
+            if fitted is None:
+                return classifier
+            method, tables[label] = fitted
+    return replace(classifier, table={
+        "format": calibration.FORMAT, "model_sha256": sha256, "grid": Quality.grid, "method": method,
+        "documents": len(part), "labels": tables, "grade": grade})
+
+
+def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, Any]:
+    """How well texts with labels are told apart, question by question: the target's, each grade's (at least this one?),
+    or each label's."""
+    raw = classifier.raw([e.text for e in part])
+    scores, truth = classifier.calibrated(raw), [e.label for e in part]
+    questions: list[tuple[str, Any, Any, NDArray[np.bool_]]] = []
+    if classifier.kind == "grades":
+        grades = np.array([float(label) for label in truth])
+        questions += [(f"grade >= {label}", scores.score, None, grades >= float(label))
+                      for label in classifier.labels[1:]]
+    else:
+        for label in [classifier.target] if classifier.target is not None else classifier.labels:
+            i = classifier.labels.index(label)
+            questions.append((label, scores.probabilities[:, i], raw.probabilities[:, i],
+                              np.array([t == label for t in truth], bool)))
+    right = [b == t for b, t in zip(raw.best(), truth)]
+    found: dict[str, Any] = {
+        "documents": len(part), "accuracy": round(sum(right) / len(right), 4) if right else None,
+        "questions": [_question(*q, calibrated=classifier.table is not None, seed=seed) for q in questions
+                      if q[3].any() and not q[3].all()]}
+    if classifier.kind == "grades" and part:
+        found["mean_absolute_error"] = round(float(np.abs(scores.values() - grades).mean()), 4)
+    return found
+
+
+def _question(name: str, scores: NDArray[np.int64], raw: NDArray[np.int64] | None, good: NDArray[np.bool_],
+              calibrated: bool, seed: int) -> dict[str, Any]:
+    """How well `good` documents are found by `scores`."""
+    at = (scores * Quality.grid).round(10)                         # as the step writes them, for thresholds
+    ranking = measure.Ranking(at, good)
+    drawn = measure.bootstrap({"roc_auc": ranking.auc, "average_precision": ranking.average_precision}, len(good), seed)
+    found: dict[str, Any] = {
+        "question": name, "good": int(good.sum()), "documents": len(good), "roc_auc": round(ranking.auc(), 4),
+        "roc_auc_95": measure.interval(drawn["roc_auc"]), "average_precision": round(ranking.average_precision(), 4),
+        "average_precision_95": measure.interval(drawn["average_precision"]), "curve": ranking.curve()}
+    if raw is not None:
+        found["calibration_error"] = round(measure.calibration_error(at, good), 4)
+        found["brier"] = round(measure.brier(at, good), 4)
+        if calibrated:
+            found["calibration_error_before"] = round(measure.calibration_error(raw * Quality.grid, good), 4)
+            found["brier_before"] = round(measure.brier(raw * Quality.grid, good), 4)
+    return found
+
+
+def _unseen(drawn: list[tuple[str, str]], trained: set[str]) -> tuple[list[str], dict[str, int]]:
+    """Texts of the reference corpus that were not trained on, for the model is surer of those that were than of any
+    other: their threshold would keep another share of what is to come. All texts where too few are left."""
+    unseen = [text for key, text in drawn if key not in trained]
+    if len(unseen) < drift.LEAST:
+        return [text for _, text in drawn], {"left_out": 0, "trained_on": len(drawn) - len(unseen)}
+    return unseen, {"left_out": len(drawn) - len(unseen), "trained_on": 0}
+
+
+def _threshold(texts: list[str], scores: NDArray[np.int64], keep: float) -> dict[str, Any]:
+    """The threshold that keeps the best `keep` of a reference corpus, by documents, and what it keeps in fact."""
+    least = measure.threshold_keeping(scores, keep)
+    kept = scores >= least
+    sizes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts], np.float64)
+    # above every score: the next step of the grid, which no document of the reference reaches
+    step = int(np.ceil(least))
+    return {"min": round(step * Quality.grid, 10), "asked": keep, "documents": len(texts),
+            "kept": round(float(kept.mean()), 4), "kept_bytes": round(float(sizes[kept].sum() / sizes.sum()), 4)}
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)

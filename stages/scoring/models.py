@@ -1,0 +1,105 @@
+"""fastText models: where they are found, and how they are asked.
+
+The language model lid.176.ftz (917 kB, https://fasttext.cc/docs/en/language-identification.html, CC-BY-SA 3.0) is
+looked for in the folder TOKENMILL_MODELS, else in ~/.cache/tokenmill; `tokenmill fetch lid176` puts it there.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stages.scoring.word_sums import WordSums
+
+LID176 = "lid.176.ftz"
+#: bytes of the largest model that is loaded only to check settings
+LOOKED_INTO = 64 << 20
+
+
+class MissingModel(FileNotFoundError):
+    """A model that has to be fetched first; the message says how."""
+
+    permanent = True
+
+
+def lid176() -> Path:
+    """Path of the language model.
+
+    Raises:
+        MissingModel: it is in none of the places; says where it was looked for and how to get it.
+    """
+    found = default_lid176()
+    if found is not None:
+        return found
+    places = ", ".join(str(folder / LID176) for folder in folders())
+    raise MissingModel(f"the language model is missing (looked for {places}); get it with `tokenmill fetch "
+                       f"lid176`, or name a file: {{language: {{model: path/to/{LID176}}}}}")
+
+
+def default_lid176() -> Path | None:
+    """Path of the language model, None where it is not at hand."""
+    return next((folder / LID176 for folder in folders() if (folder / LID176).is_file()), None)
+
+
+def folders() -> list[Path]:
+    return [*(Path(folder) for folder in (os.environ.get("TOKENMILL_MODELS"),) if folder),
+            Path.home() / ".cache" / "tokenmill"]
+
+
+def labels_of(path: str | Path | None) -> frozenset[str] | None:
+    """Labels of a fastText model, for checking settings before anything runs; None when it is not at hand, is none, or
+    has more than `LOOKED_INTO` bytes, which take seconds to load."""
+    try:
+        info = os.stat(path or "")
+        return None if info.st_size > LOOKED_INTO else _labels(
+            str(path), info.st_ino, info.st_size, info.st_mtime_ns)
+    except (OSError, ValueError, ImportError):
+        return None
+
+
+@lru_cache(maxsize=8)
+def _labels(path: str, *_file: int) -> frozenset[str]:
+    return frozenset(FastText(path).labels())
+
+
+def load(path: str | Path) -> WordSums | FastText:
+    """A fastText classifier that is asked for the most probable label: by `WordSums`, else by the library."""
+    from stages.scoring.word_sums import UnknownFormat, WordSums
+
+    try:
+        return WordSums(path)
+    except UnknownFormat:
+        return FastText(path)
+
+
+class FastText:
+    """A fastText classifier. Prediction only reads the model, so threads may share one."""
+
+    def __init__(self, path: str | Path) -> None:
+        # not fasttext.load_model: that prints a warning of its own to stderr
+        from fasttext.FastText import _FastText
+
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"{path}: no such fastText model")
+        self._model: Any = _FastText(str(path)).f
+
+    def labels(self) -> list[str]:
+        return [label.removeprefix("__label__") for label in self._model.getLabels("strict")[0]]
+
+    def matrices(self) -> tuple[list[str], list[int], Any, Any, list[str]]:
+        """(words, times each was seen, float32[words, dim] of the words, float32[labels, dim] of the labels, the labels
+        in the order of that matrix) of a model that is not quantised. Copies the whole matrix of words and buckets."""
+        import numpy as np
+
+        words, counts = self._model.getVocab("strict")
+        vectors = np.array(self._model.getInputMatrix())[:len(words)].copy()
+        return list(words), [int(n) for n in counts], vectors, np.array(self._model.getOutputMatrix()), self.labels()
+
+    def predict(self, text: str, k: int = 1) -> list[tuple[str, float]]:
+        """The k most probable (label, probability) of a text taken as one line; [] when no word of it is known."""
+        line = text.replace("\n", " ") + "\n"
+        found = self._model.predict(line, k, 0.0, "strict")
+        return [(label.removeprefix("__label__"), score) for score, label in found]

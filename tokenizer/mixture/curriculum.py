@@ -1,0 +1,324 @@
+"""The resolved curriculum: what `curriculum.json` says.
+
+The pipeline writes it once (`resolve.resolve`), the trainer reads it and nothing else of the recipe's curriculum. It
+holds everything the order of samples depends on: seed, streams with token counts and hashes, phases with integer
+weights. A sample is one window of its phase's `sequence` tokens (and one more: the last target). Samples are numbered
+from 0 over all phases; a step is `batch` consecutive samples; phases are whole numbers of steps.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tokenizer.mixture.order import CurriculumError, Order, check_weights
+
+__all__ = ["Curriculum", "CurriculumError", "Order", "Phase", "Stream", "TokenizerRef", "cut", "edit"]
+
+VERSION = 1
+#: what a phase may say about the learning rate: hold it ("constant" is another word for "stable") or let it fall; or,
+#: as a mapping, a curve of its own
+RATES = ("stable", "constant", "decay")
+#: keys of such a mapping, and how a rate falls from its peak after the warm-up
+RATE_KEYS = ("peak", "warmup", "shape", "floor")
+RATE_SHAPES = ("constant", "linear", "1-sqrt", "cosine", "exp")
+
+
+@dataclass(frozen=True)
+class TokenizerRef:
+    """The tokenizer all streams were encoded with."""
+
+    sha256: str                   # of its file
+    vocab_size: int               # ids are below this
+    eos: int                      # ends every document
+    path: str                     # relative to the store
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The unit of a mixture: (source, language, quality bucket) as one virtual concatenation of tokens."""
+
+    name: str
+    train: str                    # folder (or manifest) of the split=train shard set, relative to the store
+    val: str | None               # of split=val; None when nothing was held out
+    sha256: str                   # pins the train shard set
+    val_sha256: str | None
+    tokens: int                   # in split=train, EOS included
+    val_tokens: int
+    dtype: str                    # uint16 or uint32
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of the run with its own mixture.
+
+    `lr` is one of RATES (what the schedule of the whole run does here), or a mapping {peak: the rate itself, warmup:
+    tokens, shape: one of RATE_SHAPES, floor: share of the peak at the end}: the rate then follows this curve over the
+    tokens of the phase, and the run's schedule does not count. `rope_theta` and `rope_scaling` (the model's keys; None:
+    what `train.model` says) hold in this phase. Fields that have a default need not stand in the file.
+    """
+
+    name: str
+    start: int                    # first sample number
+    samples: int                  # how many; a multiple of `batch`
+    reserved: int                 # samples planned when it was first resolved; >= samples, larger once an edit cut it
+    sequence: int                 # L: targets of a sample
+    batch: int                    # sequences (samples) of a step
+    weights: dict[str, int]       # stream → integer weight; streams not named give nothing
+    lr: str | dict[str, Any]      # one of RATES, or a curve of its own
+    max_epochs: dict[str, float]  # stream → epochs it may have been read by the end of the phase (default 1)
+    on_exhausted: str             # "error" | "repeat"
+    extra: bool = False           # beyond the total: shares of it (a warm-up of 2%) do not count these tokens
+    reset_optimizer: bool = False # moments start from nothing at the phase's first step
+    rope_theta: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    ramp: list[list[int]] | None = None     # [[stop, batch], …]: smaller batches, each up to sample `stop` of the phase
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.samples
+
+    @property
+    def stretches(self) -> list[tuple[int, int, int]]:
+        """(first, stop, batch): its samples, from 0, that are read in steps of `batch`; one, or more when it grows."""
+        found, first = [], 0
+        for stop, batch in [*(self.ramp or ()), (self.samples, self.batch)]:
+            stop = min(stop, self.samples)           # an edit may have cut it
+            if stop > first:
+                found.append((first, stop, batch))
+            first = max(first, stop)
+        return found
+
+    @property
+    def steps(self) -> int:
+        return sum((stop - first) // batch for first, stop, batch in self.stretches)
+
+    @property
+    def whole(self) -> bool:
+        """Whether its samples are whole steps."""
+        return all((stop - first) % batch == 0 for first, stop, batch in self.stretches)
+
+    def batch_at(self, sample: float) -> int:
+        """The batch of the step in which sample number `sample` of the phase is."""
+        return next((batch for _, stop, batch in self.stretches if sample < stop), self.batch)
+
+    @property
+    def tokens(self) -> int:
+        """Targets of the phase: n × L."""
+        return self.samples * self.sequence
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    seed: int
+    tokenizer: TokenizerRef
+    longest: int                  # tokens of a super-window; a multiple of every phase's sequence
+    streams: tuple[Stream, ...]
+    phases: tuple[Phase, ...]
+    order: str                    # order hash (contracts §2)
+    version: int = VERSION
+
+    @property
+    def samples(self) -> int:
+        return self.phases[-1].stop
+
+    @property
+    def tokens(self) -> int:
+        """Targets of the whole run."""
+        return sum(p.tokens for p in self.phases)
+
+    @property
+    def steps(self) -> int:
+        return sum(p.steps for p in self.phases)
+
+    def phase_at(self, sample: int) -> int:
+        """Index of the phase sample number `sample` belongs to."""
+        for i, phase in enumerate(self.phases):
+            if phase.start <= sample < phase.stop:
+                return i
+        raise CurriculumError(f"sample {sample} is outside the curriculum's {self.samples} samples")
+
+    def to_json(self) -> dict[str, Any]:
+        doc = asdict(self)
+        for phase in doc["phases"]:                 # one without the newer keys looks as it did before there were any
+            for f in fields(Phase):
+                if f.default is not MISSING and phase[f.name] == f.default:
+                    del phase[f.name]
+        return doc
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any], where: str = "curriculum") -> Curriculum:
+        """A validated curriculum; raises CurriculumError that names the key."""
+        if not isinstance(doc, Mapping):
+            raise CurriculumError(f"{where}: no curriculum, which is a JSON object")
+        if doc.get("version") != VERSION:
+            raise CurriculumError(f"{where}: this Tokenmill reads version {VERSION}, not {doc.get('version')!r}")
+        made = cls(**{
+            **_exact(cls, doc, where),
+            "tokenizer": TokenizerRef(**_exact(TokenizerRef, doc["tokenizer"], f"{where}: tokenizer")),
+            "streams": tuple(Stream(**_exact(Stream, s, f"{where}: streams[{i}]"))
+                             for i, s in enumerate(doc["streams"])),
+            "phases": tuple(Phase(**_exact(Phase, p, f"{where}: phases[{i}]")) for i, p in enumerate(doc["phases"]))})
+        made.validate(where)
+        return made
+
+    @classmethod
+    def load(cls, path: str | Path) -> Curriculum:
+        return cls.loads(Path(path).read_bytes(), str(path))
+
+    @classmethod
+    def loads(cls, data: bytes, where: str) -> Curriculum:
+        """What a `curriculum.json` says. Raises CurriculumError when it is damaged: with a digit that was flipped
+        another model would be trained."""
+        try:
+            doc = json.loads(data)
+            if doc.get("version") == VERSION and doc.pop("sha256", "") != _digest(doc):
+                raise ValueError("what it says does not have the sha256 it names")
+            return cls.from_json(doc, where)
+        except (ValueError, TypeError, KeyError, AttributeError) as e:
+            if isinstance(e, CurriculumError):
+                raise
+            raise CurriculumError(f"{where}: damaged, or changed by hand ({e}): run the recipe again. Where `tokenmill "
+                                  f"train edit` had changed it, put back curriculum.N.json, which it was before, and "
+                                  f"repeat the edit") from None
+
+    def dumps(self) -> str:
+        """The text of `curriculum.json`: equal curricula give equal bytes. Its last key is the sha256 of the others."""
+        doc = self.to_json()
+        return json.dumps({**doc, "sha256": _digest(doc)}, indent=1, ensure_ascii=False) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.dumps(), encoding="utf-8")
+
+    def validate(self, where: str = "curriculum") -> None:
+        """Everything that must hold before a single sample is drawn, exhaustion included."""
+        def need(condition: bool, message: str) -> None:
+            if not condition:
+                raise CurriculumError(f"{where}: {message}")
+
+        names = [s.name for s in self.streams]
+        need(bool(names) and len(set(names)) == len(names), f"streams must be named once each, not {names}")
+        need(bool(self.phases), "there must be at least one phase")
+        need(self.longest >= 1, f"longest must be at least 1 token, not {self.longest}")
+        start, extra = 0, False
+        for phase in self.phases:
+            key = f"phase '{phase.name}'"
+            need(phase.start == start, f"{key} starts at sample {phase.start}, the one before it ends at {start}")
+            need(0 < phase.samples <= phase.reserved, f"{key} needs samples >= 1 and reserved >= samples")
+            steps = [[0, 0], *(phase.ramp or ()), [phase.reserved, phase.batch]]
+            need(all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(steps)),
+                 f"{key}: ramp {phase.ramp} must rise to the batch of {phase.batch} within {phase.reserved} samples")
+            need(phase.whole, f"{key}: {phase.samples} samples are no whole number of batches of {phase.batch}")
+            need(phase.sequence >= 1 and self.longest % phase.sequence == 0,
+                 f"{key}: longest = {self.longest} is no multiple of sequence = {phase.sequence}: "
+                 f"set shards.*.longest to a multiple of every sequence")
+            unknown = sorted({*phase.weights, *phase.max_epochs} - set(names))
+            need(not unknown, f"{key} names unknown streams {unknown}; known: {', '.join(names)}")
+            if isinstance(phase.lr, Mapping):
+                check_rate(phase.lr, phase.reserved * phase.sequence, f"{where}: {key}: lr")
+            else:
+                need(phase.lr in RATES, f"{key}: lr: {phase.lr!r} is not one of {', '.join(RATES)}; the rate itself "
+                     f"stands under train.optimizer.lr, or in a mapping: {{peak: 2e-5, warmup: 50M, shape: cosine}}")
+            need(phase.extra or not extra, f"{key} belongs to the total, yet stands after one that is extra: let the "
+                 f"phases with `extra` come last")
+            extra = phase.extra
+            for switch in ("extra", "reset_optimizer"):
+                need(isinstance(getattr(phase, switch), bool), f"{key}: {switch} must be true or false")
+            theta = phase.rope_theta
+            need(theta is None or (is_number(theta) and theta > 1),
+                 f"{key}: rope_theta must be a number above 1, not {theta!r}")
+            need(phase.rope_scaling is None or isinstance(phase.rope_scaling, Mapping),
+                 f"{key}: rope_scaling must be a mapping (as in train.model), not {phase.rope_scaling!r}")
+            need(phase.on_exhausted in ("error", "repeat"), f"{key}: on_exhausted must be 'error' or 'repeat'")
+            check_weights(list(phase.weights.values()), phase.reserved)
+            start = phase.stop
+        self._check_exhaustion(where)
+
+    def _check_exhaustion(self, where: str) -> None:
+        order = Order(self)
+        for p, phase in enumerate(self.phases):
+            if phase.on_exhausted == "repeat":
+                continue
+            for s, stream in enumerate(self.streams):
+                allowed = phase.max_epochs.get(stream.name, 1)
+                limit, used = math.floor(allowed * order.supers[s]), order.used[p][s]
+                if phase.weights.get(stream.name) and used > limit:
+                    raise CurriculumError(
+                        f"{where}: phase '{phase.name}' exhausts stream '{stream.name}': it would be read "
+                        f"{used / order.supers[s]:.2f} epochs ({used * self.longest:,} of {stream.tokens:,} tokens), "
+                        f"allowed are {allowed:g}: lower its weight or the total, set max_epochs: {{{stream.name}: "
+                        f"{math.ceil(used / order.supers[s])}}}, or on_exhausted: repeat")
+
+
+def _digest(doc: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(doc, sort_keys=True).encode()).hexdigest()
+
+
+def _exact(cls: type, doc: Mapping[str, Any], where: str) -> dict[str, Any]:
+    known = {f.name for f in fields(cls)}
+    needed = {f.name for f in fields(cls) if f.default is MISSING}
+    missing, unknown = sorted((needed if cls is Phase else known) - set(doc)), sorted(set(doc) - known)
+    if missing or unknown:
+        raise CurriculumError(f"{where}: missing keys {missing}, unknown keys {unknown}")
+    return dict(doc)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_rate(rate: Mapping[str, Any], tokens: int, key: str) -> None:
+    """A phase's own learning rate, resolved. Raises CurriculumError that names the key."""
+    unknown = sorted(set(rate) - set(RATE_KEYS))
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], RATE_KEYS, n=1)
+        raise CurriculumError(f"{key}.{unknown[0]}: unknown key; "
+                              + (f"did you mean '{near[0]}'?" if near else f"there are {', '.join(RATE_KEYS)}"))
+    peak, warmup, floor = rate.get("peak"), rate.get("warmup"), rate.get("floor")
+    if not is_number(peak) or peak <= 0:
+        raise CurriculumError(f"{key}.peak: the highest rate of the phase, a number above 0 such as 2e-5, not {peak!r}")
+    if not isinstance(warmup, int) or isinstance(warmup, bool) or not 0 <= warmup <= tokens:
+        raise CurriculumError(f"{key}.warmup: tokens between 0 and the phase's {tokens:,}, not {warmup!r}")
+    if rate.get("shape") not in RATE_SHAPES:
+        raise CurriculumError(f"{key}.shape: {rate.get('shape')!r} is not one of {', '.join(RATE_SHAPES)}")
+    if not is_number(floor) or not 0 <= floor <= 1:
+        raise CurriculumError(f"{key}.floor: a share of the peak between 0 and 1, not {floor!r}")
+
+
+def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequence[Stream] = ()) -> Curriculum:
+    """The curriculum with another future: at `sample` (a step boundary, or the end) the given phases take over.
+
+    What was read before `sample` stays as it was, bit for bit; windows a cut phase had reserved and not drawn go to the
+    next phase of the same length. `phases` are placed here, whatever their `start`; `streams` are new ones (added data
+    is a new stream).
+    """
+    kept = cut(old, sample)
+    start = kept[-1].stop
+    for phase in phases:
+        kept.append(replace(phase, start=start))
+        start = kept[-1].stop
+    made = replace(old, phases=tuple(kept), streams=(*old.streams, *streams), order="")
+    made.validate()
+    return replace(made, order=Order(made).hash())
+
+
+def cut(old: Curriculum, sample: int) -> list[Phase]:
+    """The phases up to `sample`, the last of them shortened."""
+    if not 0 < sample <= old.samples:
+        raise CurriculumError(f"an edit at sample {sample} is outside the run's {old.samples} samples")
+    if sample == old.samples:
+        return list(old.phases)
+    at = old.phase_at(sample)
+    kept = [*old.phases[:at], replace(old.phases[at], samples=sample - old.phases[at].start)]
+    kept = [p for p in kept if p.samples]
+    if not kept[-1].whole:
+        raise CurriculumError(f"an edit at sample {sample} falls inside a step of phase '{kept[-1].name}' "
+                              f"({kept[-1].batch_at(kept[-1].samples - 1)} samples a step)")
+    return kept

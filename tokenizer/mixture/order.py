@@ -1,0 +1,341 @@
+"""The order of training samples as pure functions: sample number → (stream, epoch, window), without an index.
+
+Three ideas, in memory proportional to the number of streams (contracts §7):
+
+* **Which stream** is sample n from? Webster (Sainte-Laguë) apportionment: the k-th draw of stream i is due at time
+  (2k + 1) / w_i, samples are numbered in order of due time, ties go to the lowest stream index. A divisor method is
+  house-monotone (Balinski & Young, *Fair Representation*, 1982): cursors never go back, so every prefix and every
+  batch has the mixture exactly, whatever the batch size, the number of ranks or of workers.
+* **Which window** is a stream's j-th draw? A keyed permutation: balanced Feistel network of 6 rounds with cycle
+  walking (Black & Rogaway, CT-RSA 2002), key = blake2b("v1/seed/stream/epoch/reservation"), read little-endian.
+* **Sequence length may change** between phases without reading a token twice: an epoch of a stream is a permuted
+  row of super-windows of `longest` tokens; a phase reserves the next few of them and permutes windows of its own
+  length inside its reservation.
+
+Only the standard library and numpy: the trainer imports this on nodes that have nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tokenizer.mixture.curriculum import Curriculum
+
+ROUNDS = 6
+#: samples over which the order hash is taken (contracts §2)
+HASHED = 10**6
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+class CurriculumError(ValueError):
+    """A curriculum that cannot be read or carried out; the message names the key and the remedy."""
+
+    permanent = True
+
+
+# -- permutation -------------------------------------------------------------------------------------------------
+def round_keys(key: str, rounds: int = ROUNDS) -> np.ndarray:
+    """The round keys, uint64 (rounds,): blake2b of the key's text, read little-endian on every machine."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8 * rounds).digest()
+    return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+
+
+def _mix(x: np.ndarray, k: np.uint64) -> np.ndarray:
+    """Avalanche of 32 bits on uint64 lanes (C. Wellons, hash-prospector: lowbias32 constants, two rounds)."""
+    with np.errstate(over="ignore"):
+        x = (x ^ k) & _LOW
+        x = (x * np.uint64(0x7FEB352D)) & _LOW
+        x ^= x >> np.uint64(15)
+        x = (x * np.uint64(0x846CA68B)) & _LOW
+        x ^= x >> np.uint64(16)
+    return x
+
+
+def _walk(i: np.ndarray | int, n: int, key: str, forward: bool) -> np.ndarray:
+    if not 0 < n <= 1 << 62:
+        raise ValueError(f"a permutation needs 1 <= n <= 2**62, not {n}")
+    out = np.array(i, dtype=np.uint64, ndmin=1)
+    if out.size and int(out.max()) >= n:
+        raise ValueError(f"index {int(out.max())} outside a permutation of {n}")
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
+    keys = round_keys(key)
+    todo = np.arange(out.size)
+    while todo.size:  # the domain is below 4n: fewer than 4 passes are expected
+        x = out[todo]
+        left, right = x >> shift, x & mask
+        if forward:
+            for k in keys:
+                left, right = right, left ^ (_mix(right, k) & mask)
+        else:
+            for k in keys[::-1]:
+                left, right = right ^ (_mix(left, k) & mask), left
+        x = (left << shift) | right
+        out[todo] = x
+        todo = todo[x >= np.uint64(n)]
+    return out.astype(np.int64)
+
+
+def permute(i: np.ndarray | int, n: int, key: str) -> np.ndarray:
+    """Where a keyed bijection of [0, n) sends `i`; int64 array of the (flattened) shape of `i`."""
+    return _walk(i, n, key, True)
+
+
+def unpermute(i: np.ndarray | int, n: int, key: str) -> np.ndarray:
+    """The inverse of `permute`."""
+    return _walk(i, n, key, False)
+
+
+def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) -> str:
+    """Key text of contracts §7. `reservation` is the number of the phase that reserved, "super" for the epoch's row."""
+    return f"v1/{seed}/{stream}/{epoch}/{reservation}"
+
+
+# -- Webster -----------------------------------------------------------------------------------------------------
+def check_weights(weights: Sequence[int], n: int = 0) -> None:
+    """Weights are integers >= 0 with a positive sum, and small enough for int64 arithmetic up to sample n."""
+    if not weights or min(weights) < 0 or sum(weights) <= 0 or any(w != int(w) for w in weights):
+        raise CurriculumError(f"weights must be integers >= 0 with a positive sum, not {list(weights)}")
+    if (2 * n + 1) * max(weights) >= 1 << 62:
+        raise CurriculumError(f"weights up to {max(weights)} over {n} samples overflow 64 bits: use smaller weights")
+
+
+def counts(n: int, weights: Sequence[int]) -> list[int]:
+    """How many of the first n samples each stream gives. Exact integers, O(K log K) for K streams, any n."""
+    check_weights(weights, n)
+    total = sum(weights)
+    # after `total` samples every stream has given exactly its weight, and the row repeats
+    rounds, rest = divmod(n, total)
+    live = [i for i, w in enumerate(weights) if w]
+    got = [0] * len(weights)
+    # at time (2·rest − K)/total at most `rest` draws are due: floor((w·t + 1)/2) each; at most K steps are missing
+    for i in live:
+        got[i] = max(0, (weights[i] * (2 * rest - len(live)) + total) // (2 * total))
+    due = [(Fraction(2 * got[i] + 1, weights[i]), i) for i in live]
+    heapq.heapify(due)
+    for _ in range(rest - sum(got)):
+        _, i = due[0]
+        got[i] += 1
+        heapq.heapreplace(due, (Fraction(2 * got[i] + 1, weights[i]), i))
+    return [g + rounds * w for g, w in zip(got, weights)]
+
+
+def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.ndarray:
+    """Number of the sample that is the stream's draw j (0-based); int64 array. The inverse of `streams`.
+
+    Draw j is due at T = (2j+1)/w. Before it stand its own j draws and, of another stream with weight v, the odd
+    numbers below T·v; equal due times count only for lower indices.
+    """
+    j = np.array(j, dtype=np.int64, ndmin=1)
+    check_weights(weights, int(j.max(initial=0)))
+    w = int(weights[stream])
+    if w == 0:
+        raise CurriculumError(f"stream {stream} has weight 0 and gives no samples")
+    out = j.copy()
+    for other, v in enumerate(weights):
+        if other == stream or v == 0:
+            continue
+        x = (2 * j + 1) * v
+        out += (x // w + 1) // 2 if other < stream else -(-x // w) // 2
+    return out
+
+
+def streams(n0: int, n1: int, weights: Sequence[int]) -> np.ndarray:
+    """Stream of each sample number in [n0, n1); int64 (n1 - n0,)."""
+    return draws(n0, n1, weights)[0]
+
+
+def draws(n0: int, n1: int, weights: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """(stream, draw number within the stream) of each sample number in [n0, n1); two int64 arrays."""
+    if not 0 <= n0 <= n1:
+        raise ValueError(f"samples [{n0}, {n1}) is not a range")
+    stream = np.empty(n1 - n0, np.int64)
+    draw = np.empty(n1 - n0, np.int64)
+    for i, (a, b) in enumerate(zip(counts(n0, weights), counts(n1, weights))):
+        if a < b:
+            js = np.arange(a, b, dtype=np.int64)
+            at = sample_of(i, js, weights) - n0
+            stream[at], draw[at] = i, js
+    return stream, draw
+
+
+# -- reservations ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Piece:
+    """Super-windows a phase reserved of one epoch of a stream; windows of its `length` are permuted inside it."""
+
+    stream: int
+    epoch: int
+    reservation: int              # index of the phase that reserved it
+    first: int                    # position in the epoch's permuted row of super-windows
+    supers: int                   # how many super-windows
+    length: int                   # tokens of a window
+    windows: int                  # supers × (longest // length)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Draws [start, stop) of a stream in a phase are windows offset, offset + 1 … of the (permuted) piece."""
+
+    phase: int
+    start: int
+    stop: int
+    piece: Piece
+    offset: int
+
+
+class Located(NamedTuple):
+    """What the samples of a range are; five int64 arrays of equal length, in order of sample number."""
+
+    phase: np.ndarray
+    stream: np.ndarray
+    epoch: np.ndarray
+    window: np.ndarray            # tokens [w·L, w·L + L] of the stream
+    sequence: np.ndarray          # L
+
+
+class Order:
+    """The order a curriculum stands for. Its size is (phases × streams × epochs), never the number of samples."""
+
+    def __init__(self, curriculum: Curriculum) -> None:
+        self.curriculum = curriculum
+        self.longest = curriculum.longest
+        self.names = [s.name for s in curriculum.streams]
+        #: whole super-windows of a stream: one epoch (the tail shorter than `longest` is never read)
+        self.supers = [max(0, s.tokens - 1) // self.longest for s in curriculum.streams]
+        self.weights = [[p.weights.get(name, 0) for name in self.names] for p in curriculum.phases]
+        #: extents[phase][stream], in order of draws
+        self.extents: list[list[list[Extent]]] = []
+        #: used[phase][stream]: super-windows reserved until the end of the phase, counted over all epochs
+        self.used: list[list[int]] = []
+        self._reserve()
+
+    @property
+    def samples(self) -> int:
+        return self.curriculum.samples
+
+    def _reserve(self) -> None:
+        used = [0] * len(self.names)
+        # windows left over in a reservation go to the next phase of the same length, as long as its epoch lasts
+        left: dict[tuple[int, int], tuple[Piece, int]] = {}
+        for p, phase in enumerate(self.curriculum.phases):
+            ratio = self.longest // phase.sequence
+            want, planned = counts(phase.samples, self.weights[p]), counts(phase.reserved, self.weights[p])
+            row: list[list[Extent]] = []
+            for s, name in enumerate(self.names):
+                if want[s] and not self.supers[s]:
+                    raise CurriculumError(
+                        f"stream '{name}' has fewer tokens ({self.curriculum.streams[s].tokens}) than one window of "
+                        f"`longest` = {self.longest} needs: lower shards.*.longest, or leave '{name}' out of the mix")
+                found: list[Extent] = []
+                draw = spare = 0
+                old = left.get((s, phase.sequence))
+                if old is not None and old[0].epoch == (used[s] - 1) // self.supers[s]:
+                    piece, offset = old
+                    spare = piece.windows - offset
+                    draw = min(spare, want[s])
+                    if draw:
+                        found.append(Extent(p, 0, draw, piece, offset))
+                        left[s, phase.sequence] = (piece, offset + draw)
+                # the size of a reservation follows what was planned, also when an edit cut the phase short: the
+                # permutation inside it, hence history, stays as it was
+                missing = -(-max(0, planned[s] - spare) // ratio)
+                while draw < want[s]:
+                    epoch, first = divmod(used[s], self.supers[s])
+                    size = min(missing, self.supers[s] - first)
+                    piece = Piece(s, epoch, p, first, size, phase.sequence, size * ratio)
+                    take = min(piece.windows, want[s] - draw)
+                    found.append(Extent(p, draw, draw + take, piece, 0))
+                    left[s, phase.sequence] = (piece, take)
+                    draw, used[s], missing = draw + take, used[s] + size, missing - size
+                row.append(found)
+            self.extents.append(row)
+            self.used.append(list(used))
+
+    def _windows(self, piece: Piece, index: np.ndarray) -> np.ndarray:
+        """Windows (in units of the piece's length) at places `index` of a piece."""
+        seed, name = self.curriculum.seed, self.names[piece.stream]
+        ratio = self.longest // piece.length
+        q = permute(index, piece.windows, permutation_key(seed, name, piece.epoch, piece.reservation))
+        row = permute(piece.first + q // ratio, self.supers[piece.stream],
+                      permutation_key(seed, name, piece.epoch, "super"))
+        return row * ratio + q % ratio
+
+    def locate(self, n0: int, n1: int) -> Located:
+        """What samples [n0, n1) are; O(n1 - n0) time and memory, from anywhere in the run."""
+        if not 0 <= n0 <= n1 <= self.samples:
+            raise CurriculumError(f"samples [{n0}, {n1}) are outside the curriculum's {self.samples} samples")
+        out = Located(*(np.empty(n1 - n0, np.int64) for _ in Located._fields))
+        for p, phase in enumerate(self.curriculum.phases):
+            a, b = max(n0 - phase.start, 0), min(n1 - phase.start, phase.samples)
+            if a >= b:
+                continue
+            lo, hi = phase.start + a - n0, phase.start + b - n0
+            out.phase[lo:hi], out.sequence[lo:hi] = p, phase.sequence
+            before, after = counts(a, self.weights[p]), counts(b, self.weights[p])
+            for s, row in enumerate(self.extents[p]):
+                for extent in row:
+                    js = np.arange(max(before[s], extent.start), min(after[s], extent.stop), dtype=np.int64)
+                    if not js.size:
+                        continue
+                    at = lo + sample_of(s, js, self.weights[p]) - a
+                    out.stream[at], out.epoch[at] = s, extent.piece.epoch
+                    out.window[at] = self._windows(extent.piece, js - extent.start + extent.offset)
+        return out
+
+    def samples_of(self, stream: int, first: int, stop: int,
+                   phase: int | None = None) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Everything read of super-windows [first, stop) of a stream (in one phase or all): the inverse of `locate`.
+
+        Returns {phase: (sample numbers, windows, epochs)}, int64, sorted by window then epoch; a window appears once
+        for each epoch in which it is drawn. This is what lets `materialize` scatter a shard read once, in file order.
+        """
+        seed, name = self.curriculum.seed, self.names[stream]
+        pieces: dict[Piece, list[Extent]] = {}
+        for p, row in enumerate(self.extents):
+            for extent in row[stream] if phase in (None, p) else ():
+                pieces.setdefault(extent.piece, []).append(extent)
+        found: dict[int, list[np.ndarray]] = {}
+        supers = np.arange(first, stop, dtype=np.int64)
+        places: dict[int, np.ndarray] = {}
+        for piece, extents in pieces.items():
+            if piece.epoch not in places:
+                places[piece.epoch] = unpermute(supers, self.supers[stream],
+                                                permutation_key(seed, name, piece.epoch, "super"))
+            place = places[piece.epoch] - piece.first
+            inside = (place >= 0) & (place < piece.supers)
+            ratio = self.longest // piece.length
+            sub = np.arange(ratio, dtype=np.int64)
+            q = (place[inside][:, None] * ratio + sub).ravel()
+            windows = (supers[inside][:, None] * ratio + sub).ravel()
+            index = unpermute(q, piece.windows, permutation_key(seed, name, piece.epoch, piece.reservation))
+            for extent in extents:
+                drawn = (index >= extent.offset) & (index < extent.offset + extent.stop - extent.start)
+                js = index[drawn] - extent.offset + extent.start
+                if not js.size:
+                    continue
+                n = self.curriculum.phases[extent.phase].start + sample_of(stream, js, self.weights[extent.phase])
+                found.setdefault(extent.phase, []).append(
+                    np.stack([n, windows[drawn], np.full(n.size, piece.epoch, np.int64)]))
+        out = {}
+        for p, rows in sorted(found.items()):
+            table = np.concatenate(rows, axis=1)
+            n, window, epoch = table[:, np.lexsort((table[2], table[1]))]
+            out[p] = (n, window, epoch)
+        return out
+
+    def hash(self) -> str:
+        """The order hash: blake2b over (stream, epoch, window) of the first 10⁶ samples as little-endian u64."""
+        h = hashlib.blake2b(digest_size=16)
+        for a in range(0, min(HASHED, self.samples), 1 << 16):
+            at = self.locate(a, min(a + (1 << 16), HASHED, self.samples))
+            h.update(np.stack([at.stream, at.epoch, at.window], axis=1).astype("<u8").tobytes())
+        return h.hexdigest()

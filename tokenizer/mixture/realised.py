@@ -1,0 +1,94 @@
+"""Planned against realised mixture: the plan before anything runs, and what a run has really read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.order import Located, Order, counts, sample_of
+
+
+def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
+    """One row a (phase, stream) with a weight, in order: what will be read, before anything runs.
+
+    {phase, stream, weight, share, windows, tokens (targets), epochs (by the end of the phase, cumulative), reserved
+    (super-windows), unread (windows left over in reservations that no later phase draws),
+    repeats_from (first sample number that reads the stream a second time, or None)}
+    """
+    order = Order(curriculum)
+    unread = _unread(order)
+    rows = []
+    for p, phase in enumerate(curriculum.phases):
+        got = counts(phase.samples, order.weights[p])
+        for s, name in enumerate(order.names):
+            weight = phase.weights.get(name, 0)
+            if not weight:
+                continue
+            before = order.used[p - 1][s] if p else 0
+            again = [sample_of(s, e.start, order.weights[p])[0] for e in order.extents[p][s] if e.piece.epoch > 0]
+            rows.append({
+                "phase": phase.name, "stream": name, "weight": weight, "share": weight / sum(order.weights[p]),
+                "windows": got[s], "tokens": got[s] * phase.sequence,
+                "epochs": order.used[p][s] / order.supers[s] if order.supers[s] else 0.0,
+                "reserved": order.used[p][s] - before, "unread": unread.get((p, s), 0),
+                "repeats_from": phase.start + int(min(again)) if again else None})
+    return rows
+
+
+def _unread(order: Order) -> dict[tuple[int, int], int]:
+    """(phase that reserved, stream) → windows of its pieces that nothing draws."""
+    drawn: dict[Any, int] = {}
+    for row in order.extents:
+        for extents in row:
+            for e in extents:
+                drawn[e.piece] = drawn.get(e.piece, 0) + e.stop - e.start
+    out: dict[tuple[int, int], int] = {}
+    for piece, n in drawn.items():
+        key = (piece.reservation, piece.stream)
+        out[key] = out.get(key, 0) + piece.windows - n
+    return out
+
+
+def plan_text(curriculum: Curriculum) -> str:
+    """The plan as a table for a terminal."""
+    rows = [("phase", "stream", "share", "tokens", "windows", "epochs", "note")]
+    for row in plan(curriculum):
+        note = "" if row["repeats_from"] is None else f"second reading from sample {row['repeats_from']:,}"
+        rows.append((row["phase"], row["stream"], f"{row['share']:.2%}", f"{row['tokens']:,}", f"{row['windows']:,}",
+                     f"{row['epochs']:.2f}", note))
+    width = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(c.ljust(w) if i in (0, 1, 6) else c.rjust(w)
+                       for i, (c, w) in enumerate(zip(r, width))).rstrip() for r in rows]
+    return "\n".join(lines) + "\n"
+
+
+def tally(curriculum: Curriculum, read: Iterable[Located]) -> np.ndarray:
+    """Windows read, int64 (phases, streams), counted from what a loader really located."""
+    out = np.zeros((len(curriculum.phases), len(curriculum.streams)), np.int64)
+    for at in read:
+        np.add.at(out, (at.phase, at.stream), 1)
+    return out
+
+
+def realised(curriculum: Curriculum, samples: int, read: np.ndarray | None = None) -> list[dict[str, Any]]:
+    """Planned against realised after the first `samples` samples: one row a (phase, stream) with a weight.
+
+    `planned` is the share of the phase's samples so far (a fraction of a window is possible), `realised` counts
+    windows: from `read` (see `tally`) where a loader counted them, else from the order itself. Their difference stays
+    below one window for up to three streams (Webster keeps the quota there) and nearly so for more.
+    """
+    rows = []
+    for p, phase in enumerate(curriculum.phases):
+        weights = [phase.weights.get(s.name, 0) for s in curriculum.streams]
+        done = max(0, min(samples, phase.stop) - phase.start)
+        got = counts(done, weights)
+        for s, stream in enumerate(curriculum.streams):
+            if weights[s]:
+                windows = got[s] if read is None else int(read[p, s])
+                rows.append({"phase": phase.name, "stream": stream.name,
+                             "planned": done * weights[s] / sum(weights), "realised": windows,
+                             "tokens": windows * phase.sequence})
+    return rows

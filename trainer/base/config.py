@@ -1,0 +1,182 @@
+"""Configuration: a YAML mapping becomes frozen dataclasses, and a typo becomes an error that says what was meant.
+
+The dataclasses live beside the classes they configure (`ModelConfig` in model.py, `ScheduleConfig` in schedule.py, …);
+`trainer.loop.train.TrainConfig` puts them together. `build` is the only thing that turns mappings into them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NewType, TypeVar, Union
+
+import yaml
+
+from pipeline.base.quantities import parse_count
+
+#: a whole number that may be written with a suffix: 16k, 0.5M, 20B, 1T
+Count = NewType("Count", int)
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names file, key and remedy."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says what to do."""
+
+
+def count(text: str | int | float) -> int:
+    """'16k' → 16000, '0.5M' → 500000, 0 → 0: what recipes accept. Raises ValueError for anything else."""
+    return parse_count(text, least=0)
+
+
+def build(cls: type[T], value: Any, where: str) -> T:
+    """Make a frozen dataclass `cls` from a mapping. `where` names file and key for errors ('recipe.yaml: train.model').
+
+    Unknown keys and values of the wrong type are errors. A class with `PRESETS` accepts `preset: NAME`, whose values
+    the other keys override; a class with `check()` has it called, and the ValueError it may raise is reported. A key
+    that is a word of Python (`for`) has a field with an underscore after it.
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: expected a mapping with keys {names(cls)}, got {value!r}")
+    value = dict(value)
+    hints = typing.get_type_hints(cls)
+    fields = {f.name.removesuffix("_"): f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    presets: Mapping[str, Mapping[str, Any]] = getattr(cls, "PRESETS", {})
+    if presets and "preset" in value:
+        name = str(value.pop("preset"))
+        if name not in presets:
+            raise ConfigError(f"{where}.preset: unknown preset {name!r}{meant(name, presets)}; there are "
+                              f"{', '.join(presets)}")
+        value = {**presets[name], **value}
+    for key in value:
+        if key not in fields:
+            known = [*(["preset"] if presets else []), *fields]
+            raise ConfigError(f"{where}.{key}: unknown key{meant(str(key), known)}; known keys: {', '.join(known)}")
+    made = {fields[key].name: convert(hints[fields[key].name], item, f"{where}.{key}") for key, item in value.items()}
+    missing = [n for n, f in fields.items()
+               if f.name not in made and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    if missing:
+        raise ConfigError(f"{where}: {', '.join(missing)} must be given")
+    config = cls(**made)
+    if hasattr(config, "check"):
+        try:
+            config.check()
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+    return config
+
+
+def convert(hint: Any, value: Any, where: str) -> Any:
+    """`value` as the type `hint` of a config field."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        inner = [a for a in args if a is not type(None)]
+        classes = [a for a in inner if dataclasses.is_dataclass(a)]
+        if len(classes) > 1:
+            return by_kind(classes, value, where)
+        return convert(classes[0] if classes and isinstance(value, Mapping) else inner[0], value, where)
+    if origin is Literal:
+        if value not in args:
+            raise ConfigError(f"{where}: {value!r} is not one of {', '.join(map(repr, args))}{meant(str(value), args)}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{where}: expected a list, got {value!r}")
+        kinds = [args[0]] * len(value) if len(args) == 2 and args[1] is Ellipsis else list(args)
+        if len(kinds) != len(value):
+            raise ConfigError(f"{where}: expected {len(kinds)} values, got {len(value)}")
+        return tuple(convert(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value)))
+    if dataclasses.is_dataclass(hint):
+        return build(hint, value, where)
+    if hint is Count:
+        try:
+            return count(value)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{where}: {error}") from None
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if hint is float and not isinstance(value, bool):
+        try:                             # YAML 1.1 reads 1e-3 (without a dot) as a string
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if math.isfinite(number):        # no comparison finds a NaN wrong: `check` would let it pass
+            return number
+    if hint is str and isinstance(value, str):
+        return value
+    if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    kind = {bool: "true or false", int: "a whole number", float: "a number (20% is 0.2)", str: "a text"}.get(hint, hint)
+    raise ConfigError(f"{where}: expected {kind}, got {value!r}")
+
+
+def by_kind(classes: list[Any], value: Any, where: str) -> Any:
+    """One of several dataclasses, by `kind` (without it the first). A key that another of them has is told so."""
+    kinds = {cls.kind: cls for cls in classes}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: expected a mapping with kind: {', '.join(kinds)}, got {value!r}")
+    kind = value.get("kind", classes[0].kind)
+    if kind not in kinds:
+        raise ConfigError(f"{where}.kind: {kind!r} is not one of {', '.join(kinds)}{meant(str(kind), kinds)}")
+    for key in value:
+        others = [k for k, cls in kinds.items() if key in names(cls).split(", ")]
+        if others and kind not in others:
+            raise ConfigError(f"{where}.{key}: belongs to kind: {' and '.join(others)}, not to {kind}; remove it, or "
+                              f"write kind: {others[0]}")
+    return build(kinds[kind], value, where)
+
+
+def meant(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, [str(k) for k in known], n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def names(cls: type) -> str:
+    return ", ".join(f.name.removesuffix("_") for f in dataclasses.fields(cls))
+
+
+def override(mapping: dict[str, Any], assignment: str) -> None:
+    """Apply one `--set a.b=value` (value is YAML) to `mapping`, in place."""
+    key, sign, text = assignment.partition("=")
+    if not sign or not key:
+        raise ConfigError(f"--set {assignment}: write it as key=value, e.g. --set optimizer.lr=0.001")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {assignment}: {error}") from None
+    *path, last = key.removeprefix("train.").split(".")
+    for part in path:
+        mapping = mapping.setdefault(part, {})
+        if not isinstance(mapping, dict):
+            raise ConfigError(f"--set {assignment}: {part} is not a mapping")
+    mapping[last] = value
+
+
+def read_train(recipe: Path) -> dict[str, Any]:
+    """The `train:` mapping of a run's recipe.yaml (the only part of the recipe the trainer reads)."""
+    try:
+        document = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{recipe}: no such file; give a run folder that `tokenmill run` has finished") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{recipe}: not YAML: {error}") from None
+    train = (document or {}).get("train") if isinstance(document, dict) else None
+    if train is None or train == {}:             # a recipe without one is kept with an empty one
+        raise ConfigError(f"{recipe}: no `train:` section; add one, e.g. train: {{model: {{preset: demo}}}}")
+    if not isinstance(train, dict):
+        raise ConfigError(f"{recipe}: train: expected a mapping, got {train!r}")
+    return train

@@ -1,0 +1,466 @@
+"""Checkpoints: torch's distributed format (any number of ranks may read them), committed by put-if-absent.
+
+    checkpoints/step_00000120/<nonce>/…    what one attempt wrote, never overwritten; DCP files and meta.json
+    checkpoints/step_00000120/COMPLETE     created only if absent, when everything is on disk; names the attempt
+
+A folder without COMPLETE does not exist for a reader, so a kill at any point leaves the checkpoint before it. Two
+trainers in one folder: the second to complete a step is refused. COMPLETE names every file with its size and sha256;
+`trainer.checkpoint.damage` compares them before anything is loaded.
+
+Written in the background (`async`), the state is first copied to the CPU (pinned, on CUDA), then a thread of each rank
+writes the copy while training goes on; the copy, the files and the commit are those of a synchronous checkpoint. There
+is at most one in flight: the next waits for it, visibly. Waiting rather than leaving one out, because then the
+checkpoints there are do not depend on how fast a disk was. When one fails, the training ends with the reason at the
+next step at which ranks talk to each other anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from trainer.base.config import Count
+from trainer.parallel.world import World, reshard
+
+VERSION = 1
+NEVER = Count(0)
+#: folders of checkpoints, and not of the copies somebody may have put beside them
+STEP = "step_" + "[0-9]" * 8
+#: what COMPLETE is called once the checkpoint has turned out to be damaged
+ASIDE = "DAMAGED"
+#: how long a listing over NFS may be an old one (its default is at most 60 s)
+PATIENCE_S = 90
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, found or used; the message names the folder and the remedy."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """`every`: steps between two checkpoints; the end of a phase has one, too. `async`: write in the background.
+
+    What stays: the latest `keep`, the first after every `keep_every` tokens ('1B'; 0: none), the `keep_best` ones with
+    the lowest held-out loss, and the ends of phases. `moments: bf16` stores the optimiser's moments in half the bytes
+    (AdamW: 8 instead of 12 bytes a parameter); a resume then starts from moments rounded to 3 digits, so it follows the
+    uninterrupted training closely but not bit for bit.
+    """
+
+    every: int = 200
+    keep: int = 2
+    keep_every: Count = NEVER
+    keep_best: int = 0
+    async_: bool = False
+    moments: Literal["fp32", "bf16"] = "fp32"
+
+    def check(self) -> None:
+        if self.every < 1 or self.keep < 1 or self.keep_best < 0:
+            raise ValueError("every and keep must be at least 1, keep_best at least 0")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    folder: Path                  # of the attempt that was committed
+    meta: dict[str, Any]
+    files: dict[str, int] = field(default_factory=dict)      # name → bytes
+    sha256: dict[str, str] = field(default_factory=dict)     # name → sum
+
+    @property
+    def step(self) -> int:
+        return self.meta["step"]
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A committed checkpoint that cannot be used. `why` names the file."""
+
+    step: int
+    why: str
+
+
+def put_absent(path: Path, data: bytes) -> bool:
+    """Create `path` with `data` if and only if it is not there. True when we created it. Durable on return (POSIX)."""
+    part = path.parent / f".{path.name}.{secrets.token_hex(8)}"
+    try:
+        with open(part, "xb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            return False
+        except OSError:
+            if os.stat(part).st_nlink != 2:      # NFS may have linked and lost the reply; the link count tells
+                raise
+        sync_folder(path.parent)
+        return True
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def survey(folder: Path) -> tuple[list[Checkpoint], list[Damaged]]:
+    """The committed checkpoints of a run, oldest first, and those that are damaged as far as COMPLETE, meta.json and
+    the sizes of the files show. (`trainer.checkpoint.damage` reads the bytes.)"""
+    sound, damaged = [], []
+    for marker in sorted(folder.glob(f"{STEP}/COMPLETE")):
+        try:
+            sound.append(_committed(marker))
+        except FileNotFoundError:            # it is just being deleted
+            continue
+        except CheckpointError as error:
+            damaged.append(Damaged(int(marker.parent.name.removeprefix("step_")), str(error)))
+    return sorted(sound, key=lambda c: c.step), damaged
+
+
+def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
+    """(attempt, {file: bytes}, {file: sha256}) of a COMPLETE. Raises CheckpointError when it is damaged."""
+    try:
+        said = json.loads(marker.read_bytes())
+        attempt, files, sums = marker.parent / said["attempt"], said["files"], said["sha256"]
+        if not files.keys() == sums.keys() >= {"meta.json"} or not all(type(n) is int for n in files.values()):
+            raise ValueError("files without size or sum")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{marker}: damaged ({error!r})") from None
+    return attempt, files, sums
+
+
+def _committed(marker: Path) -> Checkpoint:
+    """The checkpoint that a COMPLETE commits. Raises CheckpointError when it is damaged, FileNotFoundError when it is
+    no longer there."""
+    attempt, files, sums = commit(marker)
+    for name, size in files.items():
+        if not (attempt / name).is_file() or (attempt / name).stat().st_size != size:
+            if not marker.exists():
+                raise FileNotFoundError(marker)
+            raise CheckpointError(f"{attempt / name}: missing or not {size} bytes though committed")
+    data = (attempt / "meta.json").read_bytes()
+    if hashlib.sha256(data).hexdigest() != sums["meta.json"]:
+        raise CheckpointError(f"{attempt / 'meta.json'}: sha256 is not what COMPLETE says: damaged or replaced")
+    return Checkpoint(attempt, json.loads(data), files, sums)
+
+
+def complete(folder: Path) -> list[Checkpoint]:
+    """The committed checkpoints of a run, oldest first. Raises CheckpointError for one that is damaged."""
+    sound, damaged = survey(folder)
+    if damaged:
+        raise CheckpointError(f"{damaged[0].why}; restore it from a copy, or delete "
+                              f"{folder / f'step_{damaged[0].step:08d}'} and use another one")
+    return sound
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    """The last of the committed checkpoints that are not damaged as `survey` shows."""
+    sound, _ = survey(folder)
+    return sound[-1] if sound else None
+
+
+def at(folder: Path, step: int) -> Checkpoint | None:
+    """The checkpoint of `step` that the first rank has found, None for 0: on every rank the same, or an error."""
+    since = time.monotonic()
+    while step:
+        found = next((c for c in survey(folder)[0] if c.step == step), None)
+        if found is not None:
+            return found
+        if time.monotonic() - since >= PATIENCE_S:
+            raise CheckpointError(f"{folder}: this rank does not see the checkpoint of step {step}, the first rank "
+                                  f"does: all must share the folder")
+        time.sleep(1)
+    return None
+
+
+def tensors(model: nn.Module, optimizer: torch.optim.Optimizer, moments: str = "fp32") -> dict[str, torch.Tensor]:
+    """Everything that is saved: parameters and optimiser state by parameter name. Only tensors, hence no pickles;
+    hyperparameters are not state, they follow from the configuration."""
+    reshard(model)
+    state = {}
+    for name, parameter in model.named_parameters():
+        state[f"model.{name}"] = parameter.detach()
+        for key, value in optimizer.state[parameter].items():
+            half = moments == "bf16" and value.ndim > 0 and value.dtype == torch.float32
+            state[f"optimizer.{name}.{key}"] = value.bfloat16() if half else value
+    return state
+
+
+@torch.no_grad()
+def reset(optimizer: torch.optim.Optimizer) -> None:
+    """Moments and step counters as they were before the first step, in place."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.zero_()
+
+
+def materialise_state(optimizer: torch.optim.Optimizer) -> None:
+    """Make the optimiser allocate its state by a step that changes nothing (zero gradient, zero learning rate)."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates):
+        group["lr"] = rate
+
+
+@dataclass
+class Writing:
+    """A checkpoint on its way to the disk."""
+
+    attempt: Path
+    meta: dict[str, Any]
+    began: float                  # time.perf_counter()
+    held: float = 0.0             # seconds that training waited for it
+    thread: threading.Thread | None = None
+    failed: BaseException | None = None
+    parameters: int = 0
+    size: int = 0                 # bytes; known to the first rank
+    seconds: float = 0.0          # until it was committed
+
+    def describe(self) -> str:
+        size = f"{self.size / 1e9:.2f} GB" if self.size >= 1e9 else f"{self.size / 1e6:.2f} MB"
+        waited = f"; training waited for {self.held:.2f} s of it" if self.thread is not None else ""
+        return (f"checkpoint {self.attempt.parent.name}: {size}, {self.size / self.parameters:.1f} bytes a parameter, "
+                f"{self.seconds:.2f} s{waited}")
+
+
+class Saver:
+    """Writes the checkpoints of a run; every rank has one and calls it at the same steps. `report` hears of each that
+    has been committed. As a context: what is in flight at its end, also at one by an error, is waited for."""
+
+    def __init__(self, folder: Path, config: CheckpointConfig, world: World,
+                 report: Callable[[Writing], None] = lambda _written: None) -> None:
+        self.folder, self.config, self.world, self.report = folder, config, world, report
+        # of its own: collectives of a background thread must not meet those of a step; gloo: no GPU memory for them
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
+        cuda = world.device.type == "cuda"
+        self.stager = DefaultStager(StagingOptions(
+            use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False,
+            use_non_blocking_copy=cuda)) if config.async_ else None
+        self.writing: Writing | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.writing is not None and self.writing.thread is not None:
+            self.writing.thread.join()
+        if self.stager is not None:
+            self.stager.close()
+
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, meta: dict[str, Any]) -> None:
+        """Write and commit the checkpoint of step `meta['step']`, or (async) begin to, once the one in flight is on
+        disk. Raises CheckpointError when that one, or a synchronous one, could not be written or committed."""
+        self.wait()
+        began = time.perf_counter()
+        step = self.folder / f"step_{meta['step']:08d}"
+        job = Writing(step / self.world.broadcast(secrets.token_bytes(6)).hex(), {"version": VERSION, **meta}, began)
+        job.attempt.mkdir(parents=True, exist_ok=True)
+        if not any(optimizer.state.values()):        # all steps so far were passed over
+            reshard(model)
+            materialise_state(optimizer)
+            reset(optimizer)
+        state = tensors(model, optimizer, self.config.moments)
+        job.parameters = sum(p.numel() for p in model.parameters())
+        self.writing = job
+        if self.stager is None:
+            self._write(job, state)
+        else:
+            staged = self.stager.stage(state)
+            job.thread = threading.Thread(target=self._write, args=(job, staged), name="checkpoint", daemon=True)
+            job.thread.start()
+        job.held = time.perf_counter() - began
+        if self.stager is None:
+            self.poll()
+
+    def poll(self) -> None:
+        """Hear whether the checkpoint in flight is on disk everywhere; every rank calls it. Raises CheckpointError when
+        it could not be written."""
+        job = self.writing
+        if job is None:
+            return
+        running = job.thread is not None and job.thread.is_alive()
+        here = 1 if running else 2 if job.failed is not None else 0
+        state = int(self.world.max(torch.tensor(here, device=self.world.device)))
+        if state == 1:
+            return
+        self.writing = None
+        if state == 0:
+            self.report(job)
+            return
+        if job.thread is not None:
+            job.thread.join(60)                  # the others fail with the one that did
+        if isinstance(job.failed, CheckpointError):
+            raise job.failed
+        raise CheckpointError(f"{job.attempt}: could not be written: {job.failed or 'another rank says why'}. The "
+                              f"checkpoint before it is sound") from job.failed
+
+    def wait(self) -> None:
+        """Until nothing is in flight; otherwise as `poll`."""
+        if self.writing is not None and self.writing.thread is not None:
+            since = time.perf_counter()
+            self.writing.thread.join()
+            self.writing.held += time.perf_counter() - since
+        self.poll()
+
+    def _write(self, job: Writing, state: dict[str, torch.Tensor]) -> None:
+        """Files, then their sums, then COMPLETE. Leaves what went wrong in `job.failed`."""
+        if self.world.device.type == "cuda":         # a new thread is on device 0, where it would open a context
+            torch.cuda.set_device(self.world.device)
+        try:
+            dcp.save(state, storage_writer=FileSystemWriter(job.attempt), process_group=self.group)
+            own: dict[str, str] | Exception
+            try:
+                own = {p.name: sha256(p) for p in sorted(job.attempt.glob(f"__{dist.get_rank()}_*"))}
+            except OSError as error:             # the others must not wait for these
+                own = error
+            sums: list[Any] = [None] * self.world.size
+            dist.all_gather_object(sums, own, group=self.group)
+            for part in sums:
+                if isinstance(part, Exception):
+                    raise part
+            if self.world.first:
+                self._commit(job, {name: digest for part in sums for name, digest in part.items()})
+        except CheckpointException as error:     # not an Exception, hence easily missed: a full disk, a lost mount
+            why = "; ".join(f"rank {rank}: {cause}" for rank, (cause, _) in sorted(error.failures.items()))
+            job.failed = CheckpointError(f"{job.attempt}: could not be written: {why}. The checkpoint before it is "
+                                         f"sound")
+        except Exception as error:
+            job.failed = error
+        # nobody but who commits: to any other rank it may be a mere connection that failed
+        if job.failed is not None and self.world.first and not (job.attempt.parent / "COMPLETE").exists():
+            shutil.rmtree(job.attempt, ignore_errors=True)       # on a full disk it would be in the way of the next
+        job.seconds = time.perf_counter() - job.began
+
+    def _commit(self, job: Writing, sums: dict[str, str]) -> None:
+        step = job.attempt.parent
+        with open(job.attempt / "meta.json", "w") as f:
+            json.dump(job.meta, f, indent=1, sort_keys=True)
+            f.flush()
+            os.fsync(f.fileno())
+        for path in (job.attempt, step, self.folder):
+            sync_folder(path)
+        names = {p.name for p in job.attempt.iterdir()} | sums.keys()        # a listing over NFS may be an old one
+        files = {name: (job.attempt / name).stat().st_size for name in sorted(names)}
+        sums |= {name: sha256(job.attempt / name) for name in files if name not in sums}
+        job.size = sum(files.values())
+        said = {"attempt": job.attempt.name, "files": files, "sha256": sums}
+        if not put_absent(step / "COMPLETE", json.dumps(said, indent=1).encode()):
+            raise CheckpointError(f"{step}: another trainer has completed this step; two runs must not share a folder: "
+                                  f"give one of them another --out")
+        retain(self.folder, self.config)
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def kept(found: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
+    """The steps of those of `found` (oldest first) that stay."""
+    stay = {c.step for c in found[-config.keep:]} | {c.step for c in found if c.meta.get("pinned")}
+    if config.keep_every:
+        first: dict[int, int] = {}
+        for c in found:
+            first.setdefault(c.meta["tokens"] // config.keep_every, c.step)
+        stay |= {step for stretch, step in first.items() if stretch}
+    judged = sorted((c.meta["heldout"], c.step) for c in found if c.meta.get("heldout") is not None)
+    return stay | {step for _, step in judged[:config.keep_best]}
+
+
+def retain(folder: Path, config: CheckpointConfig) -> None:
+    """Delete checkpoints that do not stay, and older attempts nobody committed. Damaged ones are left alone."""
+    found, damaged = survey(folder)
+    stay = kept(found, config)
+    for old in found:
+        if old.step not in stay:
+            (old.folder.parent / "COMPLETE").unlink()      # first it stops to exist, then it goes
+    committed, untouched = {c.folder for c in found if c.step in stay}, {d.step for d in damaged}
+    for attempt in folder.glob(f"{STEP}/*/"):
+        step = int(attempt.parent.name.removeprefix("step_"))
+        if attempt not in committed and step not in untouched and step <= found[-1].step:
+            shutil.rmtree(attempt, ignore_errors=True)     # what cannot go yet (NFS: somebody reads it) goes next time
+    for place in folder.glob(f"{STEP}/"):
+        if {p.name for p in place.iterdir()} <= {ASIDE}:
+            (place / ASIDE).unlink(missing_ok=True)
+            place.rmdir()
+
+
+def load(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Read a checkpoint into model and optimiser, in place, whatever number of ranks wrote it. Every rank calls it."""
+    if checkpoint.meta.get("version") != VERSION:
+        raise CheckpointError(f"{checkpoint.folder}: version {checkpoint.meta.get('version')!r}; this trainer reads "
+                              f"{VERSION}")
+    reader = Reader(checkpoint.folder)
+    try:
+        reader.read_metadata()                   # here its errors are plain
+    except (pickle.UnpicklingError, EOFError, AttributeError) as error:
+        raise CheckpointError(f"{checkpoint.folder / '.metadata'}: {error}; delete {checkpoint.folder.parent} to go on "
+                              f"from the checkpoint before it") from None
+    materialise_state(optimizer)
+    try:
+        dcp.load(tensors(model, optimizer), storage_reader=reader)
+    except CheckpointException as error:
+        raise CheckpointError(f"{checkpoint.folder}: could not be read: {error}") from None
+    dist.barrier()
+
+
+class Reader(FileSystemReader):
+    """torch's reader, but for `.metadata`: torch unpickles it without limits, here only the classes it consists of may
+    appear in it, so a hostile checkpoint cannot run code. (The tensors themselves torch reads with weights_only.)"""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = self.path / ".metadata"
+        metadata = MetadataUnpickler(io.BytesIO(Path(path).read_bytes())).load()
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class MetadataUnpickler(pickle.Unpickler):
+    MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+    NAMES = frozenset({("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"),
+                       ("pathlib", "PosixPath"), ("pathlib", "Path"), ("pathlib._local", "PosixPath")})
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in self.NAMES:
+            return super().find_class(module, name)
+        if "." not in name:
+            value = getattr(torch, name, None) if module == "torch" else None
+            if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+                return value
+            # classes defined there, not what these modules happen to import
+            found = super().find_class(module, name) if module in self.MODULES else None
+            if isinstance(found, type) and found.__module__ == module:
+                return found
+        raise CheckpointError(f"the checkpoint's .metadata names {module}.{name}, which none of this trainer's does")

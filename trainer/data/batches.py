@@ -1,0 +1,285 @@
+"""Batches from shards. The position in the data is one integer: the number of the next sample.
+
+What sample n is (stream, epoch, window) is a pure function (`tokenizer.mixture.order`); a step is consecutive samples,
+and a rank takes every world-th of them, so world size, micro-batches and accumulation change nothing. Memory does not
+grow with the number of tokens: bodies and document ends are memory maps.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.order import Order
+from tokenizer.shards.layout import ENDS, REMEDY, ShardError
+from tokenizer.shards.reader import ShardSet
+from trainer.base.config import ConfigError
+from trainer.model.attention import DocMask, Masking, cumulative_lengths, document_mask
+from trainer.model.loss import IGNORE
+from trainer.model.repeats import RepeatsConfig, repeated
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of L tokens. A padding row (there so that all ranks do the same number of steps) counts no target."""
+
+    tokens: Tensor            # [R, L] int64
+    targets: Tensor           # [R, L] int64, IGNORE: another document's first token, padding, or not to be learned
+    positions: Tensor         # [R, L] int64, from 0 in every document piece
+    stream: Tensor            # [R] int64, index into the curriculum's streams
+    attended: int             # Σ over document pieces of length², for MFU
+    repeated: int = 0         # targets that do not count because they are repetition (trainer/model/repeats.py)
+    starts: Tensor | None = None   # of a micro-batch on CUDA: `attention.cumulative_lengths` of the positions
+
+    @property
+    def rows(self) -> int:
+        return self.tokens.shape[0]
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.tokens, self.targets, self.positions, self.stream
+
+    def padded(self, rows: int) -> Batch:
+        """This batch with as many padding rows after it as make `rows`."""
+        if self.rows >= rows:
+            return self
+        blank = padding(rows - self.rows, self.tokens.shape[1])
+        return Batch(*(torch.cat(pair) for pair in zip(self.tensors(), blank.tensors())), attended=self.attended,
+                     repeated=self.repeated)
+
+    def valid(self) -> int:
+        """How many targets count."""
+        return int((self.targets != IGNORE).sum())
+
+    def micro(self, rows: int, device: torch.device) -> Iterator[Batch]:
+        """Consecutive micro-batches of `rows` rows on `device`; the last is padded with rows that do not count."""
+        for start in range(0, self.rows, rows):
+            part = Batch(*(x[start:start + rows] for x in self.tensors()), attended=0).padded(rows).tensors()
+            if device.type != "cuda":
+                yield Batch(*part, attended=0)
+                continue
+            # documents are counted here: counting them on the device would make the host wait for it
+            *part, starts = (x.pin_memory().to(device, non_blocking=True)
+                             for x in (*part, cumulative_lengths(part[2])))
+            yield Batch(*part, attended=0, starts=starts)
+
+    def mask(self, dtype: torch.dtype, masking: Masking) -> DocMask:
+        """What the tokens of this (micro-)batch may attend to, for activations of `dtype`."""
+        return document_mask(self.positions, dtype, masking, starts=self.starts)
+
+
+def padding(rows: int, length: int) -> Batch:
+    """Rows that count nothing: one document of token 0."""
+    zeros = torch.zeros(rows, length, dtype=torch.int64)
+    positions = torch.arange(length).repeat(rows, 1)
+    return Batch(zeros, torch.full_like(zeros, IGNORE), positions, torch.zeros(rows, dtype=torch.int64), 0)
+
+
+#: (tokens (at most L + 1,), bounds, stream) of a window, and for streams of which only spans count which targets do
+Row = tuple[np.ndarray, np.ndarray, int] | tuple[np.ndarray, np.ndarray, int, np.ndarray | None]
+
+
+def collate(rows: Sequence[Row], length: int) -> Batch:
+    """A batch from windows.
+
+    `bounds`: where documents begin inside the window, as `ShardSet.bounds` gives them. The target of the token before
+    such a place (an EOS) is the first token of an unrelated document and is ignored; positions restart there.
+    """
+    tokens, targets, positions = (np.empty((len(rows), length), np.int64) for _ in range(3))
+    places = np.arange(length)
+    attended = 0
+    for row, (window, bounds, _, *masks) in enumerate(rows):
+        n = len(window) - 1
+        tokens[row, :n], targets[row, :n] = window[:-1], window[1:]
+        tokens[row, n:], targets[row, n:] = 0, IGNORE
+        targets[row, bounds - 1] = IGNORE
+        for counts in masks:
+            if counts is not None:
+                targets[row, :n][~counts] = IGNORE
+        begins = np.concatenate(([0], bounds[bounds < n], [n]))
+        lengths = np.diff(begins)
+        positions[row] = places
+        positions[row, :n] -= np.repeat(begins[:-1], lengths)
+        attended += int(lengths @ lengths)
+    stream = torch.tensor([r[2] for r in rows], dtype=torch.int64)
+    return Batch(*map(torch.from_numpy, (tokens, targets, positions)), stream, attended)
+
+
+def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> list[Row]:
+    """The windows of `length` tokens at `places` (index into `sets`, number of the window), for `collate`. Raises
+    ShardError for a shard that is short, or holds what cannot be."""
+    places = list(places)
+    for s, w in places:
+        sets[s].ahead(w * length, w * length + length + 1)
+    for shards, shard in sorted({(s, shard) for s, w in places for shard in touched(sets[s], w * length, length + 1)}):
+        refuse_short(sets[shards], shard)
+    rows: list[Row] = [(sets[s].window(w, length), sets[s].bounds(w, length), s,
+                        sets[s].counts(w * length + 1, w * length + length + 1)) for s, w in places]
+    for (s, w), (tokens, bounds, *_) in zip(places, rows):
+        refuse_unknown(sets[s], w * length, tokens)
+        refuse_unordered(sets[s], w * length, bounds, length)
+    return rows
+
+
+def touched(shards: ShardSet, start: int, count: int) -> range:
+    """Numbers of the shards that hold tokens [start, start + count)."""
+    return range(bisect.bisect_right(shards.offsets, start) - 1, bisect.bisect_left(shards.offsets, start + count))
+
+
+def refuse_short(shards: ShardSet, shard: int) -> None:
+    """Raise ShardError when a file of a shard has been cut since it was mapped: reading it would end the process by
+    SIGBUS, without a word."""
+    info = shards.manifest.shards[shard]
+    for name, size in ((info.body, info.tokens * shards.dtype.itemsize), (info.ends, info.documents * ENDS.itemsize)):
+        path = f"{shards.folder}/{name}"
+        try:
+            there = os.stat(path).st_size
+        except FileNotFoundError:
+            raise ShardError(f"{path}: gone: {REMEDY}") from None
+        if there < size:
+            raise ShardError(f"{path}: {there} bytes, the manifest says {size}: cut: {REMEDY}")
+
+
+def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
+    """Raise ShardError unless all `tokens`, those from `start` on, are of the vocabulary: the embedding would read
+    beyond its end, on a GPU as an assertion that names no data."""
+    if len(tokens) and tokens.max() >= shards.vocab_size:
+        first = int(np.argmax(tokens >= shards.vocab_size))
+        shard = touched(shards, start + first, 1)[0]
+        path, place = shards.folder / shards.manifest.shards[shard].body, start + first - shards.offsets[shard]
+        raise ShardError(f"{path}: token {int(tokens[first]):,} at offset {place:,} (byte "
+                         f"{place * shards.dtype.itemsize:,}), the vocabulary has {shards.vocab_size:,}: damaged: "
+                         f"{REMEDY}")
+
+
+def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: int) -> None:
+    """Raise ShardError unless `bounds` of the window from `start` on increase within it, as ends of documents do."""
+    if len(bounds) and not (bounds[0] >= 1 and bounds[-1] <= length and (bounds[1:] > bounds[:-1]).all()):
+        names = ", ".join(shards.manifest.shards[i].ends for i in touched(shards, start, length + 1))
+        raise ShardError(f"{shards.folder}/{names}: ends of documents near token {start:,} of the stream do not "
+                         f"increase: damaged: {REMEDY}")
+
+
+class Data:
+    """The training and held-out data of a curriculum. `store` is the folder its shard paths are relative to; of steps
+    (not of samples, nor of held-out windows) `repeats` leaves out the targets that are repetition."""
+
+    def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None) -> None:
+        self.curriculum, self.order, self.repeats = curriculum, Order(curriculum), repeats
+        self.streams = [s.name for s in curriculum.streams]
+        self.train = [ShardSet(store / s.train, s.sha256) for s in curriculum.streams]
+        self.heldout = [ShardSet(store / s.val, s.val_sha256) if s.val and s.val_tokens > 1 else None
+                        for s in curriculum.streams]
+        for stream, shards in zip(curriculum.streams, self.train):
+            if shards.manifest.tokenizer != curriculum.tokenizer.sha256:
+                raise ConfigError(f"stream {stream.name}: its shards were encoded with another tokenizer than the "
+                                  f"curriculum's; resolve the curriculum again")
+
+    def samples(self, numbers: Sequence[int]) -> Batch:
+        """The windows of the given sample numbers (all of one sequence length), in that order."""
+        places: list[tuple[int, int]] = []
+        length = 0
+        for first, stop in runs(numbers):
+            at = self.order.locate(first, stop)
+            places += zip(at.stream.tolist(), at.window.tolist())
+            length = int(at.sequence[0])
+        return collate(windows(self.train, places, length), length)
+
+    def step(self, first: int, batch: int, rank: int, world: int) -> Batch:
+        """This rank's rows of the step of samples [first, first + batch): ⌈batch / world⌉ of them, padding included."""
+        at = self.order.locate(first, first + batch)
+        length = int(at.sequence[0])
+        rows = windows(self.train, zip(at.stream[rank::world].tolist(), at.window[rank::world].tolist()), length)
+        made = collate(rows, length)
+        if self.repeats is not None:
+            made = without_repeats(made, [row[0] for row in rows], self.repeats)
+        return made.padded(-(-batch // world))
+
+    def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
+        """Windows of the held-out split of a stream for `collate`: all of them with the short last one, or, when there
+        are more than `most`, `most` evenly spaced ones. A fixed function of the data."""
+        shards, places = self.heldout[stream], self.heldout_windows(stream, length, most)
+        for shard in sorted({shard for start, stop in places for shard in touched(shards, start, stop - start)}):
+            refuse_short(shards, shard)
+        rows: list[Row] = [(shards.read(start, stop), shards.ends(start + 1, stop) - start, stream,
+                            shards.counts(start + 1, stop)) for start, stop in places]
+        for (start, stop), (tokens, bounds, *_) in zip(places, rows):
+            refuse_unknown(shards, start, tokens)
+            refuse_unordered(shards, start, bounds, stop - start)
+        return rows
+
+    def heldout_windows(self, stream: int, length: int, most: int) -> list[tuple[int, int]]:
+        """[start, stop) in the held-out tokens of each of `heldout_rows`."""
+        shards = self.heldout[stream]
+        if shards is None:
+            return []
+        windows = -(-(shards.tokens - 1) // length)
+        chosen = range(windows) if windows <= most else [i * windows // most for i in range(most)]
+        return [(w * length, min(w * length + length + 1, shards.tokens)) for w in chosen]
+
+
+def without_repeats(batch: Batch, windows: Sequence[np.ndarray], config: RepeatsConfig) -> Batch:
+    """`batch`, of these windows, with no target inside a repetition; counts those that counted before."""
+    if not windows:
+        return batch
+    left_out = torch.from_numpy(np.stack([repeated(w, config.ngram, config.times)[1:] for w in windows]))
+    count = int((left_out & (batch.targets != IGNORE)).sum())
+    return replace(batch, targets=batch.targets.masked_fill(left_out, IGNORE), repeated=count)
+
+
+def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """[3, 4, 5, 9] → (3, 6), (9, 10)."""
+    start = 0
+    for i in range(1, len(numbers) + 1):
+        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
+            yield int(numbers[start]), int(numbers[i - 1]) + 1
+            start = i
+
+
+class StepLike(Protocol):
+    """What the loader needs of `trainer.loop.run.Step`: its number, from 0, and samples [first, first + batch)."""
+
+    number: int
+    first: int
+    batch: int
+
+
+S = TypeVar("S", bound=StepLike)
+
+
+class Prefetch(Generic[S]):
+    """(step, this rank's batch) for each of `steps`; the next one is read in a thread while this one is computed. Of a
+    step that `passed` over says why it is not performed, nothing is read: its batch is None."""
+
+    def __init__(self, data: Data, steps: Iterable[S], rank: int, world: int,
+                 passed: Callable[[int], str | None] = lambda _number: None) -> None:
+        self.data, self.steps, self.rank, self.world, self.passed = data, steps, rank, world, passed
+        self.waited = 0.0                 # seconds the batch given last was waited for
+
+    def __iter__(self) -> Iterator[tuple[S, Batch | None]]:
+        with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
+            waiting: tuple[S, Future[Batch] | None] | None = None
+            for step in self.steps:
+                ahead = None if self.passed(step.number + 1) else \
+                    pool.submit(self.data.step, step.first, step.batch, self.rank, self.world)
+                if waiting is not None:
+                    yield waiting[0], self._take(waiting[1])
+                waiting = (step, ahead)
+            if waiting is not None:
+                yield waiting[0], self._take(waiting[1])
+
+    def _take(self, ahead: Future[Batch] | None) -> Batch | None:
+        began = time.perf_counter()
+        batch = ahead and ahead.result()
+        self.waited = time.perf_counter() - began
+        return batch

@@ -1,0 +1,91 @@
+"""Where a checkpoint comes from: which data, in which order, by which code, on what machine.
+
+The hash chain binds the data: after each performed step, h = blake2b(h ‖ number of the step ‖ first sample ‖ batch ‖
+hash of its windows as (stream, epoch, window)), numbers as little-endian u64. It is a pure function of the curriculum
+and of the steps that were passed over, hence `tokenmill train verify` computes it anew from these and compares.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+import struct
+import subprocess
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tokenizer.mixture.order import Order
+
+#: the chain before the first step
+GENESIS = bytes(16)
+#: samples located at once; bounds memory, changes nothing
+CHUNK = 1 << 16
+
+
+class StepLike(Protocol):
+    """What the chain needs of `trainer.loop.run.Step`: its number, from 0, and samples [first, first + batch)."""
+
+    number: int
+    first: int
+    batch: int
+
+
+def chain(order: Order, steps: Iterable[StepLike], before: bytes = GENESIS,
+          passed: Callable[[int], str | None] = lambda _number: None) -> bytes:
+    """The chain, 16 bytes, after the consecutive `steps`. `passed(number from 1)` says why a step was not performed."""
+    waiting: list[StepLike] = []
+    for step in steps:
+        waiting.append(step)
+        if step.first + step.batch - waiting[0].first >= CHUNK:
+            before, waiting = _links(order, waiting, before, passed), []
+    return _links(order, waiting, before, passed)
+
+
+def _links(order: Order, steps: list[StepLike], h: bytes, passed: Callable[[int], str | None]) -> bytes:
+    if not steps:
+        return h
+    first = steps[0].first
+    at = order.locate(first, steps[-1].first + steps[-1].batch)
+    rows = np.stack([at.stream, at.epoch, at.window], axis=1).astype("<u8")
+    for step in steps:
+        if passed(step.number + 1) is None:
+            windows = rows[step.first - first:step.first - first + step.batch].tobytes()
+            h = hashlib.blake2b(h + struct.pack("<3Q", step.number + 1, step.first, step.batch)
+                                + hashlib.blake2b(windows, digest_size=16).digest(), digest_size=16).digest()
+    return h
+
+
+@functools.cache
+def code() -> dict[str, str | None]:
+    """{"sha256" over the names and contents of trainer/**/*.py, "package": version, "commit" where it runs from a git
+    checkout, else None}."""
+    folder = Path(__file__).resolve().parents[1]
+    h = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        h.update(f"{path.relative_to(folder).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    commit = None
+    if (folder.parent / ".git").exists():
+        try:
+            said = subprocess.run(["git", "-C", str(folder.parent), "rev-parse", "HEAD"], capture_output=True,
+                                  text=True, timeout=10, check=False)
+            commit = said.stdout.strip() or None
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+    try:
+        package = metadata.version("tokenmill")
+    except metadata.PackageNotFoundError:
+        package = None
+    return {"sha256": h.hexdigest(), "package": package, "commit": commit}
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What computed it: versions of torch and Python, the `device`, CPU threads."""
+    import torch
+
+    return {"torch": torch.__version__, "python": platform.python_version(), "device": device,
+            "threads": torch.get_num_threads()}

@@ -1,0 +1,266 @@
+"""Runs in object storage: what a training reads of them is brought to this machine's disk, once.
+
+Windows are read at random from memory-mapped shards, so the shards have to be local files. They are immutable and named
+by their content: what is there already stays, what is fetched is checked against the sha256 the curriculum pins. The
+copy has the layout of the store. All ranks of a machine share it; the first fetches, the others wait. Tools that look
+up a few documents read them where they lie (`place`).
+
+Through pyarrow's own filesystems (S3 and Google Cloud Storage), with credentials from the environment: a GPU node needs
+nothing else installed. The copy lies in `TOKENMILL_SHARDS`, by default `tokenmill-UID/shards` below the system's folder
+for temporary files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+from pyarrow import fs
+
+from tokenizer.mixture.curriculum import Curriculum, Stream
+from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, token_dtype
+from tokenizer.shards.reader import ShardSet
+from trainer.base.config import ConfigError
+
+#: bytes read at once, and files fetched at a time
+BLOCK, FILES = 8 << 20, 8
+#: files of a run that a training reads, beside its shards
+SMALL = ("curriculum.json", "recipe.yaml")
+
+
+class Stored(Protocol):
+    """What a run says of its store: the folder here, and the URL it was fetched from, or ""."""
+
+    store: Path
+    source: str
+
+
+def is_url(place: str | None) -> bool:
+    return place is not None and "://" in place and not place.startswith("file://")
+
+
+def split_run(run: str, store: str | None) -> tuple[str, str]:
+    """(URL of the store, name of the run) of a run given as STORE/runs/RUN, or by name with its store."""
+    for given in (run, store):
+        scheme, _, rest = (given or "").partition("://")
+        if is_url(given) and {"@", ":"} & set(rest.partition("/")[0]):         # not shown: it may end up in a log
+            raise ConfigError(f"{scheme}://…: leave name and password out of the URL; credentials come from the "
+                              f"environment (docs/storage.md)")
+    if not is_url(run):
+        return str(store).rstrip("/"), run
+    root, slash, name = run.rstrip("/").rpartition("/runs/")
+    if not slash or "/" in name or (store and store.rstrip("/") != root):
+        raise ConfigError(f"{run}: give STORE/runs/RUN, or the name of the run with --store")
+    return root, name
+
+
+def fetch_run(root: str, name: str) -> Path:
+    """Folder of the local copy of a run: its small files, as they stand now."""
+    remote, top = _open(root)
+    store = _local(root)
+    folder = store / "runs" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in SMALL:
+        try:
+            _fetch(remote, f"{top}/runs/{name}/{file}", folder / file, None)
+        except FileNotFoundError:
+            raise ConfigError(f"{root}/runs/{name}/{file}: no such file; give a run that has shards and a curriculum "
+                              f"(STORE/runs/RUN), or its name with --store") from None
+        except OSError as error:
+            raise _unreachable(root, error) from None
+    return folder
+
+
+def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) -> Path:
+    """Folder of the local copy of the store, with all shard sets the curriculum pins. Raises ConfigError when they are
+    not there, damaged, or more than the disk holds."""
+    remote, top = _open(root)
+    store = _local(root)
+    try:
+        with _alone(store):
+            missing = [w for w in _pinned(remote, top, store, curriculum) if not _whole(store / w[0], w[2])]
+            size = sum(n or 0 for _, _, n in missing)
+            free = shutil.disk_usage(store).free
+            if size > free:
+                raise ConfigError(f"{root}: its shards are {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free "
+                                  f"in {store}; set TOKENMILL_SHARDS to a folder on a larger disk")
+            if missing:
+                say(f"fetching {len(missing)} files of shards ({size / 1e9:.2f} GB) to {store}")
+            with ThreadPoolExecutor(FILES) as pool:
+                list(pool.map(lambda w: _fetch(remote, f"{top}/{w[0]}", store / w[0], w[1]), missing))
+            with contextlib.suppress(FileNotFoundError):        # samples are printed with it, nothing else
+                path = curriculum.tokenizer.path
+                _fetch(remote, f"{top}/{path}", _inside(store, path), None)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{root}: a shard set the curriculum pins is not there ({error}); restore it, or resolve the "
+                          f"curriculum again by running its recipe") from None
+    except OSError as error:
+        raise _unreachable(root, error) from None
+    return store
+
+
+def place(run: Stored) -> tuple[fs.FileSystem, str]:
+    """(filesystem, path in it) of a run's store, wherever it lies: what tools read where it is."""
+    return _open(run.source) if run.source else (fs.LocalFileSystem(), str(run.store))
+
+
+def shard_set(run: Stored, stream: Stream) -> ShardSet:
+    """The training shards of a stream where they lie, for their manifest and their document tables."""
+    remote, top = place(run)
+    return ShardSet(_inside(Path(top), stream.train), stream.sha256, remote)
+
+
+@contextlib.contextmanager
+def reading(run: Stored) -> Iterator[None]:
+    """What a bucket answers while it is read, as an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if not run.source:
+            raise
+        raise _unreachable(run.source, error) from None
+
+
+def sha256(remote: fs.FileSystem, path: str) -> str:
+    """Of a file, read in blocks. Raises FileNotFoundError."""
+    digest = hashlib.sha256()
+    with remote.open_input_stream(path, buffer_size=0) as source:
+        while block := source.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def damaged(shards: ShardSet) -> list[str]:
+    """The files of a shard set in a bucket whose bytes are not those its manifest names, one line each."""
+    def look(file: tuple[str, str]) -> str | None:
+        name, expected = file
+        try:
+            same = sha256(shards.filesystem, str(shards.folder / name)) == expected
+        except FileNotFoundError:
+            return f"{name}: missing"
+        return None if same else f"{name}: sha256 differs from the manifest: damaged or replaced"
+
+    files = [(getattr(info, kind), digest) for info in shards.manifest.shards for kind, digest in info.sums().items()]
+    with ThreadPoolExecutor(FILES) as pool:
+        return [line for line in pool.map(look, files) if line]
+
+
+def _pinned(remote: fs.FileSystem, top: str, store: Path,
+            curriculum: Curriculum) -> Iterator[tuple[str, str, int | None]]:
+    """(path, sha256, bytes or None) of what training reads of all pinned sets: bodies, document ends, and of held-out
+    sets the tables, for bits per byte; their manifests are fetched."""
+    for stream in curriculum.streams:
+        for split, folder, sha256 in (("train", stream.train, stream.sha256), ("val", stream.val, stream.val_sha256)):
+            if not folder or not sha256:
+                continue
+            path = f"{folder}/shards-{sha256[:16]}.json"
+            if folder.endswith(".json"):                        # a manifest by its name
+                path, folder = folder, folder.rpartition("/")[0]
+            if not _inside(store, path).exists():
+                try:
+                    _fetch(remote, f"{top}/{path}", store / path, None)
+                except FileNotFoundError:
+                    path = f"{folder}/{MANIFEST}"
+                    _fetch(remote, f"{top}/{path}", store / path, None)
+            made = Manifest.from_json(json.loads((store / path).read_text(encoding="utf-8")), path)
+            for shard in made.shards:
+                yield f"{folder}/{shard.body}", shard.sha256, shard.tokens * token_dtype(made.vocab_size).itemsize
+                yield f"{folder}/{shard.ends}", shard.ends_sha256, shard.documents * ENDS.itemsize
+                yield f"{folder}/{shard.blocks}", shard.blocks_sha256, None
+                if shard.loss:
+                    yield f"{folder}/{shard.loss}", shard.loss_sha256, shard.tokens
+                if split == "val":
+                    yield f"{folder}/{shard.table}", shard.table_sha256, None
+
+
+def _inside(store: Path, path: str) -> Path:
+    """Where a file lies in the copy. What a curriculum from a bucket names must not lie anywhere else."""
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ConfigError(f"{path}: the curriculum names a file outside its store; resolve it again by running its "
+                          f"recipe, or do not trust whoever wrote it")
+    return store / path
+
+
+def _whole(file: Path, size: int | None) -> bool:
+    """Whether a file is there. It was checked as it came; what a disk has lost since shows in its size, if known."""
+    try:
+        return file.stat().st_size == size or size is None
+    except FileNotFoundError:
+        return False
+
+
+def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> None:
+    """Copy one file, whole or not at all, and see that it is what its hash says."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    part = to.parent / f".{to.name}.{uuid.uuid4().hex}"
+    digest = hashlib.sha256()
+    try:
+        with remote.open_input_stream(path, buffer_size=0) as source, open(part, "wb") as f:
+            while block := source.read(BLOCK):
+                digest.update(block)
+                f.write(block)
+            f.flush()
+            os.fsync(f.fileno())                # a name that survives a power cut must not stand for half a file
+        if sha256 is not None and digest.hexdigest() != sha256:
+            raise ConfigError(f"{path}: damaged, its sha256 is not the one its manifest names; publish the shards "
+                              f"again by running the recipe")
+        os.replace(part, to)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _open(root: str) -> tuple[fs.FileSystem, str]:
+    """(filesystem, path of the store in it)."""
+    scheme, _, place = root.partition("://")
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    try:
+        if scheme in ("s3", "s3a") and endpoint:
+            kind, _, host = endpoint.rpartition("://")
+            options: dict[str, Any] = {"endpoint_override": host.rstrip("/"), "scheme": kind or "https"}
+            region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+            retry = fs.AwsStandardS3RetryStrategy(max_attempts=10)
+            return fs.S3FileSystem(region=region, retry_strategy=retry, **options), place.rstrip("/")
+        return fs.FileSystem.from_uri(root.replace("s3a://", "s3://", 1))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{root}: {error}; a run to train on lies in a folder, or at s3://… or gs://…; copy others "
+                          f"to a folder") from None
+
+
+def _unreachable(root: str, error: OSError) -> ConfigError:
+    said = " ".join(str(error).split())[:300]
+    return ConfigError(f"{root}: {said}; see that the address is right, credentials stand in the environment and the "
+                       f"disk is not full")
+
+
+def _local(root: str) -> Path:
+    base = os.environ.get("TOKENMILL_SHARDS")
+    own = Path(tempfile.gettempdir(), f"tokenmill-{os.getuid()}")
+    top = Path(base) if base else own / "shards"
+    folder = top / hashlib.blake2b(root.encode(), digest_size=8).hexdigest()
+    try:
+        if not base:                    # closed to others, whatever the umask: the pipeline's scratch lies there, too
+            own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if own.is_symlink() or own.stat().st_uid != os.getuid():
+                raise PermissionError(errno.EPERM, "it is somebody else's")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}; set TOKENMILL_SHARDS to a folder that can be written") from None
+    return folder
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with open(folder / ".lock", "w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield

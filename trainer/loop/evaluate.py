@@ -1,0 +1,145 @@
+"""Held-out loss per source, next to the entropy of the held-out tokens: what a model that knows only their frequencies
+could reach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tokenizer.shards.reader import ShardSet
+from trainer.data.batches import Batch, Data, collate
+from trainer.model.loss import IGNORE
+from trainer.parallel.world import World, reshard
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """`every`: steps between two evaluations (there is one at the start and one at the end); `windows`: at most so many
+    held-out windows of each stream."""
+
+    every: int = 100
+    windows: int = 64
+
+    def check(self) -> None:
+        if self.every < 1 or self.windows < 1:
+            raise ValueError("every and windows must be at least 1")
+
+
+@dataclass(frozen=True)
+class Total:
+    """Sums over the counted targets of one stream."""
+
+    nll: float
+    targets: int
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nll / self.targets
+
+
+@torch.no_grad()
+def losses(model: nn.Module, batch: Batch, streams: int, micro_rows: int, dtype: torch.dtype, chunk: int,
+           world: World) -> list[Total]:
+    """Loss of all rows of `batch` (the same on every rank; each computes its share), summed per stream."""
+    rows = list(range(world.data_rank, batch.rows, world.data_size))
+    share = -(-batch.rows // world.data_size)
+    # every rank must take part in every forward, since parameters are sharded: padding
+    mine = Batch(*(x[rows] for x in batch.tensors()), attended=0).padded(share)
+    sums = torch.zeros(2, streams, dtype=torch.float64, device=world.device)
+    for part in mine.micro(min(micro_rows, share), world.device):
+        _, nll, _ = model(part.tokens, part.mask(dtype, model.config.masking), part.targets, chunk=chunk)
+        sums[0].index_add_(0, part.stream, nll.double().sum(1))
+        sums[1].index_add_(0, part.stream, (part.targets != IGNORE).double().sum(1))
+    reshard(model)
+    nll, targets = world.sum(sums).tolist()
+    return [Total(a, int(b)) for a, b in zip(nll, targets)]
+
+
+def unigram_entropy(targets: Sequence[np.ndarray]) -> float:
+    """Entropy in nats of the empirical distribution of the given tokens."""
+    _, counts = np.unique(np.concatenate(targets), return_counts=True)
+    share = counts / counts.sum()
+    return float(-(share * np.log(share)).sum())
+
+
+def text_bytes(shards: ShardSet, start: int, stop: int) -> float:
+    """UTF-8 bytes behind the targets of the window [start, stop) of tokens. A document's bytes are shared out among its
+    tokens evenly: those the window cuts off, and its first, which is no target, take theirs with them."""
+    begin, end, size = shards.spans(start, stop)
+    counted = np.minimum(end, stop) - np.maximum(begin, start) - 1   # the first of document or window is no target
+    return float((size * counted / (end - begin)).sum())
+
+
+class Heldout:
+    """The held-out windows of a run: chosen once, the same at every evaluation, for any number of ranks."""
+
+    def __init__(self, data: Data, length: int, windows: int) -> None:
+        self.data, self.length, self.windows = data, length, windows
+        self.longer: dict[int, Heldout] = {}
+        rows = [row for s in range(len(data.streams)) for row in data.heldout_rows(s, length, windows)]
+        self.batch = collate(rows, length) if rows else None
+        if self.batch is not None and not self.batch.valid():           # prompts alone
+            self.batch = None
+        self.entropy: dict[str, float] = {}
+        if self.batch is not None:
+            counted = [t[t != IGNORE].numpy() for t in self.batch.targets]
+            self.entropy["all"] = unigram_entropy(counted)
+            for s, name in enumerate(data.streams):
+                own = [t for t, stream in zip(counted, self.batch.stream.tolist()) if stream == s]
+                if any(map(len, own)):
+                    self.entropy[name] = unigram_entropy(own)
+        #: UTF-8 bytes behind the counted targets of each stream; None where only spans count, of which no size is kept
+        self.bytes = [None if shards is None or shards.counts(0, 0) is not None else
+                      sum(text_bytes(shards, *window) for window in data.heldout_windows(s, length, windows))
+                      for s, shards in enumerate(data.heldout)]
+
+    def at(self, length: int) -> Heldout:
+        """About as many held-out tokens in windows of another length: for phases that have it."""
+        if length not in self.longer:
+            self.longer[length] = Heldout(self.data, length, max(1, self.windows * self.length // length))
+        return self.longer[length]
+
+    def evaluate(self, model: nn.Module, micro_rows: int, dtype: torch.dtype, chunk: int,
+                 world: World) -> dict[str, Any]:
+        """{"loss", "unigram_entropy", "targets", "streams": {name: the same and "bits_per_byte"}}.
+
+        Losses in nats per token; the total is over all held-out tokens. Bits per byte (comparable between tokenizers)
+        divides by the UTF-8 bytes of the documents that were evaluated; None for a split of which only spans count.
+        """
+        if self.batch is None:
+            return {}
+        totals = losses(model, self.batch, len(self.data.streams), micro_rows, dtype, chunk, world)
+        streams = {}
+        for name, size, total in zip(self.data.streams, self.bytes, totals):
+            if total.targets:
+                streams[name] = {"loss": total.loss, "targets": total.targets, "unigram_entropy": self.entropy[name],
+                                 "bits_per_byte": total.nll / math.log(2) / size if size else None}
+        targets = sum(t.targets for t in totals)
+        return {"loss": sum(t.nll for t in totals) / targets, "targets": targets,
+                "unigram_entropy": self.entropy["all"], "streams": streams}
+
+    def gap(self, heldout: dict[str, Any], model: nn.Module, samples: int, windows: int, micro_rows: int,
+            dtype: torch.dtype, chunk: int, world: World) -> dict[str, Any]:
+        """Held-out loss against the loss of the same model on `windows` windows of the `samples` it was trained on, in
+        the same proportions of sources: {"train", "heldout", "gap"}, nats per token. {} when no source has both."""
+        curriculum = self.data.curriculum
+        spread = sorted({i * samples // windows for i in range(windows)}) if samples else []
+        numbers = [n for n in spread if curriculum.phases[curriculum.phase_at(n)].sequence == self.length]
+        if not numbers or not heldout:
+            return {}
+        seen = losses(model, self.data.samples(numbers), len(self.data.streams), micro_rows, dtype, chunk, world)
+        both = [(heldout["streams"][name], total) for name, total in zip(self.data.streams, seen)
+                if name in heldout.get("streams", {}) and total.targets]
+        weight = sum(held["targets"] for held, _ in both)
+        if not weight:
+            return {}
+        train = sum(total.loss * held["targets"] for held, total in both) / weight
+        held = sum(held["loss"] * held["targets"] for held, _ in both) / weight
+        return {"train": train, "heldout": held, "gap": held - train}

@@ -1,0 +1,57 @@
+"""The end of a training: a sample in words, and the summary that the report and the demo read."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.loop.generate import generate, load_tokenizer
+from trainer.loop.run import Run
+from trainer.observe.goodput import Goodput
+from trainer.observe.plot import story_of
+from trainer.parallel.world import World
+
+#: most tokens of a prompt
+PROMPT = 256
+
+
+def sample(run: Run, model: nn.Module, world: World, dtype: torch.dtype) -> tuple[str | None, str]:
+    """(text, "") or (None, why it was skipped). Rank 0 has the tokenizer; all ranks must go the same way."""
+    config = run.config.sample
+    if not config.tokens:
+        return None, "no sample: train.sample.tokens is 0"
+    tokenizer, why = load_tokenizer(run.store / run.curriculum.tokenizer.path) if world.first else (None, "")
+    prompt = (tokenizer.encode(config.prompt) if tokenizer else [])[-PROMPT:] or [run.curriculum.tokenizer.eos]
+    # of fixed length, so that every rank can receive it: is there a tokenizer, how many ids, the ids
+    sent = struct.pack(f"<{PROMPT + 2}q", tokenizer is not None, len(prompt), *prompt, *[0] * (PROMPT - len(prompt)))
+    there, n, *ids = struct.unpack(f"<{PROMPT + 2}q", world.broadcast(sent))
+    if not there:
+        return None, why
+    out = generate(model, ids[:n], config, run.curriculum.tokenizer.eos, run.config.seed, dtype, world)
+    return (tokenizer.decode([*ids[:n], *out]) if tokenizer else None), ""
+
+
+def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict[str, Any], text: str | None, why: str,
+              seconds: float, speed: float | None, goodput: Goodput) -> dict[str, Any]:
+    """What is worth knowing at the end; the report and the demo read it."""
+    told = story_of(run.out / "metrics.jsonl")
+    steps = [loss for loss in told.loss if not math.isnan(loss)]
+    before = before or (told.evals[0] if told.evals else {})
+    return {
+        "parameters": run.config.model.parameters(run.vocab),
+        "parameters_without_embeddings": run.config.model.parameters(run.vocab) - run.vocab * run.config.model.width
+        * (1 if run.config.model.tie else 2),
+        "steps": run.curriculum.steps, "tokens": run.curriculum.tokens, "seconds": round(seconds, 1),
+        "tokens_per_s": round(speed) if speed else None, "wall_time": goodput.summary(),
+        "train_loss_first": steps[0] if steps else None,
+        "train_loss_last": sum(steps[-10:]) / len(steps[-10:]) if steps else None,
+        "heldout_loss_before": before.get("loss"), "heldout_loss": after.get("loss"),
+        "unigram_entropy": after.get("unigram_entropy"),
+        "ratio": after["loss"] / after["unigram_entropy"] if after else None,
+        "gap": gap.get("gap"), "train_loss_on_seen": gap.get("train"), "streams": after.get("streams", {}),
+        "sample": text, "sample_skipped": why or None,
+    }

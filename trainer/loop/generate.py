@@ -1,0 +1,91 @@
+"""Text from the model, to look at. Recomputes the whole prefix for every token: fine for a sample, not for serving."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.model.attention import document_mask
+from trainer.parallel.world import World, reshard, uncompiled
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """A sample is drawn at the end of training: up to `tokens` tokens after `prompt`; temperature 0: the likeliest."""
+
+    prompt: str = "The"
+    tokens: int = 64
+    temperature: float = 0.8
+    top_k: int = 50
+
+    def check(self) -> None:
+        if self.tokens < 0 or self.temperature < 0 or self.top_k < 1:
+            raise ValueError("tokens and temperature must be ≥ 0, top_k ≥ 1")
+
+
+@torch.no_grad()
+def generate(model: nn.Module, prompt: list[int], config: SampleConfig, eos: int, seed: int, dtype: torch.dtype,
+             world: World) -> list[int]:
+    """Token ids that follow `prompt` (not empty), up to and without EOS. Every rank takes part and gets the same."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.tensor([prompt], device=world.device)
+    for _ in range(config.tokens):
+        positions = torch.arange(tokens.shape[1], device=world.device)[None]
+        with uncompiled(model):          # every token has a length of its own
+            logits = model(tokens, document_mask(positions, dtype))[0, -1].float().cpu()
+        if config.temperature == 0:
+            token = int(logits.argmax())
+        else:
+            best = logits.topk(min(config.top_k, logits.numel()))
+            share = (best.values / config.temperature).softmax(0)
+            token = int(best.indices[torch.multinomial(share, 1, generator=generator)])
+        # the first rank's: where logits differ in a last bit, ranks must not part ways
+        token = int.from_bytes(world.broadcast(token.to_bytes(8, "little")), "little")
+        if token == eos:
+            break
+        tokens = torch.cat((tokens, torch.tensor([[token]], device=world.device)), 1)
+    reshard(model)
+    return tokens[0, len(prompt):].tolist()
+
+
+def load_tokenizer(path: Path) -> tuple[Any | None, str]:
+    """(tokenizer, "") or (None, why there is none): the sample needs one, training does not.
+
+    The returned object has `encode(text) -> list[int]` and `decode(ids) -> str`.
+    """
+    if path.suffix == ".json":
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            return None, "no sample: the package `tokenizers` is not installed"
+        try:
+            return HuggingFace(Tokenizer.from_file(str(path))), ""
+        except Exception as error:         # the library raises bare Exception for anything wrong with the file
+            return None, f"no sample: {path.name}: {error}"
+    if path.suffix == ".model":
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ImportError:
+            return None, "no sample: the package `sentencepiece` is not installed"
+        try:
+            return SentencePieceProcessor(model_file=str(path)), ""
+        except (OSError, RuntimeError) as error:
+            return None, f"no sample: {path.name}: {error}"
+    return None, f"no sample: {path.name} is neither a tokenizer.json nor a SentencePiece .model"
+
+
+class HuggingFace:
+    """`tokenizers.Tokenizer` with the two calls a sample needs."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def encode(self, text: str) -> list[int]:
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: list[int]) -> str:
+        return self.inner.decode(ids)

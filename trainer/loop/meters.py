@@ -1,0 +1,217 @@
+"""What is measured besides the loss: speed, waits, hardware, norms of updates, the noise scale, where the time goes.
+
+All of it at log interval, in one place, so that a step costs nothing but the numbers `Window` reads. The speed counts
+neither evaluation and checkpoints nor the first step of a process or of a new shape, which compiles.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from statistics import quantiles
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.loop.run import Run, Step
+from trainer.observe import hardware, mfu, norms
+from trainer.observe import metrics as log
+from trainer.observe.alerts import RULES, Alert, Alerts
+from trainer.observe.goodput import CAUSES, Goodput
+from trainer.observe.noise import MicroNorms, NoiseScale
+from trainer.parallel.world import World
+
+#: what a restart or a rewind has to see of the lines of metrics.jsonl, of steps those with a record
+SEEN = ("event", "step", "time", "goodput", "noise", "streams", "seconds")
+#: of so many of the last printed steps; of the way back to an earlier one its checkpoint has the record
+RECENT = 1000
+
+
+class Meters:
+    """`begin`, `before` and `after` surround a performed step, `flushed` and `interval` read, `evaluated`, `saving` and
+    `saved` take in what lies between steps. `step`: the last one done by former processes."""
+
+    def __init__(self, run: Run, metrics: log.Metrics, world: World, goodput: Goodput, model: nn.Module,
+                 optimizer: torch.optim.Optimizer, step: int, say: Callable[[str], None]) -> None:
+        self.run, self.metrics, self.world, self.goodput, self.say = run, metrics, world, goodput, say
+        self.optimizer, self.steps = optimizer, run.curriculum.steps
+        fp8 = run.config.parallel.fp8
+        self.peak = mfu.peak(world.device, fp8)
+        if self.peak is None:
+            say(mfu.why_unknown(world.device, fp8))
+        goodput.peak = self.peak and self.peak * world.size
+        lines = self.lines() if step else []
+        goodput.resume(lines, step)
+        self.micro = MicroNorms(model, world.device, world.size // world.data_size)
+        before = [line for line in log.standing(lines) if line["step"] <= step]
+        self.noise, self.alerts = NoiseScale(before), Alerts(run.config.alerts, before)
+        self.hardware = hardware.Hardware(world, say)
+        self.updates: norms.Updates | None = None
+        self.moved: Tensor | None = None
+        #: shapes (sequence, batch) that have been computed
+        self.shapes: set[tuple[int, int]] = set()
+        self.cold = True
+        self.skips = 0
+        #: seconds, tokens, FLOPs of warm steps since the last interval; waits for each of its batches
+        self.span, self.waits = [0.0, 0.0, 0.0], list[float]()
+        self.saved_at = time.perf_counter()
+        self.records: dict[int, dict[str, Any]] = {}
+        self.measured: dict[str, Any] = {}
+        metrics.export(planned=run.curriculum.tokens, world=world.size, alerts=self.standing())
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Of metrics.jsonl what former processes leave behind, in order; on the first rank."""
+        self.metrics.flush()
+        rest, recent = [], deque[tuple[int, dict[str, Any]]](maxlen=RECENT)
+        path = self.run.out / "metrics.jsonl"
+        for i, line in enumerate(log.scan(path, lambda event, _, text: event != "step" or '"goodput"' in text)
+                                 if self.world.first else ()):
+            (recent if line["event"] == "step" else rest).append((i, {k: line[k] for k in SEEN if k in line}))
+        return [line for _, line in sorted([*rest, *recent], key=lambda at: at[0])]
+
+    def due(self, number: int) -> bool:
+        """Whether a line is printed after step `number` (from 1)."""
+        return number % self.run.config.log_every == 0 or number == self.steps
+
+    # -- around a step -----------------------------------------------------------------------------------------------
+    def begin(self, step: Step, waited: float) -> None:
+        """Before a step that is performed; `waited`: seconds it waited for its batch."""
+        phase = self.run.curriculum.phases[step.phase]
+        self.goodput.move(waited, self.goodput.cause, "data")
+        self.waits.append(waited)
+        self.cold = (phase.sequence, step.batch) not in self.shapes
+        self.shapes.add((phase.sequence, step.batch))
+        self.goodput.enter("warmup" if self.cold else "training")
+        if self.due(step.number + 1):
+            self.micro.start()
+
+    def before(self, step: Step) -> None:
+        """Between a step's gradients and the optimiser."""
+        if self.due(step.number + 1):
+            self.updates = norms.Updates(self.optimizer)
+
+    def after(self) -> None:
+        """After the optimiser."""
+        if self.updates is not None:
+            self.moved, self.updates = self.updates.sums(), None
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+    def flushed(self, seconds: float, steps: int, skips: int, tokens: int, flops: float) -> bool:
+        """`steps` steps took `seconds`; `skips` of them changed nothing. Returns whether they count for the speed."""
+        self.goodput.flops += flops * (steps - skips) / steps
+        self.goodput.enter(self.goodput.cause)
+        self.goodput.move(seconds * skips / steps, self.goodput.cause, "lost")
+        self.skips += skips
+        if self.cold:
+            self.goodput.enter("training")
+            return False
+        self.span = [a + b for a, b in zip(self.span, (seconds, tokens, flops))]
+        return True
+
+    def utilisation(self, flops: float, seconds: float) -> float | None:
+        """Step MFU."""
+        return flops / seconds / (self.peak * self.world.size) if self.peak else None
+
+    def interval(self, number: int, line: Mapping[str, Any]) -> dict[str, Any]:
+        """What the metrics line of a printed step has besides `line`, over the steps since the one before. Every rank
+        calls it."""
+        seconds, tokens, flops = self.span
+        marks = quantiles(self.waits, n=100, method="inclusive") if len(self.waits) > 1 else self.waits * 99
+        ranks = hardware.gather({**self.hardware.read(), "data_wait_p50_ms": 1e3 * marks[49],
+                                 "data_wait_p99_ms": 1e3 * marks[98], "data_wait_s": sum(self.waits)}, self.world)
+        sums = torch.cat((self.micro.take(), self.moved.flatten().to(self.world.device)))
+        dist.all_reduce(sums)                        # over all ranks, also those that share every layer
+        small, *moved = (sums[:3].tolist(), *sums[3:].view(-1, 3).tolist())
+        found = {**norms.told(self.optimizer.param_groups, moved), **hardware.summary(ranks)}
+        # a gradient out of all proportion would outweigh every other for the next hundreds of steps
+        found["noise"] = None if line.get("skipped") else self.noise.measure(small, line["grad_norm"], line["targets"])
+        slow = max(ranks, key=lambda rank: rank["data_wait_s"])
+        waiting = {"p50": round(slow["data_wait_p50_ms"], 3), "p99": round(slow["data_wait_p99_ms"], 3)}
+        if seconds:
+            waiting["share"] = round(min(1.0, slow["data_wait_s"] / seconds), 4)
+            found |= {"tokens_per_s": round(tokens / seconds, 1), "mfu": self.utilisation(flops, seconds),
+                      "flops_per_s": flops / seconds}
+        found |= {"data_wait_ms": waiting, "goodput": self.goodput.record(), "goodput_share": self.goodput.share,
+                  "wall_mfu": self.goodput.mfu(), "skips": self.skips, "spike_score": self.alerts.spike_score}
+        self.span, self.waits = [0.0, 0.0, 0.0], []
+        return {key: value for key, value in found.items() if value is not None}
+
+    def tell(self, number: int, line: Mapping[str, Any]) -> str:
+        """After the metrics line of a printed step: trainer.prom, the rules of an interval. Returns what the printed
+        line has besides the loss."""
+        wait = line["data_wait_ms"]
+        self.metrics.export(step=number, **line, wall={cause: line["goodput"][cause] for cause in CAUSES},
+                            data_wait_s={"0.5": wait["p50"] / 1e3, "0.99": wait["p99"] / 1e3})
+        if "share" in wait:
+            self.alarm(number, self.alerts.interval(line["phase"], line["tokens_per_s"], wait["share"],
+                                                    time.perf_counter() - self.saved_at))
+        parts = [f"{count(line['tokens_per_s']):>6} tok/s"]
+        if line["mfu"] is not None:
+            parts.append(f"mfu {line['mfu']:.1%}")
+        if wait.get("share", 0.0) >= 0.005:
+            parts.append(f"data wait {wait['share']:.0%}")
+        straggler = line.get("straggler", {"ratio": 1.0})
+        if straggler["ratio"] >= 1.1 and self.world.device.type == "cuda":
+            parts.append(f"rank {straggler['rank']} is {straggler['ratio']:.2f}× slower")
+        if self.noise.tokens is not None:
+            parts.append(f"critical batch {count(self.noise.tokens)}")
+        return "  ".join(parts)
+
+    # -- between steps -----------------------------------------------------------------------------------------------
+    def stepped(self, number: int, bad: bool) -> None:
+        """Every step: whether its loss or norm was out of all proportion."""
+        self.alarm(number, self.alerts.step(bad))
+
+    def evaluated(self, number: int, tokens: int, values: Mapping[str, Any]) -> None:
+        """What `Heldout.evaluate` found."""
+        self.metrics.write("eval", number, tokens=tokens, **values)
+        self.metrics.export(heldout=values["loss"], heldout_streams=values["streams"])
+        self.metrics.flush()             # a checkpoint may follow, and after it this step is not evaluated again
+        self.say(f"step {number:>6}  held-out {values['loss']:.3f} nats/token, unigram entropy "
+                 f"{values['unigram_entropy']:.3f}    {each(values['streams'])}")
+        for length, found in values.get("lengths", {}).items():
+            self.say(f"{'':>13}windows of {int(length):,}: {found['loss']:.3f}    {each(found['streams'])}")
+        self.alarm(number, self.alerts.evaluation(values["streams"]))
+
+    def saving(self, number: int) -> None:
+        """A checkpoint of step `number` is about to be written: where the time had gone by then."""
+        self.records[number] = self.goodput.record()
+
+    def saved(self, number: int, seconds: float, **values: Any) -> None:
+        """It is complete; the training has waited `seconds` for it."""
+        self.saved_at = time.perf_counter()
+        self.metrics.write("checkpoint", number, seconds=round(seconds, 3), **values,
+                           goodput=self.records.pop(number))
+        self.metrics.export(checkpoint_s=seconds, checkpoint_step=number)
+
+    def rewound(self, number: int) -> None:
+        """Training goes on after step `number`: what came later was in vain."""
+        self.goodput.rewind(self.lines(), number)
+
+    def alarm(self, number: int, alerts: Sequence[Alert]) -> None:
+        for alert in alerts:
+            self.metrics.write("alert", number, rule=alert.rule, on=alert.on, text=alert.text)
+            self.say(f"step {number:>6}  {'ALERT' if alert.on else 'alert over,'} {alert.rule}: {alert.text}")
+        if alerts:
+            self.metrics.export(alerts=self.standing())
+
+    def standing(self) -> dict[str, int]:
+        return {rule: int(rule in self.alerts.standing) for rule in RULES}
+
+
+def each(streams: Mapping[str, Mapping[str, Any]]) -> str:
+    """'web 3.412 (1.021 bits/byte)   code 2.9'."""
+    return "   ".join(f"{name} {v['loss']:.3f}" + ("" if v.get("bits_per_byte") is None else
+                                                   f" ({v['bits_per_byte']:.3f} bits/byte)")
+                      for name, v in streams.items())
+
+
+def count(number: float) -> str:
+    """1234567 → '1.23M', 41.7 → '42'."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"

@@ -1,0 +1,265 @@
+"""What happens when a step looks wrong: leave it out, and when that does not help, go back and pass the data over.
+
+Guard, on the device: a step whose loss or gradient norm is no number, or lies more than `sigma` standard deviations
+above the mean of the last `window` accepted steps, changes nothing (SkipStep of OLMo-core; OLMo 2, arXiv 2501.00656).
+Loss and norm are those of the whole step, so all ranks judge alike, and nothing is read back to the host.
+
+Policy, on the host, when the numbers are read: too many such steps end the training with a report; or, where `rewind`
+is set, it goes back to a checkpoint before the trouble and passes over the steps around its beginning (PaLM, arXiv
+2204.02311 §5.1: back to about 100 steps before the spike, 200 to 500 batches passed over).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.base.config import TrainingError
+from trainer.checkpoint.checkpoints import Checkpoint
+from trainer.checkpoint.damage import choose
+from trainer.checkpoint.ledger import Ledger
+from trainer.parallel.world import World
+
+
+@dataclass(frozen=True)
+class TriggerConfig:
+    """Either of: `skips` steps left out `within` so many steps; a loss that lies `loss_above` nats over the mean of the
+    accepted steps before it, `for` so many steps on end. What is not given does not trigger."""
+
+    skips: int | None = None
+    within: int = 50
+    loss_above: float | None = None
+    for_: int = 20
+
+    def check(self) -> None:
+        if self.skips is None and self.loss_above is None:
+            raise ValueError("give skips or loss_above (or both)")
+        if self.skips is not None and not 1 <= self.skips <= self.within:
+            raise ValueError("skips must lie between 1 and within")
+        if (self.loss_above is not None and self.loss_above <= 0) or self.for_ < 1:
+            raise ValueError("loss_above must be > 0, for at least 1")
+
+    @property
+    def span(self) -> int:
+        """Steps from the first suspect one to the one that triggers, at most."""
+        return max(self.within if self.skips else 0, self.for_ if self.loss_above else 0)
+
+
+@dataclass(frozen=True)
+class RewindConfig:
+    """`trigger` says when; `skip` steps are passed over, the first suspect step in their middle; at most `budget` times
+    in a run."""
+
+    trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
+    skip: int = 200
+    budget: int = 5
+
+    def check(self) -> None:
+        if self.budget < 1 or self.skip < 2 * self.trigger.span:
+            raise ValueError(f"budget must be at least 1, skip at least {2 * self.trigger.span}: twice the steps it "
+                             f"may take to notice (within, for), since the first suspect step is in its middle")
+
+
+@dataclass(frozen=True)
+class StabilityConfig:
+    """A step is left out when its loss or gradient norm is no number or more than `sigma` standard deviations above
+    the mean of the last `window` accepted steps (null: only when no number). The rule rests until `warm` steps of the
+    phase have been accepted: a new mixture has another loss.
+
+    Training ends with a report after `in_a_row` steps left out on end, or `most` within `window`. `worst_rows`: of how
+    many rows (samples) of each printed interval, those with the highest loss, worst_rows.jsonl keeps the loss.
+    """
+
+    sigma: float | None = 6.0
+    window: int = 128
+    warm: int = 128
+    in_a_row: int = 5
+    most: int = 20
+    rewind: RewindConfig | None = None
+    worst_rows: int = 20
+
+    def check(self) -> None:
+        if self.sigma is not None and self.sigma <= 0:
+            raise ValueError("sigma must be > 0, or null")
+        if min(self.window, self.warm) < 2 or min(self.in_a_row, self.most) < 1 or self.worst_rows < 0:
+            raise ValueError("window and warm must be at least 2, in_a_row and most at least 1, worst_rows at least 0")
+
+
+class Guard:
+    """The accepted steps' losses and norms, on the device."""
+
+    def __init__(self, config: StabilityConfig, device: torch.device) -> None:
+        self.config, self.phase = config, -1
+        #: [2, window] float64: losses and norms of the last accepted steps, in a ring; how many were accepted
+        self.ring = torch.zeros(2, config.window, dtype=torch.float64, device=device)
+        self.count = torch.zeros((), dtype=torch.int64, device=device)
+        self.slots = torch.arange(config.window, device=device)
+
+    def judge(self, phase: int, sums: Tensor, norm: Tensor) -> Tensor:
+        """A step of the phase, from its sums over all ranks [2 · streams] (their nll, their counted targets) and its
+        gradient norm, 0-d. Returns [4] float64: 1 to leave it out or 0; the mean of the losses before it; the highest
+        loss and the highest norm that would have been accepted (NaN and infinity while there are too few). Never waits
+        for the device."""
+        if phase != self.phase:
+            self.phase = phase
+            self.count.zero_()
+        nll, targets = sums.view(2, -1).sum(1)
+        now = torch.stack((nll / targets.clamp(min=1), norm.double()))
+        filled = (self.slots < self.count).double()
+        n = filled.sum()
+        mean = (self.ring * filled).sum(1) / n
+        spread = (((self.ring - mean[:, None]) * filled).square().sum(1) / (n - 1)).sqrt()
+        ready = self.count >= self.config.warm
+        limit = mean + (self.config.sigma or math.inf) * spread
+        limit = torch.where(ready & ~limit.isnan(), limit, math.inf)
+        bad = ~now.isfinite().all() | (now > limit).any()
+        take = ~bad & (targets > 0)                          # a step of prompts alone says nothing
+        at = self.count % self.config.window
+        self.ring.copy_(torch.where(take & (self.slots == at), now[:, None], self.ring))
+        self.count += take
+        return torch.cat((bad.double()[None], torch.where(ready, mean[:1], math.nan), limit))
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint's meta. Waits for the device."""
+        return {"phase": self.phase, "count": int(self.count), "ring": self.ring.tolist()}
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """What `state` gave; None, or one of another window, begins anew."""
+        if state is None or len(state["ring"][0]) != self.config.window:
+            state = {"phase": -1, "count": 0, "ring": [[0.0] * self.config.window] * 2}
+        self.phase = state["phase"]
+        self.count.fill_(state["count"])
+        self.ring.copy_(torch.tensor(state["ring"], dtype=torch.float64))
+
+
+class Seen(NamedTuple):
+    """A performed step as the host knows it, afterwards."""
+
+    step: int                     # from 1
+    loss: float | None            # None: it had no target
+    norm: float
+    bad: bool                     # it changed nothing
+    mean: float                   # of the losses of the accepted steps before it; NaN: too few
+    loss_limit: float
+    norm_limit: float
+
+    @property
+    def why(self) -> str:
+        """Why it was left out."""
+        found = [f"{name} {value:.4g}" + (f" > {limit:.4g}" if value > limit and value < math.inf else "")
+                 for name, value, limit in (("loss", self.loss, self.loss_limit), ("norm", self.norm, self.norm_limit))
+                 if value is not None and (not value <= limit or value == math.inf)]
+        return ", ".join(found)
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """From `first` on something is wrong, as `step` shows: steps [start, stop) are to be passed over."""
+
+    first: int
+    step: int
+    start: int
+    stop: int
+    why: str
+
+
+class Policy:
+    """Watches the steps, in order, and says when leaving one out is not enough. A pure function of their numbers."""
+
+    def __init__(self, config: StabilityConfig) -> None:
+        self.config = config
+        #: numbers of the steps left out lately; how many steps on end the loss has been too high
+        self.left_out: list[int] = []
+        self.above = 0
+
+    def review(self, steps: Iterable[Seen], reports: str) -> Suspicion | None:
+        """The first suspicion that `steps` (those since the last call) give rise to, or None. Raises TrainingError when
+        there is no use in going on; `reports` is how to look at a step ('tokenmill train explain RUN')."""
+        for seen in steps:
+            found = self._look(seen)
+            if found is not None:
+                return found
+            self._stop(seen, reports)
+        return None
+
+    def _look(self, seen: Seen) -> Suspicion | None:
+        keep = max(self.config.window, self.config.rewind.trigger.within if self.config.rewind else 0)
+        self.left_out = [s for s in self.left_out if s > seen.step - keep] + [seen.step] * seen.bad
+        if self.config.rewind is None:
+            return None
+        trigger, half = self.config.rewind.trigger, self.config.rewind.skip // 2
+        if seen.loss is not None and trigger.loss_above is not None:
+            high = not seen.loss <= seen.mean + trigger.loss_above and not math.isnan(seen.mean)
+            self.above = self.above + 1 if high else 0
+        recent = [s for s in self.left_out if s > seen.step - trigger.within]
+        first, why = 0, ""
+        if trigger.skips is not None and len(recent) >= trigger.skips:
+            first, why = recent[0], f"{len(recent)} steps left out within {trigger.within}"
+        elif trigger.loss_above is not None and self.above >= trigger.for_:
+            first = seen.step - self.above + 1
+            why = (f"loss more than {trigger.loss_above:g} above the mean {seen.mean:.3f} for {self.above} "
+                   f"step{'s' * (self.above > 1)}")
+        if not first:
+            return None
+        start = max(1, first - half)
+        return Suspicion(first, seen.step, start, first + self.config.rewind.skip - half, why)
+
+    def _stop(self, seen: Seen, reports: str) -> None:
+        row = next((i for i in range(len(self.left_out)) if self.left_out[-1 - i] != seen.step - i), len(self.left_out))
+        many = len([s for s in self.left_out if s > seen.step - self.config.window])
+        if seen.bad and (row >= self.config.in_a_row or many >= self.config.most):
+            count = f"{row} steps on end" if row >= self.config.in_a_row else \
+                f"{many} of the last {self.config.window} steps"
+            raise TrainingError(
+                f"step {seen.step}: {seen.why}: training has diverged: {count} left out (train.stability). Look at "
+                f"`{reports} {self.left_out[-row]}`; pass the steps over (train.skip), let it do so itself "
+                f"(train.stability.rewind), give the phases ahead a lower rate (tokenmill train edit, lr: {{peak: …}}) "
+                f"or lower train.optimizer.lr or lengthen the warm-up and start with another --out")
+
+    def state(self) -> dict[str, Any]:
+        return {"left_out": self.left_out, "above": self.above}
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        self.left_out, self.above = (list(state["left_out"]), state["above"]) if state else ([], 0)
+
+
+def go_back(suspicion: Suspicion, config: RewindConfig, ledger: Ledger, checkpoints: Path, world: World,
+            say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
+    """Decide where to go back to, write it down, and clear away what lies between; every rank calls it. Returns the
+    checkpoint to go on from, None for the start; a damaged one is passed over. Raises TrainingError when there is no
+    way back, or none any more."""
+    if len(ledger.rewinds) >= config.budget:
+        past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
+        raise TrainingError(f"step {suspicion.step}: {suspicion.why}, since step {suspicion.first}; the steps {past} "
+                            f"have been passed over already and train.stability.rewind.budget is used up: give "
+                            f"the phases ahead a lower rate (tokenmill train edit, lr: {{peak: …}}) or raise the "
+                            f"budget, and give the same command again")
+    found = choose(checkpoints, world, say, lambda sound: way_back(sound, suspicion)[0])
+    _, start = way_back([found] if found else [], suspicion)
+    ledger.rewind(suspicion.step, (start, suspicion.stop), found.step if found else 0,
+                  found.folder.parent.name if found else "start", suspicion.why)
+    ledger.clear(checkpoints, world)
+    return found
+
+
+def way_back(found: Sequence[Checkpoint], suspicion: Suspicion) -> tuple[Checkpoint | None, int]:
+    """(the checkpoint to go back to, first step to pass over). None: to the start.
+
+    The latest one before the steps that are to be passed over; where none is left, the earliest before the first
+    suspect step, and only what comes after it is passed over. Raises TrainingError when all are later than that.
+    """
+    before = [c for c in found if c.step < suspicion.start]
+    if before:
+        return before[-1], suspicion.start
+    if not found:
+        return None, suspicion.start
+    if found[0].step < suspicion.first:
+        return found[0], found[0].step + 1
+    raise TrainingError(f"step {suspicion.step}: {suspicion.why}, since step {suspicion.first}, but no checkpoint "
+                        f"before that is left to go back to: raise train.checkpoint.keep, or lower its every")

@@ -1,0 +1,330 @@
+"""A run opened for training: its curriculum and `train:` mapping, where results go, and what a resume may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Phase
+from trainer.base.config import ConfigError, Count, build, override, read_train
+from trainer.base.config import TrainingError as TrainingError
+from trainer.checkpoint.checkpoints import CheckpointConfig
+from trainer.data import remote
+from trainer.data.provenance import code
+from trainer.loop.evaluate import EvaluateConfig
+from trainer.loop.generate import SampleConfig
+from trainer.loop.policy import StabilityConfig
+from trainer.model.init import InitConfig
+from trainer.model.loss import LossConfig
+from trainer.model.rope import Rope
+from trainer.model.transformer import ModelConfig, phase_rope
+from trainer.observe.alerts import AlertsConfig
+from trainer.observe.metrics import MetricsConfig
+from trainer.optim import AdamWConfig, OptimizerConfig
+from trainer.optim.schedule import Schedule, ScheduleConfig
+from trainer.parallel.world import ParallelConfig
+
+MICRO_BATCH = Count(16384)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The `train:` section. Sequence, batch and mixture are the curriculum's, by phase.
+
+    `seed` of the initial values; `clip` bounds the gradient norm; `micro_batch` is the number of tokens a rank computes
+    at once (memory), `precision` the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU), `compile` whether
+    each layer is compiled (`auto`: on CUDA), `log_every` how many steps lie between two printed lines and, on CUDA, two
+    synchronisations (metrics.jsonl has a line for every step).
+    `skip`: steps [first, stop), numbered as printed, that are passed over; of those ahead it may be changed on resume.
+    """
+
+    model: ModelConfig
+    optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    stability: StabilityConfig = field(default_factory=StabilityConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    alerts: AlertsConfig = field(default_factory=AlertsConfig)
+    init: InitConfig = field(default_factory=InitConfig)
+    skip: tuple[tuple[int, int], ...] = ()
+    seed: int = 0
+    clip: float = 1.0
+    micro_batch: Count = MICRO_BATCH
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile: Literal["auto", True, False] = "auto"
+    log_every: int = 10
+
+    def check(self) -> None:
+        self.parallel.refuse(self.model)
+        if self.clip <= 0 or self.micro_batch < 1 or self.log_every < 1:
+            raise ValueError("clip must be > 0, micro_batch and log_every at least 1")
+        if self.checkpoint.keep_best and self.checkpoint.every % self.evaluate.every:
+            raise ValueError("checkpoint.keep_best: only a checkpoint with an evaluation can be the best: let "
+                             "checkpoint.every be a multiple of evaluate.every")
+        if not all(1 <= first < stop for first, stop in self.skip):
+            raise ValueError("skip is a list of [first, stop] step numbers from 1, stop itself being performed")
+
+    def identity(self) -> dict[str, Any]:
+        """What decides about the losses: a resume may not change it. Rounding apart, nothing else does, but for what a
+        person must be able to change when training goes wrong: `stability` and the `skip` that lies ahead, of which the
+        checkpoint and ledger.jsonl hold what they have done."""
+        return {"model": self.model.identity(), "optimizer": asdict(self.optimizer), "schedule": asdict(self.schedule),
+                "loss.z": self.loss.z, "loss.repeats": self.loss.repeats and asdict(self.loss.repeats),
+                "seed": self.seed, "clip": self.clip, "precision": self.precision,
+                **({"fp8": True} if self.parallel.fp8 else {}),
+                **({"init.from": self.init.from_} if self.init.from_ else {})}
+
+
+@dataclass(frozen=True)
+class Step:
+    """Samples [first, first + batch) of one phase; `number` counts from 0 over the whole run."""
+
+    number: int
+    phase: int
+    first: int
+    batch: int
+    tokens: int               # targets before this step
+
+    @property
+    def stop(self) -> int:
+        return self.first + self.batch
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path              # STORE/runs/RUN
+    store: Path
+    out: Path                 # checkpoints, metrics, plot
+    curriculum: Curriculum
+    config: TrainConfig
+    source: str | None = None # URL of the store where it is object storage; `folder` and `store` are a local copy
+
+    @property
+    def vocab(self) -> int:
+        return self.curriculum.tokenizer.vocab_size
+
+    def schedule(self) -> Schedule:
+        return Schedule(self.config.schedule, self.curriculum.phases, self.config.optimizer.lr)
+
+    def rope(self, samples: int) -> Rope:
+        """The model's positions after `samples` samples: those of the last one's phase."""
+        return phase_rope(self.config.model, self.curriculum.phases[self.curriculum.phase_at(max(0, samples - 1))])
+
+    def micro_rows(self, length: int) -> int:
+        """Windows of `length` tokens a rank computes at once."""
+        return max(1, self.config.micro_batch // length)
+
+    def unshared(self, ranks: int) -> list[str]:
+        """What of `ranks` the phases' batches, at their smallest, leave without work: one line each. Raises ConfigError
+        when so many cannot be arranged as `parallel` says."""
+        self.config.parallel.shape(ranks)
+        groups, found = ranks // self.config.parallel.tensor, []
+        for phase in self.curriculum.phases:
+            batch = phase.batch_at(0)
+            if batch < groups:
+                idle = ranks - batch * self.config.parallel.tensor
+                found.append(f"phase {phase.name}: a batch of {batch} sequences leaves {idle} ranks idle")
+            elif batch % groups:
+                most = -(-batch // groups)
+                found.append(f"phase {phase.name}: a batch of {batch} sequences does not divide by {groups}: ranks "
+                             f"with {most} are waited for, {1 - batch / groups / most:.0%} of the time is lost")
+        return found
+
+    def sample_at(self, step: int) -> int:
+        """How many samples the first `step` steps read."""
+        samples = 0
+        for phase in self.curriculum.phases:
+            for first, stop, batch in phase.stretches:
+                taken = min(step, (stop - first) // batch)
+                samples, step = samples + taken * batch, step - taken
+        if step > 0:
+            raise ConfigError(f"the curriculum has {self.curriculum.steps} steps, {step} fewer than that")
+        return samples
+
+    def step_of(self, sample: int) -> int:
+        """Number, from 1, of the step that reads sample number `sample`."""
+        number = 0
+        for phase in self.curriculum.phases:
+            for first, stop, batch in phase.stretches:
+                if sample < phase.start + stop:
+                    return number + (sample - phase.start - first) // batch + 1
+                number += (stop - first) // batch
+        raise ConfigError(f"sample {sample} is beyond the curriculum's {self.curriculum.samples}")
+
+    def steps(self, sample: int = 0) -> Iterator[Step]:
+        """The steps from sample number `sample` (a step's first) to the end, in O(1) memory."""
+        number = tokens = 0
+        for p, phase in enumerate(self.curriculum.phases):
+            for first, stop, batch in phase.stretches:
+                done = min(max(sample - phase.start - first, 0), stop - first)
+                if done % batch:
+                    raise ConfigError(f"sample {sample} is inside a step of phase {phase.name!r} (batch {batch})")
+                for i in range(done // batch, (stop - first) // batch):
+                    yield Step(number + i, p, phase.start + first + i * batch, batch,
+                               tokens + i * batch * phase.sequence)
+                number, tokens = number + (stop - first) // batch, tokens + (stop - first) * phase.sequence
+
+
+def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[str]) -> Run:
+    """Open `run`, a folder or URL (STORE/runs/RUN) or the name of a run in `store`. `overrides`: `key=value` of
+    `train:`. Of a run in object storage only its small files are fetched here (`remote.fetch_shards`)."""
+    source = None
+    if out is not None and remote.is_url(out):
+        raise ConfigError(f"--out {out}: checkpoints and metrics need a file system; give a folder")
+    if remote.is_url(run) or remote.is_url(store):
+        source, name = remote.split_run(run, store)
+        folder = remote.fetch_run(source, name)
+        run, store = str(folder), str(folder.parent.parent)
+    folder = Path(run)
+    if store is not None and not (folder / "curriculum.json").is_file():
+        folder = Path(store) / "runs" / run
+    path = folder / "curriculum.json"
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; give the folder of a run that has shards and a curriculum "
+                          f"(STORE/runs/RUN), or its name with --store")
+    try:
+        curriculum = Curriculum.load(path)
+    except CurriculumError as error:
+        raise ConfigError(str(error)) from None                     # names the file
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    train = read_train(folder / "recipe.yaml")
+    for assignment in overrides:
+        override(train, assignment)
+    config = build(TrainConfig, train, f"{folder / 'recipe.yaml'}: train")
+    made = Run(folder, Path(store) if store else folder.absolute().parent.parent,
+               Path(out) if out else folder / "train", curriculum, config, source)
+    made.schedule()               # its errors belong here, before anything starts
+    for first, stop in config.skip:
+        if first > curriculum.steps:
+            raise ConfigError(f"train.skip: [{first}, {stop}]: the curriculum has {curriculum.steps:,} steps; name "
+                              f"steps of it, or take the range out")
+    for phase in curriculum.phases:
+        phase_rope(config.model, phase)
+    return made
+
+
+def differences(meta: dict[str, Any], run: Run) -> list[str]:
+    """What a checkpoint's `meta` and a run disagree about, one line each; [] means the run may go on from it.
+
+    What `changes` and `edits` tell may be another.
+    """
+    found = unequal(meta["config"], run.config.identity(), defaults(run.config))
+    was, now = meta["curriculum"], run.curriculum.to_json()
+    for key in ("seed", "longest"):
+        if was[key] != now[key]:
+            found.append(f"curriculum.{key}: checkpoint {was[key]!r}, now {now[key]!r}")
+    if was["tokenizer"]["sha256"] != now["tokenizer"]["sha256"]:
+        found.append("curriculum.tokenizer: another one")
+    for i, stream in enumerate(was["streams"]):
+        if i >= len(now["streams"]) or any(stream[k] != now["streams"][i][k] for k in ("name", "sha256")):
+            found.append(f"stream {stream['name']}: missing, in another place, or other data")
+    for i, phase in enumerate(was["phases"]):
+        if phase["start"] < meta["samples"]:
+            new_phase = run.curriculum.phases[i] if i < len(run.curriculum.phases) else None
+            found += past(Phase(**phase), new_phase, meta["samples"])
+    if found:
+        return found
+    phases = [Phase(**p) for p in was["phases"]]
+    last = meta["tokens"] - 1                            # read; the next one may be a phase's with a rate of its own
+    before = Schedule(run.config.schedule, phases, run.config.optimizer.lr).factor(last)
+    after = run.schedule().factor(last)
+    if abs(before - after) > 1e-6:                       # shares of a total that has changed
+        found.append(f"schedule: at token {meta['tokens']:,} the learning rate would jump from {before:.4g} to "
+                     f"{after:.4g} of its peak; give warmup and decay in tokens, or `lr: decay` in a phase")
+    return found
+
+
+def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
+    """Differences in a phase that has begun: it may only have been cut, and not before sample number `samples`."""
+    if new is None:
+        return [f"phase {old.name}: has begun, but is missing now"]
+    same = ("start", "sequence", "batch", "ramp", "weights", "reserved", "lr", "extra", "reset_optimizer", "rope_theta",
+            "rope_scaling")
+    found = [f"phase {old.name}.{k}: checkpoint {getattr(old, k)!r}, now {getattr(new, k)!r}"
+             for k in same if getattr(old, k) != getattr(new, k)]
+    if new.stop < min(old.stop, samples):
+        found.append(f"phase {old.name}: cut at sample {new.stop}, but {samples} samples have been read")
+    return found
+
+
+def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, Any]) -> list[str]:
+    """What else is another now than when the checkpoint of this very training was written, and may be: one line each.
+    Of the curriculum `edits` tells."""
+    found = unequal({"world": meta["world"], **{k: meta.get(k, v) for k, v in machine.items()}},
+                    {"world": world, **machine}, {}, "")
+    decided = flat(run.config.identity())
+    found += [line for line in unequal(meta.get("train", {}), asdict(run.config), flat(asdict(run.config)))
+              if line.split(":")[0].removeprefix("train.") not in decided]
+    was, now = meta.get("code"), code()
+    if was and was["sha256"] != now["sha256"]:
+        found.append(f"code: checkpoint {version(was)}, now {version(now)}")
+    return found
+
+
+def edits(meta: dict[str, Any], run: Run) -> list[str]:
+    """What the curriculum says ahead of a checkpoint that it did not when that was written, one line each."""
+    was, now = meta["curriculum"], run.curriculum.to_json()
+    found = [f"stream {s['name']}: new" for s in now["streams"][len(was["streams"]):]]
+    old, new = ({phase["name"]: phase for phase in side["phases"]} for side in (was, now))
+    for name, phase in old.items():
+        if name not in new:
+            found.append(f"phase {name}: taken out")
+            continue
+        keys = sorted({*phase, *new[name]} - {"start"})              # where it begins follows from those before it
+        found += [f"phase {name}.{k}: was {phase.get(k)!r}, now {new[name].get(k)!r}" for k in keys
+                  if phase.get(k) != new[name].get(k)]
+    return found + [f"phase {name}: new, {Phase(**phase).tokens:,} tokens from sample {phase['start']:,} on"
+                    for name, phase in new.items() if name not in old]
+
+
+def version(sums: Mapping[str, str | None]) -> str:
+    """Code as a person may know it: commit or version, and the hash that decides."""
+    return f"{(sums['commit'] or sums['package'] or 'unknown')[:12]} ({(sums['sha256'] or '')[:8]})"
+
+
+def defaults(config: TrainConfig) -> dict[str, Any]:
+    """What keys that a checkpoint does not know of, being older than these, stood for."""
+    m = config.model
+    plain = replace(config, model=ModelConfig(m.layers, m.width, m.heads), optimizer=type(config.optimizer)(),
+                    schedule=ScheduleConfig(), loss=LossConfig())
+    return {**flat(asdict(plain)), **flat(plain.identity())}
+
+
+def unequal(old: Mapping[str, Any], new: Mapping[str, Any], missing: Mapping[str, Any],
+            prefix: str = "train.") -> list[str]:
+    """'train.KEY: checkpoint 1, now 2' for each key of which two (nested) mappings disagree; a key that `old` has not
+    counts as `missing` says."""
+    then, now = flat(dict(old)), flat(dict(new))
+    # what was None as a whole (rewind: null) has no keys either, but is known
+    unknown = [k for k in now.keys() - then.keys() if not any(k.startswith(f"{told}.") for told in then)]
+    then = {**{k: missing[k] for k in unknown if k in missing}, **then}
+    return [f"{prefix}{written(k)}: checkpoint {then.get(k)!r}, now {now.get(k)!r}"
+            for k in sorted(then.keys() | now.keys()) if then.get(k) != now.get(k)]
+
+
+def written(key: str) -> str:
+    """checkpoint.async_ → checkpoint.async, as a recipe has it."""
+    return ".".join(part.removesuffix("_") for part in key.split("."))
+
+
+def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{'a': {'b': 1}} → {'a.b': 1}, tuples as lists (as JSON gives them back)."""
+    out: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if isinstance(value, dict):
+            out.update(flat(value, f"{prefix}{key}."))
+        else:
+            out[prefix + key] = lists(value)
+    return out
+
+
+def lists(value: Any) -> Any:
+    """Tuples as lists, at any depth."""
+    return [lists(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,103 @@
+"""How many CPU threads a rank computes with: as many as its model is worth, and no more than cores are free.
+
+torch takes a thread a core. The operators of a small model are shorter than it takes to share them out, and on a busy
+machine every operator waits for the thread whose core does something else: 72 thousand parameters then train a hundred
+times slower. So the machine is watched while torch is imported, and what others use of the cores is left to them.
+
+The number of threads changes the last bits of sums. It is said at the start and stands in metrics and checkpoints; a
+resume says when it is another. OMP_NUM_THREADS decides where it is set, as launchers (torchrun, Slurm, Ray) do.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.loop.run import Run
+
+#: FLOPs of a layer's forward, over a micro-batch, that a thread is worth: some milliseconds
+WORTH = 2e8
+#: seconds that the machine is watched at least; its clock has ticks of 10 ms
+WATCHED_S = 0.3
+
+
+def cores() -> float:
+    """CPUs this process may use: its affinity, and the quotas of its cgroups (v2)."""
+    count = float(len(affinity()))
+    try:
+        path = Path("/proc/self/cgroup").read_text(encoding="ascii").split("0::", 1)[1].split("\n")[0]
+    except (OSError, IndexError):
+        return count
+    place = Path("/sys/fs/cgroup") / path.strip("/")
+    for group in (place, *place.parents):
+        try:
+            quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+            count = min(count, int(quota) / int(period))
+        except (OSError, ValueError):                    # no such file, or "max": no quota
+            continue
+    return count
+
+
+def affinity() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+class Watch:
+    """What the cores do from here on."""
+
+    def __init__(self) -> None:
+        self.since, self.own, self.idle = time.monotonic(), time.process_time(), idle()
+
+    def free(self) -> float:
+        """Cores that nobody else has used since: idle ones, and what this process used itself. All of them where the
+        system does not tell."""
+        time.sleep(max(0.0, WATCHED_S - (time.monotonic() - self.since)))
+        now, own = idle(), time.process_time() - self.own
+        if self.idle is None or now is None:
+            return cores()
+        return min(cores(), (now - self.idle + own) / (time.monotonic() - self.since))
+
+
+def idle() -> float | None:
+    """Seconds that the cores of this process's affinity have been idle since the system started, in sum."""
+    try:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    rows = (line.split() for line in lines if line.startswith("cpu") and line[3].isdecimal())
+    allowed = affinity()
+    return sum(int(row[4]) + int(row[5]) for row in rows if int(row[0][3:]) in allowed) / os.sysconf("SC_CLK_TCK")
+
+
+def threads(run: Run, ranks: int, free: float, device: str) -> int:
+    """For each of `ranks` ranks on this machine, of which `free` cores are free. On a GPU the CPU computes what is
+    offloaded, whatever the size of a micro-batch."""
+    most = max(1, int(free / ranks + 0.5))
+    if device == "cuda":
+        return most
+    model = run.config.model
+    tokens = max(run.micro_rows(phase.sequence) * phase.sequence if phase.batch * phase.sequence >
+                 run.config.micro_batch else phase.batch * phase.sequence for phase in run.curriculum.phases)
+    work = 2 * model.matmul_parameters(run.vocab) / model.layers * tokens
+    return max(1, min(most, int(work / WORTH)))
+
+
+def settle(run: Run, watch: Watch, device: str) -> None:
+    """Set the number of this process's threads, unless OMP_NUM_THREADS does."""
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+        torch.set_num_threads(threads(run, here, watch.free(), "cuda" if cuda else "cpu"))
+
+
+def describe() -> str:
+    """'1 thread of 2 cores'."""
+    import torch
+
+    count = torch.get_num_threads()
+    return f"{count} thread{'s' if count > 1 else ''} of {cores():g} cores"

@@ -1,0 +1,106 @@
+"""The rows (samples) with the highest loss of each printed interval: OUT/worst_rows.jsonl, for `explain --worst`.
+
+    {"v": 1, "step": 371, "sample": 2965, "stream": "web", "loss": 9.41}     loss null: no number, or infinite
+    {"v": 1, "event": "from", "step": 200}                                   later steps before this line are void
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.base.files import appending
+from trainer.loop.run import Step
+from trainer.parallel.world import World
+
+VERSION = 1
+NAME = "worst_rows.jsonl"
+
+
+class WorstRows:
+    """Keeps the `most` worst rows since they were last written: on the device, and of steps already read, here."""
+
+    def __init__(self, out: Path, most: int, streams: list[str], world: World) -> None:
+        self.path, self.most, self.streams, self.world = out / NAME, most, streams, world
+        self.rows: Tensor | None = None              # [4, at most `most`] float64: loss, step, sample, stream
+        self.read: list[tuple[float, ...]] = []
+
+    def begin(self, step: int) -> None:
+        """Training goes on after `step`: what is written of later ones is void."""
+        self.write()
+        self.rows = None
+        self._append([{"event": "from", "step": step}])
+
+    def add(self, step: Step, start: int, nll: Tensor, targets: Tensor, stream: Tensor) -> None:
+        """Rows `start` … of this rank's in a step: summed loss, counted targets and stream, each [R]. Never waits for
+        the device."""
+        if not self.most:
+            return
+        places = start + torch.arange(len(nll), device=nll.device)
+        samples = step.first + self.world.data_rank + self.world.data_size * places
+        loss = (nll.double() / targets).nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(targets == 0, -math.inf)
+        rows = torch.stack((loss, torch.full_like(loss, step.number + 1), samples.double(), stream.double()))
+        rows = rows if self.rows is None else torch.cat((self.rows, rows), 1)
+        self.rows = rows[:, rows[0].topk(min(self.most, rows.shape[1])).indices]
+
+    def packed(self) -> Tensor:
+        """Takes this rank's rows off the device's list: [ranks · 4 · most] float64, zero but in its own place, so that
+        a sum over ranks has all of them."""
+        out = torch.zeros(self.world.data_size, 4, self.most, dtype=torch.float64, device=self.world.device)
+        out[self.world.data_rank, 0] = -math.inf
+        if self.rows is not None:
+            out[self.world.data_rank, :, :self.rows.shape[1]] = self.rows
+            self.rows = None
+        return out.flatten()
+
+    def unpack(self, values: list[float]) -> None:
+        """What `packed` gave, summed over ranks and read."""
+        at, k = values, self.most
+        for rank in range(self.world.data_size if k else 0):
+            losses, *rest = (at[(4 * rank + i) * k:(4 * rank + i + 1) * k] for i in range(4))
+            self.read += [row for row in zip(losses, *rest) if row[0] > -math.inf]
+        self.read = sorted(self.read, key=order)[:k]
+
+    def write(self) -> None:
+        """Write what there is and begin anew: at the end of an interval, and before a checkpoint."""
+        self._append([{"step": int(step), "sample": int(sample), "stream": self.streams[int(stream)],
+                       "loss": loss if math.isfinite(loss) else None}
+                      for loss, step, sample, stream in self.read])
+        self.read = []
+
+    def _append(self, lines: list[dict[str, Any]]) -> None:
+        if self.world.first and self.most and lines:
+            with appending(self.path) as f:
+                f.writelines(json.dumps({"v": VERSION, **line}, ensure_ascii=False) + "\n" for line in lines)
+
+
+def order(row: tuple[float, ...]) -> tuple[float, ...]:
+    """The worst first; then by step and sample, so that the file does not hang on the order of ranks."""
+    return (-row[0], *row[1:])
+
+
+def read_worst(out: Path, step: int, passed: bool = False) -> list[dict[str, Any]]:
+    """The lines of a step in a run's worst_rows.jsonl; of one that was gone back before and is `passed` over since,
+    what it was like then."""
+    found: list[dict[str, Any]] = []
+    void = False
+    if not (out / NAME).exists():
+        return found
+    with open(out / NAME, encoding="utf-8", errors="replace") as f:
+        for text in f:
+            if '"event"' not in text and f'"step": {step},' not in text:
+                continue
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:                 # a kill in the middle of a line
+                continue
+            if line.get("event") == "from":
+                void = void or line["step"] < step
+            elif line["step"] == step:
+                found, void = [line] if void else [*found, line], False
+    return [] if void and not passed else found

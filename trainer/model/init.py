@@ -1,0 +1,50 @@
+"""Initial values: every parameter from a generator of its own.
+
+A sharded `nn.init` draws the same numbers on every rank of a CPU mesh, and different ones for another number of ranks;
+a shared seed over tensor-parallel ranks cost SmolLM3 a trillion tokens. Here a parameter is a function of (seed, name)
+alone, drawn whole and then sliced, so the model is the same for any world size, device and order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainer.model.tensor import fill
+from trainer.model.transformer import ModelConfig, role
+
+
+@dataclass(frozen=True)
+class InitConfig:
+    """`from`: a folder in Hugging Face's layout (config.json, safetensors) whose weights training begins with, instead
+    of random ones: continued pretraining. `train.model` must be the same model; its positions may be stretched."""
+
+    from_: str | None = None
+
+
+def parameter_seed(seed: int, name: str) -> int:
+    """63 bits from blake2b of 'seed/name'."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little") >> 1
+
+
+def full_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
+    """The whole initial tensor of the parameter `name`, float32 on the CPU (the same on every machine)."""
+    kind = role(name)
+    if kind == "vector":
+        return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)   # gains of norms start at 1
+    std = config.init_std
+    if kind == "matrix":
+        std /= config.width_ratio ** 0.5
+    if name.endswith((".o.weight", ".down.weight")):
+        std /= (2 * config.layers) ** 0.5
+    return torch.randn(shape, generator=torch.Generator().manual_seed(parameter_seed(seed, name))) * std
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
+    """Fill all parameters of `model` in place, sharded (DTensor) or not. Each rank draws full tensors, one by one."""
+    for name, parameter in model.named_parameters():
+        fill(parameter, full_value(name, parameter.shape, config, seed))

@@ -1,0 +1,96 @@
+"""Rotary positions (RoPE, arXiv 2104.09864), and what lets a model read contexts longer than those it was trained on.
+
+A pair of dimensions turns by position · frequency, frequency = θ^(-2i/R). Raising θ alone (ABF, arXiv 2309.16039) is
+`theta`; the other methods change the frequencies themselves. A phase may have its own θ and scaling: they are plain
+values on the model, not parameters, and the tables are computed anew in every forward (R/2 numbers), so that a change
+neither rebuilds nor recompiles anything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trainer.base.config import Count
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How frequencies are stretched by `factor`; `original` is the context in tokens that was trained before.
+
+    `linear`: all of them (position interpolation, arXiv 2306.15595). `llama3`: wavelengths beyond original / `low`
+    wholly, those below original / `high` not at all, smoothly between (Llama 3.1). `yarn` (arXiv 2309.00071): pairs
+    that turn less than `beta_slow` times within `original` wholly, more than `beta_fast` times not at all, a ramp over
+    the pairs between; queries and keys grow by `attention_factor` (null: 0.1 · ln factor + 1).
+    """
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original: Count | None = None
+    low: float = 1.0
+    high: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+
+    def check(self) -> None:
+        if self.factor < 1:
+            raise ValueError(f"factor is how many times longer the context becomes, at least 1, not {self.factor}")
+        if self.kind != "linear" and not self.original:
+            raise ValueError(f"{self.kind} needs original: the tokens of context the model was trained on before")
+        if not (0 < self.low < self.high and 0 < self.beta_slow < self.beta_fast):
+            raise ValueError("low must be below high, beta_slow below beta_fast, and all above 0")
+        if self.attention_factor is not None and (self.kind != "yarn" or self.attention_factor <= 0):
+            raise ValueError("attention_factor belongs to yarn and must be above 0")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """What decides about the tables: θ and a scaling."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+
+    @property
+    def magnitude(self) -> float:
+        """Factor on cos and sin, that is on queries and on keys (YaRN's attention factor)."""
+        if self.scaling is None or self.scaling.kind != "yarn":
+            return 1.0
+        return self.scaling.attention_factor or 0.1 * math.log(self.scaling.factor) + 1
+
+    def frequencies(self, dim: int, device: torch.device) -> Tensor:
+        """[dim / 2] float32, radians per token; computed on `device`, without a transfer."""
+        base = self.theta ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
+        s = self.scaling
+        if s is None:
+            return base
+        if s.kind == "linear":
+            return base / s.factor
+        if s.kind == "llama3":
+            turns = (s.original or 0) / (2 * math.pi) * base                     # within the original context
+            kept = ((turns - s.low) / (s.high - s.low)).clamp(0, 1)
+        else:
+            first, last = (dim * math.log((s.original or 0) / (beta * 2 * math.pi)) / (2 * math.log(self.theta))
+                           for beta in (s.beta_fast, s.beta_slow))
+            first, last = max(math.floor(first), 0), min(math.ceil(last), dim - 1)
+            ramp = torch.arange(dim // 2, device=device, dtype=torch.float32) - first
+            kept = 1 - (ramp / max(last - first, 0.001)).clamp(0, 1)
+        return base / s.factor * (1 - kept) + base * kept
+
+
+def rotation(positions: Tensor, dim: int, rope: Rope) -> tuple[Tensor, Tensor]:
+    """cos and sin [B, T, 1, dim / 2] float32 at `positions` [B, T]."""
+    angle = positions[..., None, None].float() * rope.frequencies(dim, positions.device)
+    return angle.cos() * rope.magnitude, angle.sin() * rope.magnitude
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (x[i], x[i + R/2]) of the first R dimensions of x [B, T, H, D], the layout of Hugging Face's
+    Llama; the other D - R pass (partial RoPE, GPT-NeoX)."""
+    half = cos.shape[-1]
+    a, b, rest = x.float().split((half, half, x.shape[-1] - 2 * half), -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1).to(x.dtype)

@@ -1,0 +1,153 @@
+"""Tensor parallelism within a node: what Megatron-LM splits (arXiv 1909.08053), as one table and a few small functions.
+
+A parameter is a DTensor over the mesh dimension `tensor`, split as `PLAN` says; FSDP2 splits it once more over the data
+ranks (a 2-D mesh) and gives it back, in forward, as a DTensor over `tensor` alone. The computation itself is on plain
+tensors: heads and hidden units are divided, the residual stream is whole and equal on all ranks of a tensor group.
+`enter` and `leave` are Megatron's f and g; the embedding is split along its width, so the vocabulary need not divide.
+The loss has the whole output matrix and a share of the tokens on each rank: any loss works unchanged, none is computed
+twice. Without tensor parallelism parameters are plain tensors in forward, and every function here gives back its input.
+
+A rank draws no random numbers (trainer.model.init slices whole values), so no two ranks can hold the same shard by a
+seed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+#: (parameters whose name ends so, how each is placed over the tensor group, what that means)
+PLAN: tuple[tuple[tuple[str, ...], Placement, str], ...] = (
+    (("embed.weight", "head.weight"), Shard(1), "columns: a share of the width; gathered after the look-up"),
+    (("attention.q.weight", "attention.k.weight", "attention.v.weight", "attention.q.bias", "attention.k.bias",
+      "attention.v.bias"), Shard(0), "rows: whole heads"),
+    (("attention.o.weight",), Shard(1), "columns: the same heads; sums are all-reduced"),
+    (("mlp.gate.weight", "mlp.up.weight"), Shard(0), "rows: a share of the hidden units"),
+    (("mlp.down.weight",), Shard(1), "columns: the same units; sums are all-reduced"),
+    (("norm.weight",), Replicate(), "on every rank"),
+)
+
+
+def placement(name: str) -> Placement:
+    """How the parameter `name` is placed over the tensor group. Raises ValueError when PLAN does not know it."""
+    for endings, how, _ in PLAN:
+        if name.endswith(endings):
+            return how
+    raise ValueError(f"tensor parallelism has no plan for the parameter {name}: trainer/model/tensor.py, PLAN")
+
+
+def split(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Make every parameter of `model` (on the meta device) a DTensor over the one-dimensional `mesh`, as PLAN says."""
+    for name, parameter in list(model.named_parameters()):
+        owner = model.get_submodule(name.rpartition(".")[0])
+        how = placement(name)
+        if isinstance(how, Shard) and parameter.shape[how.dim] % mesh.size():
+            raise ValueError(f"{name} {tuple(parameter.shape)}: dimension {how.dim} does not divide by {mesh.size()}")
+        made = nn.Parameter(distribute_tensor(parameter.detach(), mesh, [how], src_data_rank=None))
+        setattr(owner, name.rpartition(".")[2], made)
+
+
+@torch.no_grad()
+def fill(parameter: Tensor, value: Tensor) -> None:
+    """Copy `value` (whole, the same on every rank) into `parameter`; of a DTensor this rank's part, nothing is sent.
+
+    A dimension may be divided twice: over the tensor group first and each part of it over the data ranks, which is how
+    FSDP2 does it (and not the order of the mesh).
+    """
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(value)
+        return
+    mesh = parameter.device_mesh
+    names = mesh.mesh_dim_names or ()
+    for i in sorted(range(mesh.ndim), key=lambda i: names[i] != "tensor"):
+        dim = getattr(parameter.placements[i], "dim", None)
+        if dim is not None:
+            parts = value.chunk(mesh.size(i), dim)
+            at = mesh.get_local_rank(i)
+            value = parts[at] if at < len(parts) else value.narrow(dim, 0, 0)
+    parameter.to_local().copy_(value)
+
+
+def copies(x: Tensor) -> int:
+    """On how many ranks each element of a sharded `x` is."""
+    if not isinstance(x, DTensor):
+        return 1
+    return math.prod(size for size, how in zip(x.device_mesh.shape, x.placements) if how.is_replicate())
+
+
+def local(weight: Tensor, gradient: Placement | None = None) -> Tensor:
+    """This rank's part of a parameter. `gradient`: what its gradient is over the group, where not placed as it is."""
+    if not isinstance(weight, DTensor):
+        return weight
+    return weight.to_local(grad_placements=None if gradient is None else (gradient,))
+
+
+def whole(weight: Tensor) -> Tensor:
+    """The whole parameter on every rank; each contributes a gradient of its own, and they are summed."""
+    if not isinstance(weight, DTensor):
+        return weight
+    return weight.redistribute(placements=[Replicate()]).to_local(grad_placements=(Partial(),))
+
+
+def enter(x: Tensor, weight: Tensor) -> Tensor:
+    """`x`, whole, goes into what is divided as `weight` is: the same forward, gradients summed backward."""
+    if not isinstance(weight, DTensor):
+        return x
+    inside = DTensor.from_local(x, weight.device_mesh, (Replicate(),), run_check=False)
+    return inside.to_local(grad_placements=(Partial(),))
+
+
+def leave(x: Tensor, weight: Tensor) -> Tensor:
+    """`x`, a summand on each rank, becomes the sum on all: summed forward, the same gradient backward."""
+    return _to_replicate(x, weight, Partial())
+
+
+def gather(x: Tensor, weight: Tensor) -> Tensor:
+    """`x` [..., d / N] of each rank → [..., d]; its gradient is cut again."""
+    return _to_replicate(x, weight, Shard(x.ndim - 1))
+
+
+def _to_replicate(x: Tensor, weight: Tensor, how: Placement) -> Tensor:
+    if not isinstance(weight, DTensor):
+        return x
+    placed = DTensor.from_local(x, weight.device_mesh, (how,), run_check=False)
+    return placed.redistribute(placements=[Replicate()]).to_local()
+
+
+def share(x: Tensor, weight: Tensor) -> Tensor:
+    """This rank's consecutive share of the rows of `x` [N, ...], equal on all; gradients of all shares are gathered."""
+    if not isinstance(weight, DTensor):
+        return x
+    placed = DTensor.from_local(x, weight.device_mesh, (Replicate(),), run_check=False)
+    return placed.redistribute(placements=[Shard(0)]).to_local()
+
+
+def together(share: Tensor, rows: int, weight: Tensor) -> Tensor:
+    """The `rows` rows that `share` divided, or (0-d shares) their sum; has no gradient."""
+    if not isinstance(weight, DTensor):
+        return share
+    if share.ndim == 0:
+        return DTensor.from_local(share.detach(), weight.device_mesh, (Partial(),), run_check=False).full_tensor()
+    shape = torch.Size((rows, *share.shape[1:]))
+    strides = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(share.detach(), weight.device_mesh, (Shard(0),), run_check=False, shape=shape,
+                              stride=strides).full_tensor()
+
+
+class Linear(nn.Linear):
+    """nn.Linear with this rank's part of its weight [out, in] and bias [out]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, local(self.weight), None if self.bias is None else local(self.bias))
+
+
+class Embedding(nn.Embedding):
+    """nn.Embedding, of which a rank has a share of the columns; the result is whole."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return gather(F.embedding(tokens, local(self.weight)), self.weight)

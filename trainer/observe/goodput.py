@@ -1,0 +1,145 @@
+"""Where the wall time went: every second since the first start of a training belongs to exactly one cause.
+
+Goodput is the share of the wall time in which kept steps were computed (Google Cloud's ML Productivity Goodput). The
+ledger is a stop watch that always runs for one cause, so that the causes sum to the wall time by construction. Its
+state is written with metrics lines; the next process reads it there, adds the gap as `restart`, and counts the steps
+the kill made void as `lost`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from trainer.observe.metrics import standing
+
+#: cause → how it is called when it is told
+CAUSES = {
+    "training": "training",               # forward, backward, optimiser of steps that count
+    "warmup": "compile and warm-up",      # the first step of a process and of a phase of another shape
+    "data": "waiting for data",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoints",
+    "setup": "set-up",                    # from the start of a process to its first step
+    "restart": "restarts",                # from the last line of a process to the start of the next
+    "lost": "steps lost",                 # skipped, or done again after a kill or a rewind
+}
+#: what steps cost: it is lost with them
+OF_STEPS = ("training", "warmup", "data")
+
+
+class Goodput:
+    """Seconds by cause over all processes of a training. `peak`: FLOP/s of all devices together, None: unknown."""
+
+    def __init__(self, peak: float | None = None) -> None:
+        self.seconds = dict.fromkeys(CAUSES, 0.0)
+        self.flops = self.capacity = 0.0
+        self.peak, self.cause = peak, "setup"
+        self.since, self.began = time.perf_counter(), time.time()
+
+    def enter(self, cause: str) -> None:
+        """What follows belongs to `cause`."""
+        now = time.perf_counter()
+        self.seconds[self.cause] += now - self.since
+        self.capacity += (now - self.since) * (self.peak or 0.0)
+        self.cause, self.since = cause, now
+
+    @contextmanager
+    def of(self, cause: str) -> Iterator[None]:
+        before = self.cause
+        self.enter(cause)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """`seconds` already counted as `source` were `target`'s; never more than there are."""
+        seconds = min(max(0.0, seconds), self.seconds[source])
+        self.seconds[source] -= seconds
+        self.seconds[target] += seconds
+
+    def record(self) -> dict[str, Any]:
+        """What a metrics line keeps under "goodput": seconds by cause up to now (`at`: the line may be written later),
+        model FLOPs of kept steps, and the FLOPs the devices could have done meanwhile (0: unknown)."""
+        self.enter(self.cause)
+        return {**{cause: round(s, 3) for cause, s in self.seconds.items()},
+                "flops": self.flops, "capacity": self.capacity, "at": round(time.time(), 3)}
+
+    @property
+    def wall(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def share(self) -> float:
+        return self.seconds["training"] / self.wall if self.wall else 0.0
+
+    def mfu(self) -> float | None:
+        """Wall MFU: model FLOPs of the steps that count over what the devices could have done in all the wall time."""
+        return self.flops / self.capacity if self.capacity else None
+
+    def resume(self, lines: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Take over from the processes that wrote `lines` (all of metrics.jsonl, void ones too); training goes on
+        after `step`."""
+        last = latest(lines)
+        if last is None:
+            return
+        recorded, alive = at(last), max(last["time"], lines[-1]["time"])
+        gap = max(0.0, self.began - alive)
+        for cause in CAUSES:
+            self.seconds[cause] += last["goodput"].get(cause, 0.0)
+        # from the last record to the last line the former process wrote its checkpoint; the rest was for nothing
+        unrecorded = max(0.0, self.began - recorded - gap)
+        written = sum(line.get("seconds", 0.0) for line in lines if line["event"] == "checkpoint"
+                      and "goodput" in line and at(line) >= recorded)
+        self.seconds["checkpoint"] += min(written, unrecorded)
+        self.seconds["restart"] += gap
+        self.seconds["lost"] += max(0.0, unrecorded - written)
+        self.flops += last["goodput"].get("flops", 0.0)
+        self.capacity += last["goodput"].get("capacity", 0.0) + (gap + unrecorded) * (self.peak or 0.0)
+        self.rewind(lines, step)
+
+    def rewind(self, lines: Sequence[Mapping[str, Any]], step: int) -> None:
+        """The steps after `step` will be done again, or never: what they cost since the record of `lines` that is
+        nearest before was lost."""
+        kept = latest([line for line in standing(lines) if line["step"] <= step])
+        before = kept["goodput"] if kept else {}
+        self.enter(self.cause)
+        for cause in OF_STEPS:
+            self.move(self.seconds[cause] - before.get(cause, 0.0), cause, "lost")
+        self.flops = before.get("flops", 0.0)
+
+    def told(self) -> str:
+        """'1:02:10 of wall time: training 91.2%, evaluation 3.1%, …', the largest first, without what took nothing."""
+        self.enter(self.cause)
+        parts = [f"{CAUSES[cause]} {seconds / self.wall:.1%}" for cause, seconds in
+                 sorted(self.seconds.items(), key=lambda item: -item[1]) if seconds / max(self.wall, 1e-9) >= 0.0005]
+        return f"{clock(self.wall)} of wall time: " + ", ".join(parts)
+
+    def summary(self) -> dict[str, Any]:
+        """For summary.json: {"wall_s", "share", "wall_mfu", "seconds": {cause: s}}; the causes sum to the wall time."""
+        self.enter(self.cause)
+        return {"wall_s": round(self.wall, 3), "share": self.share, "wall_mfu": self.mfu(),
+                "seconds": {cause: round(s, 3) for cause, s in self.seconds.items()}}
+
+
+def at(line: Mapping[str, Any]) -> float:
+    """When the line's record was taken."""
+    return line["goodput"].get("at", line["time"])
+
+
+def latest(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The one of `lines` with the last record: a checkpoint's line comes when it is written, its record is older."""
+    return max((line for line in lines if "goodput" in line), key=at, default=None)
+
+
+def clock(seconds: float) -> str:
+    """93 → '1:33', 7260 → '2:01:00', 200000 → '2d 7:33:20'."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours}:{minutes:02}:{rest:02}"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,123 @@
+"""What the machine does meanwhile: memory, and of GPUs temperature, utilisation and power; and which rank is slow.
+
+Temperature, utilisation and power come from NVML through `torch.cuda`, which needs the package `pynvml`
+(nvidia-ml-py); without it they are left out, which is said once. Nothing here runs on the step path.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from statistics import fmean, median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.parallel.world import World
+
+#: what NVML is asked for: (key, torch.cuda function, factor to the key's unit)
+NVML = (("gpu_temperature_c", "temperature", 1.0), ("gpu_utilization", "utilization", 0.01),
+        ("gpu_power_w", "power_draw", 0.001))
+#: what of the ranks' readings a metrics line keeps
+OVER_RANKS = {"host_memory_bytes": max, "gpu_memory_bytes": max, "gpu_reserved_bytes": max, "gpu_temperature_c": max,
+              "gpu_utilization": fmean, "gpu_power_w": sum}
+#: width of the product every rank times: large enough to be compute on a GPU, and nothing on a CPU
+PROBE = {"cuda": 4096, "cpu": 192}
+#: what a rank reports at log interval; the order is that of the gathered vector
+FIELDS = ("probe_s", "data_wait_p50_ms", "data_wait_p99_ms", "data_wait_s", *OVER_RANKS)
+
+
+class Hardware:
+    """Reads this rank's machine. `say` hears once what cannot be read."""
+
+    def __init__(self, world: World, say: Callable[[str], None]) -> None:
+        self.world, self.cuda = world, world.device.type == "cuda"
+        self.nvml = self.cuda
+        self.say = say
+        size = PROBE[world.device.type]
+        dtype = torch.bfloat16 if self.cuda else torch.float32
+        self.matrix = torch.ones(size, size, dtype=dtype, device=world.device)
+
+    def read(self) -> dict[str, float]:
+        """FIELDS that can be read here. Peak GPU memory is since the last reading."""
+        found = {"host_memory_bytes": float(host_memory()), "probe_s": self.probe()}
+        if self.cuda:
+            found["gpu_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.world.device))
+            found["gpu_reserved_bytes"] = float(torch.cuda.memory_reserved(self.world.device))
+            torch.cuda.reset_peak_memory_stats(self.world.device)
+            found |= self.sensors()
+        return found
+
+    def sensors(self) -> dict[str, float]:
+        """Temperature, utilisation and power of this rank's GPU; {} where NVML cannot be asked."""
+        found = {}
+        for key, function, factor in NVML if self.nvml else ():
+            try:
+                found[key] = getattr(torch.cuda, function)(self.world.device) * factor
+            except Exception as error:               # NVML's own errors derive from Exception alone
+                self.nvml = False
+                why = "pip install nvidia-ml-py" if isinstance(error, ImportError) else f"NVML: {type(error).__name__}"
+                self.say(f"temperature, utilisation and power of the GPU are left out ({why})")
+                return {}
+        return found
+
+    @torch.no_grad()
+    def probe(self) -> float:
+        """Seconds of one fixed matrix product on this rank's device, the best of three.
+
+        In synchronous training all ranks take the same time for a step, since each waits for the slowest in the
+        collectives; only work that waits for nobody tells which one that is (a GPU that throttles, a busy host).
+        """
+        best = float("inf")
+        for _ in range(3):
+            if self.cuda:
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                self.matrix @ self.matrix
+                end.record()
+                end.synchronize()
+                best = min(best, start.elapsed_time(end) / 1e3)
+            else:
+                began = time.perf_counter()
+                self.matrix @ self.matrix
+                best = min(best, time.perf_counter() - began)
+        return best
+
+
+def host_memory() -> int:
+    """Resident bytes of this process; its peak where /proc is missing."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+def gather(mine: dict[str, float], world: World) -> list[dict[str, float]]:
+    """What every rank reports, in order of rank: one all-gather of a short vector (NaN: not read)."""
+    vector = torch.tensor([mine.get(key, float("nan")) for key in FIELDS], dtype=torch.float64, device=world.device)
+    out = [torch.empty_like(vector) for _ in range(dist.get_world_size())]
+    dist.all_gather(out, vector)
+    return [{key: v for key, v in zip(FIELDS, row.tolist()) if v == v} for row in out]
+
+
+def summary(ranks: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """What the ranks report, as a metrics line keeps it: the worst of temperature and memory, the sum of power, the
+    mean of utilisation, and `straggler`: how much slower than the median the slowest rank computes, and which it is."""
+    found: dict[str, Any] = {}
+    for key, how in OVER_RANKS.items():
+        values = [rank[key] for rank in ranks if key in rank]
+        if values:
+            value = how(values)
+            found[key] = int(value) if key.endswith("_bytes") else round(value, 3)
+    times = [rank["probe_s"] for rank in ranks]
+    if len(times) > 1:
+        slowest = max(range(len(times)), key=times.__getitem__)
+        found["straggler"] = {"ratio": round(times[slowest] / median(times), 3), "rank": slowest}
+    return found

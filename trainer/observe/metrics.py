@@ -1,0 +1,276 @@
+"""What happened, step by step: a JSONL file is the truth; TensorBoard, W&B and a Prometheus text file are views of it.
+
+Every line is a JSON object with `v` (the version of this format), `event` (start, resume, rewind, step, eval,
+checkpoint, alert, sample, end), `step` and `time`. Keys are added, never renamed. The file is only appended to: after a
+resume at or a rewind to step k, what was written for steps beyond k is void, and `read` leaves it out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import netrc
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from trainer.base.config import ConfigError
+from trainer.base.files import appending
+from trainer.observe.prometheus import Textfile
+
+VERSION = 1
+#: events whose numbers go to TensorBoard and W&B, and under which name
+VIEWED = {"step": "train", "eval": "heldout"}
+
+
+@dataclass(frozen=True)
+class WandbConfig:
+    """Weights & Biases (the package `wandb`). Without an API key (`wandb login`, WANDB_API_KEY), or with
+    WANDB_MODE=offline, it records under OUT/wandb; `wandb sync` sends that later."""
+
+    project: str
+    entity: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """Views of metrics.jsonl. TensorBoard is written where the package is there, trainer.prom always."""
+
+    wandb: WandbConfig | None = None
+
+
+class View(Protocol):
+    def void(self, step: int) -> None: ...         # what was written for `step` and later
+    def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Metrics:
+    """Appends to `folder`/metrics.jsonl, and to the views. Only rank 0 writes (`enabled`). `about`: what W&B keeps as
+    the configuration."""
+
+    def __init__(self, folder: Path, enabled: bool, config: MetricsConfig | None = None, name: str = "",
+                 about: Mapping[str, Any] | None = None, say: Callable[[str], None] | None = None) -> None:
+        self.enabled = enabled
+        self.views: list[View] = []
+        if not enabled:
+            return
+        say = say or (lambda text: print(text, file=sys.stderr))
+        path = folder / "metrics.jsonl"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file = appending(path)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written ({error.strerror}); name a folder you may write to with "
+                              f"--out") from None
+        self.textfile = Textfile(folder / "trainer.prom", name or folder.name)
+        try:
+            self.views.append(TensorBoard(folder))
+        except ImportError:
+            say("tensorboard is not installed: its curves are left out (metrics.jsonl has everything)")
+        if config is not None and config.wandb is not None:
+            try:
+                self.views.append(Wandb(folder, config.wandb, name, about or {}, say))
+            except ImportError:
+                say("train.metrics.wandb: the package wandb is not installed: left out (pip install wandb)")
+
+    def write(self, event: str, step: int, **values: Any) -> None:
+        """One line. Numbers (also in nested mappings) of step and eval events go to the views under 'event/key'."""
+        if not self.enabled:
+            return
+        line = {"v": VERSION, "event": event, "step": step, "time": round(time.time(), 3), **values}
+        self.file.write(json.dumps(line, ensure_ascii=False, default=float) + "\n")
+        if event in TURNS:
+            for view in self.views:
+                view.void(0 if event == "start" else step + 1)
+        if event in VIEWED:
+            numbers = dict(flat_numbers(VIEWED[event], values))
+            for view in self.views:
+                view.write(step, numbers)
+
+    def export(self, **values: Any) -> None:
+        """Rewrite trainer.prom with these as the latest values (keys of `trainer.observe.prometheus.METRICS`)."""
+        if self.enabled:
+            self.textfile.update({**values, "time": time.time()})
+            self.textfile.write()
+
+    def flush(self) -> None:
+        if self.enabled:
+            self.file.flush()
+            for view in self.views:
+                view.flush()
+
+    def close(self) -> None:
+        if self.enabled:
+            self.file.close()
+            for view in self.views:
+                view.close()
+
+
+class TensorBoard:
+    """`folder`/tensorboard. Raises ImportError where torch.utils.tensorboard cannot be imported."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.open = partial(SummaryWriter, str(folder / "tensorboard"))
+        self.writer: SummaryWriter | None = None
+
+    def void(self, step: int) -> None:
+        if self.writer is None:
+            self.writer = self.open(purge_step=step)
+            return
+        # not another file: they are read in the order of their names, and those of one second stand there as it falls
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        self.writer.file_writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.writer = self.writer or self.open()
+        for name, number in numbers.items():
+            self.writer.add_scalar(name, number, step)
+
+    def flush(self) -> None:
+        if self.writer is not None:
+            self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+@dataclass
+class Wandb:
+    """One W&B run per output folder, also over restarts. It never asks for a key, never shows one, and never ends a
+    training: the first error switches it off. Raises ImportError where wandb cannot be imported."""
+
+    folder: Path
+    config: WandbConfig
+    name: str
+    about: Mapping[str, Any]
+    say: Callable[[str], None]
+    run: Any = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        import wandb
+
+        identity = self.folder / "wandb.id"
+        if not identity.exists():
+            identity.write_text(secrets.token_hex(8))
+        mode = os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
+        try:
+            self.run = wandb.init(
+                project=self.config.project, entity=self.config.entity, name=self.config.name or self.name or None,
+                id=identity.read_text().strip(), resume="allow", dir=str(self.folder), config=dict(self.about),
+                mode=mode, settings=wandb.Settings(console="off", silent=True, save_code=False))
+            # a resume may go back; W&B's own step cannot
+            self.run.define_metric("step")
+            self.run.define_metric("*", step_metric="step")
+        except Exception as error:
+            self.give_up(error)
+        else:
+            self.say(f"W&B: {self.config.project}, " + (mode if mode != "offline" else
+                     f"offline (no API key); `wandb sync {self.folder / 'wandb'}/offline-run-*` sends it"))
+
+    def give_up(self, error: Exception) -> None:
+        self.run = None                                  # not its text: it may hold what it was called with
+        self.say(f"W&B failed ({type(error).__name__}): left out from here on; metrics.jsonl has everything")
+
+    def void(self, step: int) -> None:
+        """W&B cannot: its curve goes back to `step`, as metrics.jsonl does."""
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        if self.run is not None:
+            try:
+                self.run.log({**numbers, "step": step})
+            except Exception as error:
+                self.give_up(error)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        if self.run is not None:
+            try:
+                self.run.finish()
+            except Exception as error:
+                self.give_up(error)
+
+
+def logged_in() -> bool:
+    """Whether W&B would find an API key (`wandb login` writes it to .netrc); without one it would ask for it."""
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    try:
+        return bool(os.environ.get("WANDB_API_KEY")) or \
+            netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def flat_numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, float]]:
+    found = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found += flat_numbers(f"{prefix}/{key}", value)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            found.append((f"{prefix}/{key}", float(value)))
+    return found
+
+
+#: whether a line is wanted, by its event, its step and its text: before it is parsed, which is what takes the time
+Wanted = Callable[[str, int, str], bool]
+HEAD = re.compile(r'\{"v": \d+, "event": "(\w+)", "step": (\d+)')
+#: events that make earlier lines void
+TURNS = ("start", "resume", "rewind")
+
+
+def scan(path: Path, wanted: Wanted | None = None) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl, void ones too, without torn ones; with `wanted` only some, and the last. One at a
+    time: a file of a million steps is gigabytes."""
+    if not path.exists():
+        return
+    text, told = "", True
+    with open(path, encoding="utf-8", errors="replace") as f:       # a kill may tear a letter, too
+        for text in f:
+            head = HEAD.match(text)
+            told = wanted is None or head is None or wanted(head[1], int(head[2]), text)
+            if told and (line := parse(text)) is not None:
+                yield line
+    if not told and (line := parse(text)) is not None:
+        yield line
+
+
+def parse(text: str) -> dict[str, Any] | None:
+    """A line, or None for what a kill has torn."""
+    try:
+        line = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    return line if isinstance(line, dict) and "event" in line and "step" in line else None
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that count: no torn lines, and none that a later start or resume made void."""
+    return standing(scan(path))
+
+
+def standing(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`lines` without what a later start or resume among them made void."""
+    kept: list[dict[str, Any]] = []
+    for line in lines:
+        if line["event"] == "start":
+            kept = []
+        elif line["event"] in TURNS:
+            kept = [old for old in kept if old["step"] <= line["step"]]
+        kept.append(line)
+    return kept

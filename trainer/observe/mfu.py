@@ -1,0 +1,53 @@
+"""Model FLOPs utilisation, by a formula that has a name and a peak that is known, or not at all.
+
+Step MFU is over the time of steps alone (no evaluation, checkpoints, compilation), wall MFU over all the time since the
+first start. Model FLOPs are those of the model: what activation checkpointing computes again does not count.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trainer.model.transformer import ModelConfig
+
+#: Chowdhery et al. (PaLM, arXiv 2204.02311, appendix B): forward and backward of all matrices, and of attention over
+#: the full square; here over the squares of the documents, since attention does not leave them
+FORMULA = "6·N_matmul + 12·layers·heads·head_dim·(Σ len² / Σ len)"
+
+#: dense bfloat16 FLOP/s with float32 sums, without sparsity (vendors' data sheets), by the very name torch gives the
+#: device: a variant that is not here (an H20, a slice of a GPU) is unknown, never its bigger sister
+PEAKS = {
+    "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12, "NVIDIA A800-SXM4-80GB": 312e12, "NVIDIA A800 80GB PCIe": 312e12,
+    "NVIDIA A10": 125e12, "NVIDIA A30": 165e12, "NVIDIA A40": 149.7e12,
+    "NVIDIA L4": 121e12, "NVIDIA L40": 181e12, "NVIDIA L40S": 362e12,
+    "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": 835e12, "NVIDIA H800": 989e12,
+    "NVIDIA H20": 148e12,
+    "NVIDIA H200": 989e12, "NVIDIA H200 NVL": 835e12,
+    "NVIDIA GH200 120GB": 989e12, "NVIDIA GH200 480GB": 989e12, "NVIDIA GH200 144G HBM3e": 989e12,
+    "NVIDIA B200": 2250e12, "NVIDIA GB200": 2500e12,
+    "NVIDIA GeForce RTX 3090": 71e12, "NVIDIA GeForce RTX 4090": 165e12, "NVIDIA GeForce RTX 5090": 209e12,
+    "NVIDIA RTX 6000 Ada Generation": 364e12,
+    "AMD Instinct MI300X": 1307e12, "AMD Instinct MI325X": 1307e12,
+}
+
+
+def step_flops(config: ModelConfig, vocab: int, tokens: int, attended: int) -> int:
+    """FLOPs of forward and backward over `tokens` tokens in documents with Σ length² = `attended`."""
+    return 6 * config.matmul_parameters(vocab) * tokens + 12 * config.layers * config.heads * config.dim * attended
+
+
+def peak(device: torch.device, fp8: bool = False) -> float | None:
+    """Dense bf16 FLOP/s of the device; None when its name is not in the table, and for fp8, which has no single peak:
+    a part of the products is bf16 still, so such a run has TFLOP/s and no MFU."""
+    if device.type != "cuda" or fp8:
+        return None
+    return PEAKS.get(torch.cuda.get_device_name(device))
+
+
+def why_unknown(device: torch.device, fp8: bool = False) -> str:
+    """One line to be printed where `peak` is None."""
+    if fp8:
+        return "mfu unknown: fp8 has no single peak; FLOP/s are in metrics.jsonl"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+    return f"mfu unknown: no peak is known for {name}"

@@ -1,0 +1,128 @@
+"""The gradient noise scale: up to which batch size more data in a step still buys fewer steps.
+
+McCandlish et al., "An Empirical Model of Large-Batch Training" (arXiv 1812.06162): B_simple = tr Σ / |G|², where G is
+the gradient of the loss and Σ the covariance of one token's gradient. A batch far below B_simple wastes nothing, one
+far above it wastes most of what it reads. Both come from the squared gradient norms of a small and a large batch
+(appendix A.1): E|G_B|² = |G|² + tr Σ / B. Small batches are the micro-batches of all ranks, the large one is the step.
+
+What is needed is the gradient of a micro-batch before it is added to anything: a hook on the unsharded parameters of
+FSDP sees it, whole, on its rank, before accumulation and before the reduction. Measured at log interval only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate
+
+from trainer.model.tensor import copies
+
+#: of an estimate to the next one; what one measurement says is mostly noise
+KEEP = 0.95
+
+
+class MicroNorms:
+    """Squared gradient norms of single micro-batches of a model under `fully_shard`.
+
+    Between `start` and `take` call `add` after every backward. On the device throughout; 0 when nothing is measured but
+    a Python call per parameter. `shared`: ranks that compute the same micro-batch together (tensor parallel).
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, shared: int = 1) -> None:
+        self.on, self.shared = False, shared
+        self.square = torch.zeros((), dtype=torch.float32, device=device)
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                sharded = {id(p) for p in module.parameters()}
+                module.unshard()                     # FSDP keeps the unsharded Parameter objects: hooks stay
+                for parameter in module.parameters():
+                    if id(parameter) not in sharded and parameter.requires_grad:
+                        parameter.register_hook(self.hook)
+                module.reshard()
+
+    def hook(self, grad: Tensor) -> None:
+        """Runs before the gradient of one backward is accumulated; leaves it as it is."""
+        if self.on:
+            self.square += part(grad.detach(), self.shared)
+
+    def start(self) -> None:
+        self.on = True
+        self.square.zero_()
+        self.sums = torch.zeros_like(self.sums)      # the former may still wait to be read
+
+    def add(self, targets: Tensor, scale: Tensor) -> None:
+        """After the backward of a micro-batch with `targets` counted targets (0-d), whose loss was multiplied by
+        `scale` (0-d): its part of Σ |G_i|², Σ 1/n_i and the number of micro-batches. One without targets is left out.
+        """
+        if not self.on:
+            return
+        n = targets.double()
+        there = n > 0
+        n = n.clamp(min=1)
+        norm = self.shared * self.square.double() / (scale.double() * n) ** 2      # of the mean over its own targets
+        self.sums += torch.stack((norm, 1 / n, torch.ones_like(n))) * there
+        self.square.zero_()
+
+    def take(self) -> Tensor:
+        """[3] float64 of this rank, to be summed over ranks: Σ |G_i|², Σ 1/n_i, number of micro-batches."""
+        self.on = False
+        return self.sums
+
+
+def part(grad: Tensor, shared: int) -> Tensor:
+    """This rank's part of Σ g² (float32): those of the `shared` ranks that computed it sum to the whole."""
+    if not isinstance(grad, DTensor):
+        return torch.linalg.vector_norm(grad, dtype=torch.float32).square() / shared
+    if any(placement.is_partial() for placement in grad.placements):
+        grad = grad.redistribute(placements=[Replicate() if p.is_partial() else p for p in grad.placements])
+    return torch.linalg.vector_norm(grad.to_local(), dtype=torch.float32).square() / copies(grad)
+
+
+def estimate(small: float, inverse: float, big: float, targets: float) -> tuple[float, float]:
+    """Unbiased (tr Σ per token, |G|²) from the mean of |G_i|² over micro-batches, the mean of 1/n_i, the squared norm
+    of the step's gradient, and its number of targets. Either may come out negative: means over steps say something.
+    Raises ValueError when the step was one micro-batch."""
+    spread = inverse - 1 / targets
+    if spread <= 1e-9 * inverse:
+        raise ValueError("a step of one micro-batch has no noise to measure")
+    trace = (small - big) / spread
+    return trace, big - trace / targets
+
+
+class NoiseScale:
+    """Exponential means of both estimates, and their ratio (the ratio of means, not the mean of ratios: A.1)."""
+
+    def __init__(self, lines: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.trace = self.signal = self.weight = 0.0
+        for line in lines:                           # what a former process measured
+            if "noise" in line:
+                self.add(line["noise"]["trace"], line["noise"]["signal"])
+
+    def add(self, trace: float, signal: float) -> None:
+        self.trace = KEEP * self.trace + (1 - KEEP) * trace
+        self.signal = KEEP * self.signal + (1 - KEEP) * signal
+        self.weight = KEEP * self.weight + (1 - KEEP)
+
+    @property
+    def tokens(self) -> float | None:
+        """B_simple, the critical batch in tokens; None until the signal stands out."""
+        return self.trace / self.signal if self.signal > 0 and self.trace > 0 else None
+
+    def measure(self, sums: Sequence[float], norm: float | None, targets: float) -> dict[str, Any] | None:
+        """Take in one step: `sums` of `MicroNorms.take` over all ranks, its gradient norm (None: no finite number) and
+        counted targets. Returns what a metrics line keeps, or None when there is nothing to learn from it."""
+        squares, inverses, count = sums
+        if not count or not targets or norm is None or not math.isfinite(norm) or not math.isfinite(squares):
+            return None
+        try:
+            trace, signal = estimate(squares / count, inverses / count, norm * norm, targets)
+        except ValueError:
+            return None
+        self.add(trace, signal)
+        return {"trace": trace, "signal": signal, "critical_batch_tokens": self.tokens}

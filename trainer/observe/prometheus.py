@@ -1,0 +1,118 @@
+"""trainer.prom: the latest numbers in Prometheus' text format, for node_exporter's textfile collector.
+
+No server and no port: `node_exporter --collector.textfile.directory=OUT` (or a link to the file in the directory it
+watches) exports it. Written beside and renamed over the old one, so that no half file is ever read. All names begin
+with `tokenmill_train_`, carry their unit, and have the label `run`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer.base.files import replace
+
+PREFIX = "tokenmill_train_"
+
+
+class Metric(NamedTuple):
+    """One family: `key` of the latest values (dotted), `kind` gauge or counter; a mapping there becomes one sample per
+    entry, `label` names what tells them apart, `field` the number in an entry that is a mapping itself."""
+
+    name: str
+    kind: str
+    help: str
+    key: str
+    label: str = ""
+    field: str = ""
+
+
+METRICS = (
+    Metric("step", "gauge", "Steps done.", "step"),
+    Metric("tokens_total", "counter", "Targets read (falls when a training goes back).", "tokens"),
+    Metric("tokens_planned", "gauge", "Targets of the whole curriculum.", "planned"),
+    Metric("loss_nats", "gauge", "Training loss, nats per token.", "loss"),
+    Metric("stream_loss_nats", "gauge", "Training loss of each stream.", "streams", "stream"),
+    Metric("z_squared", "gauge", "Mean of log Z squared (what the z-loss punishes).", "z"),
+    Metric("gradient_norm", "gauge", "Global gradient norm before clipping.", "grad_norm"),
+    Metric("parameter_norm", "gauge", "Norm of all parameters.", "parameter_norm"),
+    Metric("update_ratio", "gauge", "Norm of a step's update over the norm of the parameters.", "updates", "group",
+           "ratio"),
+    Metric("update_norm", "gauge", "Norm of a step's update.", "updates", "group", "update_norm"),
+    Metric("learning_rate", "gauge", "Learning rate.", "lr"),
+    Metric("tokens_per_second", "gauge", "Targets per second, without evaluation, checkpoints and compilation.",
+           "tokens_per_s"),
+    Metric("flops_per_second", "gauge", "Model FLOPs per second of all devices.", "flops_per_s"),
+    Metric("mfu_ratio", "gauge", "Step MFU: without evaluation, checkpoints and compilation.", "mfu"),
+    Metric("wall_mfu_ratio", "gauge", "Wall MFU: over all the wall time, restarts included.", "wall_mfu"),
+    Metric("goodput_ratio", "gauge", "Share of the wall time spent on steps that count.", "goodput_share"),
+    Metric("wall_seconds_total", "counter", "Wall time by cause.", "wall", "cause"),
+    Metric("data_wait_seconds", "gauge", "Time a step waited for its batch since the last line, over ranks.",
+           "data_wait_s", "quantile"),
+    Metric("critical_batch_tokens", "gauge", "Gradient noise scale (B_simple).", "noise.critical_batch_tokens"),
+    Metric("host_memory_bytes", "gauge", "Resident memory of the largest rank.", "host_memory_bytes"),
+    Metric("gpu_memory_bytes", "gauge", "Peak allocated GPU memory of the largest rank.", "gpu_memory_bytes"),
+    Metric("gpu_reserved_bytes", "gauge", "GPU memory the allocator holds.", "gpu_reserved_bytes"),
+    Metric("gpu_temperature_celsius", "gauge", "Hottest GPU.", "gpu_temperature_c"),
+    Metric("gpu_utilization_ratio", "gauge", "Mean GPU utilisation.", "gpu_utilization"),
+    Metric("gpu_power_watts", "gauge", "Power of all GPUs.", "gpu_power_w"),
+    Metric("straggler_ratio", "gauge", "Time of a fixed piece of work: slowest rank over the median.",
+           "straggler.ratio"),
+    Metric("skipped_steps_total", "counter", "Steps whose update was left out.", "skips"),
+    Metric("spike_score_ratio", "gauge", "Share of the last 1000 steps out of all proportion.",
+           "spike_score"),
+    Metric("checkpoint_seconds", "gauge", "Time the last checkpoint took.", "checkpoint_s"),
+    Metric("checkpoint_step", "gauge", "Step of the last checkpoint.", "checkpoint_step"),
+    Metric("heldout_loss_nats", "gauge", "Held-out loss, nats per token.", "heldout"),
+    Metric("heldout_stream_loss_nats", "gauge", "Held-out loss of each stream.", "heldout_streams", "stream", "loss"),
+    Metric("heldout_bits_per_byte", "gauge", "Held-out bits per byte of each stream.", "heldout_streams", "stream",
+           "bits_per_byte"),
+    Metric("ranks", "gauge", "Processes.", "world"),
+    Metric("alert", "gauge", "1 while the alert stands.", "alerts", "rule"),
+    Metric("updated_timestamp_seconds", "gauge", "When this file was written.", "time"),
+)
+
+
+def render(run: str, values: Mapping[str, Any]) -> str:
+    """The text of the file. Keys that are missing, None or no numbers are left out, with their HELP and TYPE."""
+    lines = []
+    for metric in METRICS:
+        samples = list(found(metric, values))
+        if samples:
+            lines += [f"# HELP {PREFIX}{metric.name} {metric.help}", f"# TYPE {PREFIX}{metric.name} {metric.kind}"]
+            for label, number in samples:
+                more = f',{metric.label}="{escape(label)}"' if metric.label else ""
+                lines.append(f'{PREFIX}{metric.name}{{run="{escape(run)}"{more}}} {number!r}')
+    return "\n".join(lines) + "\n"
+
+
+def found(metric: Metric, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    value: Any = values
+    for part in metric.key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    for label, number in value.items() if metric.label and isinstance(value, Mapping) else [("", value)]:
+        if metric.field and isinstance(number, Mapping):
+            number = number.get(metric.field)
+        if isinstance(number, (bool, int, float)) and math.isfinite(number):
+            yield str(label), float(number)
+
+
+def escape(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class Textfile:
+    """Keeps the latest values and writes them to `path`."""
+
+    def __init__(self, path: Path, run: str) -> None:
+        self.path, self.run = path, run
+        self.values: dict[str, Any] = {}
+
+    def update(self, values: Mapping[str, Any]) -> None:
+        """Take in what is not None: a number that was not measured this time keeps its last value."""
+        self.values |= {key: value for key, value in values.items() if value is not None}
+
+    def write(self) -> None:
+        replace(self.path, render(self.run, self.values))

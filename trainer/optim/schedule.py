@@ -1,0 +1,169 @@
+"""The learning rate as a pure function of tokens: nothing to save, nothing to get wrong on resume.
+
+Warm-up is linear. `wsd` (MiniCPM, arXiv 2404.06395; Hägele et al., arXiv 2405.18392) holds the peak and decays at the
+end: over the phases that say `lr: decay` or, where none does, over the last `decay` of all tokens. It does not rise
+again: what follows a fall to 0 would learn nothing and is refused. `cosine` and `linear` fall from the end of the
+warm-up to the end of the run; `multistep` (DeepSeek LLM, arXiv 2401.02954) drops at milestones; `inverse-sqrt` falls
+with 1/√tokens from the warm-up on; `constant` does not fall.
+
+A phase may have a rate of its own instead (a mapping under its `lr`): it rises from where the phase before ended
+(from 0 when the optimiser is reset) to its peak and takes its own shape down, whatever the rest of the run does. Phases
+beyond the total (`extra`) do not count when shares of it are taken, so adding one changes nothing before it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal, Protocol
+
+from trainer.base.config import ConfigError, count
+
+#: progress in [0, 1] → share of the way from peak to floor that is left
+SHAPES = {
+    "linear": lambda x: 1 - x,
+    "1-sqrt": lambda x: 1 - math.sqrt(x),
+    "cosine": lambda x: 0.5 * (1 + math.cos(math.pi * x)),
+    # halves the rate as MiniCPM does, and is brought to reach the floor at the end (Megatron-LM)
+    "exp": lambda x: 2 * 0.5 ** x - 1,
+    "constant": lambda x: 1.0,
+}
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """`warmup` and `decay`: tokens ('200M') or a share of all tokens ('2%'); `floor`: share of the peak at the end.
+
+    `shape` of wsd's decay; `milestones` of multistep: [[80%, 0.316], [90%, 0.1]], from where on what share of the peak.
+    `batch_rate: sqrt`: while a phase's batch grows, the rate is multiplied with √(batch / the phase's last batch)
+    (Malladi et al., arXiv 2205.10287; OLMo).
+    """
+
+    kind: Literal["wsd", "cosine", "linear", "constant", "multistep", "inverse-sqrt"] = "wsd"
+    warmup: str = "2%"
+    decay: str = "10%"
+    shape: Literal["linear", "1-sqrt", "cosine", "exp"] = "linear"
+    floor: float = 0.0
+    milestones: tuple[tuple[str, float], ...] | None = None
+    batch_rate: Literal["sqrt"] | None = None
+
+    def check(self) -> None:
+        for key in ("warmup", "decay"):
+            try:
+                span(getattr(self, key), 1000)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}; write tokens (200M) or a share of the total (2%)") from None
+        if not 0 <= self.floor <= 1:
+            raise ValueError(f"floor is a share of the peak, between 0 and 1, not {self.floor}")
+        if (self.kind == "multistep") != bool(self.milestones):
+            raise ValueError("milestones, e.g. [[80%, 0.316], [90%, 0.1]], go with kind: multistep, and it needs them")
+        for at, level in self.milestones or ():
+            span(at, 1000)
+            if not 0 < level <= 1:
+                raise ValueError(f"milestones: the rate is a share of the peak, above 0 and at most 1, not {level}")
+        if self.kind == "inverse-sqrt" and not span(self.warmup, 10**15):
+            raise ValueError("kind: inverse-sqrt falls from the warm-up on and needs one")
+
+
+class PhaseLike(Protocol):
+    """What the schedule needs of `tokenizer.mixture.curriculum.Phase`."""
+
+    name: str
+    lr: str | Mapping[str, Any]
+    sequence: int
+    reserved: int
+    batch: int
+    extra: bool
+    reset_optimizer: bool
+
+    @property
+    def tokens(self) -> int: ...
+
+    def batch_at(self, sample: float) -> int: ...
+
+
+def span(text: str, total: int) -> int:
+    """'2%' of `total` or '200M' → tokens."""
+    if text.strip().endswith("%"):
+        share = float(text.strip()[:-1]) / 100
+        if not 0 <= share <= 1:
+            raise ValueError(f"{text!r} is not between 0% and 100%")
+        return round(share * total)
+    return count(text)
+
+
+class Schedule:
+    """factor(tokens), to be multiplied with the peak of every group; `lr` is the optimiser's, which peaks that phases
+    give are set against. In [0, 1] unless a phase's own peak is higher. A step takes it at the middle of its batch, so
+    that the first and the last step are not wasted at zero and the curve does not depend on the batch size."""
+
+    def __init__(self, config: ScheduleConfig, phases: Sequence[PhaseLike], lr: float) -> None:
+        self.config, self.phases, self.lr = config, phases, lr
+        self.starts = list(accumulate((p.tokens for p in phases), initial=0))
+        self.total = sum(p.tokens for p in phases if not p.extra)
+        self.warmup = span(config.warmup, self.total)
+        self.milestones = sorted((span(at, self.total), level) for at, level in config.milestones or ())
+        #: stretches [start, stop) of tokens over which the rate falls
+        self.decays: list[tuple[int, int]] = []
+        for phase, at in zip(phases, self.starts):
+            if not isinstance(phase.lr, Mapping) and phase.lr not in ("stable", "constant", "decay"):
+                raise ConfigError(f"curriculum.json: phase {phase.name!r}: lr: {phase.lr!r} is not known; "
+                                  f"write lr: stable or lr: decay")
+            if phase.lr == "decay":
+                if config.kind != "wsd":
+                    raise ConfigError(f"train.schedule.kind: {config.kind} has no stretch of decay, yet phase "
+                                      f"{phase.name!r} says lr: decay; use kind: wsd, or lr: stable in the phase")
+                if self.decays and self.decays[-1][1] == at:
+                    self.decays[-1] = (self.decays[-1][0], at + phase.tokens)
+                else:
+                    self.decays.append((at, at + phase.tokens))
+        if config.kind == "wsd" and not self.decays and span(config.decay, self.total):
+            self.decays.append((self.total - span(config.decay, self.total), self.total))
+        if config.kind in ("cosine", "linear"):
+            self.decays.append((min(self.warmup, self.total), self.total))
+        for phase, at in zip(phases, self.starts):
+            if not isinstance(phase.lr, Mapping) and not self.base(at + phase.tokens / 2):
+                raise ConfigError(f"curriculum.json: phase {phase.name!r} comes after the learning rate has fallen "
+                                  f"to 0 and would learn nothing: let only the last phases say lr: decay (a phase "
+                                  f"inherits it), give it a rate of its own, or give train.schedule.floor")
+
+    def factor(self, tokens: float) -> float:
+        p = min(bisect_right(self.starts, tokens) - 1, len(self.phases) - 1)
+        phase = self.phases[p]
+        level = self.inside(p, tokens)
+        if self.config.batch_rate == "sqrt":
+            level *= math.sqrt(phase.batch_at((tokens - self.starts[p]) / phase.sequence) / phase.batch)
+        return level
+
+    def inside(self, p: int, tokens: float) -> float:
+        """The curve that holds in phase `p`."""
+        rate = self.phases[p].lr
+        if not isinstance(rate, Mapping):
+            return self.base(tokens)
+        since, peak = tokens - self.starts[p], rate["peak"] / self.lr
+        if since < rate["warmup"]:
+            fresh = p == 0 or self.phases[p].reset_optimizer
+            low = 0.0 if fresh else min(peak, self.inside(p - 1, self.starts[p]))
+            return low + (peak - low) * since / rate["warmup"]
+        # as planned: an edit that cuts the phase does not bend what has been
+        length = self.phases[p].reserved * self.phases[p].sequence - rate["warmup"]
+        floor = rate["floor"] * peak
+        return floor + (peak - floor) * SHAPES[rate["shape"]](min(1.0, (since - rate["warmup"]) / max(1, length)))
+
+    def base(self, tokens: float) -> float:
+        """The curve of the whole run."""
+        config = self.config
+        level = min(1.0, tokens / self.warmup) if self.warmup else 1.0
+        if config.kind == "inverse-sqrt":
+            return level * math.sqrt(self.warmup / max(tokens, self.warmup))
+        reached = [share for at, share in self.milestones if tokens >= at]
+        left = reached[-1] if reached else 1.0
+        shape = SHAPES[config.kind if config.kind in ("cosine", "linear") else config.shape]
+        for start, stop in self.decays:     # a second decay starts from where the first one ended
+            if tokens > start:
+                x = min(1.0, (tokens - start) / max(1, stop - start))
+                left = config.floor + (left - config.floor) * shape(x)
+        return level * left

@@ -1,0 +1,340 @@
+"""Processes, devices, meshes and sharding: FSDP2 over one mesh, also for a single process, so that there is one code
+path; tensor parallelism (trainer/model/tensor.py) as one more dimension of the mesh.
+
+A process group comes from the environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: torchrun, Slurm, the
+launchers in trainer/launch); without it the process is alone. The mesh is (replicate, shard, tensor), neighbours first
+in `tensor`: put N = the GPUs of a node there at most. A pipeline or expert dimension would be one more.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from trainer.base.config import ConfigError
+from trainer.model import tensor
+from trainer.model.transformer import ModelConfig
+
+#: operators whose results selective checkpointing keeps: matrix products, attention and what was received from others.
+#: The rest (norms, RoPE, activation functions) is cheap to compute again. Those this torch does not have are left out
+KEPT = ("aten.mm", "aten.addmm", "aten.bmm", "aten._scaled_mm", "aten._scaled_dot_product_flash_attention",
+        "aten._scaled_dot_product_efficient_attention", "aten._scaled_dot_product_cudnn_attention",
+        "aten._scaled_dot_product_flash_attention_for_cpu", "aten._flash_attention_forward", "torch_attn._varlen_attn",
+        "_c10d_functional.all_reduce", "_c10d_functional.all_gather_into_tensor")
+
+
+@dataclass(frozen=True)
+class Every:
+    """Of `every` layers the first is computed again in backward, the others keep everything."""
+
+    every: int
+
+    def check(self) -> None:
+        if self.every < 1:
+            raise ValueError("every must be at least 1")
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How the model lies over the ranks; none of it changes the losses beyond rounding (fp8 apart).
+
+    `shard`: what is divided over the data ranks. `full`: parameters, gradients, optimiser (FSDP2, ZeRO-3). `grad`:
+    the same, but parameters stay gathered from forward to the end of backward (ZeRO-2: faster, more memory). `hybrid`:
+    `full` within groups of `shard_size` ranks (a node), which are copies of each other (HSDP). `none`: every rank holds
+    everything, as in DDP. `tensor`: ranks, within a node, that share every layer; they see the same samples.
+    `checkpointing`: what backward computes again rather than keeping it: `none`, `selective` (norms, RoPE, activation
+    functions), `full` (whole layers) or `{every: k}` (of every k layers one). `accumulate`: where the gradients of the
+    micro-batches of a step are added up. `sharded`: each micro-batch is reduced, and a rank keeps its share; between
+    copies (`hybrid`, `none`) only the last one is. `unsharded`: every rank keeps whole gradients (4 bytes a parameter)
+    and reduces once a step. `offload`: sharded parameters, gradients and optimiser live in host memory. `fp8`: matrix
+    products of the layers in float8 (torchao, H100 and later).
+    """
+
+    shard: Literal["full", "grad", "hybrid", "none"] = "full"
+    shard_size: int = 0
+    tensor: int = 1
+    checkpointing: Literal["none", "selective", "full"] | Every = "none"
+    accumulate: Literal["sharded", "unsharded"] = "sharded"
+    offload: bool = False
+    fp8: bool = False
+
+    def check(self) -> None:
+        if self.tensor < 1 or self.shard_size < 0:
+            raise ValueError("tensor must be at least 1, shard_size at least 0")
+        if (self.shard == "hybrid") != (self.shard_size > 0):
+            raise ValueError("shard_size: N (ranks that share one copy, e.g. the GPUs of a node) goes with "
+                             "shard: hybrid, and shard: hybrid with it")
+        if self.fp8 and self.tensor > 1:
+            raise ValueError("fp8 and tensor > 1 do not go together: torchao's layers know nothing of divided weights")
+
+    def shape(self, ranks: int) -> dict[str, int]:
+        """The mesh over `ranks` ranks: {dimension: size}. Raises ConfigError when they do not divide."""
+        data, rest = divmod(ranks, self.tensor)
+        if rest:
+            raise ConfigError(f"train.parallel.tensor: {self.tensor} does not divide {ranks} ranks")
+        size = {"hybrid": self.shard_size, "none": 1}.get(self.shard, data)
+        if data % size:
+            raise ConfigError(f"train.parallel.shard_size: {size} does not divide {data} data ranks ({ranks} ranks, "
+                              f"tensor: {self.tensor})")
+        shape = {"replicate": data // size} if self.shard in ("hybrid", "none") else {}
+        return {**shape, "shard": size, **({"tensor": self.tensor} if self.tensor > 1 else {})}
+
+    def refuse(self, model: ModelConfig) -> None:
+        """Raise ConfigError for a model that cannot be divided over `tensor` ranks."""
+        for key in ("heads", "kv_heads", "ffn", "width"):
+            if getattr(model, key) % self.tensor:
+                raise ConfigError(f"train.parallel.tensor: {self.tensor} does not divide train.model.{key} "
+                                  f"({getattr(model, key)})")
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks and how they are arranged. Ranks of a tensor group are one data rank: they read the same samples."""
+
+    rank: int
+    size: int
+    device: torch.device
+    parallel: ParallelConfig
+    mesh: DeviceMesh                     # ([replicate,] shard[, tensor])
+
+    @property
+    def first(self) -> bool:
+        """True in the process that writes files and prints."""
+        return self.rank == 0
+
+    def describe(self) -> str:
+        """'16 ranks on cuda (replicate 2 × shard 4 × tensor 2)'."""
+        shape = " × ".join(f"{name} {n}" for name, n in self.parallel.shape(self.size).items())
+        return (f"{self.size} rank{'s' if self.size > 1 else ''} on {self.device.type}"
+                + (f" ({shape})" if self.size > 1 else ""))
+
+    @property
+    def data_rank(self) -> int:
+        """Position among those that read different samples."""
+        return self.rank // self.parallel.tensor
+
+    @property
+    def data_size(self) -> int:
+        return self.size // self.parallel.tensor
+
+    @property
+    def data_mesh(self) -> DeviceMesh:
+        """What FSDP2 divides over: (shard) or (replicate, shard)."""
+        names = tuple(n for n in self.mesh.mesh_dim_names or () if n != "tensor")
+        return self.mesh[names]
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum over data ranks, in place: of a tensor group the first counts. One sum for all ranks, not one for each
+        place in a tensor group: so they have the same bits, and decide alike."""
+        if self.rank % self.parallel.tensor:
+            x.zero_()
+        dist.all_reduce(x)
+        return x
+
+    def max(self, x: Tensor) -> Tensor:
+        """Maximum over all ranks, in place."""
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+        return x
+
+    def broadcast(self, data: bytes) -> bytes:
+        """`data` of rank 0 on every rank (of equal length everywhere)."""
+        x = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
+        dist.broadcast(x, 0)
+        return bytes(x.cpu().tolist())
+
+
+def check_device(device: str) -> None:
+    """Raises ConfigError for a GPU that is not there. To be asked before anything is read, fetched or started."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no CUDA device; use --device cpu, or a CUDA build of torch")
+
+
+@contextmanager
+def world(device: str) -> Iterator[World]:
+    """Join the process group (gloo on CPU, NCCL on CUDA) and leave it at the end. `device`: auto, cpu or cuda. The
+    ranks are arranged as one shard group; `arrange` does it as a configuration says."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    check_device(device)
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    place = torch.device("cpu")
+    if device == "cuda":
+        place, there = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))), torch.cuda.device_count()
+        if place.index >= there:
+            raise ConfigError(f"rank {rank} is number {place.index + 1} on this machine, where torch sees {there} GPUs"
+                              f": start one rank a GPU, or see what CUDA_VISIBLE_DEVICES hides")
+        torch.cuda.set_device(place)
+    # what is offloaded, and what checkpoints agree about in the background, meets on the CPU
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    if size > 1:
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(minutes=10))
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield arrange(rank, size, place, ParallelConfig())
+    except SystemExit:               # all ranks stop after the same step
+        dist.destroy_process_group()
+        raise
+    except BaseException:
+        # the others wait for this rank in a collective, and leaving in good order is one, too (NCCL): abort, as torch
+        # asks for after a failure, so that this process ends and whoever started it ends the rest
+        dist.distributed_c10d._abort_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def arrange(rank: int, size: int, device: torch.device, parallel: ParallelConfig) -> World:
+    """The world of `size` ranks arranged as `parallel` says; every rank calls it."""
+    shape = parallel.shape(size)
+    mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+    return World(rank, size, device, parallel, mesh)
+
+
+def arranged(world: World, parallel: ParallelConfig) -> World:
+    """`world` in another arrangement."""
+    return world if parallel == world.parallel else arrange(world.rank, world.size, world.device, parallel)
+
+
+def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 on CUDA, float32 on CPU. Parameters, optimiser and reductions are float32 in either case."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+
+
+def compiles(choice: bool | str, device: torch.device) -> bool:
+    """`auto`: on CUDA, where Triton is installed (without it torch.compile ends with an error)."""
+    if choice == "auto":
+        return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    return bool(choice)
+
+
+def shard(model: nn.Module, world: World, dtype: torch.dtype, compile: bool) -> None:
+    """Divide a model built on the meta device, in place, as `world.parallel` says: each of `model.blocks` is a unit,
+    the rest (embedding, norm, output: tied weights must share a unit) belongs to the root. Storage is allocated but not
+    filled. The order matters: tensor group, float8, checkpointing, compile, FSDP2."""
+    parallel = world.parallel
+    if parallel.tensor > 1:
+        parallel.refuse(model.config)
+        tensor.split(model, world.mesh["tensor"])
+    if parallel.fp8:
+        float8(model, world.device)
+    # reductions in float32, explicitly: what None means changed in torch 2.15
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.offload else OffloadPolicy()
+    options: dict[str, Any] = {"mesh": world.data_mesh, "mp_policy": policy, "offload_policy": offload,
+                               "reshard_after_forward": False if gathered(parallel) else None}
+    for i, block in enumerate(model.blocks):
+        if compile and parallel.tensor > 1:      # its collectives cannot be recomputed inside of a graph (torch 2.13)
+            block.forward = torch.compile(block.forward, dynamic=False)
+        recompute(block, i, parallel.checkpointing)
+        if compile and parallel.tensor == 1:     # with what is computed again, without FSDP's hooks
+            block.forward = torch.compile(block.forward, dynamic=False)
+        fully_shard(block, **options)
+    model.compiled = compile
+    if compile:
+        # one graph for every sequence, number of rows and padded number of documents, with and without gradients and
+        # RoPE; beyond the limit (8 by default) torch goes on uncompiled
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    fully_shard(model, **options)
+    model.to_empty(device="cpu" if parallel.offload else world.device)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # gradients are summed, not averaged: the loss is already divided by the global number of targets. The
+            # second call keeps gloo from being asked for PREMUL_SUM, which it does not have
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+    """Within it compiled layers run as they are written: for shapes that come once, which are not worth a graph."""
+    return torch.compiler.set_stance("force_eager") if model.compiled else nullcontext()
+
+
+def gathered(parallel: ParallelConfig) -> bool:
+    """True when parameters stay gathered over forward and backward."""
+    return parallel.shard in ("grad", "none")
+
+
+def recompute(block: nn.Module, layer: int, how: str | Every) -> None:
+    """Let backward compute `block` again, as a whole or what is cheap, instead of keeping its activations."""
+    if how == "none" or (isinstance(how, Every) and layer % how.every):
+        return
+    forward, options = block.forward, {"context_fn": _selective} if how == "selective" else {}
+
+    def again(*inputs: Any) -> Any:
+        return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **options)
+
+    # an attribute, not a wrapper module: names of parameters must stay what they are (initial values, checkpoints)
+    block.forward = again
+
+
+def _selective() -> Any:
+    kept = {getattr(getattr(torch.ops, space), name).default for space, name in (k.split(".") for k in KEPT)
+            if hasattr(getattr(torch.ops, space), name)}
+
+    def policy(_context: Any, operator: Any, *_args: Any, **_options: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def float8(model: nn.Module, device: torch.device) -> None:
+    """Let torchao compute the layers' matrix products in float8, in place. Raises ConfigError where that cannot be."""
+    try:
+        from torchao.float8 import convert_to_float8_training
+    except ImportError:
+        raise ConfigError("train.parallel.fp8: needs the package torchao; pip install torchao, or take the key "
+                          "out") from None
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
+        raise ConfigError("train.parallel.fp8: needs a GPU of compute capability 8.9 or later (L40S, H100, H200, B200)")
+    convert_to_float8_training(model, module_filter_fn=lambda layer, name: name.startswith("blocks.") and not (
+        layer.in_features % 16 or layer.out_features % 16))
+
+
+def reshard(model: nn.Module) -> None:
+    """Give back what a forward without backward has left gathered: the root's parameters, and with `shard: grad` or
+    `none` those of all layers. Until then `named_parameters` are not the sharded ones."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def gather_gradients(model: nn.Module, world: World, last: bool) -> None:
+    """Before the backward of a micro-batch: reduce its gradients as `accumulate` says. `last`: of the step."""
+    deferred = world.parallel.accumulate == "unsharded"
+    model.set_requires_gradient_sync(last or not deferred)
+    model.set_requires_all_reduce(last)              # the sum over copies; over shards it is the call before
+    if gathered(world.parallel):
+        model.set_reshard_after_backward(last)       # nothing changes the parameters between micro-batches
+
+
+@torch.no_grad()
+def clip(model: nn.Module, most: float, world: World) -> Tensor:
+    """Scale the gradients to a global norm of at most `most`; returns the norm before, 0-d float32 on the device, equal
+    on all ranks (NaN on all when one has a NaN). What several ranks hold alike (copies of hybrid sharding, gains of
+    norms in a tensor group) counts once."""
+    held: dict[int, list[Tensor]] = {}
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            held.setdefault(tensor.copies(parameter.grad), []).append(parameter.grad.to_local())
+    # no number of the host's is sent to the device: that would wait for it
+    total = sum(torch.stack(torch._foreach_norm(some)).float().square().sum() / n for n, some in held.items())
+    total = total.to(world.device)
+    dist.all_reduce(total)
+    norm = total.sqrt()
+    for some in held.values():
+        torch._foreach_mul_(some, (most / (norm + 1e-6)).clamp(max=1.0).to(some[0].device))
+    return norm
