@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.base.errors import TokenmillError
 from stages.filter.badwords import LISTS
 from stages.scoring.models import LID176
 from stages.stage import file_sha256
@@ -27,7 +28,7 @@ from stages.stage import file_sha256
 MAX_MEMBERS, MAX_MEMBER, MAX_TOTAL = 200_000, 64 << 20, 4 << 30
 
 
-class FetchError(Exception):
+class FetchError(TokenmillError):
     """A package that could not be had; the message names it and the remedy."""
 
 

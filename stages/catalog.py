@@ -1,10 +1,27 @@
-"""Names used in recipes → classes, resolved lazily so that a worker imports only what its pass uses."""
+"""Names used in recipes → classes, resolved lazily so that a worker imports only what its pass uses.
+
+An installed package adds names by entry points, which is all there is to it: its steps and readers are then known to
+recipes, plans, lint and `tokenmill steps`, on every machine that has the package::
+
+    [project.entry-points."tokenmill.stages"]
+    my_filter = "my_package.filters:MyFilter"
+
+    [project.entry-points."tokenmill.readers"]
+    my_format = "my_package.readers:MyFormat"
+
+A name of ours cannot be taken. What a class says of itself (cost, settings, suffixes …) stands beside it, nowhere here.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Callable
+from functools import cache
+from importlib import metadata
 from typing import Any
+
+from pipeline.base.errors import TokenmillError
 
 #: steps of a dataset
 STAGES: dict[str, str] = {
@@ -78,8 +95,45 @@ def load(target: str) -> Any:
     return found
 
 
-class UnknownName(LookupError):
+@cache
+def _installed(group: str) -> dict[str, str]:
+    """Name → 'module:Class' of what installed packages add."""
+    return {e.name: e.value for e in metadata.entry_points(group=group)}
+
+
+def steps() -> dict[str, str]:
+    """Name → 'module:Class' of every step there is here."""
+    return {**_installed("tokenmill.stages"), **STAGES}
+
+
+def readers() -> dict[str, str]:
+    """Name → 'module:Class' of every reader there is here."""
+    return {**_installed("tokenmill.readers"), **READERS}
+
+
+def step_target(name: str) -> str:
+    """'module:Class' of a step; a stage of the user's own is named by it. Raises UnknownName."""
+    return STAGES.get(name) or _target("step", name, steps)
+
+
+def reader_target(name: str) -> str:
+    """'module:Class' of a reader; one of the user's own is named by it. Raises UnknownName."""
+    return READERS.get(name) or _target("reader", name, readers)
+
+
+def _target(kind: str, name: str, known: Callable[[], dict[str, str]]) -> str:
+    if ":" in name:
+        return name
+    names = known()
+    if name not in names:
+        raise UnknownName(kind, name, names)
+    return names[name]
+
+
+class UnknownName(TokenmillError, LookupError):
     """A step or reader name nobody registered; carries the nearest known name."""
+
+    exit_code = 2
 
     def __init__(self, kind: str, name: str, known: dict[str, str]) -> None:
         near = difflib.get_close_matches(name, known, n=1)
@@ -89,17 +143,9 @@ class UnknownName(LookupError):
 
 def stage_class(name: str) -> Any:
     """Stage class of a recipe step; a user's own stage is 'package.module:Class' (only with --allow-custom-stages)."""
-    if ":" in name:
-        return load(name)
-    if name not in STAGES:
-        raise UnknownName("step", name, STAGES)
-    return load(STAGES[name])
+    return load(step_target(name))
 
 
 def reader_class(name: str) -> Any:
     """Reader class of a source; a user's own is 'module:Class' (only with --allow-custom-stages)."""
-    if ":" in name:
-        return load(name)
-    if name not in READERS:
-        raise UnknownName("reader", name, READERS)
-    return load(READERS[name])
+    return load(reader_target(name))

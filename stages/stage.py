@@ -72,6 +72,10 @@ def role_of(config: type[BaseModel], field: str) -> str:
     return extra.get("role", "signal") if isinstance(extra, dict) else "signal"
 
 
+#: bytes that `Stage.cost_ms` is said of
+SAMPLE_BYTES = 5000
+
+
 class SettingsError(ValueError):
     """A setting does not fit the input or the machine. The message says file, key and remedy, and nothing else is
     shown. `permanent` tells the engine that no other attempt can succeed; errors of other packages have it, too."""
@@ -115,6 +119,19 @@ class Stage:
     sets_language: ClassVar[bool] = False
     #: columns of the side table this stage fills by `doc.side[name] = {column: value}`; None = no side table
     side: ClassVar[pa.Schema | None] = None
+    #: CPU milliseconds for 5 kB of what it reads, on one core (benchmarks/step_costs.py). A plan reckons with it until
+    #: the store has measured its own; the order of steps is judged by ratios of it. None: not known
+    cost_ms: ClassVar[float | None] = None
+    #: bytes of text it leaves per byte that reaches it, of a usual crawl
+    leaves: ClassVar[float] = 1.0
+    #: True when it drops documents that other steps would have to work on
+    drops: ClassVar[bool] = False
+    #: True when it changes texts that it keeps: what follows sees others
+    edits: ClassVar[bool] = False
+    #: languages its rules are made for; (): any
+    made_for: ClassVar[tuple[str, ...]] = ()
+    #: the setting that lists the languages it keeps; "": it looks at none
+    keeps: ClassVar[str] = ""
     #: what one child process needs while this stage is loaded
     memory_mb: ClassVar[int] = 300
     gpus: ClassVar[float] = 0.0

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pipeline.base.errors import TokenmillError
+
 #: names of an end-of-text token, most specific first, tried when neither recipe nor files name one
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>",
              "[EOS]")
@@ -28,7 +30,7 @@ PROBES = (
     "http://x.y/z?a=b&c=%20d'll WE'LL we\u2019ll", "1/2 ½ ² \u2167 \u0661\u0662", "\U0001d54f\U0010ffff")
 
 
-class TokenizerError(ValueError):
+class TokenizerError(TokenmillError, ValueError):
     """A tokenizer that cannot be loaded or used; the message names the file and the remedy."""
 
     permanent = True

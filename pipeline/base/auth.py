@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from urllib.parse import urlsplit
 
+from pipeline.base.errors import TokenmillError
 from pipeline.base.redact import redact
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
@@ -26,12 +27,14 @@ REMEDY = ("start the cluster with RAY_AUTH_MODE=token and give this shell the sa
           "docs/cluster.md")
 
 
-class ClusterError(Exception):
+class ClusterError(TokenmillError):
     """A cluster that cannot be reached, or must not be used. The message says what to do."""
 
 
 class BadAddress(ClusterError):
     """What was given as the address of a cluster is none."""
+
+    exit_code = 2
 
 
 def token() -> str | None:

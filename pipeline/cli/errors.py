@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 import typer
 
+from pipeline.base.errors import TokenmillError
 
-class UserError(Exception):
+
+class UserError(TokenmillError):
     """A command cannot do what it was asked; the message says why and what to do."""
 
 
 class BadUsage(UserError):
-    """Arguments that make no sense: exit code 2."""
+    """Arguments that make no sense."""
+
+    exit_code = 2
 
 
 def report_error(e: BaseException, debug: bool = False) -> int:
@@ -29,55 +32,19 @@ def report_error(e: BaseException, debug: bool = False) -> int:
     if debug:
         typer.echo(visible(redact("".join(traceback.format_exception(e))).rstrip()), err=True)
     typer.echo(visible(redact(f"error: {in_words(e)}")), err=True)
-    return 2 if isinstance(e, usage_errors()) else 1
+    return e.exit_code if isinstance(e, TokenmillError) else 1
 
 
 def in_words(e: BaseException) -> str:
     """One line about an error."""
     from pipeline.store.errors import FULL, cannot_write
 
-    if isinstance(e, (KeyboardInterrupt, SystemExit, *known_errors())):
+    if isinstance(e, (KeyboardInterrupt, SystemExit, TokenmillError)):
         return str(e)
     if isinstance(e, OSError) and e.errno in FULL:
         return str(cannot_write(e.filename or "a file", e))
     text = " ".join(f"{type(e).__name__}: {e}".rstrip(": ").split())
     return f"{text} (unexpected: the same command with --debug shows where it comes from)"
-
-
-def known_errors() -> tuple[type[BaseException], ...]:
-    """Errors whose message says file, key and remedy (imported here, late: `--help` stays fast)."""
-    from pipeline.base.auth import ClusterError
-    from pipeline.engine.driver.bad_files import TooManyBadFiles
-    from pipeline.engine.driver.scheduler import Interrupted, TaskFailed
-    from pipeline.fetch import FetchError
-    from pipeline.forecast.sample import SampleError
-    from pipeline.plan.drive import TooManyErrors
-    from pipeline.plan.inputs import InputError
-    from pipeline.recipe.errors import RecipeError
-    from pipeline.store.fs import StoreError
-    from stages.catalog import UnknownName
-    from stages.scoring.models import MissingModel
-    from tokenizer.load import TokenizerError
-    from tokenizer.mixture.order import CurriculumError
-    from tokenizer.shards.layout import ShardError
-
-    known: tuple[type[BaseException], ...] = (
-        RecipeError, InputError, StoreError, TaskFailed, Interrupted, TooManyErrors, TooManyBadFiles, UnknownName,
-        CurriculumError, ClusterError, FetchError, MissingModel, SampleError, TokenizerError, ShardError, UserError)
-    # only where it is in use: importing Ray takes seconds
-    ray = sys.modules.get("pipeline.engine.backends.ray_backend")
-    return (*known, ray.NoNodes) if ray is not None else known
-
-
-def usage_errors() -> tuple[type[BaseException], ...]:
-    """Those of them that mean bad usage or a bad recipe: exit code 2, nothing has been run."""
-    from pipeline.base.auth import BadAddress
-    from pipeline.plan.inputs import InputError
-    from pipeline.recipe.errors import RecipeError
-    from stages.catalog import UnknownName
-    from stages.scoring.models import MissingModel
-
-    return (RecipeError, InputError, MissingModel, UnknownName, BadAddress, BadUsage)
 
 
 @contextlib.contextmanager

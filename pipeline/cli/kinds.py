@@ -173,10 +173,11 @@ def _check(name: str, given: dict[str, Any]) -> None:
     """Raises RecipeError for keys that neither the reader nor the step of this name has, or values that do not fit."""
     from pipeline.recipe.checker import Checker
     from pipeline.recipe.marks import Marks
-    from stages.catalog import READERS, STAGES, reader_class, stage_class
+    from stages.catalog import reader_class, readers, stage_class, steps
 
     checker = Checker(Marks("--set"), ".", False)
-    configs = [find(name).Config for find, names in ((stage_class, STAGES), (reader_class, READERS)) if name in names]
+    found = ((stage_class, steps()), (reader_class, readers()))
+    configs = [find(name).Config for find, names in found if name in names]
     known = {field for config in configs for field in config.model_fields}
     for field in given:
         checker.known(field, known, (name, field), "key")

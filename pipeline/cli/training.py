@@ -46,13 +46,13 @@ def _report(arguments: Sequence[str]) -> None:
 
 def _add_training(run: str, store: str) -> str | None:
     """The report that was written, if any. The training is done, whatever is wrong with the report."""
-    from pipeline.cli.errors import known_errors
+    from pipeline.base.errors import TokenmillError
     from pipeline.cli.options import resolve_run
     from pipeline.report.collect import add_training
 
     try:
         at, name = resolve_run(run, store)
         return f"{at.root}/runs/{name}/report.html" if add_training(at, name) else None
-    except known_errors() as e:
+    except TokenmillError as e:
         print(f"warning: the report has no section about this training: {e}", file=sys.stderr)
         return None

@@ -23,6 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.base.errors import TokenmillError
 from pipeline.base.parquet import open_parquet, parquet_writer
 from pipeline.base.prf import prf
 from pipeline.base.scratch import Scratch
@@ -52,7 +53,7 @@ MOST_S, MOST_DISK = 1800.0, 20 << 30
 GROUP_BYTES, GROUP_FILES = 64 << 20, 1000
 
 
-class SampleError(Exception):
+class SampleError(TokenmillError):
     """The sample could not be run; the message says what to change."""
 
 

@@ -34,7 +34,7 @@ from pipeline.recipe.model import Recipe
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 from stages.barrier import Barrier
-from stages.catalog import load, reader_class
+from stages.catalog import load, reader_class, reader_target
 from stages.stage import Stage, cpu_tag, file_sha256, library_versions, python_version, role_of
 
 VERSION = 1
@@ -122,7 +122,7 @@ def _reader(planner: Planner, name: str) -> Ingredients:
     source = planner.recipe.sources[name]
     reader = reader_class(source.read)(source.config)
     prefix = f"sources.{name}"
-    own = own_source(source.read, planner.recipe.code)
+    own = own_source(reader_target(source.read), planner.recipe.code)
     return {f"{prefix}.read": source.read, f"{prefix} reader version": reader.version,
             **({f"{prefix} reader source code": own} if own else {}),
             f"{prefix} reader Python": python_version(),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.base.errors import TokenmillError
 from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.task import TaskSpec
 from pipeline.plan.nodes import DOCUMENTS, Node, PassResult, Work
@@ -17,7 +18,7 @@ from pipeline.store.dataset import stream_quarantine
 from pipeline.store.records import FileInfo, PartRecord, merge_counters
 
 
-class TooManyErrors(Exception):
+class TooManyErrors(TokenmillError):
     """More documents of a pass or a token stream failed than `run.max_error_rate` allows: bad code, not bad data."""
 
 

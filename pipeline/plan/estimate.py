@@ -24,19 +24,12 @@ from pipeline.store.log import Log
 from pipeline.store.records import PartRecord
 from pipeline.store.view import LogView
 from stages.catalog import load
+from stages.stage import SAMPLE_BYTES, Stage
 
-#: stage → (bytes of text, or of raw pages, per CPU-second; bytes of text kept per byte in)
-TABLE: dict[str, tuple[float, float]] = {
-    "html": (9e6, 0.04), "pdf": (2e6, 0.05), "url": (2e8, 0.97), "language": (1e7, 0.6),
-    "gopher_repetition": (7e6, 0.9), "gopher_quality": (1.8e7, 0.8), "c4": (1e7, 0.85), "fineweb": (1.4e7, 0.9),
-    "quality": (5e6, 0.5), "pii": (1e8, 1.0), "exact_hash": (1e8, 1.0), "minhash_signature": (6e6, 1.0),
-    "datatrove": (1e6, 0.9), "exact": (3e8, 0.95), "minhash": (3e7, 0.8), "tokenizer": (4e6, 1.0), "shards": (8e6, 1.0),
-}
-UNKNOWN = (5e6, 1.0)
+#: bytes per CPU-second: of text that tokenizers are trained on and shards are made of, and of a step that says nothing
+TOKENIZER_SPEED, SHARD_SPEED, UNKNOWN_SPEED = 4e6, 8e6, 5e6
 #: share of a pass' CPU time that replaying its verdicts takes, when about one document of ten gets another one
 REPLAYED = 0.2
-#: stages that turn raw bytes into text
-EXTRACTS = ("html", "pdf")
 #: bytes a pass writes per byte of text (Parquet, zstd); bytes it reads, or an index task inflates, per CPU-second
 COMPRESSED, READ_SPEED, INFLATE_SPEED = 0.45, 3e8, 5e8
 #: bytes written per byte of text: by barriers to their exchange files; by shards (16-bit tokens of about four bytes,
@@ -48,15 +41,17 @@ LEAST_BYTES, LEAST_CPU = 1e6, 0.05
 
 @dataclass
 class Speeds:
-    """What stages and nodes cost: `stages` as TABLE, `compressed` as COMPRESSED; `measured` names those that are the
-    store's own."""
+    """Bytes per CPU-second and bytes left per byte of steps and nodes: those a store has measured, by name, and what
+    steps say of themselves. `compressed` as COMPRESSED."""
 
-    stages: dict[str, tuple[float, float]] = field(default_factory=lambda: dict(TABLE))
+    stages: dict[str, float] = field(default_factory=dict)
+    left: dict[str, float] = field(default_factory=dict)
     compressed: float = COMPRESSED
-    measured: list[str] = field(default_factory=list)
 
-    def __getitem__(self, name: str) -> tuple[float, float]:
-        return self.stages.get(name, UNKNOWN)
+    def of(self, stage: Stage) -> tuple[float, float]:
+        """(bytes per CPU-second, bytes of text left per byte) of a step."""
+        declared = SAMPLE_BYTES * 1000 / stage.cost_ms if stage.cost_ms else UNKNOWN_SPEED
+        return self.stages.get(stage.name, declared), self.left.get(stage.name, stage.leaves)
 
 
 def measured(records: Iterable[PartRecord]) -> Speeds:
@@ -84,12 +79,10 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
     speeds = Speeds()
     for name, (into, out, cpu) in stages.items():
         if into > LEAST_BYTES and cpu > LEAST_CPU:
-            speeds.stages[name] = (into / cpu, out / into)
-            speeds.measured.append(name)
+            speeds.stages[name], speeds.left[name] = into / cpu, out / into
     for name, (size, cpu) in nodes.items():
         if size > LEAST_BYTES and cpu > LEAST_CPU:
-            speeds.stages[name] = (size / cpu, speeds[name][1])
-            speeds.measured.append(name)
+            speeds.stages[name] = size / cpu
     if stored_text > LEAST_BYTES:
         speeds.compressed = stored / stored_text
     return speeds
@@ -152,13 +145,13 @@ def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = Fals
     rows = [flow.row(state) for state in states]
     return {
         "recipe": recipe.name, "digest": recipe.digest(), "store": store.root, "inputs": inputs, "nodes": rows,
-        "warnings": [*recipe.warnings, *lint(recipe, speeds.stages if speeds.measured else None), *planner.warnings],
+        "warnings": [*recipe.warnings, *lint(recipe, speeds.stages), *planner.warnings],
         "reruns": {r["name"]: {"tasks": r["stale"], "of": r["fresh"] + r["stale"] + r["pending"]}
                    for r in rows if r["stale"]},
         "waits": [r["name"] for r in rows if r["pending"] or r["status"] == "waits"],
         "unchanged": [r["name"] for r in rows if r["status"] == "fresh" and r["partitions"]],
         "changes": changes(recipe, store),
-        "measured": sorted(speeds.measured),
+        "measured": sorted(speeds.stages),
         "total": {"tasks_fresh": sum(r["fresh"] for r in rows), "tasks_stale": sum(r["stale"] for r in rows),
                   "bytes_in": sum(i["bytes"] for i in inputs.values()),
                   "cpu_s": round(sum(r["cpu_s"] for r in rows), 1),
@@ -172,6 +165,7 @@ class Flow:
 
     def __init__(self, recipe: Recipe, planner: Planner, speeds: Speeds, inputs: Mapping[str, Any]) -> None:
         self.plans = {p.name: p for plans in planner.passes.values() for p in plans}
+        self.barriers = {name: barrier for name, (_, barrier, _, _) in planner.barriers.items()}
         self.recipe, self.target, self.speeds, self.inputs = recipe, planner.target, speeds, inputs
         self.text: dict[str, dict[str, float]] = {}
 
@@ -215,12 +209,12 @@ class Flow:
             return self._pass(node, state, status)
         size = sum(b for d in node.deps for s, b in self.text.get(d, {}).items() if self._takes(node, s))
         if node.kind == "barrier":
-            return size / self.speeds[node.steps[0]][0], size * BARRIER_BYTES, size
+            return size / self.speeds.of(self.barriers[node.name])[0], size * BARRIER_BYTES, size
         if node.kind == "tokenizer":
             trained = self.recipe.tokenizer.train if self.recipe.tokenizer else None
             size = min(size, trained.sample) if trained else 0.0
-            return size / self.speeds["tokenizer"][0], 0.0, size
-        return size / self.speeds["shards"][0], size * SHARD_BYTES, size
+            return size / self.speeds.stages.get("tokenizer", TOKENIZER_SPEED), 0.0, size
+        return size / self.speeds.stages.get("shards", SHARD_SPEED), size * SHARD_BYTES, size
 
     def _takes(self, node: Node, source: str) -> bool:
         shards = self.recipe.shards.get(node.name.removeprefix("shards:")) if node.kind == "shards" else None
@@ -238,13 +232,13 @@ class Flow:
         seen = size = sum(sizes.values())
         cpu = seen / READ_SPEED
         if plan.barrier_name:
-            size *= self.speeds[plan.barrier_name][1]
+            size *= self.speeds.of(self.barriers[plan.barrier])[1]
         written = size
         for step in plan.chain:
-            speed, ratio = self.speeds[step.name]
+            speed, ratio = self.speeds.of(step.stage)
             cpu += size / speed
             size *= ratio
-            if step.name in EXTRACTS:
+            if step.stage.extracts:
                 written = size                        # of what an extractor drops there is no text to store
         self.text[node.name] = {s: b * size / seen for s, b in sizes.items()} if seen else {}
         if status == "fresh":

@@ -12,13 +12,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.base.errors import TokenmillError
 from pipeline.store.remote import Remote, connect, version_of
 from pipeline.store.retry import patiently
 from stages.stage import file_sha256
 
 
-class InputError(Exception):
+class InputError(TokenmillError):
     """A source names nothing readable. The message names the source, the pattern and the remedy."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, order=True)

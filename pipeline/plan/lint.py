@@ -15,34 +15,13 @@ from typing import Any
 from pipeline.recipe import Recipe
 from pipeline.recipe.errors import KeyPath, Problem
 from pipeline.recipe.model import Step
-from stages.catalog import STAGES, stage_class
-from stages.stage import role_of
+from stages.barrier import Barrier
+from stages.catalog import load, reader_class, stage_class
+from stages.stage import SAMPLE_BYTES, role_of
 from stages.text.language_codes import meet, short
 
-#: order of magnitude of the CPU a document of 5 KB costs, in ms; measured on one core, only ratios matter
-COST_MS = {"url": 0.01, "language": 0.3, "fineweb": 0.1, "gopher_quality": 0.3, "quality": 0.3, "pii": 0.3, "c4": 0.5,
-           "gopher_repetition": 0.8, "exact": 0.1, "minhash": 4.0, "html": 20.0, "pdf": 50.0, "fineweb2": 1.5,
-           "dclm_quality": 0.5, "dclm_repetition": 1.8, "dclm_lines": 0.9, "refinedweb_lines": 0.9, "badwords": 0.1,
-           "c4_badwords": 0.1, "c4_paragraphs": 0.02, "madlad400": 0.5, "perplexity": 2.0, "encoder": 300.0}
-#: bytes of text of the document that speeds in bytes per second are turned into COST_MS with
-DOCUMENT_BYTES = 5000
 #: a step this many times cheaper than one before it should have come first
 CHEAPER = 10
-#: steps that drop documents by looking at them, and barriers, which drop them by looking at all
-FILTERS = {"url", "language", "gopher_repetition", "gopher_quality", "c4", "fineweb", "quality", "fineweb2",
-           "dclm_quality", "dclm_repetition", "dclm_lines", "refinedweb_lines", "badwords", "c4_badwords",
-           "c4_paragraphs", "madlad400", "perplexity", "encoder"}
-BARRIERS = {"exact", "minhash"}
-#: filters that change the text they keep: what follows sees another one
-EDITS = {"c4", "dclm_lines", "dclm_links", "refinedweb_lines"}
-#: rules made for English: stop words, terminal punctuation
-ENGLISH = {"gopher_quality", "c4", "fineweb", "dclm_quality"}
-#: steps that keep documents of some languages, and the setting that names them
-KEEPS = {"language": "keep", "where": "language"}
-#: readers that give raw bytes, and the steps that make text of them
-EXTRACTOR = {"warc": "html", "html": "html", "pdf": "pdf"}
-#: readers of crawls: anybody's pages, in any language, with anybody's addresses
-CRAWLS = {"warc"}
 #: ways to a dataset that are followed
 MOST_WAYS = 64
 #: epochs beyond which repetition stops helping (Muennighoff et al., arXiv 2305.16264)
@@ -52,44 +31,63 @@ MOST_EPOCHS = 4
 Finding = tuple[KeyPath, str]
 
 
-def lint(recipe: Recipe, speeds: Mapping[str, tuple[float, float]] | None = None) -> list[str]:
+def lint(recipe: Recipe, speeds: Mapping[str, float] | None = None) -> list[str]:
     """Warnings about a checked recipe, in the order of the file: 'FILE:LINE:COLUMN: KEY: MESSAGE'.
 
     `speeds`: bytes of text per CPU-second of stages, as a store has measured them (`estimate.Speeds.stages`).
     """
-    costs = dict(COST_MS)
-    for name, (speed, _) in (speeds or {}).items():
-        if name in costs and name not in EXTRACTOR.values():
-            costs[name] = 1000 * DOCUMENT_BYTES / speed
-    rules = (_order(recipe, costs), _extraction(recipe), _language(recipe), _lineage(recipe), _crawls(recipe),
+    rules = (_order(recipe, speeds or {}), _extraction(recipe), _language(recipe), _lineage(recipe), _crawls(recipe),
              _unused(recipe), _overlap(recipe), _epochs(recipe), _tokenizer(recipe), _code(recipe))
     found = [Problem(recipe.mark(path), path, message) for rule in rules for path, message in rule]
     return [str(p) for p in sorted(found, key=lambda p: (p.mark.line, p.mark.column))]
+
+
+def _is_barrier(step: Step) -> bool:
+    return issubclass(stage_class(step.name), Barrier)
+
+
+def _filters(step: Step) -> bool:
+    """Whether a step drops documents by looking at them; barriers drop by looking at all."""
+    return stage_class(step.name).drops
+
+
+def _cost(step: Step, speeds: Mapping[str, float]) -> float | None:
+    """CPU milliseconds for a document of 5 kB, a barrier's with those of the stage it rides on; None: not known."""
+    stage = stage_class(step.name)
+    parts = [stage, load(stage(dict(step.config)).prepare()[0])] if issubclass(stage, Barrier) else [stage]
+    costs = [SAMPLE_BYTES * 1000 / speeds[s.name] if s.name in speeds else s.cost_ms for s in parts]
+    return None if costs[0] is None else sum(c or 0.0 for c in costs)
 
 
 def _steps(name: str) -> KeyPath:
     return ("datasets", name, "steps")
 
 
-def _order(recipe: Recipe, costs: Mapping[str, float]) -> Iterator[Finding]:
+def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
     """Expensive before cheap (OLMo 3 saved most of its language identification by reordering)."""
     for name, dataset in recipe.datasets.items():
-        steps = [s.name for s in dataset.steps]
-        for i, step in enumerate(steps):
+        # what an extractor costs is of raw bytes, and nothing but `url` can be put before it
+        costs = [None if stage_class(s.name).extracts else _cost(s, speeds) for s in dataset.steps]
+        names = [s.name for s in dataset.steps]
+        for i, step in enumerate(dataset.steps):
+            cost = costs[i]
+            if cost is None or not (_filters(step) or _is_barrier(step)):
+                continue
             # a barrier is not put before a filter, however fast: of two copies it may keep the one that is dropped
-            others = BARRIERS if step in BARRIERS else costs.keys() - EXTRACTOR.values()
-            dearer = [s for s in steps[:i] if s in others and costs[s] >= CHEAPER * costs.get(step, float("inf"))]
-            if step in FILTERS | BARRIERS and dearer:
-                yield (*_steps(name), i), (f"'{step}' is cheaper than '{dearer[0]}' before it; put it first, so that "
-                                           f"what it drops costs nothing more")
-        if steps.count("url") and "html" in steps[: steps.index("url")]:
-            yield (*_steps(name), steps.index("url")), "'url' needs no text; put it before 'html', which is dear"
-        for i, step in enumerate(steps):
-            cheap = [s for s in steps[i + 1:] if s in FILTERS]
+            dearer = [s.name for s, c in zip(dataset.steps[:i], costs) if c is not None and c >= CHEAPER * cost
+                      and (_is_barrier(s) or not _is_barrier(step))]
+            if dearer:
+                yield (*_steps(name), i), (f"'{step.name}' is cheaper than '{dearer[0]}' before it; put it first, so "
+                                           f"that what it drops costs nothing more")
+        if names.count("url") and "html" in names[: names.index("url")]:
+            yield (*_steps(name), names.index("url")), "'url' needs no text; put it before 'html', which is dear"
+        for i, step in enumerate(dataset.steps):
+            behind = [(s, c) for s, c in zip(dataset.steps[i + 1:], costs[i + 1:]) if c is not None and _filters(s)]
             # (a much cheaper filter is named above; a much dearer one is well behind a barrier)
-            if step in BARRIERS and cheap and costs[step] / CHEAPER < costs[cheap[0]] < CHEAPER * costs[step]:
-                yield (*_steps(name), i), (f"'{step}' compares documents that '{cheap[0]}' behind it drops anyway, and "
-                                           f"may keep of two copies the one that is dropped; filter first")
+            if _is_barrier(step) and behind and costs[i] and costs[i] / CHEAPER < behind[0][1] < CHEAPER * costs[i]:
+                yield (*_steps(name), i), (f"'{step.name}' compares documents that '{behind[0][0].name}' behind it "
+                                           f"drops anyway, and may keep of two copies the one that is dropped; filter "
+                                           f"first")
 
 
 def _extraction(recipe: Recipe) -> Iterator[Finding]:
@@ -97,11 +95,14 @@ def _extraction(recipe: Recipe) -> Iterator[Finding]:
     for name, dataset in recipe.datasets.items():
         steps = {s.name for s in dataset.steps}
         for source in dataset.inputs:
-            reader = recipe.sources[source].read if source in recipe.sources else None
-            fitting = {EXTRACTOR.get(reader), "datatrove", *(["pdf"] if reader == "warc" else [])}
-            if reader in EXTRACTOR and not any(s in fitting or ":" in s for s in steps):
+            if source not in recipe.sources:
+                continue
+            reader = recipe.sources[source].read
+            extractor = reader_class(reader).extractor
+            fitting = {extractor, "datatrove", *(["pdf"] if reader_class(reader).crawl else [])}
+            if extractor and not any(s in fitting or ":" in s for s in steps):
                 yield ("datasets", name), (f"source '{source}' gives raw pages ({reader}) and no step makes text of "
-                                           f"them; begin the steps with '{EXTRACTOR[reader]}'")
+                                           f"them; begin the steps with '{extractor}'")
 
 
 def _language(recipe: Recipe) -> Iterator[Finding]:
@@ -111,9 +112,9 @@ def _language(recipe: Recipe) -> Iterator[Finding]:
         dataset = recipe.datasets[name]
         only = all(english.get(i, False) for i in dataset.inputs) or _english(dataset.where.get("language"))
         for i, step in enumerate(dataset.steps):
-            if step.name in ("language", "where"):
-                only = only or _english(step.config.get(KEEPS[step.name]))
-            elif step.name in ENGLISH and not only:
+            if keeps := stage_class(step.name).keeps:
+                only = only or _english(step.config.get(keeps))
+            elif stage_class(step.name).made_for == ("en",) and not only:
                 yield (*_steps(name), i), (f"'{step.name}' is made for English, but documents of other languages get "
                                            f"there; put 'language: {{keep: [en]}}' before it")
                 only = True                                # one warning a dataset
@@ -132,7 +133,7 @@ def _lineage(recipe: Recipe) -> Iterator[Finding]:
         dataset = recipe.datasets[name]
         ways = [way for i in dataset.inputs for way in before.get(i, [[]])]
         if len(dataset.inputs) > 1:                        # nothing has compared documents of one with the others' yet
-            ways = [[s for s in way if s.name not in BARRIERS] for way in ways]
+            ways = [[s for s in way if not _is_barrier(s)] for way in ways]
         wanted = set(map(short, dataset.where.get("language", ())))
         left = [_languages(way) for way in ways]
         if wanted and left and all(known is not None and known.isdisjoint(wanted) for known in left):
@@ -144,7 +145,7 @@ def _lineage(recipe: Recipe) -> Iterator[Finding]:
             if said and all(said):
                 yield (*_steps(name), i), str(said[0])
             known = [_languages(way) for way in so_far]
-            keep = set(map(short, step.config.get(KEEPS[step.name]) or ())) if step.name in KEEPS else set()
+            keep = set(map(short, _kept(step)))
             if keep and known and all(k is not None and k.isdisjoint(keep) for k in known):
                 yield (*_steps(name), i), (f"no document passes: steps before it kept "
                                            f"{_list(set().union(*(k or set() for k in known)))} only; keep both in one "
@@ -157,23 +158,28 @@ def _languages(way: list[Step]) -> set[str] | None:
     """The languages that are left at the end of a way; None when that is not known."""
     left: set[str] | None = None
     for step in way:
-        if step.name in KEEPS and step.config.get(KEEPS[step.name]):
-            keep = set(map(short, step.config[KEEPS[step.name]]))
+        if keep := set(map(short, _kept(step))):
             left = keep if left is None else left & keep
     return left
 
 
+def _kept(step: Step) -> list[str]:
+    """The languages a step keeps; [] when it looks at none, or keeps all."""
+    keeps = stage_class(step.name).keeps
+    return list(step.config.get(keeps) or ()) if keeps else []
+
+
 def _superfluous(way: list[Step], step: Step) -> str | None:
     """Why a step drops nothing that came through the steps before it."""
-    if step.name not in FILTERS | BARRIERS | {"pii"}:
+    stage = stage_class(step.name)
+    if not (stage.drops or stage.edits or _is_barrier(step)):
         return None
-    edits = EDITS | {"pii"} if step.name != "pii" else set()
     for earlier in reversed(way):
         if earlier.name == step.name:
             if earlier.config == step.config:
                 return f"'{step.name}' ran before with the same settings; once is enough, take one out"
-            return _implied(earlier, step) if step.name in FILTERS else None
-        if earlier.name not in STAGES or earlier.name in edits:
+            return _implied(earlier, step) if stage.drops else None
+        if ":" in earlier.name or (stage_class(earlier.name).edits and not stage.scrubs):
             return None                                    # it sees another text
     return None
 
@@ -221,7 +227,7 @@ def _crawls(recipe: Recipe) -> Iterator[Finding]:
         if name not in ends:
             continue
         steps = {s.name: s for way in _ways(recipe, name) for s in way}
-        reached = [s for s in recipe.sources_of(name) if recipe.sources[s].read in CRAWLS]
+        reached = [s for s in recipe.sources_of(name) if reader_class(recipe.sources[s].read).crawl]
         if not reached or any(s == "datatrove" or ":" in s for s in steps):      # who knows what those do
             continue
         for source in reached:
@@ -240,7 +246,7 @@ def _ends(recipe: Recipe) -> set[str]:
         return {i for s in recipe.shards.values() for i in s.inputs}
     read = {i for d in recipe.datasets.values() for i in d.inputs}
     return {n for n in recipe.datasets if n not in read
-            and any(s.name in FILTERS | BARRIERS for way in _ways(recipe, n) for s in way)}
+            and any(_filters(s) or _is_barrier(s) for way in _ways(recipe, n) for s in way)}
 
 
 def _ways(recipe: Recipe, name: str, source: str | None = None) -> Iterator[list[Step]]:
@@ -259,7 +265,7 @@ def _by_language(recipe: Recipe, name: str) -> bool:
     """Whether a `where` picks languages, here or before."""
     dataset = recipe.datasets.get(name)
     return dataset is not None and ("language" in dataset.where or any(_by_language(recipe, i) for i in dataset.inputs)
-                                    or any(s.name == "where" and s.config.get("language") for s in dataset.steps))
+                                    or any(s.name == "where" and _kept(s) for s in dataset.steps))
 
 
 # -- shards and curriculum ---------------------------------------------------------------------------------------------

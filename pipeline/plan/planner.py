@@ -42,7 +42,7 @@ from pipeline.store.lists import ListFiles
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
 from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
-from stages.catalog import STAGES, load, reader_class, stage_class
+from stages.catalog import load, reader_class, reader_target, step_target
 from stages.filter.where import Where
 from stages.read.reader import Reader
 from stages.stage import cpu_tag, file_sha256
@@ -207,11 +207,10 @@ class Planner:
 
     # -- stages --------------------------------------------------------------------------------------------------
     def step(self, step: Step) -> ChainStep:
-        target = STAGES.get(step.name, step.name)
-        return self._made(step.name, target, step.config)
+        return self._made(step.name, step_target(step.name), step.config)
 
     def _made(self, name: str, target: str, config: Mapping[str, Any]) -> ChainStep:
-        stage = (stage_class(name) if target == STAGES.get(name) else load(target))(dict(config))
+        stage = load(target)(dict(config))
         key, basis = stage.key(), stage.key(("signal", "resource"))
         if source := own_source(target, self.recipe.code):  # a user's own stage: its source code counts (contracts §3)
             key, basis = content_key(key, 0, source), content_key(basis, 0, source)
@@ -273,8 +272,9 @@ class Planner:
         cls = reader_class(source.read)
         reader = cls(source.config)
         config = reader.config.model_dump(mode="json")
-        key, hidden = reader.key(), {"target": source.read, "config": config}
-        if own := own_source(source.read, self.recipe.code):
+        target = reader_target(source.read)
+        key, hidden = reader.key(), {"target": target, "config": config}
+        if own := own_source(target, self.recipe.code):
             key, hidden = content_key(key, 0, own), {**hidden, "code": self.recipe.code_args()}
         return {"name": reader.name, "key": key, "$volatile": hidden}
 

@@ -15,7 +15,7 @@ from pipeline.recipe.errors import KeyPath, key_path, nearest
 from pipeline.recipe.hub import is_hub_name
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.train import check_train
-from stages.catalog import READERS, STAGES, UnknownName, reader_class, stage_class
+from stages.catalog import UnknownName, reader_class, readers, stage_class, steps
 from stages.read.reader import Reader
 from stages.stage import Stage, role_of
 
@@ -76,7 +76,7 @@ def _reader(checker: Checker, source: Any, path: KeyPath) -> None:
         if not issubclass(cls, Reader):
             raise AttributeError
     except UnknownName:
-        checker.fail((*path, "read"), f"unknown reader '{source.read}': {nearest(source.read, READERS)}")
+        checker.fail((*path, "read"), f"unknown reader '{source.read}': {nearest(source.read, readers())}")
         return
     except (AttributeError, TypeError):
         checker.fail((*path, "read"), f"'{source.read}' names no reader; write 'module:Class', where Class derives "
@@ -107,7 +107,7 @@ def _step(checker: Checker, step: Any, path: KeyPath) -> None:
         found = stage_class(step.name)
         config = found.Config
     except UnknownName:
-        checker.fail(path, f"unknown step '{step.name}': {nearest(step.name, STAGES)}")
+        checker.fail(path, f"unknown step '{step.name}': {nearest(step.name, steps())}")
         return
     except ImportError as e:
         checker.fail(path, _not_installed(f"the step '{step.name}'", e))

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pipeline.base.errors import TokenmillError
+
 #: where something stands in a recipe: mapping keys and list positions from the top
 KeyPath = tuple[str | int, ...]
 
@@ -35,8 +37,10 @@ class Problem:
         return f"{self.mark}: {where}: {self.message}" if where else f"{self.mark}: {self.message}"
 
 
-class RecipeError(Exception):
+class RecipeError(TokenmillError):
     """A recipe that cannot be run; `problems` lists everything that was found, in file order. The command exits 2."""
+
+    exit_code = 2
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = sorted(problems, key=lambda p: (p.mark.line, p.mark.column, key_path(p.path)))

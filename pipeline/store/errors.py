@@ -7,6 +7,8 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 
+from pipeline.base.errors import TokenmillError
+
 #: what is said of a file that is not there, and of one with other bytes
 GONE = "is gone though the log names it"
 OTHER_BYTES = "is damaged: its bytes are not those of its record"
@@ -23,7 +25,7 @@ _REMEDY = {
 }
 
 
-class StoreError(Exception):
+class StoreError(TokenmillError):
     """Something is wrong with the store itself; the message names the path and the remedy."""
 
 

@@ -123,6 +123,7 @@ class Datatrove(Stage):
 
     name = "datatrove"
     version = 1
+    cost_ms, leaves = 5.0, 0.9
     Config = BlockConfig
     memory_mb = 900
 

@@ -85,6 +85,7 @@ class ExactHash(Stage):
 
     name = "exact_hash"
     version = 1
+    cost_ms = 0.05
     side = pa.schema([("text", pa.binary()), ("url", pa.binary()), ("chars", pa.uint32())])
     Config = ExactConfig
 
@@ -108,6 +109,7 @@ class Exact(Barrier):
 
     name = "exact"
     version = 1
+    cost_ms, leaves = 0.02, 0.95
     Config = ExactConfig
 
     def prepare(self) -> tuple[str, dict[str, Any]]:

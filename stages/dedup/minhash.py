@@ -86,6 +86,7 @@ class MinHashSignature(Stage):
 
     name = "minhash_signature"
     version = 1
+    cost_ms = 0.6
     side = pa.schema([("bands", pa.binary()), ("chars", pa.uint32()), ("words", pa.uint32())])
     Config = SignatureConfig
 
@@ -163,6 +164,7 @@ class MinHash(Barrier):
 
     name = "minhash"
     version = 1
+    cost_ms, leaves = 0.17, 0.8
 
     class Config(SignatureConfig):
         verify: float | None = decision(0.75, "smallest Jaccard similarity with a kept document that removes one; 0 or "

@@ -58,6 +58,7 @@ class Book(Stage):
 
     name = "book"
     version = 2
+    cost_ms, edits = 0.8, True
 
     class Config(StageConfig):
         gutenberg: bool = signal(True, "take away header, licence and credits of Project Gutenberg")

@@ -33,6 +33,7 @@ class Badwords(Stage):
 
     name = "badwords"
     version = 2
+    cost_ms, drops = 0.1, True
     libraries = ("regex",)
     signals = ("badwords", "badwords_distinct", "badwords_rate")
     memory_mb = 40

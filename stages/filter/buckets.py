@@ -39,6 +39,7 @@ class Buckets(Stage):
 
     name = "buckets"
     version = 2
+    cost_ms = 0.005
 
     class Config(StageConfig):
         edges: str = resource(..., "file of `tokenmill buckets fit`")

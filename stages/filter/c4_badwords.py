@@ -40,6 +40,7 @@ class C4BadWords(Stage):
 
     name = "c4_badwords"
     version = 2
+    cost_ms, drops = 0.1, True
     signals = ("c4_badwords", "c4_badwords_draw")
     memory_mb = 40
 

@@ -20,6 +20,7 @@ class C4Paragraphs(Stage):
 
     name = "c4_paragraphs"
     version = 1
+    cost_ms, drops = 0.016, True
     signals = ("c4_paragraph_length",)
     memory_mb = 20
 

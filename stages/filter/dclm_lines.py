@@ -44,6 +44,9 @@ class DclmLines(Stage):
     """
 
     name = "dclm_lines"
+    cost_ms = 0.75
+    drops = True
+    edits = True
     memory_mb = 50
     signals = ("dclm_lines_cut", "dclm_lines_left", "dclm_lines_words", "dclm_lines_words_cut")
 

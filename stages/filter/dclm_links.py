@@ -32,6 +32,7 @@ class DclmLinks(Stage):
     """
 
     name = "dclm_links"
+    cost_ms, edits = 0.22, True
     libraries = ("tldextract",)
     memory_mb = 60
     signals = ("dclm_links_cut",)

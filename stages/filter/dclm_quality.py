@@ -43,6 +43,9 @@ class DclmQuality(Stage):
 
     name = "dclm_quality"
     version = 2
+    cost_ms = 0.6
+    drops = True
+    made_for = ("en",)
     memory_mb = 50
     signals = ("dclm_words", "dclm_mean_word_length", "dclm_symbol_ratio", "dclm_bullet_lines", "dclm_ellipsis_lines",
                "dclm_lines", "dclm_non_alpha_ratio", "dclm_stop_words")

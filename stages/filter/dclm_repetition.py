@@ -26,6 +26,7 @@ class DclmRepetition(Stage):
 
     name = "dclm_repetition"
     version = 2
+    cost_ms, drops = 0.9, True
     libraries = ("regex",)
     memory_mb = 150
     signals = tuple(f"dclm_rep_{rule}" for rule in _RULES)

@@ -44,6 +44,9 @@ class Encoder(Stage):
 
     name = "encoder"
     version = 1
+    cost_ms = 300.0
+    leaves = 0.5
+    drops = True
     exact = False
     grid = 1e-3
     batched = True

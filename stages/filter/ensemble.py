@@ -27,6 +27,7 @@ class Ensemble(Stage):
 
     name = "ensemble"
     version = 2
+    cost_ms = 0.005
     signals = ("ensemble_bucket", "ensemble_tier")
 
     class Config(StageConfig):

@@ -22,6 +22,10 @@ class FineWeb(Stage):
 
     name = "fineweb"
     version = 3
+    cost_ms = 0.26
+    leaves = 0.9
+    drops = True
+    made_for = ("en",)
     libraries = ("spacy",)
     memory_mb = 150
     signals = ("fineweb_line_punct_ratio", "fineweb_short_line_ratio", "fineweb_char_dup_ratio", "fineweb_list_ratio")

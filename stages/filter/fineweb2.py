@@ -55,6 +55,9 @@ class FineWeb2(Stage):
 
     name = "fineweb2"
     version = 2
+    cost_ms = 1.5
+    leaves = 0.8
+    drops = True
     memory_mb = 400
     signals = (*GopherRepetition.signals, *FineWeb.signals, *GopherQuality.signals)
 

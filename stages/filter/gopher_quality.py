@@ -21,6 +21,10 @@ class GopherQuality(Stage):
 
     name = "gopher_quality"
     version = 3
+    cost_ms = 0.29
+    leaves = 0.8
+    drops = True
+    made_for = ("en",)
     libraries = ("spacy",)
     memory_mb = 150
     signals = ("gopher_words", "gopher_mean_word_length", "gopher_hash_ratio", "gopher_ellipsis_ratio",

@@ -25,6 +25,9 @@ class GopherRepetition(Stage):
 
     name = "gopher_repetition"
     version = 3
+    cost_ms = 0.41
+    leaves = 0.9
+    drops = True
     libraries = ("spacy",)
     memory_mb = 400  # of it about 200 for the vocabulary, which all stages that look at words share
     signals = ("gopher_rep_dup_para_frac", "gopher_rep_dup_para_char_frac", "gopher_rep_dup_line_frac",

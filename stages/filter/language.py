@@ -50,6 +50,10 @@ class Language(Stage):
 
     name = "language"
     version = 2
+    cost_ms = 0.3
+    leaves = 0.6
+    drops = True
+    keeps = "keep"
     exact = False
     grid = 1e-4
     libraries = ("fasttext-numpy2",)

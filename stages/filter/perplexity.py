@@ -29,6 +29,7 @@ class Perplexity(Stage):
 
     name = "perplexity"
     version = 2
+    cost_ms, drops = 2.0, True
     exact = False
     grid = 0.1
     libraries = ("sentencepiece",)

@@ -30,6 +30,9 @@ class Quality(Stage):
 
     name = "quality"
     version = 2
+    cost_ms = 0.5
+    leaves = 0.5
+    drops = True
     exact = False
     grid = 1e-6
     libraries = ("fasttext-numpy2",)

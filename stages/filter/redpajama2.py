@@ -51,6 +51,7 @@ class RedPajama2(Stage):
 
     name = "redpajama2"
     version = 2
+    cost_ms = 1.7
     memory_mb = 100
     signals = ("ccnet_length", "ccnet_nlines", "rps_doc_curly_bracket", "rps_doc_ldnoobw_words", "rps_doc_lorem_ipsum",
                "rps_doc_stop_word_fraction", "rps_doc_num_sentences", "rps_doc_word_count", "rps_doc_mean_word_length",

@@ -26,6 +26,9 @@ class RefinedWebLines(Stage):
     """
 
     name = "refinedweb_lines"
+    cost_ms = 0.19
+    drops = True
+    edits = True
     memory_mb = 50
     signals = ("refinedweb_lines_cut", "refinedweb_lines_edited", "refinedweb_words", "refinedweb_words_flagged",
                "refinedweb_words_left")

@@ -73,6 +73,7 @@ class Rights(Stage):
 
     name = "rights"
     version = 1
+    cost_ms, drops = 0.6, True
     memory_mb = 5
     signals = (*(f"rights_{what}" for what in SAID), "rights_open")
 

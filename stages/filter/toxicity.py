@@ -35,6 +35,9 @@ class Toxicity(Stage):
 
     name = "toxicity"
     version = 1
+    cost_ms = 0.5
+    drops = True
+    edits = True
     exact = False
     grid = Quality.grid
     libraries = Quality.libraries

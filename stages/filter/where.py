@@ -76,6 +76,7 @@ class Where(Stage):
 
     name = "where"
     version = 1
+    cost_ms, keeps = 0.005, "language"
 
     class Config(StageConfig):
         language: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = decision(

@@ -43,6 +43,8 @@ class CodeConfig(RepositoryConfig):
 
 
 class Code(Files):
+    """Source code: one document a file, or a repository."""
+
     name = "code"
     version = 4
     libraries = ("resiliparse",)

@@ -79,6 +79,7 @@ class HtmlFiles(Files):
     """Saved web pages (.html, .htm, .xhtml; .gz)."""
 
     name = "html"
+    extractor = "html"
     suffixes = (".html", ".htm", ".xhtml", ".html.gz", ".htm.gz")
     member_suffixes = (".html", ".htm", ".xhtml")
 
@@ -91,6 +92,7 @@ class PdfFiles(Files):
     """PDF files; the `pdf` stage makes text of them."""
 
     name = "pdf"
+    extractor = "pdf"
     suffixes = (".pdf",)
 
     def document(self, doc: Document, data: bytes, path: str) -> str | None:

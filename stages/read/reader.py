@@ -74,6 +74,10 @@ class Reader:
     libraries: ClassVar[tuple[str, ...]] = ()
     #: what a directory source picks up, lower case
     suffixes: ClassVar[tuple[str, ...]] = ()
+    #: the step that makes text of the bytes it gives, e.g. 'html'; "": it gives text
+    extractor: ClassVar[str] = ""
+    #: True for crawls: anybody's pages, in any language, with anybody's addresses
+    crawl: ClassVar[bool] = False
     #: signals that its documents carry: columns of the datasets made of them
     signals: tuple[str, ...] = ()
     #: what one child process needs while reading

@@ -34,7 +34,11 @@ _SMALL = ("http", "https", "ftp", "file")
 
 
 class Warc(Reader):
+    """WARC files of crawls: responses as raw pages, WET conversions as text."""
+
     name = "warc"
+    extractor = "html"
+    crawl = True
     version = 5
     libraries = ("FastWARC",)
     suffixes = (".warc.gz", ".warc", ".warc.lz4", ".warc.zst", ".warc.wet.gz", ".wet.gz")

@@ -34,6 +34,8 @@ _HIDDEN = ("-2", "6", "14")
 
 
 class Wiki(Reader):
+    """MediaWiki XML dumps: one document an article."""
+
     name = "wiki"
     version = 3
     suffixes = (".xml", ".xml.bz2", ".xml.gz", ".xml.zst", ".xml.xz")

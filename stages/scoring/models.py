@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.base.errors import TokenmillError
+
 if TYPE_CHECKING:
     from stages.scoring.word_sums import WordSums
 
@@ -19,8 +21,10 @@ LID176 = "lid.176.ftz"
 LOOKED_INTO = 64 << 20
 
 
-class MissingModel(FileNotFoundError):
+class MissingModel(TokenmillError, FileNotFoundError):
     """A model that has to be fetched first; the message says how."""
+
+    exit_code = 2
 
     permanent = True
 

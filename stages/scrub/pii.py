@@ -61,6 +61,7 @@ class Pii(Stage):
 
     name = "pii"
     version = 3
+    cost_ms, edits = 0.05, True
     scrubs = True
     memory_mb = 20
     signals = ("pii_emails", "pii_ips")

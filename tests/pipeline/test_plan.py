@@ -18,6 +18,8 @@ from pipeline.recipe import RecipeError, load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.log import CorruptLog, Log
+from stages.extract.html.step import Html
+from stages.stage import Stage
 from tests.corpus import pages, sentences, warc, write_warcs
 
 RECIPE = """
@@ -196,11 +198,10 @@ def test_the_estimate_uses_measured_speeds_where_there_are_any(site, monkeypatch
     monkeypatch.setattr(estimate, "LEAST_CPU", 0.0)
     records = list(Log.read(Store(site / "store")).records())
     speeds = measured(records)
-    assert {"html", "gopher_quality", "pii", "minhash", "shards", "tokenizer"} <= set(speeds.measured)
-    assert set(speeds.measured) <= set(estimate.TABLE), "nothing else has a speed"
+    assert {"html", "gopher_quality", "pii", "minhash", "shards", "tokenizer"} <= set(speeds.stages)
     stats = [s for r in records for label, s in r.counters.get("stages", {}).items() if label.endswith(":html")]
     expected = sum(s["bytes_in"] for s in stats) / sum(s["cpu_s"] for s in stats)
-    assert speeds["html"][0] == pytest.approx(expected)
+    assert speeds.of(Html())[0] == pytest.approx(expected)
     change = "datasets.extracted.steps.html.comments=true"
     document = plan(site, None, change)
     assert "speeds measured in this store" in shown(document)
@@ -216,8 +217,13 @@ def test_text_that_is_known_is_not_guessed(site):
     assert node(document, "clean")["bytes_in"] == kept
 
 
-def test_a_store_without_enough_measurements_uses_the_table():
-    assert measured([]).stages == estimate.TABLE and measured([]).measured == []
+class Odd(Stage):
+    name = "odd"
+
+
+def test_a_store_without_measurements_takes_what_steps_say_of_themselves():
+    assert measured([]).of(Html()) == (5000 * 1000 / Html.cost_ms, Html.leaves) and not measured([]).stages
+    assert measured([]).of(Odd()) == (estimate.UNKNOWN_SPEED, 1.0)
 
 
 @pytest.mark.parametrize(("change", "said"), [

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from pipeline.base.errors import TokenmillError
+
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
 
@@ -35,7 +37,7 @@ HASHED = 10**6
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-class CurriculumError(ValueError):
+class CurriculumError(TokenmillError, ValueError):
     """A curriculum that cannot be read or carried out; the message names the key and the remedy."""
 
     permanent = True

@@ -29,6 +29,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pipeline.base.errors import TokenmillError
+
 MAGIC = "tokenmill-shards"
 VERSION = 1
 MANIFEST = "shards.json"
@@ -45,7 +47,7 @@ ENDS = np.dtype("<u8")
 REMEDY = "run `tokenmill store verify --repair` on its store, then the recipe again"
 
 
-class ShardError(ValueError):
+class ShardError(TokenmillError, ValueError):
     """A shard set that is damaged, or not the one that was asked for; the message names file and remedy."""
 
     permanent = True

@@ -17,6 +17,7 @@ from typing import Any, Literal, NewType, TypeVar, Union
 
 import yaml
 
+from pipeline.base.errors import TokenmillError
 from pipeline.base.quantities import parse_count
 
 #: a whole number that may be written with a suffix: 16k, 0.5M, 20B, 1T
@@ -24,7 +25,7 @@ Count = NewType("Count", int)
 T = TypeVar("T")
 
 
-class ConfigError(ValueError):
+class ConfigError(TokenmillError, ValueError):
     """A configuration that cannot be used; the message names file, key and remedy."""
 
 

@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.base import confinement
 from pipeline.base.auth import ClusterError
+from pipeline.base.errors import TokenmillError
 from pipeline.base.scratch import Scratch
 from pipeline.engine.backends.deaths import cause
 from pipeline.engine.backends.fingerprint import code_hash, declared_libraries, differences, fingerprint, roots
@@ -51,7 +52,7 @@ TINY = sys.float_info.min        # as good as 0
 log = logging.getLogger("tokenmill")
 
 
-class NoNodes(Exception):
+class NoNodes(TokenmillError):
     """No node can take work: none has resources, or all were refused. The message says which and why."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from pipeline.base.errors import TokenmillError
 from pipeline.engine.task import TaskSpec
 from pipeline.store.records import READING, PartRecord
 
@@ -13,7 +14,7 @@ NAMED = 3
 ALWAYS = 10
 
 
-class TooManyBadFiles(Exception):
+class TooManyBadFiles(TokenmillError):
     """More input files could not be read than `run.max_bad_files` allows, or none of a source."""
 
 

@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pipeline.base.errors import TokenmillError
 from pipeline.engine.driver.bad_files import BadFiles
 from pipeline.engine.driver.queue import Batch, Records, TaskQueue
 from pipeline.engine.driver.stragglers import Flight, to_double
@@ -140,7 +141,7 @@ class Interrupted(KeyboardInterrupt):
         self.signum = signum
 
 
-class TaskFailed(Exception):
+class TaskFailed(TokenmillError):
     """A task failed for good. `reasons` lists the message of every failed attempt, in order; what the worker printed of
     it (a traceback, its last words) is a note of the exception."""
 

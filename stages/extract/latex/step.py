@@ -37,6 +37,7 @@ class Latex(Stage):
 
     name = "latex"
     version = 2
+    cost_ms, leaves = 4.0, 0.6
 
     class Config(StageConfig):
         captions: bool = signal(True, "keep captions of figures and tables")

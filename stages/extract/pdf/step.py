@@ -84,6 +84,7 @@ class Pdf(Stage):
 
     name = "pdf"
     version = 4
+    cost_ms, leaves = 2.5, 0.05
     #: every rule here is in integers, but PDFium decides in floating point where words and lines end, and draws pages
     #: in it, and OCR is a neural network: the output may depend on the machine
     exact = False

@@ -1,0 +1,126 @@
+"""`tokenmill steps` and `tokenmill readers`: what a recipe may name, with what each says of itself."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.base.visible import visible
+from pipeline.cli.errors import BadUsage
+from pipeline.cli.options import JsonOpt
+
+NameArg = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this one with all its settings.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("steps")(steps)
+    app.command("readers")(readers)
+
+
+def steps(name: NameArg = None, json_lines: JsonOpt = False) -> None:
+    """List the steps a dataset can have, or show one with its settings.
+
+    Those of installed packages are among them. A stage of one's own is shown as 'package.module:Class'.
+
+    \b
+    Examples:
+      tokenmill steps
+      tokenmill steps gopher_quality
+    """
+    from stages import catalog
+
+    _show(name, catalog.steps(), catalog.stage_class, step_facts, json_lines)
+
+
+def readers(name: NameArg = None, json_lines: JsonOpt = False) -> None:
+    """List the readers a source can name, or show one with its settings.
+
+    \b
+    Examples:
+      tokenmill readers
+      tokenmill readers parquet
+    """
+    from stages import catalog
+
+    _show(name, catalog.readers(), catalog.reader_class, reader_facts, json_lines)
+
+
+def step_facts(cls: Any) -> dict[str, Any]:
+    """What a step says of itself, JSON."""
+    from stages.barrier import Barrier
+
+    kind = ("deduplicates" if issubclass(cls, Barrier) else "extracts" if cls.extracts else "scrubs" if cls.scrubs
+            else "filters" if cls.drops else "annotates")
+    return {"kind": kind, "version": cls.version, "cost_ms": cls.cost_ms, "edits": cls.edits,
+            "made_for": list(cls.made_for), "signals": list(cls.signals), "exact": cls.exact,
+            "libraries": list(cls.libraries), "memory_mb": cls.memory_mb}
+
+
+def reader_facts(cls: Any) -> dict[str, Any]:
+    """What a reader says of itself, JSON."""
+    return {"suffixes": list(cls.suffixes), "version": cls.version, "extractor": cls.extractor, "crawl": cls.crawl,
+            "libraries": list(cls.libraries), "memory_mb": cls.memory_mb}
+
+
+def settings(cls: Any) -> dict[str, dict[str, Any]]:
+    """Setting → {default, help, role}; `required` where there is no default."""
+    from stages.stage import role_of
+
+    found = {}
+    for field, info in cls.Config.model_fields.items():
+        default = info.get_default(call_default_factory=True)
+        found[field] = {"help": info.description or "", "role": role_of(cls.Config, field),
+                        **({"required": True} if info.is_required() else {"default": _plain(default)})}
+    return found
+
+
+def _plain(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value, default=lambda v: v.model_dump(mode="json")))
+    except (TypeError, AttributeError):
+        return str(value)
+
+
+def _show(name: str | None, known: Mapping[str, str], find: Any, facts: Any, json_lines: bool) -> None:
+    from pipeline.recipe.errors import nearest
+
+    if name is not None and name not in known and ":" not in name:
+        raise BadUsage(f"'{name}': {nearest(name, known)}")
+    for each in [name] if name is not None else sorted(known):
+        try:
+            cls = find(each)
+        except ImportError as e:                           # a package of somebody else, or an extra that is missing
+            line = {"name": each, "problem": f"needs the package '{e.name}'"}
+            typer.echo(json.dumps(line) if json_lines else f"{each:<20} {line['problem']}")
+            continue
+        document = {"name": each, "from": known.get(each, each), "about": _about(cls), **facts(cls)}
+        if json_lines:
+            typer.echo(json.dumps({**document, "settings": settings(cls)}))
+        elif name is None:
+            kind = document.get("kind") or ", ".join(document["suffixes"][:4])
+            typer.echo(f"{each:<20} {kind:<28} {document['about']}")
+        else:
+            _show_one(cls, document)
+
+
+def _about(cls: Any) -> str:
+    """The first sentence of a class, in one line."""
+    text = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+    return visible(text.partition(". ")[0].rstrip("."))
+
+
+def _show_one(cls: Any, document: dict[str, Any]) -> None:
+    typer.echo(visible(inspect.cleandoc(cls.__doc__ or "")))
+    typer.echo("")
+    for key, value in document.items():
+        if key not in ("name", "about") and value not in (None, "", [], False):
+            typer.echo(f"{key:<12} {', '.join(map(str, value)) if isinstance(value, list) else value}")
+    typer.echo("\nsettings" if cls.Config.model_fields else "\nno settings")
+    for field, fact in settings(cls).items():
+        given = "required" if fact.get("required") else json.dumps(fact["default"], ensure_ascii=False)
+        role = "" if fact["role"] == "signal" else f" ({fact['role']})"
+        typer.echo(visible(f"  {field:<20} {given:<16} {fact['help']}{role}"))

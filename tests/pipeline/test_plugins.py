@@ -1,0 +1,128 @@
+"""A package that adds a step and a reader by entry points: one file, and both are known wherever ours are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.app import run_command
+from pipeline.plan.lint import lint
+from pipeline.recipe import RecipeError, load_recipe
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
+from stages import catalog
+
+CODE = '''
+from stages.document import Document, document_id
+from stages.read.reader import Reader, locator
+from stages.stage import Stage, StageConfig, decision
+
+
+class Shouting(Stage):
+    """Drops texts in capitals. It looks at letters alone."""
+
+    name = "shouting"
+    cost_ms = 0.001
+    drops = True
+    made_for = ("en",)
+    signals = ("shouting_share",)
+
+    class Config(StageConfig):
+        most: float = decision(0.5, "largest share of capitals kept", ge=0, le=1)
+
+    def process(self, doc):
+        doc.signals["shouting_share"] = sum(map(str.isupper, doc.text)) / max(len(doc.text), 1)
+        return self.verdict(doc)
+
+    def verdict(self, doc):
+        return "shouting" if doc.signals["shouting_share"] > self.config.most else None
+
+
+class Lines(Reader):
+    """Every line is a document."""
+
+    name = "lines"
+    suffixes = (".lines",)
+
+    def read(self, local, slice):
+        for i, line in enumerate(open(local, encoding="utf-8")):
+            yield Document(document_id(slice.source, slice.path, "", i), line.strip(), source=slice.source,
+                           locator=locator(slice.path, 0, i))
+'''
+RECIPE = """version: 1
+sources: {s: {read: lines, path: texts}}
+datasets: {d: {from: s, steps: [gopher_quality, {shouting: {most: 0.6}}]}}
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Path:
+    """The folder of an installed package, as pip leaves it."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "loud_package.py").write_text(CODE)
+    info = tmp_path / "site" / "loud-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: loud\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[tokenmill.stages]\nshouting = loud_package:Shouting\npii = loud_package:Shouting\n"
+        "[tokenmill.readers]\nlines = loud_package:Lines\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    catalog._installed.cache_clear()
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.lines").write_text("ALL OF THIS IS SHOUTED\nand this is not\n")
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    yield tmp_path
+    catalog._installed.cache_clear()
+
+
+def test_it_is_listed_with_its_settings(package, capsys):
+    assert run_command(["steps"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("shouting"))
+    assert line.split(None, 2)[1:] == ["filters", "Drops texts in capitals"]
+    assert run_command(["steps", "shouting"]) == 0
+    shown = capsys.readouterr().out
+    assert "loud_package:Shouting" in shown and "0.5" in shown and "largest share of capitals kept (decision)" in shown
+    assert run_command(["readers", "lines", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["suffixes"] == [".lines"]
+    assert run_command(["steps", "shoutin"]) == 2
+    assert "did you mean 'shouting'?" in capsys.readouterr().err
+
+
+def test_every_step_and_reader_of_ours_is_listed(capsys):
+    for command, known in (("steps", catalog.STAGES), ("readers", catalog.READERS)):
+        assert run_command([command, "--json"]) == 0
+        listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert {d["name"] for d in listed} >= set(known)
+        assert all(d["about"] and all(s["help"] for s in d["settings"].values()) for d in listed), "says what it is"
+
+
+def test_it_runs_and_counts_by_its_source(package, capsys):
+    run = ["run", str(package / "recipe.yaml"), "--store", str(package / "store"), "--backend", "process",
+           "--workers", "1", "--quiet", "--set", "datasets.d.steps=[{shouting: {most: 0.6}}]"]
+    assert run_command(run) == 0
+    [dataset] = json.loads((package / "store" / "report.json").read_text())["datasets"].values()
+    assert {row["reason"]: row["docs"] for row in dataset["reasons"]} == {"shouting": 1}
+    keys = {r.key for r in Log.read(Store(package / "store")).records()}
+    assert run_command(run) == 0
+    assert {r.key for r in Log.read(Store(package / "store")).records()} == keys
+    assert run_command(["plan", *run[1:4], "--json"]) == 0
+    assert "shouting" in capsys.readouterr().out
+
+
+def test_lint_judges_it_by_what_it_says_of_itself(package):
+    recipe = load_recipe(package / "recipe.yaml")
+    found = "\n".join(lint(recipe))
+    assert "'shouting' is cheaper than 'gopher_quality' before it" in found
+    assert "made for English" in found
+
+
+def test_a_name_of_ours_is_not_taken(package):
+    assert catalog.stage_class("pii").__module__ == "stages.scrub.pii"
+
+
+def test_one_that_is_not_there_is_named(package):
+    (package / "recipe.yaml").write_text(RECIPE.replace("read: lines", "read: line"))
+    with pytest.raises(RecipeError, match="unknown reader 'line': did you mean 'lines'"):
+        load_recipe(package / "recipe.yaml")
