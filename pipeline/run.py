@@ -210,8 +210,7 @@ def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> s
 def make_backend(kind: str, workers: int | None, address: str | None,
                  ship_code: bool = False) -> Callable[[Store], Backend]:
     """How the workers are made: 'ray' (embedded, or attached to `address`), 'process', 'inline'. `workers` None: as
-    many as there are CPUs. `ship_code` sends this machine's packages to the nodes of an attached cluster (contracts
-    §6)."""
+    many as there are CPUs. `ship_code` sends this machine's packages to the nodes of an attached cluster."""
     def make(store: Store) -> Backend:
         if kind == "inline":
             from pipeline.engine.backends.inline import InlineBackend

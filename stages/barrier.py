@@ -39,7 +39,7 @@ class PartRef:
     rank: int                     # priority: 0 is kept first when documents of two datasets are duplicates
     rows: int
     bytes: int                    # of its text file
-    text: FileRef                 # kept.parquet, the columns of contracts §4
+    text: FileRef                 # kept.parquet, the columns of docs/contracts.md: Documents on disk
     side: FileRef | None          # side table of the barrier's `prepare` stage: `row` (uint32), `id`, its own columns
 
 

@@ -9,7 +9,7 @@ import xxhash
 
 
 def document_id(source: str, path: str, member: str, ordinal: int) -> str:
-    """Identity of a document (contracts §2): xxh3_128 of where it stands, 32 hex characters.
+    """Identity of a document (docs/contracts.md: Identity): xxh3_128 of where it stands, 32 hex characters.
 
     `path` is relative to the source root, `member` names a file inside an archive ("" when there is none), `ordinal`
     counts records in file order from 0. Offsets, roots and partition numbers never enter.
@@ -41,7 +41,7 @@ class Document:
 
     `raw` holds the bytes an extractor reads (None for text sources) with `mime` and `charset` as the transport declared
     them. Setting `text` clears the cached views. `signals` maps signal name to float; `meta` must be JSON. `locator` is
-    {file, offset, record, sub} as in contracts §4. `side` collects rows for side tables, by stage name.
+    {file, offset, record, sub} (docs/contracts.md). `side` collects rows for side tables, by stage name.
     """
 
     __slots__ = ("_size", "_text", "_views", "charset", "date", "id", "language", "locator", "loss_spans", "meta",

@@ -22,7 +22,7 @@ A filter of twenty lines is the model::
 `process` returns None to keep the document or the reason (snake_case) to drop it. It may edit `doc.text`,
 `doc.meta`, `doc.language` …; an exception quarantines the document and never stops the run.
 
-Keys (contracts §3). A stage's key is its name, version, canonical config, the sha256 of the resource files it names,
+Keys. A stage's key is its name, version, canonical config, the sha256 of the resource files it names,
 the versions of the libraries it declares and of Python. Every config field has a role: `signal` (changes what is
 computed), `decision` (only changes the verdict drawn from stored signals) or `resource` (a path: its content counts).
 """
@@ -103,7 +103,7 @@ class Stage:
     #: those of them whose distribution the report shows, over every document the stage has seen: what a threshold is
     #: chosen by. None: all those of a numeric stage, none of another's
     scores: ClassVar[tuple[str, ...] | None] = None
-    #: False for anything whose numbers depend on BLAS, libm or threads (fastText, OCR, transformers): contracts §5.
+    #: False for anything whose numbers depend on BLAS, libm or threads (fastText, OCR, transformers).
     #: A numeric stage rounds its scores to `grid` before the verdict and stores them; the pass ends after it.
     exact: ClassVar[bool] = True
     grid: ClassVar[float] = 1e-4

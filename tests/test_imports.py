@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -206,6 +207,16 @@ def test_lean_packages_import_only_lean_ones():
 @pytest.mark.parametrize("package", ["stages", "tokenizer"])
 def test_empty_packages_stay_empty(package):
     assert (ROOT / package / "__init__.py").read_text() == ""
+
+
+def test_nothing_cites_a_file_that_is_not_here():
+    """`contracts §3` meant a page outside the repository."""
+    titles = {line[3:] for line in (ROOT / "docs" / "contracts.md").read_text().splitlines() if line.startswith("## ")}
+    for path in (p for package in PACKAGES for p in modules(package)):
+        text = " ".join(path.read_text(encoding="utf-8").split())
+        assert "contracts §" not in text, path
+        for cited in re.findall(r"docs/contracts\.md: ([A-Z][a-z ]+)", text):
+            assert any(cited.startswith(title) for title in titles), f"{path}: {cited}"
 
 
 def test_deploy_holds_no_python():

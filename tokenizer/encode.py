@@ -1,6 +1,6 @@
 """From texts to tokens of a shard: in batches, each document ended by EOS.
 
-Of some documents only spans count for the loss (`loss_spans`, contracts §4). They are cut at the borders of their spans
+Of some documents only spans count for the loss (`loss_spans`). They are cut at the borders of their spans
 and each piece is encoded on its own, so that no token lies across a border, and the tokens of an answer are those that
 a model says after the tokens of its prompt.
 """

@@ -58,7 +58,7 @@ def submit(address: str, id: str, arguments: Sequence[str], *, python: str = "py
            packages: Sequence[str] = ()) -> bool:
     """Start `python -m pipeline.cli ARGUMENTS` on the head node as the job `id`. False: this job is there already.
 
-    `packages`: folders that travel along (contracts §6); by default the image of the head has them. Not waited for.
+    `packages`: folders that travel along; by default the image of the head has them. Not waited for.
     """
     # -P: the folder Ray was started in must not shadow our packages
     entrypoint = "exec " + shlex.join([python, "-P", "-m", "pipeline.cli", *arguments])

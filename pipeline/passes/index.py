@@ -1,4 +1,4 @@
-"""Index of a big input file: where it can be split at record boundaries, found by reading it once (contracts §2)."""
+"""Index of a big input file: where it can be split at record boundaries, found by reading it once."""
 
 from __future__ import annotations
 

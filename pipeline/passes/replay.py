@@ -1,4 +1,4 @@
-"""Verdicts replayed from stored signals (contracts §3): what an earlier pass over the same documents still says.
+"""Verdicts replayed from stored signals: what an earlier pass over the same documents still says.
 
 A pass that differs from an earlier one in thresholds alone (`decision` fields) has the same *basis*: the content key
 of its task with the stages' keys taken without those fields. For every document the earlier parts hold its signals,

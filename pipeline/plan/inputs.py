@@ -1,4 +1,4 @@
-"""What a source consists of: its files, by path relative to the source root, with size and etag (contracts §2)."""
+"""What a source consists of: its files, by path relative to the source root, with size and etag."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A node is a generator: it yields the task specs it wants done and is sent their 
 specs, until it returns its result. So the same code runs a recipe (the driver sends real records), plans it (records
 come from the log alone) and resumes it.
 
-How a dataset becomes passes (contracts §4, §5):
+How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and blame):
   * a barrier (dedup) ends a pass; the next pass begins by applying its removal slices;
   * a numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before anything builds on them;
   * a stage that needs a GPU has a pass of its own kind: nothing else waits for one;
@@ -212,7 +212,7 @@ class Planner:
     def _made(self, name: str, target: str, config: Mapping[str, Any]) -> ChainStep:
         stage = load(target)(dict(config))
         key, basis = stage.key(), stage.key(("signal", "resource"))
-        if source := own_source(target, self.recipe.code):  # a user's own stage: its source code counts (contracts §3)
+        if source := own_source(target, self.recipe.code):  # a user's own stage: its source code counts
             key, basis = content_key(key, 0, source), content_key(basis, 0, source)
         config = stage.config.model_dump(mode="json")
         resources = {f: file_sha256(path) for f, path in stage.resource_files().items()}

@@ -1,4 +1,4 @@
-"""Inputs → partitions: bounded by bytes, identified by content, planned from the inputs alone (contracts §2).
+"""Inputs → partitions: bounded by bytes, identified by content, planned from the inputs alone.
 
 Small files are packed in the order of their sorted paths; the boundaries are content-defined, so adding a file
 disturbs only its neighbours. Big files are split at record boundaries along the index one task makes of them.

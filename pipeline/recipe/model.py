@@ -1,4 +1,4 @@
-"""The recipe as validated models (contracts §8): structure. Names, step settings and the DAG are checked in `check`."""
+"""The recipe as validated models: structure. Names, step settings and the DAG are checked in `check`."""
 
 from __future__ import annotations
 

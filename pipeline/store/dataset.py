@@ -47,7 +47,7 @@ MANIFEST_SCHEMA = pa.schema([
     ("part", pa.string()),                     # file name in this folder
     ("key", pa.string()), ("node", pa.string()),               # of the task that made it
     ("rows", pa.int64()), ("bytes", pa.int64()), ("text_bytes", pa.int64()),
-    ("sha256", pa.string()), ("content", pa.string()),         # of the file; of its rows (contracts §2)
+    ("sha256", pa.string()), ("content", pa.string()),         # of the file; of its rows (docs/contracts.md: Identity)
     ("sources", pa.list_(pa.string())),        # sources the task read
 ])
 #: rows kept in memory before `dataset_hash` spills to scratch: 64 bytes each
@@ -247,7 +247,7 @@ def iter_rows(store: Store, folder: str, columns: list[str] | None = None) -> It
 
 
 def dataset_hash(store: Store, name: str, scratch: str | None = None) -> str:
-    """Hash of a dataset (contracts §2): sha256 over the row digests (`pipeline.store.parts`) of all rows sorted by id.
+    """Hash of a dataset: sha256 over the row digests (`pipeline.store.parts`) of all rows sorted by id.
 
     How the rows are spread over parts does not matter. Memory: HASH_ROWS rows; beyond that, files by id prefix in
     `scratch` (default: the system's). Raises DuplicateId, also across parts.

@@ -1,7 +1,7 @@
 """Files of a store or a source root: local disk, or object storage through fsspec. Small on purpose.
 
 The one operation that matters is `put_absent`: create a file with these bytes only if there is none, atomically. It is
-the commit primitive (contracts §1); nothing here renames as a commit. Locally everything that a commit may rest on
+the commit primitive; nothing here renames as a commit. Locally everything that a commit may rest on
 (`put_absent`, `upload`) is on disk when it returns: the file is synced, and so is every folder it was named in.
 """
 

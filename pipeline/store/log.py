@@ -1,4 +1,4 @@
-"""The commit log: what has been done, in segments that are appended by put-if-absent (contracts §1).
+"""The commit log: what has been done, in segments that are appended by put-if-absent (docs/contracts.md: Store).
 
 `log/00000001.json`, `log/00000002.json`, … each one JSON object ``{"sha256": …, "body": {…}}``. A body is of one of two
 kinds. An *epoch* opens the reign of one driver; from then on every other driver's next append meets a segment it did
@@ -33,7 +33,7 @@ from pipeline.store.records import PartRecord
 from pipeline.store.temp import scratch_database
 from pipeline.store.view import FORMAT, CorruptLog, LogView, decode_segment, dumps, encode_segment, segment_name
 
-SEGMENT_RECORDS = 1000       # contracts §1
+SEGMENT_RECORDS = 1000       # docs/contracts.md: Store
 SEGMENT_S = 1.0              # age of the oldest waiting record at which a segment is written
 HEARTBEAT_S = 5.0
 PATIENCE_S = 20.0            # four heartbeats: a counter that stood still that long belongs to a dead or cut-off driver

@@ -1,6 +1,6 @@
 """Parts: documents as Parquet, with hashes of what they say.
 
-Columns (contracts §4): `id`, `text` (large_string), `url`, `source`, `language`, `date` (as found, null when unknown),
+Columns: `id`, `text` (large_string), `url`, `source`, `language`, `date` (as found, null when unknown),
 `locator` struct<file, offset, record, sub>, `signals` struct<float64…> (null = not computed), `meta` (JSON with sorted
 keys; HF datasets refuses map columns), `loss_spans` list<struct<start, end>> (UTF-8 bytes; null = everything counts).
 Dropped rows add `reason` and `stage`. The signal `bytes`, the UTF-8 length of the text, is always there.
@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from pipeline.base.parquet import open_parquet, parquet_writer
 from stages.document import Document, DuplicateId
 
-#: bytes of a row group, uncompressed; the document that does not fit starts the next. A quarter of what contracts §4
+#: bytes of a row group, uncompressed; the document that does not fit starts the next. A quarter of what the contract
 #: allows: a child holds one for kept and one for dropped documents, and resident memory is about three times as much.
 ROW_GROUP_BYTES = 16 << 20
 #: rows, or characters of text, turned into Arrow columns at a time; a longer text is a batch of its own

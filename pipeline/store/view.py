@@ -4,7 +4,7 @@ Nothing here writes. `LogView` is the state that reports, plans and the writer (
 records that won their keys, and the documents that are in quarantine. A document is there in one of two ways:
 
 by id    {row, id, stage, stage_key, reason}: with the record of the part it was found in; whatever task meets the
-         document at this stage later, in another partition or another stream, skips it (contracts §5)
+         document at this stage later, in another partition or another stream, skips it
 by row   {key, row, stage, reason}: said by a supervisor, which knows the row of a task but no ids, at once; the next
          attempt of the same task skips it, also that of the next driver, and names it by id when it commits. A task
          that fails for good has proved nothing: all that was said of its rows is taken back (`acquitted`)

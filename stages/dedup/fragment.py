@@ -3,7 +3,7 @@
 Inside one barrier a document is a *place*: ``part << 32 | row``, a uint64, half the size of its id. Map tasks count
 parts from the start of their group, so that their results can be reused when other groups change; later waves add the
 group's first part. Places depend on the layout of the parts, so nothing that leaves the barrier may: order, survivors
-and cluster names come from ids (contracts §2).
+and cluster names come from ids (docs/contracts.md: Identity).
 """
 
 from __future__ import annotations

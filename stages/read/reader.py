@@ -170,7 +170,7 @@ def check_file(local: str, path: str) -> int:
 
 
 def locator(path: str, offset: int, record: int, sub: str = "") -> dict[str, Any]:
-    """Where a record stands (contracts §4): file, byte offset in the stored file, ordinal, and what is inside of it."""
+    """Where a record stands: file, byte offset in the stored file, ordinal, and what is inside of it."""
     return {"file": path, "offset": offset, "record": record, "sub": sub}
 
 

@@ -22,7 +22,7 @@ from pipeline.recipe.marks import dump_yaml, parse_yaml
 from stages.catalog import READERS
 from tokenizer.mixture.resolve import resolve
 
-#: contracts §8, word for word
+#: a recipe with every section
 CONTRACT = """\
 version: 1
 sources:   {web: {read: warc, path: data/*.warc.gz}, wiki: {read: wiki, path: enwiki.xml.bz2}}

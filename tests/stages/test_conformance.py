@@ -1,4 +1,4 @@
-"""Every stage's output on fixed documents, against a stored hash: changes need a version bump (contracts §3).
+"""Every stage's output on fixed documents, against a stored hash: changes need a version bump.
 
 After a deliberate change of output, bump the stage's `version` and run
 `python -m tests.stages.test_conformance --write`.

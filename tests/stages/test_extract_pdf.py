@@ -302,7 +302,7 @@ def test_same_text_again():
 
 
 def test_layout_is_numeric(monkeypatch):
-    """PDFium places characters in floating point: the pass ends after it, its key names the CPU (contracts §5)."""
+    """PDFium places characters in floating point: the pass ends after it, its key names the CPU."""
     assert not Pdf.exact
     key = Pdf().key()
     monkeypatch.setattr(stage, "cpu_tag", lambda: "another")

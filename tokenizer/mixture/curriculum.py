@@ -122,7 +122,7 @@ class Curriculum:
     longest: int                  # tokens of a super-window; a multiple of every phase's sequence
     streams: tuple[Stream, ...]
     phases: tuple[Phase, ...]
-    order: str                    # order hash (contracts §2)
+    order: str                    # order hash (docs/contracts.md: Identity)
     version: int = VERSION
 
     @property

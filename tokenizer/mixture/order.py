@@ -1,6 +1,6 @@
 """The order of training samples as pure functions: sample number → (stream, epoch, window), without an index.
 
-Three ideas, in memory proportional to the number of streams (contracts §7):
+Three ideas, in memory proportional to the number of streams (docs/contracts.md: Shards and order):
 
 * **Which stream** is sample n from? Webster (Sainte-Laguë) apportionment: the k-th draw of stream i is due at time
   (2k + 1) / w_i, samples are numbered in order of due time, ties go to the lowest stream index. A divisor method is
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
 
 ROUNDS = 6
-#: samples over which the order hash is taken (contracts §2)
+#: samples over which the order hash is taken (docs/contracts.md: Identity)
 HASHED = 10**6
 _LOW = np.uint64(0xFFFFFFFF)
 
@@ -97,7 +97,7 @@ def unpermute(i: np.ndarray | int, n: int, key: str) -> np.ndarray:
 
 
 def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) -> str:
-    """Key text of contracts §7. `reservation` is the number of the phase that reserved, "super" for the epoch's row."""
+    """The text of a key. `reservation` is the number of the phase that reserved, "super" for the epoch's row."""
     return f"v1/{seed}/{stream}/{epoch}/{reservation}"
 
 

@@ -71,7 +71,7 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
             tokenizer: Mapping[str, Any]) -> tuple[Curriculum, list[str]]:
     """The curriculum a recipe stands for, and warnings for people.
 
-    `recipe` has the keys `curriculum` (contracts §8) and `shards` (for `longest`), plain YAML values. `shard_sets` maps
+    `recipe` has the keys `curriculum` and `shards` (for `longest`), plain YAML values. `shard_sets` maps
     stream name to what `pipeline.passes.encode.publish_shards` returned. `tokenizer`: sha256, vocab_size, eos, path.
     Streams stand in order of name, so that the order does not hang on the order of lines in a recipe.
     """

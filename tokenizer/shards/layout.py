@@ -34,7 +34,7 @@ from pipeline.base.errors import TokenmillError
 MAGIC = "tokenmill-shards"
 VERSION = 1
 MANIFEST = "shards.json"
-#: tokens of a shard: 2**29 two-byte tokens are 1 GiB (contracts §7)
+#: tokens of a shard: 2**29 two-byte tokens are 1 GiB (docs/contracts.md: Shards and order)
 SHARD_BYTES = 1 << 30
 
 TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("part", pa.uint32()), ("row", pa.uint32()),

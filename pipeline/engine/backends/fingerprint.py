@@ -1,4 +1,4 @@
-"""What code and libraries a node runs: compared before it gets any work (contracts §6).
+"""What code and libraries a node runs: compared before it gets any work (docs/contracts.md: Code on workers).
 
 Results are keyed by what the driver's code and libraries are. A node that runs others would commit results under keys
 that are not theirs, so the driver refuses it by name.

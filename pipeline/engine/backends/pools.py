@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pipeline.engine.task import Kind
 
 OWN_MB = 300             # what a supervisor itself needs, beside its children
-CPUS_A_BOX = 16          # contracts §5
+CPUS_A_BOX = 16          # docs/contracts.md: Tasks and blame
 PATIENCE_S = 10.0        # a kind that never finds room waits this long before a box is kept for it
 
 

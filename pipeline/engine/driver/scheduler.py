@@ -46,7 +46,7 @@ from pipeline.store.errors import StoreError, remedy_of
 from pipeline.store.log import attempt_name
 from pipeline.store.records import PartRecord
 
-FLUSH_S = 1.0            # a record waits at most this long for its commit (contracts §1)
+FLUSH_S = 1.0            # a record waits at most this long for its commit (docs/contracts.md: Store)
 MAX_LOST = 8             # node deaths and environment failures a task may meet before the run gives up on it; so many
                          # of the latter a slot, and no task done meanwhile, end it as well: a disk stays full
 STRAGGLER_S = 30.0       # never double a task that runs for less

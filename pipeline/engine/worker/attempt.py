@@ -1,7 +1,7 @@
 """One attempt at a task, in this process: run it on scratch, hash what it wrote, move that into the store.
 
 Shared by the inline backend and the child. Files land at `objects/KEY/ATTEMPT.name`; the name of an attempt is made
-unique by a nonce, so a repeated attempt never meets the files of an earlier one (contracts §1). Nothing here commits:
+unique by a nonce, so a repeated attempt never meets the files of an earlier one. Nothing here commits:
 the files count for nothing until the driver's log names them.
 """
 

@@ -1,4 +1,4 @@
-"""Who killed the child? Two strikes and a probe, before any document is condemned (contracts §5).
+"""Who killed the child? Two strikes and a probe, before any document is condemned (docs/contracts.md: Tasks and blame).
 
 Everything here is pure: `classify` reads an exit status, `Inquest` is the state of one attempt's inquiry. The
 supervisor feeds it deaths and does what it says next.

@@ -1,7 +1,7 @@
 """What a child may use, and how that is measured. Linux (proc(5), cgroups v1 and v2).
 
 Limits of CPU time and memory can cost a document its place, so they are generous and only ever lead to an inquest; the
-wall limit only ever leads to a repetition (contracts §5: no clock decides about text).
+wall limit only ever leads to a repetition (docs/contracts.md: no clock decides about text).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Limits:
 
     def batch_cpu_s(self, rows: int) -> float:
         """CPU seconds a batch may take in one stage. `cpu_s` is ten times what all but one document in a thousand take
-        (contracts §5), so an eighth a document is plenty for many: one that never ends is not waited for by the hour.
+       , so an eighth a document is plenty for many: one that never ends is not waited for by the hour.
         A batch that does take more goes on one by one, and nobody is condemned for it."""
         return self.cpu_s * min(rows, max(16, rows / 8))
 
