@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.base import auth
 from pipeline.base.auth import ClusterError
-from pipeline.cluster import attempts
+from pipeline.cluster import attempts, connect
 from pipeline.cluster.attend import DriverLog
 from pipeline.store.fs import Store
 from tests.gcs import gcs
@@ -27,14 +27,14 @@ SECRET = "wJalrXUtnFEMI+K7MDENG"
 def test_a_cluster_that_wants_a_token_is_asked_whether_it_takes_ours(monkeypatch):
     with gcs(TOKEN) as (address, there):
         with pytest.raises(ClusterError, match="wants a token, and this shell has none"):
-            auth.check_cluster(address, insecure_local=True)
+            connect.check_cluster(address, insecure_local=True)
         assert there.seen == [None]
         monkeypatch.setenv("RAY_AUTH_TOKEN", "another-token-than-that")
         with pytest.raises(ClusterError, match="does not accept our token") as refused:
-            auth.check_cluster(address)
+            connect.check_cluster(address)
         assert "another-token" not in str(refused.value)
         monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-        assert auth.check_cluster(address) == address
+        assert connect.check_cluster(address) == address
         assert there.seen[-2:] == [None, f"Bearer {TOKEN}"]
 
 
@@ -44,7 +44,7 @@ def test_an_open_cluster_is_asked_without_our_token(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     with gcs(None) as (address, there):
         with pytest.raises(ClusterError, match="anybody who reaches it can run code on it"):
-            auth.check_cluster(address)
+            connect.check_cluster(address)
         assert jobs.check_gcs(address, insecure_local=True) is False
         assert set(there.seen) == {None}
 

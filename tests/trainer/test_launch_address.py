@@ -55,10 +55,10 @@ def test_what_is_no_cluster_is_named(run, capsys, address, said):
 
 
 def test_without_ray_the_remedy_is_named(run, monkeypatch, capsys):
-    import pipeline.engine
+    import pipeline.cluster
 
     monkeypatch.delitem(sys.modules, "pipeline.cluster.jobs", raising=False)
-    monkeypatch.delattr(pipeline.engine, "jobs", raising=False)
+    monkeypatch.delattr(pipeline.cluster, "jobs", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     with gcs(TOKEN) as (address, _):
         assert main(["run", str(run), "--address", address, "--ranks", "1"]) == 1

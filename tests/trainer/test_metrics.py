@@ -52,7 +52,7 @@ def done(tmp_path_factory):
     clock = types.SimpleNamespace(time=lambda: 1e9 + time.perf_counter() + gone[0], perf_counter=time.perf_counter)
     with pytest.MonkeyPatch.context() as patch, world("cpu") as here:
         for module in ("goodput", "metrics"):                        # nobody sets it meanwhile
-            patch.setattr(f"trainer.{module}.time", clock)
+            patch.setattr(f"trainer.observe.{module}.time", clock)
         train(open_run(str(folder), None, None, []), here, 10, said.append)
         gone[0] = DOWN
         train(open_run(str(folder), None, None, []), here, None, said.append)
