@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import textwrap
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -54,7 +55,7 @@ def step_facts(cls: Any) -> dict[str, Any]:
     from stages.barrier import Barrier
 
     kind = ("deduplicates" if issubclass(cls, Barrier) else "extracts" if cls.extracts else "scrubs" if cls.scrubs
-            else "filters" if cls.drops else "annotates")
+            else "filters" if cls.drops else "edits" if cls.edits else "annotates")
     return {"kind": kind, "version": cls.version, "cost_ms": cls.cost_ms, "edits": cls.edits,
             "made_for": list(cls.made_for), "signals": list(cls.signals), "exact": cls.exact,
             "libraries": list(cls.libraries), "memory_mb": cls.memory_mb}
@@ -102,7 +103,7 @@ def _show(name: str | None, known: Mapping[str, str], find: Any, facts: Any, jso
             typer.echo(json.dumps({**document, "settings": settings(cls)}))
         elif name is None:
             kind = document.get("kind") or ", ".join(document["suffixes"][:4])
-            typer.echo(f"{each:<20} {kind:<28} {document['about']}")
+            typer.echo(f"{each:<20} {kind:<28} {textwrap.shorten(document['about'], 90, placeholder=' …')}")
         else:
             _show_one(cls, document)
 
@@ -123,4 +124,4 @@ def _show_one(cls: Any, document: dict[str, Any]) -> None:
     for field, fact in settings(cls).items():
         given = "required" if fact.get("required") else json.dumps(fact["default"], ensure_ascii=False)
         role = "" if fact["role"] == "signal" else f" ({fact['role']})"
-        typer.echo(visible(f"  {field:<20} {given:<16} {fact['help']}{role}"))
+        typer.echo(visible(f"  {field:<26} {given:<12} {fact['help']}{role}"))

@@ -44,7 +44,6 @@ class Latex(Files):
     """`meta.files` says how many files a paper was joined of, where they were more than one."""
 
     name = "latex"
-    extractor = "latex"
     libraries = ("resiliparse",)
     suffixes = (*_SOURCES, ".tex.gz", ".gz", ".tar.gz", ".tgz", ".tar", ".zip")
     memory_mb = 900
