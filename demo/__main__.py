@@ -9,6 +9,7 @@ from pathlib import Path
 
 from demo.fetch import main as fetch_main
 from pipeline.base.errors import TokenmillError
+from pipeline.engine.driver.scheduler import Interrupted
 from pipeline.recipe import load_recipe
 from pipeline.run import default_workers, make_backend, run_recipe
 
@@ -29,7 +30,7 @@ def main(store: str | None = None) -> int:
     try:
         workers = make_backend("ray", min(2, default_workers()), None)
         made = run_recipe(recipe, str(at), make_backend=workers, show="rich", run="demo")
-    except TokenmillError as e:
+    except (TokenmillError, Interrupted) as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
     for warning in made.warnings:

@@ -98,7 +98,13 @@ def load(target: str) -> Any:
 @cache
 def _installed(group: str) -> dict[str, str]:
     """Name → 'module:Class' of what installed packages add."""
-    return {e.name: e.value for e in metadata.entry_points(group=group)}
+    found: dict[str, metadata.EntryPoint] = {}
+    for e in metadata.entry_points(group=group):
+        other = found.setdefault(e.name, e)
+        if (other.module, other.attr) != (e.module, e.attr):
+            raise NameTaken(f"'{e.name}' is added by two packages, as {other.module}:{other.attr} and as "
+                            f"{e.module}:{e.attr}; uninstall one of them")
+    return {name: f"{e.module}:{e.attr}" for name, e in found.items()}
 
 
 def steps() -> dict[str, str]:
@@ -128,6 +134,12 @@ def _target(kind: str, name: str, known: Callable[[], dict[str, str]]) -> str:
     if name not in names:
         raise UnknownName(kind, name, names)
     return names[name]
+
+
+class NameTaken(TokenmillError):
+    """Two installed packages add one name."""
+
+    exit_code = 2
 
 
 class UnknownName(TokenmillError, LookupError):

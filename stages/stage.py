@@ -32,6 +32,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -178,6 +179,11 @@ class Stage:
         them for every document."""
         for name in self.signals:
             doc.signals.pop(name, None)
+
+    @classmethod
+    def may_drop(cls, config: Mapping[str, Any]) -> bool:
+        """Whether it drops documents with these settings that steps before it would have worked on for nothing."""
+        return cls.drops
 
     def programs(self) -> tuple[str, ...]:
         """Programs it starts for documents, by name or path: a worker starts no others. Asked after `setup`."""

@@ -33,8 +33,9 @@ def steps(name: NameArg = None, json_lines: JsonOpt = False) -> None:
       tokenmill steps gopher_quality
     """
     from stages import catalog
+    from stages.stage import Stage
 
-    _show(name, catalog.steps(), catalog.stage_class, step_facts, json_lines)
+    _show(name, catalog.steps(), catalog.stage_class, Stage, step_facts, json_lines)
 
 
 def readers(name: NameArg = None, json_lines: JsonOpt = False) -> None:
@@ -46,8 +47,9 @@ def readers(name: NameArg = None, json_lines: JsonOpt = False) -> None:
       tokenmill readers parquet
     """
     from stages import catalog
+    from stages.read.reader import Reader
 
-    _show(name, catalog.readers(), catalog.reader_class, reader_facts, json_lines)
+    _show(name, catalog.readers(), catalog.reader_class, Reader, reader_facts, json_lines)
 
 
 def step_facts(cls: Any) -> dict[str, Any]:
@@ -86,7 +88,7 @@ def _plain(value: Any) -> Any:
         return str(value)
 
 
-def _show(name: str | None, known: Mapping[str, str], find: Any, facts: Any, json_lines: bool) -> None:
+def _show(name: str | None, known: Mapping[str, str], find: Any, base: type, facts: Any, json_lines: bool) -> None:
     from pipeline.recipe.errors import nearest
 
     if name is not None and name not in known and ":" not in name:
@@ -94,9 +96,14 @@ def _show(name: str | None, known: Mapping[str, str], find: Any, facts: Any, jso
     for each in [name] if name is not None else sorted(known):
         try:
             cls = find(each)
-        except ImportError as e:                           # a package of somebody else, or an extra that is missing
-            line = {"name": each, "problem": f"needs the package '{e.name}'"}
-            typer.echo(json.dumps(line) if json_lines else f"{each:<20} {line['problem']}")
+            if not (isinstance(cls, type) and issubclass(cls, base)):
+                raise TypeError(f"is no {base.__name__}")
+        except Exception as e:                             # a package of somebody else, or an extra that is missing
+            problem = f"cannot be loaded: {e}"
+            if name is not None:
+                raise BadUsage(f"'{name}' {problem}") from None
+            line = {"name": each, "problem": problem}
+            typer.echo(json.dumps(line) if json_lines else visible(f"{each:<20} {problem}"))
             continue
         document = {"name": each, "from": known.get(each, each), "about": _about(cls), **facts(cls)}
         if json_lines:

@@ -48,10 +48,10 @@ class Speeds:
     left: dict[str, float] = field(default_factory=dict)
     compressed: float = COMPRESSED
 
-    def of(self, stage: Stage) -> tuple[float, float]:
-        """(bytes per CPU-second, bytes of text left per byte) of a step."""
+    def of(self, name: str, stage: Stage) -> tuple[float, float]:
+        """(bytes per CPU-second, bytes of text left per byte) of a step, which counters have by `ChainStep.name`."""
         declared = SAMPLE_BYTES * 1000 / stage.cost_ms if stage.cost_ms else UNKNOWN_SPEED
-        return self.stages.get(stage.name, declared), self.left.get(stage.name, stage.leaves)
+        return self.stages.get(name, declared), self.left.get(name, stage.leaves)
 
 
 def measured(records: Iterable[PartRecord]) -> Speeds:
@@ -209,7 +209,7 @@ class Flow:
             return self._pass(node, state, status)
         size = sum(b for d in node.deps for s, b in self.text.get(d, {}).items() if self._takes(node, s))
         if node.kind == "barrier":
-            return size / self.speeds.of(self.barriers[node.name])[0], size * BARRIER_BYTES, size
+            return size / self.speeds.of(node.steps[0], self.barriers[node.name])[0], size * BARRIER_BYTES, size
         if node.kind == "tokenizer":
             trained = self.recipe.tokenizer.train if self.recipe.tokenizer else None
             size = min(size, trained.sample) if trained else 0.0
@@ -232,10 +232,10 @@ class Flow:
         seen = size = sum(sizes.values())
         cpu = seen / READ_SPEED
         if plan.barrier_name:
-            size *= self.speeds.of(self.barriers[plan.barrier])[1]
+            size *= self.speeds.of(plan.barrier_name, self.barriers[plan.barrier])[1]
         written = size
         for step in plan.chain:
-            speed, ratio = self.speeds.of(step.stage)
+            speed, ratio = self.speeds.of(step.name, step.stage)
             cpu += size / speed
             size *= ratio
             if step.stage.extracts:

@@ -16,7 +16,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.errors import KeyPath, Problem
 from pipeline.recipe.model import Step
 from stages.barrier import Barrier
-from stages.catalog import load, reader_class, stage_class
+from stages.catalog import STAGES, load, reader_class, stage_class
 from stages.stage import SAMPLE_BYTES, role_of
 from stages.text.language_codes import meet, short
 
@@ -48,14 +48,28 @@ def _is_barrier(step: Step) -> bool:
 
 def _filters(step: Step) -> bool:
     """Whether a step drops documents by looking at them; barriers drop by looking at all."""
-    return stage_class(step.name).drops
+    return stage_class(step.name).may_drop(step.config)
+
+
+def _foreign(step: Step) -> bool:
+    """Whether nobody knows here what a step does: one of the user's own, of a package, of datatrove."""
+    return step.name not in STAGES or step.name == "datatrove"
+
+
+def _shapes(step: Step) -> bool:
+    """Whether a step only makes or changes texts: a filter of texts sees others in front of it than behind it."""
+    stage = stage_class(step.name)
+    return stage.extracts or step.name == "datatrove" or (stage.edits and not stage.drops)
 
 
 def _cost(step: Step, speeds: Mapping[str, float]) -> float | None:
     """CPU milliseconds for a document of 5 kB, a barrier's with those of the stage it rides on; None: not known."""
     stage = stage_class(step.name)
-    parts = [stage, load(stage(dict(step.config)).prepare()[0])] if issubclass(stage, Barrier) else [stage]
-    costs = [SAMPLE_BYTES * 1000 / speeds[s.name] if s.name in speeds else s.cost_ms for s in parts]
+    parts = [(step.name.rpartition(":")[2], stage)]
+    if issubclass(stage, Barrier):
+        prepare = load(stage(dict(step.config)).prepare()[0])
+        parts.append((prepare.name, prepare))
+    costs = [SAMPLE_BYTES * 1000 / speeds[name] if name in speeds else part.cost_ms for name, part in parts]
     return None if costs[0] is None else sum(c or 0.0 for c in costs)
 
 
@@ -66,8 +80,7 @@ def _steps(name: str) -> KeyPath:
 def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
     """Expensive before cheap (OLMo 3 saved most of its language identification by reordering)."""
     for name, dataset in recipe.datasets.items():
-        # what an extractor costs is of raw bytes, and nothing but `url` can be put before it
-        costs = [None if stage_class(s.name).extracts else _cost(s, speeds) for s in dataset.steps]
+        costs = [None if _shapes(s) else _cost(s, speeds) for s in dataset.steps]
         names = [s.name for s in dataset.steps]
         for i, step in enumerate(dataset.steps):
             cost = costs[i]
@@ -93,14 +106,13 @@ def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
 def _extraction(recipe: Recipe) -> Iterator[Finding]:
     """Sources of raw bytes without an extractor that fits: no document would have a text. A crawl holds PDFs, too."""
     for name, dataset in recipe.datasets.items():
-        steps = {s.name for s in dataset.steps}
         for source in dataset.inputs:
             if source not in recipe.sources:
                 continue
             reader = recipe.sources[source].read
             extractor = reader_class(reader).extractor
-            fitting = {extractor, "datatrove", *(["pdf"] if reader_class(reader).crawl else [])}
-            if extractor and not any(s in fitting or ":" in s for s in steps):
+            fitting = {extractor, *(["pdf"] if reader_class(reader).crawl else [])}
+            if extractor and not any(s.name in fitting or _foreign(s) for s in dataset.steps):
                 yield ("datasets", name), (f"source '{source}' gives raw pages ({reader}) and no step makes text of "
                                            f"them; begin the steps with '{extractor}'")
 
@@ -228,7 +240,7 @@ def _crawls(recipe: Recipe) -> Iterator[Finding]:
             continue
         steps = {s.name: s for way in _ways(recipe, name) for s in way}
         reached = [s for s in recipe.sources_of(name) if reader_class(recipe.sources[s].read).crawl]
-        if not reached or any(s == "datatrove" or ":" in s for s in steps):      # who knows what those do
+        if not reached or any(map(_foreign, steps.values())):                    # who knows what those do
             continue
         for source in reached:
             ways = list(_ways(recipe, name, source))

@@ -13,6 +13,8 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from pipeline.base import confinement
 from pipeline.base.scratch import user_folder
 from pipeline.engine.task import ChangedInput
 from pipeline.store.fs import Store
-from stages.catalog import reader_class
+from stages.catalog import load, reader_class
 from stages.read.reader import Reader
 from stages.stage import file_sha256
 
@@ -85,12 +87,24 @@ def planned_reader(store: Store, entry: Mapping[str, Any]) -> Reader:
 
 
 def own_source(target: str, files: Sequence[str]) -> list[str]:
-    """Hashes of the source code that a class of the user's own ('module:Class') rests on: its module and the recipe's
-    `code`. They enter its key. Empty for a class of ours."""
-    module = target.partition(":")[0]
-    if ":" not in target or module.partition(".")[0] == "stages":
+    """What a class that is not ours ('module:Class') rests on: its name, the sha256 of the modules that define it and
+    its bases and of the recipe's `code`, and the version of the package it is installed with. They enter its key. Empty
+    for a class of ours."""
+    if target.partition(".")[0] == "stages":
         return []
-    return sorted(file_sha256(path) for path in {importlib.import_module(module).__file__ or "", *files})
+    cls = load(target)
+    modules = {target.partition(":")[0], *(c.__module__ for c in cls.__mro__)}
+    foreign = {name for name in modules if name.partition(".")[0] not in {"stages", *sys.stdlib_module_names}}
+    paths = {importlib.import_module(name).__file__ or "" for name in foreign}
+    packages = {dist for name in foreign for dist in _distributions().get(name.partition(".")[0], ())}
+    return [cls.__qualname__, *sorted(file_sha256(path) for path in {*paths, *files}),
+            *sorted(f"{name} {metadata.version(name)}" for name in packages)]
+
+
+@cache
+def _distributions() -> Mapping[str, Sequence[str]]:
+    """Top-level module → installed distributions it is part of."""
+    return metadata.packages_distributions()
 
 
 def _fetch(store: Store, file: Mapping[str, str], name: str) -> str:

@@ -13,16 +13,26 @@ and the value of a key "$volatile" never enters.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from typing import Any
 
 from stages.catalog import load
+from stages.stage import file_sha256
+
+#: packages whose tasks count by name and version alone: a test sees to it that names are unique
+OURS = frozenset({"pipeline", "stages"})
 
 
 def task_key(task: str, args: Any) -> str:
-    """Key of the task at the import path `task` with these arguments."""
+    """Key of the task at the import path `task` with these arguments. One that is not ours counts by its class and its
+    module's source as well: it may have taken name and version from the task of ours that it derives from."""
     found = load(task)
-    return content_key(found.name, found.version, args)
+    module = task.partition(":")[0]
+    if module.partition(".")[0] in OURS:
+        return content_key(found.name, found.version, args)
+    source = file_sha256(importlib.import_module(module).__file__ or "")
+    return content_key(getattr(found, "name", ""), found.version, [found.__qualname__, source, args])
 
 
 def content_key(name: str, version: int, args: Any) -> str:

@@ -123,7 +123,7 @@ class Datatrove(Stage):
 
     name = "datatrove"
     version = 1
-    cost_ms, leaves = 5.0, 0.9
+    cost_ms, leaves, edits = 5.0, 0.9, True
     Config = BlockConfig
     memory_mb = 900
 

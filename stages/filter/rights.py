@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stages.stage import Stage, StageConfig, decision
@@ -79,6 +80,10 @@ class Rights(Stage):
 
     class Config(StageConfig):
         respect: tuple[Said, ...] = decision((), "what drops a document that says it, e.g. [noai, tdm]")
+
+    @classmethod
+    def may_drop(cls, config: Mapping[str, Any]) -> bool:
+        return bool(config.get("respect"))
 
     def process(self, doc: Document) -> str | None:
         meta, signals = doc.meta, doc.signals

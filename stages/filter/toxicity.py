@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stages.filter.quality import Quality
@@ -65,6 +65,10 @@ class Toxicity(Stage):
 
     def setup(self) -> None:
         self._quality.setup()
+
+    @classmethod
+    def may_drop(cls, config: Mapping[str, Any]) -> bool:
+        return config.get("max") is not None
 
     def process(self, doc: Document) -> str | None:
         doc.signals[self.config.signal] = self._quality.score(doc.text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, model_validator
@@ -76,7 +77,7 @@ class Where(Stage):
 
     name = "where"
     version = 1
-    cost_ms, keeps = 0.005, "language"
+    cost_ms, drops, keeps = 0.005, True, "language"
 
     class Config(StageConfig):
         language: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = decision(
@@ -110,6 +111,11 @@ class Where(Stage):
             if self.language is not None and not any(names(wanted, language or "", code) for wanted in self.language):
                 return "language"
             return ""
+
+    @classmethod
+    def may_drop(cls, config: Mapping[str, Any]) -> bool:
+        """It routes: what one dataset leaves out another one takes, so it stands where they part."""
+        return False
 
     def reads(self) -> dict[str, str]:
         return {**dict.fromkeys(self.config.signals, "signals"), **({"language": "language"} if self.config.language

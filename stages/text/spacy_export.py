@@ -1,10 +1,10 @@
 """spaCy's tokenizer rules as data, so that no worker ever imports spaCy (1 s of CPU and up to 290 MB each).
 
-`rules_path(language)` gives a JSON file, made at first use by `python -m stages.text.spacy_export LANGUAGE FILE` in a
-process of its own and kept in the cache folder under the versions it depends on. Environment: TOKENMILL_CACHE names the
-folder (default ~/.cache/tokenmill). The export checks `stages.text.spacy_rules` against spaCy on some thousands of
-awkward strings before it writes anything: rules of a future spaCy that need another algorithm are refused here, not
-found out later.
+`cache.rules_path(language)` gives a JSON file, made at first use by `python -m stages.text.spacy_export LANGUAGE FILE`
+in a process of its own and kept in the cache folder under the versions it depends on. Environment: TOKENMILL_CACHE
+names the folder (default ~/.cache/tokenmill). The export checks `stages.text.spacy_rules` against spaCy on some
+thousands of awkward strings before it writes anything: rules of a future spaCy that need another algorithm are refused
+here, not found out later.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ linters of the tools that read them, and by what our own commands and Ray's acce
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import re
 import shlex
@@ -58,6 +59,14 @@ def instructions() -> list[str]:
     """Instructions of the Dockerfile, one a line, without comments."""
     text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.M)
     return [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def test_what_the_dockerfile_imports_is_there():
+    text = DOCKERFILE.read_text()
+    named = re.findall(r"-c \"from ([\w.]+) import (\w+)", text)
+    assert len(named) >= 2
+    for module, name in named:
+        assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
 
 
 def test_the_dockerfile_passes_hadolint():

@@ -103,7 +103,7 @@ def serve():
 @pytest.fixture
 def no_token(monkeypatch, tmp_path):
     """A shell without a token; `auth.use_token` may change it. Servers of this machine may answer late."""
-    for module in ("pipeline.base.auth", "pipeline.cluster.jobs"):
+    for module in ("pipeline.base.auth", "pipeline.cluster.connect", "pipeline.cluster.jobs"):
         if module in sys.modules:
             monkeypatch.setattr(f"{module}.CONNECT_S", 120.0)
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "TOKENMILL_ADDRESS"):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+import types
 from collections import Counter
 from pathlib import Path
 
 import pipeline.passes
 import stages.dedup
 from pipeline.cli.app import run_command
+from pipeline.recipe.code import own_source
 from pipeline.store.fs import Store
 from pipeline.store.keys import task_key
 from pipeline.store.log import Log
@@ -35,15 +37,26 @@ def test_every_task_has_a_name_of_its_own():
     assert len(names) == len(tasks()) >= 20, "two tasks of one name would share results"
 
 
-def test_a_task_that_moves_keeps_its_key(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "moved_tasks.py").write_text('class Renamed:\n    name, version = "index", 1\n    run = None\n')
+def test_a_task_that_moves_keeps_its_key(monkeypatch):
+    moved_tasks = types.ModuleType("pipeline.moved_tasks")
+    moved_tasks.Renamed = type("Renamed", (), {"name": "index", "version": 1})
+    monkeypatch.setitem(sys.modules, "pipeline.moved_tasks", moved_tasks)
     args = {"reader": {"name": "text", "key": "k", "$volatile": {"target": "text"}}, "target": 1}
     moved = {**args, "reader": {**args["reader"], "$volatile": {"target": "elsewhere:Text"}}}
     index = next(path for path, cls in tasks().items() if cls.name == "index")
-    assert task_key("moved_tasks:Renamed", moved) == task_key(index, args)
-    monkeypatch.setattr(load("moved_tasks:Renamed"), "version", 2)
-    assert task_key("moved_tasks:Renamed", args) != task_key(index, args)
+    assert task_key("pipeline.moved_tasks:Renamed", moved) == task_key(index, args)
+    monkeypatch.setattr(load("pipeline.moved_tasks:Renamed"), "version", 2)
+    assert task_key("pipeline.moved_tasks:Renamed", args) != task_key(index, args)
+
+
+def test_a_task_of_somebody_else_never_has_the_key_of_ours(tmp_path, monkeypatch):
+    """It inherits name and version of the one it derives from."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "their_tasks.py").write_text("from stages.dedup.exact import ExactReduce\n\n\n"
+                                             "class Mine(ExactReduce):\n    pass\n\n\nclass Other(ExactReduce):\n"
+                                             "    pass\n")
+    paths = ("stages.dedup.exact:ExactReduce", "their_tasks:Mine", "their_tasks:Other")
+    assert len({task_key(path, {"a": 1}) for path in paths}) == 3
 
 
 CODE = '''
@@ -90,3 +103,11 @@ def test_a_file_of_the_users_own_may_be_renamed_but_not_changed(tmp_path, monkey
     assert run(tmp_path, "keys_after") == first
     monkeypatch.setitem(globals(), "CODE", CODE.replace("< 3", "< 4"))
     assert run(tmp_path, "keys_changed") > first
+
+
+def test_readers_of_one_file_that_inherit_a_name_have_keys_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "two_readers.py").write_text("from stages.read.files import TextFiles\n\n\nclass A(TextFiles):\n"
+                                             "    pass\n\n\nclass B(TextFiles):\n    pass\n")
+    assert own_source("two_readers:A", ()) != own_source("two_readers:B", ())
+    assert own_source("stages.read.files:TextFiles", ()) == []

@@ -201,7 +201,7 @@ def test_the_estimate_uses_measured_speeds_where_there_are_any(site, monkeypatch
     assert {"html", "gopher_quality", "pii", "minhash", "shards", "tokenizer"} <= set(speeds.stages)
     stats = [s for r in records for label, s in r.counters.get("stages", {}).items() if label.endswith(":html")]
     expected = sum(s["bytes_in"] for s in stats) / sum(s["cpu_s"] for s in stats)
-    assert speeds.of(Html())[0] == pytest.approx(expected)
+    assert speeds.of("html", Html())[0] == pytest.approx(expected)
     change = "datasets.extracted.steps.html.comments=true"
     document = plan(site, None, change)
     assert "speeds measured in this store" in shown(document)
@@ -222,8 +222,10 @@ class Odd(Stage):
 
 
 def test_a_store_without_measurements_takes_what_steps_say_of_themselves():
-    assert measured([]).of(Html()) == (5000 * 1000 / Html.cost_ms, Html.leaves) and not measured([]).stages
-    assert measured([]).of(Odd()) == (estimate.UNKNOWN_SPEED, 1.0)
+    assert measured([]).of("html", Html()) == (5000 * 1000 / Html.cost_ms, Html.leaves) and not measured([]).stages
+    assert measured([]).of("Odd", Odd()) == (estimate.UNKNOWN_SPEED, 1.0)
+    own = estimate.Speeds(stages={"Odd": 1e6}, left={"Odd": 0.5})      # counters have the name of the class
+    assert own.of("Odd", Odd()) == (1e6, 0.5)
 
 
 @pytest.mark.parametrize(("change", "said"), [

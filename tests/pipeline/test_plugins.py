@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,10 @@ def test_it_runs_and_counts_by_its_source(package, capsys):
     keys = {r.key for r in Log.read(Store(package / "store")).records()}
     assert run_command(run) == 0
     assert {r.key for r in Log.read(Store(package / "store")).records()} == keys
+    (package / "site" / "loud_package.py").write_text(CODE + "\n\nCHANGED = True\n")
+    sys.modules.pop("loud_package")
+    assert run_command(run) == 0
+    assert {r.key for r in Log.read(Store(package / "store")).records()} > keys, "its source is part of the key"
     assert run_command(["plan", *run[1:4], "--json"]) == 0
     assert "shouting" in capsys.readouterr().out
 
@@ -116,6 +121,36 @@ def test_lint_judges_it_by_what_it_says_of_itself(package):
     found = "\n".join(lint(recipe))
     assert "'shouting' is cheaper than 'gopher_quality' before it" in found
     assert "made for English" in found
+
+
+def test_lint_says_nothing_of_what_it_does_not_know(package):
+    (package / "recipe.yaml").write_text("""version: 1
+sources: {s: {read: warc, path: texts}}
+datasets: {d: {from: s, steps: [url, shouting]}}
+""")
+    assert not any("no step makes text" in s or "addresses" in s for s in lint(load_recipe(package / "recipe.yaml")))
+
+
+def test_what_cannot_be_loaded_is_named(package, capsys):
+    (package / "site" / "loud-1.0.dist-info" / "entry_points.txt").write_text(
+        "[tokenmill.stages]\ngone = loud_package:Gone\nshouting = loud_package:Shouting [extra]\n")
+    catalog._installed.cache_clear()
+    assert run_command(["steps"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "cannot be loaded" in lines["gone"] and "filters" in lines["shouting"]
+    for name in ("gone", "nowhere:Class", "stages.read.warc:Warc"):
+        assert run_command(["steps", name]) == 2
+        assert f"'{name}' cannot be loaded" in capsys.readouterr().err
+
+
+def test_one_name_from_two_packages_is_refused(package, capsys):
+    other = package / "site" / "other-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text("[tokenmill.stages]\nshouting = other:Loud\n")
+    catalog._installed.cache_clear()
+    assert run_command(["steps"]) == 2
+    assert "added by two packages" in capsys.readouterr().err
 
 
 def test_a_name_of_ours_is_not_taken(package):

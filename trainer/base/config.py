@@ -28,6 +28,8 @@ T = TypeVar("T")
 class ConfigError(TokenmillError, ValueError):
     """A configuration that cannot be used; the message names file, key and remedy."""
 
+    exit_code = 2
+
 
 class TrainingError(RuntimeError):
     """Training cannot go on; the message says what to do."""
