@@ -95,6 +95,10 @@ def load(target: str) -> Any:
     return found
 
 
+#: entry points by which packages add steps and readers
+GROUPS = ("tokenmill.stages", "tokenmill.readers")
+
+
 @cache
 def _installed(group: str) -> dict[str, str]:
     """Name → 'module:Class' of what installed packages add."""
@@ -109,12 +113,12 @@ def _installed(group: str) -> dict[str, str]:
 
 def steps() -> dict[str, str]:
     """Name → 'module:Class' of every step there is here."""
-    return {**_installed("tokenmill.stages"), **STAGES}
+    return {**_installed(GROUPS[0]), **STAGES}
 
 
 def readers() -> dict[str, str]:
     """Name → 'module:Class' of every reader there is here."""
-    return {**_installed("tokenmill.readers"), **READERS}
+    return {**_installed(GROUPS[1]), **READERS}
 
 
 def step_target(name: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.app import run_command
+from pipeline.engine.backends.fingerprint import declared_libraries, differences, fingerprint
 from pipeline.plan.lint import lint
 from pipeline.recipe import RecipeError, load_recipe
 from pipeline.store.fs import Store
@@ -151,6 +152,13 @@ def test_one_name_from_two_packages_is_refused(package, capsys):
     catalog._installed.cache_clear()
     assert run_command(["steps"]) == 2
     assert "added by two packages" in capsys.readouterr().err
+
+
+def test_nodes_compare_its_version(package):
+    ours = fingerprint(declared_libraries())
+    assert ours["libraries"]["loud"] == "1.0"
+    theirs = {**ours, "libraries": {**ours["libraries"], "loud": "0.9"}}
+    assert differences(ours, theirs) == ["loud 0.9 instead of 1.0"]
 
 
 def test_a_name_of_ours_is_not_taken(package):

@@ -15,19 +15,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from stages.catalog import GROUPS
 from stages.stage import cpu_tag
 
 PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 
 def declared_libraries() -> list[str]:
-    """Names of the distributions this project declares for its base and its pipeline, sorted."""
+    """Names of the distributions this project declares for its base and its pipeline, and of those that add steps and
+    readers, sorted."""
+    added = {e.dist.name.lower() for group in GROUPS for e in metadata.entry_points(group=group) if e.dist is not None}
     try:
         wanted = metadata.requires("tokenmill") or []
     except metadata.PackageNotFoundError:       # code shipped as plain folders
-        return []
+        return sorted(added)
     chosen = [r for r in wanted if "extra ==" not in r or re.search(r"extra == ['\"]pipeline['\"]", r)]
-    return sorted({re.split(r"[^A-Za-z0-9._-]", r, maxsplit=1)[0].lower() for r in chosen})
+    return sorted({re.split(r"[^A-Za-z0-9._-]", r, maxsplit=1)[0].lower() for r in chosen} | added)
 
 
 def roots() -> dict[str, str]:
