@@ -16,8 +16,9 @@ from pipeline.base.redact import mask_record
 from pipeline.cli import buckets, classifier, cluster, data, doctor, extract, lm, look, runs, steps, store, tokens
 from pipeline.cli.training import forward
 
-#: `standalone_mode=False` lets these through; Typer brings its own copy of click, so that it is found through Typer
-ClickException = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+#: what `standalone_mode=False` lets through: the base of typer.BadParameter. Typer may bring its own copy of click, so
+#: the class is found through Typer, and typed as the one that Typer exports.
+ClickException: type[typer.BadParameter] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 STOPPED = 130                      # what Typer makes of a KeyboardInterrupt
 
 

@@ -254,10 +254,10 @@ def _say_checked(found: dict[str, Any], card: dict[str, Any]) -> None:
         low, high = q["roc_auc_95"]
         was = f"; on the card {old[q['question']]['roc_auc']:.3f}" if q["question"] in old else ""
         typer.echo(visible(f"  {q['question']}: ROC-AUC {q['roc_auc']:.3f} [{low:.3f}, {high:.3f}]{was}"))
-    said = {"same": "no drift", "watch": "something has moved: watch it",
-            "drift": "drift: choose the threshold again on this data (--reference), or train again",
-            "too_few": "too few documents to say anything"}
-    typer.echo(said[found["verdict"]])
+    advice = {"same": "no drift", "watch": "something has moved: watch it",
+              "drift": "drift: choose the threshold again on this data (--reference), or train again",
+              "too_few": "too few documents to say anything"}
+    typer.echo(advice[found["verdict"]])
 
 
 def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastText model, or the folder of a "

@@ -41,6 +41,10 @@ class Row(NamedTuple):
     word: re.Pattern[str] = _WORD
 
     @property
+    def sides(self) -> tuple[str, str]:
+        return self.left, self.right
+
+    @property
     def same(self) -> bool:
         return bool(self.left and self.right) and self.word.findall(self.left) == self.word.findall(self.right)
 
@@ -99,8 +103,8 @@ def _links(left: list[str], right: list[str]) -> list[list[int]]:
 def pieces(row: Row) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
     """(equal, delete, insert or replace, characters of the left side, characters of the right side) of the words of a
     row."""
-    spans = [[m.span() for m in row.word.finditer(text)] for text in (row.left, row.right)]
-    words = [[text[a:b] for a, b in side] for text, side in zip(row, spans)]
+    spans = [[m.span() for m in row.word.finditer(text)] for text in row.sides]
+    words = [[text[a:b] for a, b in side] for text, side in zip(row.sides, spans)]
 
     def characters(side: int, begin: int, end: int) -> tuple[int, int]:
         if begin == end:
@@ -118,19 +122,20 @@ def only(found: list[Row]) -> tuple[int, int]:
         if not row.same:
             for what, *sides in pieces(row):
                 for i, (begin, end) in enumerate(sides if what != "equal" else ()):
-                    counts[i] += words(row[i][begin:end])
+                    counts[i] += words(row.sides[i][begin:end])
     return counts[0], counts[1]
 
 
-def compare(place: str, names: Sequence[str], texts: Sequence[str], marks: bool = False) -> None:
+def compare(place: str, names: Sequence[str], texts: tuple[str, str], marks: bool = False) -> None:
     """Print what two texts of a page differ in (`marks`: as Markdown): in two columns on a terminal that is wide
     enough, one under the other elsewhere. All of it is made `plain` first."""
-    place, texts = visible(place).replace("\n", " "), [visible(text) for text in texts]
-    found = rows(*texts, marks=marks)
+    place, left, right = visible(place).replace("\n", " "), visible(texts[0]), visible(texts[1])
+    found = rows(left, right, marks=marks)
     if all(row.same for row in found):
-        typer.echo(f"{place}: {names[0]} and {names[1]} find the same text, {words(texts[0]):,} words", err=True)
+        typer.echo(f"{place}: {names[0]} and {names[1]} find the same text, {words(left):,} words", err=True)
         return
-    heads = [f"{name}  {words(text):,} words, {n:,} only here" for name, text, n in zip(names, texts, only(found))]
+    heads = [f"{name}  {words(text):,} words, {n:,} only here"
+             for name, text, n in zip(names, (left, right), only(found))]
     if sys.stdout.isatty():
         from rich.console import Console
 
@@ -185,12 +190,14 @@ def stacked(found: list[Row]) -> Iterator[str]:
 
 def _merged(row: Row) -> str:
     """Both sides as one text, as `git diff --word-diff` writes it."""
-    out, ends = [], [0, 0]
+    out: list[str] = []
+    ends = [0, 0]
     for what, *spans in pieces(row):
-        spaced = [any(map(str.isspace, row[side][ends[side]:begin])) for side, (begin, end) in enumerate(spans) if end]
+        spaced = [any(map(str.isspace, row.sides[side][ends[side]:begin]))
+                  for side, (begin, end) in enumerate(spans) if end]
         for side, (begin, end) in enumerate(spans):
             if end > begin and (side or what != "equal"):
-                text = " ".join(row[side][begin:end].split())
+                text = " ".join(row.sides[side][begin:end].split())
                 out.append(" " * bool(out and any(spaced)))
                 out.append(text if what == "equal" else f"{{+{text}+}}" if side else f"[-{text}-]")
             ends[side] = end or ends[side]

@@ -212,8 +212,8 @@ def shown(file: str, found: Iterator[list[Made]], collection: bool, maker: Maker
                 else:
                     note(place, m, ocr)
             if len(made) == 2 and not lost:
-                compare(place, maker.engines, ["" if m.reason else m.doc.text for m in made],
-                        marks=maker.format == "markdown")
+                one, two = ("" if m.reason else m.doc.text for m in made)
+                compare(place, maker.engines, (one, two), marks=maker.format == "markdown")
             elif not lost:
                 if many:
                     typer.echo(f"==> {visible(place).replace(chr(10), ' ')} ({first.kind}) <==")

@@ -24,11 +24,12 @@ def commands(group: Any = None, prefix: str = "tokenmill") -> dict[str, Any]:
     """Full name → command, of every command that does something itself."""
     from pipeline.cli.app import build
 
-    found = {}
-    for name, command in (group or typer.main.get_command(build())).commands.items():
+    inside: dict[str, Any] = getattr(group or typer.main.get_command(build()), "commands", {})
+    out: dict[str, Any] = {}
+    for name, command in inside.items():
         full = f"{prefix} {name}"
-        found |= commands(command, full) if hasattr(command, "commands") else {full: command}
-    return found
+        out |= commands(command, full) if hasattr(command, "commands") else {full: command}
+    return out
 
 
 def parameters(command: Any) -> list[tuple[str, str]]:

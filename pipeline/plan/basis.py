@@ -160,9 +160,10 @@ def _is_module(name: str) -> bool:
 
 def _task_versions(module: str) -> Ingredients:
     """Versions of the tasks a module defines."""
-    return {f"task {found.name} version": found.version for found in vars(importlib.import_module(module)).values()
-            if isinstance(found, type) and found.__module__ == module and hasattr(found, "run")
-            and isinstance(getattr(found, "version", None), int) and not issubclass(found, Stage)}
+    classes = [c for c in vars(importlib.import_module(module)).values() if isinstance(c, type)]
+    tasks = [c for c in classes if c.__module__ == module and hasattr(c, "run") and not issubclass(c, Stage)]
+    versions = {getattr(task, "name", ""): getattr(task, "version", None) for task in tasks}
+    return {f"task {name} version": version for name, version in versions.items() if isinstance(version, int)}
 
 
 def _tokens(recipe: Recipe, node: Node) -> Ingredients:

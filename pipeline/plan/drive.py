@@ -90,7 +90,8 @@ def survey(nodes: list[Node], get: Callable[[str], PartRecord | None]) -> list[N
     A document pass maps parts one to one, so it can be looked at though some of its inputs are still to be made; what
     needs its inputs whole (barriers, tokenizer, shards) cannot.
     """
-    states, results = [], {}
+    states: list[NodeState] = []
+    results: dict[str, Any] = {}
     for node in nodes:
         state = NodeState(node)
         states.append(state)

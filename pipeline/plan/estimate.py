@@ -77,9 +77,9 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
                 stored += record.files[name].bytes
                 stored_text += record.files[name].meta["text_bytes"]
     speeds = Speeds()
-    for name, (into, out, cpu) in stages.items():
-        if into > LEAST_BYTES and cpu > LEAST_CPU:
-            speeds.stages[name], speeds.left[name] = into / cpu, out / into
+    for name, (size, out, cpu) in stages.items():
+        if size > LEAST_BYTES and cpu > LEAST_CPU:
+            speeds.stages[name], speeds.left[name] = size / cpu, out / size
     for name, (size, cpu) in nodes.items():
         if size > LEAST_BYTES and cpu > LEAST_CPU:
             speeds.stages[name] = size / cpu
@@ -231,7 +231,7 @@ class Flow:
                     sizes[source] += size
         seen = size = sum(sizes.values())
         cpu = seen / READ_SPEED
-        if plan.barrier_name:
+        if plan.barrier is not None:
             size *= self.speeds.of(plan.barrier_name, self.barriers[plan.barrier])[1]
         written = size
         for step in plan.chain:

@@ -114,7 +114,7 @@ def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes
     full = [os.path.abspath(os.path.join(base, os.path.expanduser(p))) for p in patterns]
     dirs = [p if os.path.isdir(p) else fixed_prefix(p) for p in full]
     top = os.path.abspath(os.path.join(base, os.path.expanduser(root))) if root else common_root(dirs)
-    found = []
+    found: list[tuple[str, str, int, str]] = []
     passed_over: list[str] = []
     links = _Links(None if follow_symlinks else dirs)
     for pattern, given in zip(full, patterns):

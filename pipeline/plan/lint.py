@@ -94,10 +94,10 @@ def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
                                            f"that what it drops costs nothing more")
         if names.count("url") and "html" in names[: names.index("url")]:
             yield (*_steps(name), names.index("url")), "'url' needs no text; put it before 'html', which is dear"
-        for i, step in enumerate(dataset.steps):
+        for i, (step, cost) in enumerate(zip(dataset.steps, costs)):
             behind = [(s, c) for s, c in zip(dataset.steps[i + 1:], costs[i + 1:]) if c is not None and _filters(s)]
             # (a much cheaper filter is named above; a much dearer one is well behind a barrier)
-            if _is_barrier(step) and behind and costs[i] and costs[i] / CHEAPER < behind[0][1] < CHEAPER * costs[i]:
+            if _is_barrier(step) and behind and cost and cost / CHEAPER < behind[0][1] < CHEAPER * cost:
                 yield (*_steps(name), i), (f"'{step.name}' compares documents that '{behind[0][0].name}' behind it "
                                            f"drops anyway, and may keep of two copies the one that is dropped; filter "
                                            f"first")
@@ -134,7 +134,7 @@ def _language(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _english(languages: list[str] | None) -> bool:
-    return bool(languages) and all(short(name) == "en" for name in languages)
+    return languages is not None and bool(languages) and all(short(name) == "en" for name in languages)
 
 
 # -- what one way through the datasets does twice, or cannot do -------------------------------------------------------

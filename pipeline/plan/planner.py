@@ -80,13 +80,14 @@ class Planner:
     writes the long lists of task arguments (`pipeline.store.lists`), None while nothing is to be run.
     """
 
-    def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *, quarantined: Any = None,
+    def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *,
+                 quarantined: Callable[[list[str]], dict[str, dict[str, Any]]] = lambda keys: {},
                  earlier: Callable[[str], PartRecord | None] = lambda basis: None, verify_inputs: bool = False,
                  put_list: Callable[[str, bytes], Any] | None = None) -> None:
         self.recipe = recipe
         self.lists = ListFiles(put_list)
         self.read_file = read_file
-        self._quarantined = quarantined or (lambda keys: {})
+        self._quarantined = quarantined
         self.earlier = earlier
         self.target = recipe.run.partition
         self.verify = verify_inputs
@@ -136,7 +137,7 @@ class Planner:
         plans: list[_PassPlan] = []
         inputs = [("source", i) if i in self.recipe.sources else ("pass", self.passes[i][-1].name)
                   for i in dataset.inputs]
-        current = _PassPlan(name, name, inputs, [], where=dict(dataset.where))
+        current = _PassPlan(name, name, inputs, [], where=dict(dataset.where.items()))
         fresh = True                                    # nothing of this dataset has been placed in `current` yet
         for step in dataset.steps:
             made = self.step(step)
@@ -214,9 +215,9 @@ class Planner:
         key, basis = stage.key(), stage.key(("signal", "resource"))
         if source := own_source(target, self.recipe.code):  # a user's own stage: its source code counts
             key, basis = content_key(key, 0, source), content_key(basis, 0, source)
-        config = stage.config.model_dump(mode="json")
+        resolved = stage.config.model_dump(mode="json")
         resources = {f: file_sha256(path) for f, path in stage.resource_files().items()}
-        return ChainStep(name.rpartition(":")[2], key, basis, target, config, stage, resources)
+        return ChainStep(name.rpartition(":")[2], key, basis, target, resolved, stage, resources)
 
     # -- work ----------------------------------------------------------------------------------------------------
     def check_inputs(self) -> None:
@@ -249,11 +250,11 @@ class Planner:
     def _taken(self, name: str) -> Iterator[Where.Config]:
         dataset = self.recipe.datasets.get(name)
         if dataset is not None and dataset.where:
-            yield Where.Config(**dataset.where)
+            yield Where.Config.model_validate(dataset.where)
         for step in dataset.steps if dataset is not None else ():
             if step.name != "where":
                 return
-            yield Where.Config(**step.config)
+            yield Where.Config.model_validate(step.config)
 
     def _sources_of(self, name: str) -> set[str]:
         return {name} if name in self.recipe.sources else set(self.recipe.sources_of(name))
@@ -331,18 +332,18 @@ class Planner:
             reader_class(self.recipe.sources[n].read).confined for kind, n in plan.inputs if kind == "source")
         cpu = "" if all(s.stage.exact for s in plan.chain) else cpu_tag()      # which their keys carry
         readers = [self.reader_arg(name)["key"] for kind, name in plan.inputs if kind == "source"]
+        hidden = {"quarantined": self.quarantined([s.key for s in plan.chain] + readers),
+                  "code": self.recipe.code_args()}
         common = {"chain": chain, "where": plan.where, "signals": list(plan.signals),
-                  "signals_mode": self.recipe.run.signals,
-                  "$volatile": {"quarantined": self.quarantined([s.key for s in plan.chain] + readers),
-                                "code": self.recipe.code_args()}}
+                  "signals_mode": self.recipe.run.signals, "$volatile": hidden}
         bare = [{**entry, "key": s.basis} for entry, s in zip(chain, plan.chain)]
         for order, (args, weight, label, origin) in enumerate(self._pass_inputs(plan, results)):
             spec = self._spec(DOCUMENTS, plan.name, order, weight, label, {**common, **args}, memory)
             basis = task_key(DOCUMENTS, {**common, **args, "chain": bare})
             was = self.earlier(basis)
             if was is not None and was.key != spec.key:
-                hidden = {**common["$volatile"], "replay": replay_arg(was)}
-                spec = replace(spec, args={**spec.args, "$volatile": hidden}, memory_mb=memory + REPLAY_MB)
+                replayed = {**hidden, "replay": replay_arg(was)}
+                spec = replace(spec, args={**spec.args, "$volatile": replayed}, memory_mb=memory + REPLAY_MB)
             yield replace(spec, origin=origin, basis=basis, gpus=gpus, cpu=cpu, confined=confined)
 
     def _pass_inputs(self, plan: _PassPlan,

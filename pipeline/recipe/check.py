@@ -13,7 +13,7 @@ from pipeline.base.quantities import parse_share, percent
 from pipeline.recipe.checker import Checker
 from pipeline.recipe.errors import KeyPath, key_path, nearest
 from pipeline.recipe.hub import is_hub_name
-from pipeline.recipe.model import Recipe
+from pipeline.recipe.model import Recipe, Where
 from pipeline.recipe.train import check_train
 from stages.catalog import UnknownName, reader_class, readers, stage_class, steps
 from stages.read.reader import Reader
@@ -40,8 +40,8 @@ def check_recipe(recipe: Recipe, checker: Checker) -> None:
     for name, dataset in recipe.datasets.items():
         at: KeyPath = ("datasets", name)
         _inputs(checker, dataset.inputs, {**recipe.sources, **recipe.datasets}, (*at, "from"), "source or dataset")
-        for i, source in enumerate(dataset.priority):
-            checker.known(source, dataset.inputs, (*at, "priority", i), "input of this dataset")
+        for i, given in enumerate(dataset.priority):
+            checker.known(given, dataset.inputs, (*at, "priority", i), "input of this dataset")
         for i, step in enumerate(dataset.steps):
             _step(checker, step, (*at, "steps", i))
     checker.stop_if_failed()
@@ -170,7 +170,7 @@ def _cycles(recipe: Recipe, checker: Checker) -> None:
         visit(name, [])
 
 
-def _where(recipe: Recipe, checker: Checker, inputs: list[str], where: dict[str, list[str]], path: KeyPath) -> None:
+def _where(recipe: Recipe, checker: Checker, inputs: list[str], where: Where, path: KeyPath) -> None:
     reachable = {s for i in inputs for s in ([i] if i in recipe.sources else recipe.sources_of(i))}
     for i, source in enumerate(where.get("source", ())):
         at = (*path, "where", "source", i)

@@ -160,7 +160,7 @@ def _feed(data: dict[str, Any], marks: Marks, inputs: list[str]) -> Iterator[Pro
         if isinstance(sources.get(name), dict):
             sources[name]["path"] = [p if "://" in p else os.path.abspath(os.path.expanduser(p)) for p in inputs]
             marks.put(("sources", name, "path"), Mark("--input"))
-    elif isinstance(sources.get(name), dict) and "path" not in sources[name]:
+    elif name is not None and isinstance(sources.get(name), dict) and "path" not in sources[name]:
         yield Problem(marks.at(("sources", name)), ("sources", name),
                       "this recipe wants its input from you: add --input 'FILES'")
 
@@ -204,7 +204,7 @@ def _wanted(data: dict[str, Any], marks: Marks) -> Iterator[Problem]:
         gone = value_at(data, ".".join(str(key).split(".")[:2])) is None       # a copy may leave a dataset out
         if not gone and value_at(data, str(key)) is None:
             before = value_at(data, ".".join([*str(key).split(".")[:2], "from"]))
-            stop = isinstance(before, str) and before in datasets
+            stop = isinstance(before, str) and isinstance(datasets, dict) and before in datasets
             hint = f". Without it, stop before: --set until={before}" if stop else ""
             yield Problem(marks.at(("wants", key)), (), f"this recipe wants a file from you: add --set {key}=PATH. It "
                                                         f"is {' '.join(str(how).split())}{hint}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipeline.recipe.errors import KeyPath, shown
+from pipeline.recipe.errors import shown
 
 if TYPE_CHECKING:
     from pipeline.recipe.checker import Checker
@@ -48,8 +48,8 @@ def check_train(train: dict[str, Any], checker: Checker) -> None:
         checker.known(str(model["preset"]), MODEL_PRESETS, ("train", "model", "preset"), "preset")
 
 
-def _keys(mapping: dict[str, Any], path: KeyPath, checker: Checker) -> None:
-    known = TRAIN_KEYS[".".join(map(str, path))].split()
+def _keys(mapping: dict[str, Any], path: tuple[str, ...], checker: Checker) -> None:
+    known = TRAIN_KEYS[".".join(path)].split()
     for key, value in mapping.items():
         inner = (*path, str(key))
         if checker.known(str(key), known, inner, "key") and isinstance(value, dict) and ".".join(inner) in TRAIN_KEYS:

@@ -8,7 +8,8 @@ for samples chosen by id: neither memory nor time depends on how many there are,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from pipeline.base.visible import json_text
@@ -102,7 +103,12 @@ def nodes_of(store: Store, run: str, get: Get) -> tuple[dict[str, Any], list[Nod
     """plan.json of a run, and its nodes with what their tasks have counted."""
     plan = json.loads(store.read(f"runs/{run}/plan.json"))
     tasks = RunTasks(store, run)
-    return plan, [Node(n, lambda name=n["name"]: filter(None, map(get, tasks.keys(name)))) for n in plan["nodes"]]
+    return plan, [Node(n, partial(_committed, tasks, n["name"], get)) for n in plan["nodes"]]
+
+
+def _committed(tasks: RunTasks, node: str, get: Get) -> Iterator[PartRecord]:
+    """Records of the tasks of a node, in plan order."""
+    return (record for key in tasks.keys(node) if (record := get(key)) is not None)
 
 
 def names(plan: dict[str, Any], passes: list[Node], tokens: dict[str, Any]) -> dict[str, list[str]]:

@@ -27,7 +27,7 @@ def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> di
     """Files and bytes of a source; its records; those that were skipped or unreadable, by reason; values that no
     document has, by column and reason; the files that were quarantined, whole or in part, with the bytes that were not
     read by reason (BAD_FILES of them)."""
-    found = next((p.counters["read"][name] for p in readers(name, passes)), {})
+    found: Counters = next((p.counters["read"][name] for p in readers(name, passes)), {})
     files: dict[str, dict[str, int]] = {}
     for node in readers(name, passes):
         files |= node.counters.get("bad_files", {}).get(name, {})

@@ -139,7 +139,8 @@ def score_charts(document: dict[str, Any]) -> list[dict[str, Any]]:
         for signal, bins in sorted(document["datasets"][dataset]["scores"].items()):
             found = {int(number): docs for number, docs in bins.items()}
             total = sum(found.values())
-            reached, above = [], 0
+            reached: list[tuple[float, float]] = []
+            above = 0
             for number in sorted(found, reverse=True):
                 above += found[number]
                 while len(reached) < len(SHARES) and above >= SHARES[-1 - len(reached)] * total:
@@ -190,7 +191,7 @@ def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
     if len(rows) < 2:
         return []
     if len(rows) > FATES + 1:
-        rest = {"language": f"{len(rows) - FATES} others", "kept": 0, "dropped": 0, "stages": {}}
+        rest: dict[str, Any] = {"language": f"{len(rows) - FATES} others", "kept": 0, "dropped": 0, "stages": {}}
         for row in rows[FATES:]:
             rest["kept"] += row["kept"]
             rest["dropped"] += row["dropped"]

@@ -117,7 +117,8 @@ def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]
         chosen = smallest(store, files, ["stage", "reason"], SAMPLES)
         rows = rows_at(store, files, (p for places in chosen.values() for p in places), columns)
         for key, places in chosen.items():
-            found.setdefault(key, []).extend(rows[place] for place in places)
+            stage, reason = key
+            found.setdefault((stage, reason), []).extend(rows[place] for place in places)
     return [{**row, "file": shown(row["file"]), "detail": excerpt(row["detail"] or "")}
             for _, rows in sorted(found.items()) for row in sorted(rows, key=lambda r: r["id"])[:SAMPLES]]
 
@@ -131,17 +132,17 @@ def pair_samples(store: Store, barrier: str, appliers: list[Node]) -> list[dict[
     for node in appliers:
         dropped, kept = _looked_through(node, "dropped.parquet"), _looked_through(node, "kept.parquet")
         places = smallest(store, dropped, ["stage"], PAIRS_TRIED).get((barrier,), [])
-        said = {place[0]: verdict(row["meta"], barrier)
-                for place, row in rows_at(store, dropped, places, ["id", "meta"]).items()}
-        at = _find(store, kept, {v["kept"] for v in said.values() if v})
-        order = sorted((v["similarity"] is not None and v["similarity"] >= 1, place) for place in places
-                       if (v := said[place[0]]) and v["kept"] in at)[:PAIRS]
+        verdicts = {place: v for place, row in rows_at(store, dropped, places, ["id", "meta"]).items()
+                    if (v := verdict(row["meta"], barrier)) is not None}
+        at = _find(store, kept, {v["kept"] for v in verdicts.values()})
+        order = sorted((v["similarity"] is not None and v["similarity"] >= 1, place)
+                       for place, v in verdicts.items() if v["kept"] in at)[:PAIRS]
         for _, place in order:
-            partner = at[said[place[0]]["kept"]]
+            partner = at[verdicts[place]["kept"]]
             [removed] = rows_at(store, dropped, [place], columns).values()
             [twin] = rows_at(store, kept, [partner], columns).values()
             first, second = parting(removed["text"], twin["text"])
-            out.append({"similarity": said[place[0]]["similarity"], "removed": {**sample(removed), "excerpt": first},
+            out.append({"similarity": verdicts[place]["similarity"], "removed": {**sample(removed), "excerpt": first},
                         "kept": {**sample(twin), "excerpt": second}})
     return out[:PAIRS]
 
@@ -155,8 +156,11 @@ def parting(first: str, second: str) -> tuple[str, str]:
     blocks = SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()[:-1]
     ends = [(m.a + m.size, m.b + m.size) for m in blocks if m.size >= PARTING_BEFORE]
     at, to = next(((x, y) for x, y in ends if x < len(a) and y < len(b)), (0, 0))
-    return tuple(("… " if x > PARTING_BEFORE else "") + excerpt(" ".join(words[max(0, x - PARTING_BEFORE):]))
-                 for words, x in ((a, at), (b, to)))
+
+    def shortened(words: list[str], start: int) -> str:
+        return ("… " if start > PARTING_BEFORE else "") + excerpt(" ".join(words[max(0, start - PARTING_BEFORE):]))
+
+    return shortened(a, at), shortened(b, to)
 
 
 def _find(store: Store, files: list[FileInfo], ids: set[str]) -> dict[str, Place]:
