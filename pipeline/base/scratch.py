@@ -12,8 +12,9 @@ import os
 import shutil
 import stat
 import tempfile
-import time
 from pathlib import Path
+
+from pipeline.base.clock import SYSTEM
 
 
 def user_folder(base: str | None = None) -> Path:
@@ -57,7 +58,7 @@ class Scratch:
                 os.close(fd)
         for folder in top.glob("numba-*"):      # compiled kernels of code that nobody has run for a month
             with contextlib.suppress(OSError):
-                if time.time() - folder.stat().st_mtime > 30 * 86400:
+                if SYSTEM.wall() - folder.stat().st_mtime > 30 * 86400:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def folder(self) -> str:

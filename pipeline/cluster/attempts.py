@@ -16,11 +16,12 @@ import contextlib
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
+from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact_json
 from pipeline.store.fs import Store
 from pipeline.store.holder import alive
@@ -61,7 +62,7 @@ class Standing:
         return self.state in ENDED
 
 
-def standing(store: Store, run: str) -> Standing:
+def standing(store: Store, run: str, clock: Clock = SYSTEM) -> Standing:
     """How `run` stands by what the store says. Takes up to `WATCH_S` where a driver on another machine is silent."""
     facts = facts_of(store, run)
     attempt = facts.get("attempt", 0)
@@ -76,21 +77,21 @@ def standing(store: Store, run: str) -> Standing:
             state = "cancelled"
         elif facts.get("error"):
             state = "failed"
-        elif facts.get("how") == "local" and silence(store, run) is None:
+        elif facts.get("how") == "local" and silence(store, run, clock) is None:
             state = "died"
         return Standing(run, state, attempt, facts, {}, facts.get("error"))
     state, silent_s = str(found["state"]), None
     if state in ("running", "stopping"):
-        silent_s = silence(store, run)
+        silent_s = silence(store, run, clock)
         if silent_s is None:
             state = "died"
         elif asked_to_stop(store, run, attempt):
             state = "stopping"
-    age_s = max(0.0, time.time() - found["at"]) if isinstance(found.get("at"), float) else None
+    age_s = max(0.0, clock.wall() - found["at"]) if isinstance(found.get("at"), float) else None
     return Standing(run, state, found.get("attempt", attempt), facts, found, found.get("error"), silent_s, age_s)
 
 
-def silence(store: Store, run: str) -> float | None:
+def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
     """Seconds since the store's present driver gave a sign of life; None when it is none of `run`, or is gone. On its
     machine its process is looked for, elsewhere its heartbeat counts: a fresh one, or one that goes on while we watch.
     A process that is there and silent is stopped, or hangs."""
@@ -99,14 +100,14 @@ def silence(store: Store, run: str) -> float | None:
     holder = beat.get("holder")
     if not isinstance(holder, dict) or beat.get("closed") or holder.get("run") != run:
         return None
-    known, since = alive(holder), time.time() - float(beat.get("at", 0))
+    known, since = alive(holder), clock.wall() - float(beat.get("at", 0))
     if known is not None:
         return max(0.0, since) if known else None
     if -AHEAD_S <= since <= FRESH_S:
         return max(0.0, since)
-    deadline = time.monotonic() + WATCH_S
-    while time.monotonic() < deadline:
-        time.sleep(min(1.0, WATCH_S / 10))
+    deadline = clock.now() + WATCH_S
+    while clock.now() < deadline:
+        clock.sleep(min(1.0, WATCH_S / 10))
         now = _json(store, names[-1]) or {}
         if now.get("counter") != beat.get("counter"):
             return None if now.get("closed") else 0.0
@@ -160,9 +161,9 @@ def note_refusal(store: Store, run: str, attempt: int, error: str) -> None:
         store.write(facts_name(run), json.dumps(facts, indent=1, sort_keys=True).encode())
 
 
-def utc_now() -> str:
+def utc_now(clock: Clock = SYSTEM) -> str:
     """The time for people, '2026-11-21T08:05:16Z'."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 # -- cancel ----------------------------------------------------------------------------------------------------------

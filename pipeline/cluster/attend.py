@@ -12,9 +12,9 @@ import os
 import select
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 
+from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from pipeline.cluster.attempts import PIECE, asked_to_stop, piece_name
 from pipeline.store.fs import Store
@@ -54,7 +54,8 @@ class DriverLog:
     Object stores cannot append: the log is a row of pieces, of which the last one is replaced as it grows.
     """
 
-    def __init__(self, store: Store, run: str, attempt: int) -> None:
+    def __init__(self, store: Store, run: str, attempt: int, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self.store, self.run, self.attempt = store, run, attempt
         self._piece, self._text, self._copied = 1, b"", b""
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -87,7 +88,7 @@ class DriverLog:
             os.close(fd)
 
     def _pump(self) -> None:
-        copied = time.monotonic()
+        copied = self._clock.now()
         while True:
             closing = self._closing.is_set()
             ready, _, _ = select.select([self._read], [], [], 0.0 if closing else 0.25)
@@ -96,8 +97,8 @@ class DriverLog:
                 self._take(self._decode(data))
             elif closing or ready:
                 break
-            if time.monotonic() - copied > COPY_S:
-                copied = time.monotonic()
+            if self._clock.now() - copied > COPY_S:
+                copied = self._clock.now()
                 self._copy()
         self._take("", last=True)
         self._copy()

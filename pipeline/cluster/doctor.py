@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
 from pipeline.base.auth import ClusterError, loopback_url
+from pipeline.base.clock import SYSTEM
 from pipeline.cluster.examine import Check, check, clock, examine
 from pipeline.engine.backends.fingerprint import declared_libraries, differences, fingerprint
 from pipeline.store.fs import Store
@@ -65,7 +65,7 @@ def _witness(store: Store | None) -> Iterator[str | None]:
         yield None
         return
     there = store.local is None or store.local.is_dir()
-    path = f"runs/.doctor-{uuid.uuid4().hex}"
+    path = f"runs/.doctor-{SYSTEM.new_id()}"
     try:
         store.write(path, b"")
         yield path

@@ -12,13 +12,12 @@ import resource
 import shutil
 import sys
 import tempfile
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pipeline.base import confinement
+from pipeline.base.clock import SYSTEM
 from pipeline.base.scratch import user_folder
 from pipeline.engine.backends.fingerprint import declared_libraries, fingerprint
 from pipeline.engine.backends.pools import OWN_MB
@@ -48,7 +47,7 @@ def examine(store_root: str | None = None, witness: str | None = None) -> dict[s
 
     `store_root`: look at this store, too; `witness`: a file in it that must be there (another machine wrote it).
     """
-    began = time.time()
+    began = SYSTEM.wall()
     parts = (_open_files, _shm, _scratch, _memory, _children, _confinement, _models, _ocr, _gpus)
     checks = [found for part in parts for found in part()]
     if store_root is not None:
@@ -194,11 +193,11 @@ def look_at_store(store: Store, witness: str | None = None) -> Iterator[Check]:
         return
     if store.local is not None:
         yield from _space("store", store.local, "free some space, or choose another --store")
-    probe = f"runs/.doctor-{uuid.uuid4().hex}"
+    probe = f"runs/.doctor-{SYSTEM.new_id()}"
     there = store.local is None or store.local.is_dir()
     try:
         store.check_conditional_put()
-        began = time.time()
+        began = SYSTEM.wall()
         first, second = store.put_absent(probe, b"1"), store.put_absent(probe, b"2")
         if not first or second or store.read(probe) != b"1":
             yield check("store: commits", "red", "a file could be created twice",
@@ -233,7 +232,7 @@ def _clock_of_store(store: Store, probe: str, began: float) -> Iterator[Check]:
         written = stamp.timestamp() if hasattr(stamp, "timestamp") else None
     if written is not None:
         # whole seconds on some stores; the file was written between `began` and now
-        off = max(0.0, began - 1 - written, written - time.time() - 1)
+        off = max(0.0, began - 1 - written, written - SYSTEM.wall() - 1)
         yield clock("store: clock", off, "the store's clock")
 
 

@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import shlex
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.base.auth import CONNECT_S, ClusterError, loopback, not_taken, our_token, refuse_open
+from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from stages.catalog import load
 
@@ -179,7 +179,8 @@ def _call(target: str, arguments: dict[str, Any]) -> Any:
     return load(target)(**arguments)
 
 
-def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout: float = 60.0) -> dict[str, Any]:
+def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout: float = 60.0,
+                  clock: Clock = SYSTEM) -> dict[str, Any]:
     """Call the function named 'module:function' on every living node of the cluster at `address` ('host:port').
 
     Returns {"dashboard": "host:port", "nodes": [{"name", "id", "began", "ended" (seconds since 1970, here), "result" or
@@ -195,16 +196,16 @@ def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout:
                            f"status), and run this on a machine of the cluster") from None
     try:
         nodes = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeManagerHostname"], n["NodeID"]))
-        began, deadline = time.time(), time.monotonic() + timeout
+        began, deadline = clock.wall(), clock.now() + timeout
         asked = {_call.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(n["NodeID"], soft=False))
                  .remote(target, arguments): n for n in nodes}
         found, waiting = [], list(asked)
         while waiting:
-            done, waiting = ray.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            done, waiting = ray.wait(waiting, timeout=max(0.0, deadline - clock.now()))
             for ref in done or waiting:
                 node = asked[ref]
                 said = {"name": f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})", "id": node["NodeID"],
-                        "began": began, "ended": time.time()}
+                        "began": began, "ended": clock.wall()}
                 try:
                     if not done:
                         raise TimeoutError(f"no answer within {timeout:.0f} s")

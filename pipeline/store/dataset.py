@@ -24,7 +24,6 @@ import hashlib
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pipeline.base.clock import SYSTEM
 from pipeline.base.parquet import parquet_writer
 from pipeline.base.scratch import Scratch
 from pipeline.store.errors import GONE, DamagedFile
@@ -110,7 +110,7 @@ def _replace(store: Store, folder: str, parts: Iterable[Part], verify: Callable[
     for left in (store.local / place).parent.glob(f"{target.name}*"):
         if left.name.partition("~")[0] == target.name:
             shutil.rmtree(left, ignore_errors=True)
-    place += f"~{uuid.uuid4().hex}"
+    place += f"~{SYSTEM.new_id()}"
     aside = store.local / place
     try:
         make_folder(aside)

@@ -8,10 +8,10 @@ import errno
 import os
 import shutil
 import stat
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from pipeline.base.clock import SYSTEM
 from pipeline.store.errors import StoreError, cannot_write
 
 #: what `os.link` answers on a filesystem that has no hard links (FAT, exFAT, some FUSE and network mounts)
@@ -120,7 +120,7 @@ def leftovers(top: Path, clock: Path) -> list[str]:
 
 
 def beside(target: Path) -> Path:
-    return target.parent / f".{target.name}.{uuid.uuid4().hex}{UNFINISHED}"
+    return target.parent / f".{target.name}.{SYSTEM.new_id()}{UNFINISHED}"
 
 
 def sync(path: Path) -> None:

@@ -13,7 +13,6 @@ import hashlib
 import io
 import os
 import tempfile
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -21,6 +20,7 @@ from typing import BinaryIO, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.base.clock import SYSTEM
 from pipeline.base.parquet import open_parquet, read_table
 from pipeline.store import disk
 from pipeline.store.disk import make_folder, swap_folders, sync
@@ -212,7 +212,7 @@ class Store:
             return True
         if not anew or os.path.samefile(self.local / path, self.local / to):
             return False
-        aside = self.local / f"{to}.{uuid.uuid4().hex}~"
+        aside = self.local / f"{to}.{SYSTEM.new_id()}~"
         os.link(self.local / path, aside)
         os.replace(aside, self.local / to)
         return True
@@ -237,10 +237,10 @@ class Store:
         """Remove files, on object storage many at a time; returns how many. `paths` is read as it goes."""
         return sum(1 for _ in self.map(self.remove, paths))
 
-    def map(self, call: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
-        """`call` of each item, in their order: one after the other on a disk, many at a time where each is a request
-        that has to travel."""
-        return map(call, items) if self.local is not None else in_parallel(call, items, REQUESTS)
+    def map(self, call: Callable[[S], T], items: Iterable[S], most: int = REQUESTS) -> Iterator[T]:
+        """`call` of each item, in their order: one after the other on a disk, up to `most` at a time where each is a
+        request that has to travel."""
+        return map(call, items) if self.local is not None else in_parallel(call, items, most)
 
     def check_conditional_put(self) -> None:
         """Refuse a store on which two drivers could both believe they committed (StoreError). Locally a no-op: the
@@ -254,7 +254,7 @@ class Store:
             raise StoreError(f"{self.root}: this kind of storage cannot create a file only if there is none in one "
                              f"step, so two drivers might both commit; use a local disk, NFS, S3 or Google Cloud "
                              f"Storage")
-        probe = f"log/probe/{uuid.uuid4().hex}"
+        probe = f"log/probe/{SYSTEM.new_id()}"
         try:
             if not self.put_absent(probe, b"1") or self.put_absent(probe, b"2"):
                 raise StoreError(f"{self.root} ignores conditional writes (put only if absent), so commits would not "

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any
+from typing import TypedDict
 
 
-def identity(run: str) -> dict[str, Any]:
+class Holder(TypedDict):
+    """A driver, as its epoch and its heartbeat name it."""
+
+    host: str
+    boot: str
+    space: str          # of process ids
+    pid: int
+    started: str
+    run: str
+
+
+def identity(run: str) -> Holder:
     """Who we are, so that another driver on this machine can see whether we live. A pid means something only within
     one boot and one pid namespace (containers share the host's boot id) and may be used again: hence the start time."""
     return {"host": socket.gethostname(), "boot": _read("/proc/sys/kernel/random/boot_id"), "space": _pid_space(),
@@ -35,9 +46,10 @@ def _started(pid: int) -> str:
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
 
-def alive(holder: dict[str, Any]) -> bool | None:
+def alive(holder: Holder) -> bool | None:
     """Whether the holder's process lives; None when that cannot be seen from here."""
     here = identity("")
-    if not here["boot"] or any(holder.get(k) != here[k] for k in ("host", "boot", "space")):
+    there = (holder.get("host"), holder.get("boot"), holder.get("space"))
+    if not here["boot"] or there != (here["host"], here["boot"], here["space"]):
         return None
     return _started(holder["pid"]) == holder["started"] != ""

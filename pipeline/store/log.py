@@ -20,15 +20,14 @@ import logging
 import math
 import os
 import threading
-import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from pipeline.base.clock import SYSTEM, Clock
 from pipeline.store.disk import leftovers
 from pipeline.store.fs import Store, StoreError
-from pipeline.store.holder import alive, identity
+from pipeline.store.holder import Holder, alive, identity
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import scratch_database
 from pipeline.store.view import FORMAT, CorruptLog, LogView, decode_segment, dumps, encode_segment, segment_name
@@ -72,6 +71,23 @@ class Log(LogView):
     Anything but `get` and the like may raise Fenced once another driver has taken over.
     """
 
+    def __init__(self, store: Store, clock: Clock = SYSTEM) -> None:
+        super().__init__(store)
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._waiting: list[dict[str, Any]] = []
+        self._condemned: list[dict[str, Any]] = []
+        self._acquitted: list[str] = []
+        self._retired: list[dict[str, Any]] = []
+        self._sending: tuple[int, dict[str, Any]] | None = None      # the segment that is being written, and its body
+        self._oldest = 0.0                                    # when the first waiting entry came
+        self._beaten = 0.0                                    # when the latest heartbeat was written
+        self._counter = 0
+        self._failed: Exception | None = None
+        self._closed = False
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
     @staticmethod
     def read(store: Store) -> LogView:
         """The log as it stands, without touching it (report, inspect)."""
@@ -80,27 +96,22 @@ class Log(LogView):
         return view
 
     @classmethod
-    def open(cls, store: Store, *, run: str = "", takeover: bool = False) -> Log:
+    def open(cls, store: Store, *, run: str = "", takeover: bool = False, clock: Clock = SYSTEM,
+             holder: Holder | None = None, threaded: bool = True) -> Log:
         """Replay the log and become its writer. `run` names us to others; `takeover` fences a living holder too.
 
-        Raises Held when a living driver holds it, CorruptLog, and StoreError when the store cannot be written.
+        Raises Held when a living driver holds it, CorruptLog, and StoreError when the store cannot be written. A
+        simulation passes a clock and a holder of its own, and with `threaded` False calls `tend` itself.
         """
-        log = cls(store)
-        log._begin(identity(run), takeover)
+        log = cls(store, clock)
+        log._begin(holder or identity(run), takeover)
+        if threaded:
+            log._thread = threading.Thread(target=log._tend_until_closed, name="log", daemon=True)
+            log._thread.start()
         return log
 
-    def _begin(self, me: dict[str, Any], takeover: bool) -> None:
-        self._lock = threading.RLock()
-        self._waiting: list[dict[str, Any]] = []
-        self._condemned: list[dict[str, Any]] = []
-        self._acquitted: list[str] = []
-        self._retired: list[dict[str, Any]] = []
-        self._sending: tuple[int, dict[str, Any]] | None = None      # the segment that is being written, and its body
-        self._oldest = 0.0                                    # monotonic time of the first waiting entry
-        self._counter = 0
-        self._failed: Exception | None = None
-        self._closed = False
-        self._stop = threading.Event()
+    def _begin(self, me: Holder, takeover: bool) -> None:
+        """Append our epoch, once no living driver holds the store."""
         self.store.check_conditional_put()
         met = 0                                               # the segment that beat us to it
         while True:
@@ -113,16 +124,15 @@ class Log(LogView):
                                  f"read {self.store.at('log')}")
             if self.holder is not None and not takeover:
                 self._see_that_it_is_gone(self.holder, self.epoch)
-            body = {"format": FORMAT, "kind": "epoch", "epoch": self.epoch + 1, "nonce": uuid.uuid4().hex, "holder": me}
+            body = {"format": FORMAT, "kind": "epoch", "epoch": self.epoch + 1, "nonce": self._clock.new_id(),
+                    "holder": me}
             met = self.segments + 1
             if self._put(met, body) is None:
                 self._replay(met, body)
                 break                                         # otherwise somebody was faster: look again
         self._beat()
-        self._thread = threading.Thread(target=self._tend, name="log", daemon=True)
-        self._thread.start()
 
-    def _see_that_it_is_gone(self, holder: dict[str, Any], epoch: int) -> None:
+    def _see_that_it_is_gone(self, holder: Holder, epoch: int) -> None:
         """Return when the holder of `epoch` closed or is dead, raise Held otherwise (waits up to PATIENCE_S)."""
         first = self._heartbeat(epoch)
         if first.get("closed") or alive(holder) is False:
@@ -134,7 +144,7 @@ class Log(LogView):
             # looks are counted, not seconds: while this machine stands still nobody is watched
             step = min(1.0, PATIENCE_S / 10)
             for _ in range(math.ceil(PATIENCE_S / step)):
-                time.sleep(step)
+                self._clock.sleep(step)
                 now = self._heartbeat(epoch)
                 if now.get("closed"):
                     return
@@ -154,23 +164,29 @@ class Log(LogView):
 
     def _beat(self, closed: bool = False) -> None:
         self._counter += 1
-        self._beaten = time.monotonic()
+        self._beaten = self._clock.now()
         # whose it is and by which clock, for those who only look on (`cluster.attempts`): nothing is decided by that
-        beat = {"counter": self._counter, "closed": closed, "holder": self.holder, "at": round(time.time(), 1)}
+        beat = {"counter": self._counter, "closed": closed, "holder": self.holder, "at": round(self._clock.wall(), 1)}
         self.store.write(_heartbeat_name(self.epoch), dumps(beat))
 
-    def _tend(self) -> None:
-        while not self._stop.wait(SEGMENT_S / 4):
-            with self._lock:
-                if self._uncommitted and time.monotonic() - self._oldest >= SEGMENT_S:
-                    try:
-                        self.flush()
-                    except Exception:
-                        return                                # `_failed` tells the driver at its next call
-                if time.monotonic() - self._beaten >= HEARTBEAT_S:
-                    with contextlib.suppress(Exception):      # the next heartbeat may get through
-                        self.verify()                         # who was taken over leaves no heartbeat behind
-                        self._beat()
+    def _tend_until_closed(self) -> None:
+        while not self._stop.wait(SEGMENT_S / 4) and self.tend():
+            pass
+
+    def tend(self) -> bool:
+        """Write the records that have waited long enough, and the heartbeat when it is due. False once nothing can be
+        written any more; the driver learns the reason from its next call."""
+        with self._lock:
+            if self._uncommitted and self._clock.now() - self._oldest >= SEGMENT_S:
+                try:
+                    self.flush()
+                except Exception:
+                    return False
+            if self._clock.now() - self._beaten >= HEARTBEAT_S:
+                with contextlib.suppress(Exception):          # the next heartbeat may get through
+                    self.verify()                             # who was taken over leaves no heartbeat behind
+                    self._beat()
+        return True
 
     # -- writing -------------------------------------------------------------------------------------------------
     def append(self, record: PartRecord) -> PartRecord:
@@ -247,7 +263,7 @@ class Log(LogView):
 
     def _wait(self, queue: list[dict[str, Any]], entry: dict[str, Any]) -> None:
         if not self._waiting and not self._condemned:
-            self._oldest = time.monotonic()
+            self._oldest = self._clock.now()
         queue.append(entry)
         if len(self._waiting) + len(self._condemned) >= SEGMENT_RECORDS:
             self.flush()
@@ -266,7 +282,7 @@ class Log(LogView):
             while self._uncommitted:
                 number = self.segments + 1
                 if self._sending is None or self._sending[0] != number:
-                    body = {"format": FORMAT, "kind": "records", "epoch": self.epoch, "nonce": uuid.uuid4().hex,
+                    body = {"format": FORMAT, "kind": "records", "epoch": self.epoch, "nonce": self._clock.new_id(),
                             "records": self._waiting, "condemned": self._condemned}
                     body |= {name: entries for name, entries in (("acquitted", self._acquitted),
                                                                  ("retired", self._retired)) if entries}
@@ -318,14 +334,14 @@ class Log(LogView):
             try:
                 found = decode_segment(self.store.read(name), self.store.at(name))
             except FileNotFoundError:                         # the put failed without effect
-                time.sleep(min(8.0, 0.1 * 2 ** attempt))
+                self._clock.sleep(min(8.0, 0.1 * 2 ** attempt))
                 continue
             except CorruptLog:
                 raise
             except Exception:
                 if attempt == RETRIES:
                     raise
-                time.sleep(min(8.0, 0.1 * 2 ** attempt))
+                self._clock.sleep(min(8.0, 0.1 * 2 ** attempt))
                 continue
             return None if found["nonce"] == body["nonce"] else found
         raise StoreError(f"{self.store.at(name)} was refused but is not there; see that the store can be written and "
@@ -335,7 +351,8 @@ class Log(LogView):
         """Commit what is waiting and say that we are gone. Raises what `flush` raises, also when that happened in
         the background, as long as something appended is not committed. A second call does nothing."""
         self._stop.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         with self._lock:
             if self._closed:
                 return

@@ -24,6 +24,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import fsspec
 
+from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from pipeline.store import cache
 from pipeline.store.errors import ChangedFile, StoreError, disk_full
@@ -80,6 +81,8 @@ class Remote:
     options: dict[str, Any] = {}  # noqa: RUF012
     #: how often a request is made; None: as often as `retry` has it
     tries: int | None = None
+    #: what waits between two tries
+    clock: Clock = SYSTEM
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -121,7 +124,7 @@ class Remote:
         return f"{self.root}/{path}" if path else self.root
 
     def _ask(self, what: str, path: str, call: Callable[[], T]) -> T:
-        return patiently(what, self.url(path), call, self.tries)
+        return patiently(what, self.url(path), call, self.tries, self.clock)
 
     # -- reading -------------------------------------------------------------------------------------------------
     def head(self, path: str) -> Entry | None:

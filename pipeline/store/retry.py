@@ -16,10 +16,10 @@ import errno
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from pipeline.store.errors import FULL, EnvironmentFailure, StoreError
 
@@ -50,7 +50,7 @@ _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialR
 _BUGS = (TypeError, AttributeError, NameError, AssertionError, MemoryError)
 
 
-def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = None) -> T:
+def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = None, clock: Clock = SYSTEM) -> T:
     """`call()`, up to `tries` (TRIES) times while storage says to come back. `what` ('read', 'write') and `url` are for
     messages.
 
@@ -71,8 +71,8 @@ def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = No
                     f"reached from this machine and is not overloaded, then run again: what was committed is kept"
                 ) from e
             wait = min(LONGEST_S, FIRST_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
-            _tell(what, url, e, attempt, tries, wait)
-            time.sleep(wait)
+            _tell(what, url, e, attempt, tries, wait, clock.now())
+            clock.sleep(wait)
     raise AssertionError("unreachable")
 
 
@@ -157,10 +157,9 @@ class _Told:
     since = 0
 
 
-def _tell(what: str, url: str, error: Exception, attempt: int, tries: int, wait: float) -> None:
+def _tell(what: str, url: str, error: Exception, attempt: int, tries: int, wait: float, now: float) -> None:
     """One line a minute: storage that stutters must not fill the log."""
     with _Told.lock:
-        now = time.monotonic()
         _Told.since += 1
         if now - _Told.at < QUIET_S:
             return

@@ -104,6 +104,6 @@ class S3(Remote):
                     raise
                 self.fs.cp_file(self.at(path), self.at(to))
         try:
-            patiently("copy", self.url(path), ask)
+            patiently("copy", self.url(path), ask, self.tries, self.clock)
         except FileNotFoundError as e:
             raise FileNotFoundError(2, "no such object", self.url(path)) from e

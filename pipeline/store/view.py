@@ -24,14 +24,15 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pipeline.store.fs import Store, StoreError
+from pipeline.store.holder import Holder
 from pipeline.store.records import READING, PartRecord
 from pipeline.store.temp import scratch_database
 
 FORMAT = 1
+READ_AHEAD = 8               # segments fetched at a time from object storage; each has a few MB, and twice as many wait
 
 _SEGMENT = re.compile(r"log/(\d{8})\.json")
 _HEAD = b'{"sha256":"%s","body":'
@@ -76,7 +77,7 @@ class LogView:
         self.store = store
         self.segments = 0                                    # segments replayed
         self.epoch = 0                                       # the latest epoch
-        self.holder: dict[str, Any] | None = None            # who opened it
+        self.holder: Holder | None = None            # who opened it
         self.runs: dict[int, str] = {}                       # epoch → run whose driver opened it
         self._db = scratch_database()
         self._db.execute("CREATE TABLE record (number INTEGER PRIMARY KEY, key TEXT UNIQUE, data BLOB)")
@@ -145,12 +146,8 @@ class LogView:
                 number = next(n for n in numbers if n > unseen)
                 raise CorruptLog(f"{self.store.at(segment_name(unseen))} is missing though {segment_name(number)} is "
                                  f"there; restore it from a copy, or start a new --store")
-        ahead = 1 if self.store.local else 16                 # hides the latency of object storage
-        with ThreadPoolExecutor(ahead) as pool:
-            for first in range(new.start, new.stop, ahead):   # a segment has a few MB: never all of them at once
-                some = range(first, min(first + ahead, new.stop))
-                for number, data in zip(some, pool.map(self.store.read, map(segment_name, some))):
-                    self._replay(number, decode_segment(data, self.store.at(segment_name(number))))
+        for number, data in zip(new, self.store.map(self.store.read, map(segment_name, new), READ_AHEAD)):
+            self._replay(number, decode_segment(data, self.store.at(segment_name(number))))
 
     def _replay(self, number: int, body: dict[str, Any]) -> None:
         if body["kind"] == "epoch":

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -31,6 +30,7 @@ from pipeline.store.log import Log
 from stages.stage import file_sha256
 from tests.pipeline import engine_tasks as t
 from tests.pipeline.test_engine_processes import until
+from tests.simulate.clock import VirtualClock
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -109,26 +109,21 @@ def test_a_running_driver_lives_or_died(any_store):
     assert standing(any_store, "r").state == "died"
 
 
-def test_a_driver_on_another_machine_is_judged_by_its_heartbeat(store, monkeypatch):
+def test_a_driver_on_another_machine_is_judged_by_its_heartbeat(store):
     note_attempt(store, "r", 1, "job")
     progress(store, "r", attempt=1, state="running")
     beats = []                                                        # what comes while we watch
-    watched = SimpleNamespace(time=time.time, monotonic=time.monotonic,
-                              sleep=lambda _: beat(store, "r", holder=ELSEWHERE, **beats.pop(0)))
-    beat(store, "r", holder=ELSEWHERE)
-    assert standing(store, "r").state == "running"                    # fresh by its own clock
-    for at in (time.time() - 3600, time.time() + 3600):               # old, or its clock is wrong: only watching tells
+    clock = VirtualClock(asleep=lambda _: beats and beat(store, "r", holder=ELSEWHERE, **beats.pop(0)))
+    beat(store, "r", holder=ELSEWHERE, at=clock.wall())
+    assert standing(store, "r", clock).state == "running"             # fresh by its own clock
+    for at in (clock.wall() - 3600, clock.wall() + 3600):             # old, or its clock is wrong: only watching tells
         beat(store, "r", holder=ELSEWHERE, at=at)
-        monkeypatch.setattr(attempts, "WATCH_S", 0.5)
-        assert standing(store, "r").state == "died"
+        assert standing(store, "r", clock).state == "died"
         beats += [{"at": at, "counter": 1}, {"at": at, "counter": 2}]
-        with monkeypatch.context() as m:
-            m.setattr(attempts, "WATCH_S", 600.0)
-            m.setattr(attempts, "time", watched)
-            assert standing(store, "r").state == "running"
+        assert standing(store, "r", clock).state == "running"
 
 
-def test_ages_are_said_and_a_frozen_driver_is_named(store, monkeypatch):
+def test_ages_are_said_and_a_frozen_driver_is_named(store):
     """Its process is there, so it is not dead; but nothing has come of it for 75 seconds."""
     note_attempt(store, "r", 1, "local")
     task = {"node": "clean", "label": "a.warc", "seconds": 10.0, "row": 3, "host": "w1", "pid": 77,
@@ -136,8 +131,9 @@ def test_ages_are_said_and_a_frozen_driver_is_named(store, monkeypatch):
     progress(store, "r", attempt=1, state="running", at=1000.0, finished_s=4.0, running=[task])
     beat(store, "r", at=1003.0)
     for now, silent in ((1005.0, 2.0), (1078.0, 75.0)):
-        monkeypatch.setattr(attempts, "time", SimpleNamespace(time=lambda now=now: now))
-        found = standing(store, "r")
+        at = VirtualClock()
+        at.time = now - at.wall()
+        found = standing(store, "r", at)
         assert (found.state, found.silent_s, found.age_s) == ("running", silent, now - 1000)
         shown = status_text(store, found)
         assert f"last sign of life {silent:.0f} s ago  this is as of {now - 1000:.0f} s ago  last task finished " \

@@ -15,7 +15,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -26,6 +25,7 @@ from pipeline.store import log as store_log
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.log import CorruptLog, Fenced, Held, Log, OtherContent, attempt_name
 from pipeline.store.records import FileInfo, PartRecord
+from tests.simulate.clock import VirtualClock
 
 
 def record(key: str, attempt: str = "00000001-00000000", quarantine=(), files: tuple[str, ...] = ("kept.parquet",)):
@@ -85,20 +85,29 @@ def test_view_reads_without_touching(store):
 
 def test_group_commit_by_count_and_by_age(store, monkeypatch):
     monkeypatch.setattr(store_log, "SEGMENT_RECORDS", 10)
-    monkeypatch.setattr(store_log, "SEGMENT_S", 0.2)
-    with Log.open(store) as log:
-        began = time.monotonic()
+    clock = VirtualClock()
+
+    def sizes() -> list[int]:
+        return [len(json.loads(store.read(p))["body"].get("records", ())) for p in store.list("log")
+                if "heartbeat" not in p]
+    with Log.open(store, clock=clock, threaded=False) as log:
         for i in range(25):
             log.append(record(f"k{i:02}"))
-        while len(Log.read(store)) < 25 and time.monotonic() < began + 60:   # the last 5 by age, without any call
-            time.sleep(0.05)
-        took = time.monotonic() - began
-        sizes = [len(json.loads(store.read(p))["body"].get("records", ())) for p in store.list("log")
-                 if "heartbeat" not in p]
-    assert sizes[0] == 0
-    assert max(sizes) <= 10
-    assert sum(sizes) == 25
-    assert len(sizes) <= 1 + 2 + 1 + took / 0.2          # the epoch, two by count, and by age no two at the same age
+        clock.sleep(0.99 * store_log.SEGMENT_S)
+        assert log.tend() and sizes() == [0, 10, 10]     # the epoch, and two by count
+        clock.sleep(0.01 * store_log.SEGMENT_S)
+        assert log.tend() and sizes() == [0, 10, 10, 5]  # the last by age
+        assert log.tend() and len(sizes()) == 4
+
+
+def test_the_thread_of_the_log_commits_without_any_call(store, monkeypatch):
+    monkeypatch.setattr(store_log, "SEGMENT_S", 0.05)
+    with Log.open(store) as log:
+        log.append(record("k1"))
+        began = time.monotonic()
+        while not Log.read(store) and time.monotonic() < began + 60:
+            time.sleep(0.01)
+        assert len(Log.read(store)) == 1
 
 
 def test_quarantine_is_replayed_by_stage_key(store):
@@ -115,18 +124,16 @@ def test_quarantine_is_replayed_by_stage_key(store):
         assert view.quarantined([]) == {}
 
 
-def test_condemned_rows_are_replayed_until_their_part_is_there(store, monkeypatch):
-    monkeypatch.setattr(store_log, "SEGMENT_S", 0.1)
-    monkeypatch.setattr(store_log, "HEARTBEAT_S", 3600)  # `first` hears of `second` when it commits, not before
-    first = Log.open(store, run="first")
+def test_condemned_rows_are_replayed_until_their_part_is_there(store):
+    clock = VirtualClock()
+    first = Log.open(store, run="first", clock=clock, threaded=False)
     first.condemn("k1", 7, 2, "crash:SIGSEGV")
     first.condemn("k1", 7, 0, "memory")                  # the first one counts
     first.condemn("k1", 3, 2, "cpu_limit")
     first.condemn("k2", 7, 1, "memory")
     assert first.condemned("k1") == {7: (2, "crash:SIGSEGV"), 3: (2, "cpu_limit")}
-    deadline = time.monotonic() + 60                     # without any call, and nobody closes it: it died
-    while not Log.read(store).condemned("k2") and time.monotonic() < deadline:
-        time.sleep(0.02)
+    clock.sleep(store_log.SEGMENT_S)
+    assert first.tend()                                  # without any call, and nobody closes it: it died
     for view in (Log.read(store), second := Log.open(store, run="second", takeover=True)):
         assert view.condemned("k1") == {7: (2, "crash:SIGSEGV"), 3: (2, "cpu_limit")}
         assert view.condemned("k2") == {7: (1, "memory")}
@@ -156,9 +163,8 @@ def test_quarantine_entries_outside_records_are_still_read(tmp_path):
         assert log.epoch == 2 and log.quarantined(["s1"]).keys() == {"d1", "d2"}
 
 
-def test_second_driver_is_refused_then_takes_over_and_the_first_is_fenced(store, monkeypatch):
-    monkeypatch.setattr(store_log, "HEARTBEAT_S", 3600)  # the first one hears of it when it commits, not before
-    first = Log.open(store, run="first")
+def test_second_driver_is_refused_then_takes_over_and_the_first_is_fenced(store):
+    first = Log.open(store, run="first", threaded=False)     # it hears of the second when it commits, not before
     first.append(record("mine"))
     first.flush()
     with pytest.raises(Held, match=r"run 'first' \(host .*, process \d+\).*--takeover"):
@@ -179,18 +185,18 @@ def test_second_driver_is_refused_then_takes_over_and_the_first_is_fenced(store,
     assert Log.read(store).get("late").attempt == "00000002-00000000"
 
 
-def test_fencing_met_in_the_background_reaches_the_driver(store, monkeypatch):
-    monkeypatch.setattr(store_log, "SEGMENT_S", 0.05)
-    monkeypatch.setattr(store_log, "HEARTBEAT_S", 3600)
-    first, idle = Log.open(store, run="first"), Log.open(store, run="idle", takeover=True)
+def test_fencing_met_in_the_background_reaches_the_driver(store):
+    clock = VirtualClock()
+    first = Log.open(store, run="first", clock=clock, threaded=False)
+    idle = Log.open(store, run="idle", takeover=True, clock=clock, threaded=False)
     idle.verify()
     Log.open(store, run="second", takeover=True).close()
     with pytest.raises(Fenced, match="run 'second'"):
         idle.verify()
     idle.close()
     first.append(record("late"))
-    first._thread.join(60)
-    assert not first._thread.is_alive()
+    clock.sleep(store_log.SEGMENT_S)
+    assert not first.tend()
     with pytest.raises(Fenced):
         first.close()
     first.close()                                        # said once
@@ -222,34 +228,26 @@ def test_dead_process_on_this_machine_is_seen_at_once(tmp_path, caplog):
 
 def test_elsewhere_the_heartbeat_decides(store, monkeypatch):
     monkeypatch.setattr(store_log, "alive", lambda holder: None)
-    monkeypatch.setattr(store_log, "HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(store_log, "SEGMENT_S", 0.1)
-    monkeypatch.setattr(store_log, "PATIENCE_S", 60.0)   # it lives, however long a heartbeat takes on this disk
-    first = Log.open(store, run="first")
+    clock = VirtualClock()
+    first = Log.open(store, run="first", clock=clock, threaded=False)
     with pytest.raises(Held, match="first"):
-        Log.open(store)
-    monkeypatch.setattr(store_log, "PATIENCE_S", 1.0)
-    first._stop.set()                                    # the process stands still
-    first._thread.join()
-    began = time.monotonic()
-    second = Log.open(store)
+        Log.open(store, clock=VirtualClock(asleep=lambda seconds: (clock.sleep(seconds), first.tend())))
+    assert clock.time == store_log.HEARTBEAT_S           # it was watched until it beat
+    second = Log.open(store, clock=clock, threaded=False)                # the process stands still
     assert second.epoch == 2
-    assert time.monotonic() - began >= 1.0
-    first._closed = True
+    assert clock.time == store_log.HEARTBEAT_S + store_log.PATIENCE_S
     second.close()
 
 
-def test_a_driver_that_was_taken_over_leaves_no_heartbeat_behind(store, monkeypatch):
-    monkeypatch.setattr(store_log, "HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(store_log, "SEGMENT_S", 0.1)
-    first = Log.open(store, run="first")
-    with first._lock:                                    # it stands still
-        second = Log.open(store, takeover=True)
-        second.collect_garbage()
-    deadline = time.monotonic() + 60
-    while first._failed is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert isinstance(first._failed, Fenced)
+def test_a_driver_that_was_taken_over_leaves_no_heartbeat_behind(store):
+    clock = VirtualClock()
+    first = Log.open(store, run="first", clock=clock, threaded=False)
+    second = Log.open(store, takeover=True)
+    second.collect_garbage()
+    clock.sleep(store_log.HEARTBEAT_S)
+    first.tend()
+    with pytest.raises(Fenced):
+        first.flush()
     assert list(store.list("log/heartbeat")) == ["log/heartbeat/00000002.json"]
     second.close()
 
@@ -445,19 +443,18 @@ def test_a_challenger_that_stood_still_has_not_watched(store, monkeypatch):
     """The machine of both stops for longer than anybody waits: the holder, which could not write either, is no deader
     than its challenger."""
     monkeypatch.setattr(store_log, "alive", lambda holder: None)
-    monkeypatch.setattr(store_log, "HEARTBEAT_S", 3600)
-    first, now, naps = Log.open(store, run="first"), time.monotonic, []
+    first, naps = Log.open(store, run="first", clock=(clock := VirtualClock()), threaded=False), []
 
-    def sleep(seconds: float) -> None:
+    def asleep(seconds: float) -> None:
         naps.append(seconds)
+        challenger.time += 60
         if len(naps) == 3:                               # after it, both go on
-            first._beat()
-    monkeypatch.setattr(store_log, "time", SimpleNamespace(
-        sleep=sleep, time=time.time, monotonic=lambda: now() + 60 * bool(naps)))
+            clock.sleep(store_log.HEARTBEAT_S)
+            first.tend()
+    challenger = VirtualClock(asleep=asleep)
     with pytest.raises(Held, match="first"):
-        Log.open(store)
+        Log.open(store, clock=challenger)
     assert len(naps) == 3
-    monkeypatch.undo()
     first.close()
 
 
@@ -541,7 +538,7 @@ def test_doubtful_puts_are_settled_by_the_nonce(moody):
 
 
 def test_put_that_never_gets_through_is_final(moody, monkeypatch):
-    monkeypatch.setattr(store_log.time, "sleep", lambda s: None)
+    monkeypatch.setattr(moody.remote, "clock", VirtualClock())
     log = Log.open(moody)
     Moody.mood[:] = ["lost request"] * 20
     log.append(record("k"))
@@ -660,7 +657,7 @@ def test_who_is_taken_over_while_it_collects_garbage_stops(store, tmp_path, monk
         if path in lists and not drivers:                # not the probe that the second one removes as it opens
             drivers.append(Log.open(store, run="second", takeover=True))
         remove(self, path)
-    monkeypatch.setattr(store, "map", map)               # one after the other, as on a disk
+    monkeypatch.setattr(store, "map", lambda call, items, most=0: map(call, items))   # in turn, as on a disk
     monkeypatch.setattr(Store, "remove", takes_long)
     with pytest.raises(Fenced, match="second"):
         first.collect_garbage()

@@ -9,9 +9,9 @@ import pytest
 
 from pipeline.cli.app import run_command
 from pipeline.plan.inputs import list_source
-from pipeline.store import retry
 from pipeline.store.fs import StoreError
-from pipeline.store.remote import PROBE_S, connect
+from pipeline.store.remote import PROBE_S, Remote, connect
+from tests.simulate.clock import VirtualClock
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def nobody(monkeypatch):
         raise AssertionError("waited")
 
     monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr(retry.time, "sleep", wait)
+    monkeypatch.setattr(Remote, "clock", VirtualClock(asleep=wait))
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     return tried
@@ -71,7 +71,7 @@ def test_a_web_server_that_fails_is_asked_again_and_not_taken_for_one_without_th
 
     remote = connect("http://127.0.0.1:9")
     monkeypatch.setattr(remote.fs, "info", info)
-    monkeypatch.setattr(retry.time, "sleep", lambda _: None)
+    monkeypatch.setattr(remote, "clock", VirtualClock())
     entry = remote.head("a.txt")
     assert entry is not None and entry.size == 3 and answers == []
     answers += [ValueError("404")]
@@ -90,7 +90,6 @@ def test_a_hub_that_is_switched_off_is_not_asked_ten_times(monkeypatch):
 
     monkeypatch.setattr("pipeline.store.remote.Remote.reach", lambda self: None)
     monkeypatch.setattr("huggingface_hub.HfFileSystem.glob", off)
-    monkeypatch.setattr(retry.time, "sleep", lambda _: asked.append("waited"))
     with pytest.raises(StoreError, match="HF_HUB_OFFLINE is set: unset it"):
         list_source("s", ["hf://datasets/u/d/*.jsonl"])
     assert asked == [1]

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+from tests.simulate.clock import VirtualClock
 from trainer.base.config import ConfigError
 
 launcher = pytest.importorskip("trainer.launch.ray", reason="needs ray")
@@ -91,27 +92,26 @@ def test_ranks_leave_a_node_that_is_drained_with_a_checkpoint(monkeypatch, capsy
 @pytest.fixture
 def cluster(monkeypatch):
     """`room` on a cluster with so many GPUs in all and so many free; time passes with every wait."""
-    clock = SimpleNamespace(now=0.0)
+    clock, gpus = VirtualClock(), SimpleNamespace()
 
     class Group:
         def __init__(self, bundles):
             self.size = len(bundles)
 
         def wait(self, seconds):
-            clock.now += seconds
-            return self.size <= clock.free(clock.now)
+            clock.sleep(seconds)
+            return self.size <= gpus.free(clock.time)
 
-    monkeypatch.setattr(launcher.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(launcher, "placement_group", lambda bundles, strategy: Group(bundles))
     monkeypatch.setattr(launcher, "remove_placement_group", lambda _group: None)
-    monkeypatch.setattr(launcher.ray, "cluster_resources", lambda: {"CPU": 999, "GPU": clock.total(clock.now)})
-    monkeypatch.setattr(launcher.ray, "available_resources", lambda: {"CPU": 999, "GPU": clock.free(clock.now)})
+    monkeypatch.setattr(launcher.ray, "cluster_resources", lambda: {"CPU": 999, "GPU": gpus.total(clock.time)})
+    monkeypatch.setattr(launcher.ray, "available_resources", lambda: {"CPU": 999, "GPU": gpus.free(clock.time)})
 
     def room(size, least, total, free, possible=lambda _n: True):
-        clock.now, clock.total, clock.free = 0.0, total, free
-        group, found = launcher.room({"CPU": 1, "GPU": 1}, size, least, possible)
+        clock.time, gpus.total, gpus.free = 0.0, total, free
+        group, found = launcher.room({"CPU": 1, "GPU": 1}, size, least, possible, clock)
         assert group.size == found
-        return found, clock.now
+        return found, clock.time
 
     return room
 

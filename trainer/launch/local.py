@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
+from pipeline.base.clock import SYSTEM, Clock
 from trainer.base.arguments import say
 from trainer.base.config import ConfigError
 from trainer.base.signals import stopping
@@ -75,19 +75,19 @@ def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[
             signal.signal(number, handler)
 
 
-def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+def wait(processes: Sequence[subprocess.Popen[bytes]], clock: Clock = SYSTEM) -> int:
     """0 when all have ended well; otherwise the code of the first that did not (128 + n: of signal n), once the rest
     has ended by itself or has had the time to."""
     failed, since = 0, 0.0
     while True:
         codes = [p.poll() for p in processes]
         if not failed and (failed := next((c for c in codes if c), 0)):
-            since = time.monotonic()
+            since = clock.now()
             if failed < 0:                                   # who was killed could not say so
                 say(f"error: rank {codes.index(failed)} was ended by {signal.Signals(-failed).name}"
                     f"{' (the system does that when memory runs out)' if failed == -signal.SIGKILL else ''}; the "
                     f"other ranks are ended, too", sys.stderr)
         patience = STOPPED_S if failed > 128 else FAILED_S
-        if all(c is not None for c in codes) or (failed and time.monotonic() - since > patience):
+        if all(c is not None for c in codes) or (failed and clock.now() - since > patience):
             return 128 - failed if failed < 0 else failed
-        time.sleep(0.05)
+        clock.sleep(0.05)

@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -25,6 +24,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from pipeline.base.clock import SYSTEM, Clock
 from trainer.base.arguments import say
 from trainer.base.config import ConfigError
 
@@ -172,7 +172,8 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
             remove_placement_group(made)         # ends the actors, too
 
 
-def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int], bool]) -> tuple[Any, int]:
+def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int], bool],
+         clock: Clock = SYSTEM) -> tuple[Any, int]:
     """A placement group for `size` ranks, or for as many as there is room for, and how many those are.
 
     Fewer (not below `least`) will do at once when the living nodes could not hold all of them, and after a minute when
@@ -181,10 +182,10 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
     def ask(ranks: int) -> Any:
         return placement_group([bundle] * ranks, strategy="PACK")
 
-    since = said = time.monotonic()
+    since = said = clock.now()
     group = ask(size)
     while not group.wait(2):
-        now, free = time.monotonic(), ray.available_resources()
+        now, free = clock.now(), ray.available_resources()
         lacking = any(ray.cluster_resources().get(kind, 0) < n * size for kind, n in bundle.items())
         fits = min(int(free.get(kind, 0) / n) for kind, n in bundle.items())
         fits = next((n for n in range(min(fits, size - 1), least - 1, -1) if possible(n)), 0)
