@@ -305,7 +305,7 @@ def plain(spec: dict[str, Any], vocab: int, micro: int, sharded: bool, smoke: bo
     import torch.distributed as dist
     import torch.nn.functional as F
 
-    from trainer.model.transformer import ModelConfig
+    from trainer.model.config import ModelConfig
     from trainer.observe.mfu import peak, step_flops
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

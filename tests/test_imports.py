@@ -13,11 +13,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
+#: the trainer's settings, which the recipe's checker reads: they import no torch
+SETTINGS = ("trainer.base.config", "trainer.model.config", "trainer.loop.config")
 #: who may import whom: a package, and the prefixes of the project's own modules it may import
 ALLOWED = {
     "stages": ("stages", "pipeline.base"),
     "tokenizer": ("tokenizer", "pipeline.base"),
-    "pipeline": ("pipeline", "stages", "tokenizer"),
+    "pipeline": ("pipeline", "stages", "tokenizer", *SETTINGS),
     "trainer": ("trainer", "tokenizer.shards", "tokenizer.mixture", "pipeline.base"),
 }
 #: folders of the first two depths, from the ground up: each imports only those before it, wherever in a file it does so
@@ -26,10 +28,11 @@ LAYERS = (
     "tokenizer.shards", "tokenizer.mixture", "tokenizer",
     "stages.text", "stages", "stages.scoring", "stages.read", "stages.adapters", "stages.dedup", "stages.scrub",
     "stages.filter", "stages.extract", "stages.models",
+    "trainer.base", "trainer.model", "trainer.parallel", "trainer.optim", "trainer.data", "trainer.checkpoint",
+    "trainer.observe", "trainer.loop",
     "pipeline.store", "pipeline.engine", "pipeline.cluster", "pipeline.recipe", "pipeline.passes", "pipeline.plan",
     "pipeline.report", "pipeline", "pipeline.forecast",
-    "trainer.base", "trainer.model", "trainer.parallel", "trainer.optim", "trainer.data", "trainer.checkpoint",
-    "trainer.observe", "trainer.loop", "trainer", "trainer.launch", "trainer.tools",
+    "trainer", "trainer.launch", "trainer.tools",
     "pipeline.cli",
 )
 #: the most circles of files: a curriculum and its order, a store and its kinds of storage, HTML engines that ask others
@@ -250,6 +253,20 @@ def test_trainer_may_import_the_shards_but_not_the_tokenizer(tmp_path, monkeypat
     assert broken_rules(path) == []
     path.write_text("from tokenizer import train\nimport stages.filter.c4\n")
     assert [line.split()[-1] for line in broken_rules(path)] == ["tokenizer.train", "stages.filter.c4"]
+
+
+def test_settings_of_the_trainer_need_no_torch():
+    """The recipe's checker imports them, for every setting of every optimiser, where only the pipeline is installed."""
+    program = """
+import sys
+sys.modules["torch"] = None
+from trainer.base.config import keys_of
+from trainer.loop.config import TrainConfig
+print(*keys_of(TrainConfig, "train")["train.optimizer"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {"kind", "lr", "betas", "scaling"} <= set(done.stdout.split())
 
 
 def test_mix_and_shards_import_without_the_extras():

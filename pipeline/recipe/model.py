@@ -7,7 +7,7 @@ import json
 import os
 import re
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -27,10 +27,12 @@ from pipeline.recipe.marks import Marks, dump_yaml
 from stages.stage import file_sha256
 from tokenizer.mixture.curriculum import RATES, CurriculumError
 from tokenizer.mixture.resolve import own_rate
+from trainer.base.config import names
+from trainer.model.config import RopeScaling
 
-#: kinds and keys of trainer.model.rope.RopeScaling
-ROPE_SCALINGS = ("linear", "llama3", "yarn")
-ROPE_SCALING_KEYS = ("kind", "factor", "original", "low", "high", "beta_fast", "beta_slow", "attention_factor")
+#: methods and keys of a phase's `rope_scaling`
+ROPE_SCALINGS = get_args(get_type_hints(RopeScaling)["kind"])
+ROPE_SCALING_KEYS = names(RopeScaling)
 
 
 class Model(BaseModel):
@@ -100,7 +102,7 @@ def _rate(value: Any) -> Any:
 
 
 def _rope_scaling(value: Any) -> Any:
-    """The keys of trainer.model.rope.RopeScaling, which needs torch; its values are the trainer's."""
+    """A mapping with the keys of `RopeScaling`; the trainer checks their values."""
     if not isinstance(value, dict) or value.get("kind") not in ROPE_SCALINGS or "factor" not in value:
         raise ValueError(f"give kind ({', '.join(ROPE_SCALINGS)}) and factor, e.g. {{kind: yarn, factor: 4, original: "
                          f"4096}}; got {value!r}")

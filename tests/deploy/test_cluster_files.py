@@ -331,7 +331,7 @@ def test_a_recipe_for_gpu_nodes_is_what_its_head_says(tmp_path, name, ranks, gig
     from pipeline.recipe import load_recipe
     from tokenizer.mixture.resolve import resolve
     from trainer.base.config import build
-    from trainer.loop.run import TrainConfig
+    from trainer.loop.config import TrainConfig
     from trainer.observe.mfu import step_flops
 
     path = DEPLOY / "train" / f"{name}.yaml"

@@ -182,7 +182,8 @@ def test_losses_of_prompts_weigh_nothing(data):
     import torch.nn.functional as F
 
     from trainer.model.attention import document_mask
-    from trainer.model.transformer import ModelConfig, Transformer
+    from trainer.model.config import ModelConfig
+    from trainer.model.transformer import Transformer
 
     torch.manual_seed(0)
     first = data.curriculum.phases[1].start

@@ -15,13 +15,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from trainer import optim
 from trainer.base.config import build
 from trainer.loop import train as loop
-from trainer.loop.run import TrainConfig, open_run
+from trainer.loop.config import TrainConfig
+from trainer.loop.run import open_run
+from trainer.model.config import ModelConfig
 from trainer.model.init import initialise
 from trainer.model.tensor import local
-from trainer.model.transformer import ModelConfig, Transformer
+from trainer.model.transformer import Transformer
+from trainer.optim import build as optim
 from trainer.parallel.world import World, shard, world
 
 MODEL = ModelConfig(layers=2, width=36, heads=3, kv_heads=1, ffn=51, qk_norm=True)

@@ -15,11 +15,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from trainer.loop import train as loop
-from trainer.loop.generate import SampleConfig, generate
+from trainer.loop.config import SampleConfig
+from trainer.loop.generate import generate
 from trainer.loop.run import open_run
+from trainer.model.config import ModelConfig
 from trainer.model.init import initialise
-from trainer.model.transformer import ModelConfig, Transformer
-from trainer.parallel.world import ParallelConfig, World, arranged, clip, shard, world
+from trainer.model.transformer import Transformer
+from trainer.parallel.config import ParallelConfig
+from trainer.parallel.world import World, arranged, clip, shard, world
 from trainer.tools.doctor import copies_and_twins
 
 #: divides over two tensor ranks, and what is left divides over nothing

@@ -11,8 +11,9 @@ import torch
 from trainer.data.batches import Batch
 from trainer.model import attention
 from trainer.model.attention import BackEnd, attend, best, cumulative_lengths, document_mask, flash
+from trainer.model.config import ModelConfig
 from trainer.model.init import initialise
-from trainer.model.transformer import ModelConfig, Transformer
+from trainer.model.transformer import Transformer
 
 LENGTHS = ((11, 1, 20), (32,), (16, 16), (1, 1, 30))
 

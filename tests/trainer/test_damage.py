@@ -157,7 +157,8 @@ def test_an_older_damaged_one_ends_no_training(folder, whole, out, alone):
 def test_a_rewind_passes_a_damaged_one_over(folder, out, alone, monkeypatch):
     """The bytes are read before the ledger says where it went back to."""
     from trainer.checkpoint.ledger import Ledger
-    from trainer.loop.policy import RewindConfig, Suspicion, go_back
+    from trainer.loop.config import RewindConfig
+    from trainer.loop.policy import Suspicion, go_back
 
     flip(next((out / "checkpoints" / "step_00000012").glob("*/*.distcp")))
     ledger = Ledger(out, writes=True)

@@ -12,7 +12,7 @@ import yaml
 
 from trainer.__main__ import COMMANDS, parser
 from trainer.base.config import build
-from trainer.loop.run import TrainConfig
+from trainer.loop.config import TrainConfig
 from trainer.tools.edit import read_phases
 
 ROOT = Path(__file__).resolve().parents[2]

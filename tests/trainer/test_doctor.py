@@ -13,7 +13,8 @@ from tests.trainer.synthetic import make_run
 from trainer.__main__ import main
 from trainer.base.config import build
 from trainer.loop.run import open_run
-from trainer.model.transformer import ModelConfig, Transformer
+from trainer.model.config import ModelConfig
+from trainer.model.transformer import Transformer
 from trainer.parallel.world import shard
 from trainer.tools import doctor
 

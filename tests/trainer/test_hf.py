@@ -20,9 +20,9 @@ from trainer.checkpoint import hf
 from trainer.loop import train as loop
 from trainer.loop.run import open_run
 from trainer.model.attention import document_mask
+from trainer.model.config import ModelConfig, RopeScaling
 from trainer.model.init import initialise
-from trainer.model.rope import RopeScaling
-from trainer.model.transformer import ModelConfig, Transformer
+from trainer.model.transformer import Transformer
 from trainer.observe.metrics import read
 from trainer.parallel.world import world
 

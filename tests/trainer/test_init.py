@@ -7,11 +7,12 @@ import math
 import pytest
 import torch
 
-from trainer import optim
 from trainer.model.attention import document_mask
+from trainer.model.config import ModelConfig, role
 from trainer.model.init import full_value, initialise
-from trainer.model.transformer import ModelConfig, Transformer, role
-from trainer.optim import AdamWConfig
+from trainer.model.transformer import Transformer
+from trainer.optim import build as optim
+from trainer.optim.adamw import AdamWConfig
 
 WIDTHS = (32, 64, 128, 256)
 

@@ -8,7 +8,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.model.attention import document_mask
-from trainer.model.transformer import ModelConfig, Transformer
+from trainer.model.config import ModelConfig
+from trainer.model.transformer import Transformer
 from trainer.observe import mfu
 
 BASE = {"layers": 3, "width": 96, "heads": 6, "kv_heads": 2, "ffn": 160}

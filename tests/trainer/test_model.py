@@ -11,10 +11,11 @@ import torch
 from tokenizer.mixture.curriculum import Phase
 from trainer.base.config import ConfigError, build
 from trainer.model.attention import attend, cumulative_lengths, document_mask
+from trainer.model.config import ModelConfig, RopeScaling
 from trainer.model.init import full_value, initialise, parameter_seed
 from trainer.model.loss import IGNORE
-from trainer.model.rope import Rope, RopeScaling, rotate, rotation
-from trainer.model.transformer import ModelConfig, Transformer, phase_rope
+from trainer.model.rope import Rope, rotate, rotation
+from trainer.model.transformer import Transformer, base_rope, phase_rope
 
 SMALL = ModelConfig(layers=3, width=48, heads=6, kv_heads=2, ffn=80, qk_norm=True, nope_every=3)
 
@@ -177,7 +178,7 @@ def test_a_phase_has_positions_of_its_own():
     theirs = {"rope_theta": None, "rope_scaling": None}
     config = preset("1b")
     phase = Phase("long", 0, 1, 1, 32, 1, {"web": 1}, "stable", {}, "error", **theirs)
-    assert phase_rope(config, phase) == config.rope
+    assert phase_rope(config, phase) == base_rope(config)
     own = replace(phase, rope_theta=2e6, rope_scaling={"kind": "yarn", "factor": 4, "original": 4096})
     assert phase_rope(config, own) == Rope(2e6, RopeScaling("yarn", 4.0, 4096))
     with pytest.raises(ConfigError, match="phase 'long': rope_scaling"):
@@ -188,7 +189,7 @@ def test_a_phase_has_positions_of_its_own():
     before = model(tokens, mask)
     model.rope = Rope(50.0)
     assert not torch.allclose(before, model(tokens, mask), atol=1e-3)
-    model.rope = SMALL.rope
+    model.rope = base_rope(SMALL)
     assert torch.equal(before, model(tokens, mask))
 
 

@@ -110,8 +110,9 @@ def test_newton_schulz_brings_singular_values_near_one(dtype):
 
 
 def test_other_parameters_learn_by_adamw_at_their_own_rate(alone):
-    from trainer import optim
-    from trainer.model.transformer import ModelConfig, Transformer
+    from trainer.model.config import ModelConfig
+    from trainer.model.transformer import Transformer
+    from trainer.optim import build as optim
 
     torch.manual_seed(0)
     model = Transformer(ModelConfig(layers=1, width=16, heads=2, tie=False), 50)

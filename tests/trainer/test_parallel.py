@@ -20,11 +20,13 @@ from trainer.checkpoint import checkpoints as ckpt
 from trainer.loop import train as loop
 from trainer.loop.run import open_run
 from trainer.model.attention import document_mask
+from trainer.model.config import ModelConfig
 from trainer.model.init import initialise
 from trainer.model.tensor import PLAN, placement
-from trainer.model.transformer import ModelConfig, Transformer
+from trainer.model.transformer import Transformer
 from trainer.observe.metrics import read
-from trainer.parallel.world import Every, ParallelConfig, arranged, clip, shard, world
+from trainer.parallel.config import Every, ParallelConfig
+from trainer.parallel.world import arranged, clip, shard, world
 
 
 @pytest.fixture(scope="module")

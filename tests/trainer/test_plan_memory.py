@@ -10,8 +10,10 @@ import torch
 from tests.trainer.synthetic import make_run
 from trainer.__main__ import main
 from trainer.base.config import ConfigError, build
-from trainer.loop.run import TrainConfig, open_run
-from trainer.model.transformer import ModelConfig, Transformer
+from trainer.loop.config import TrainConfig
+from trainer.loop.run import open_run
+from trainer.model.config import ModelConfig
+from trainer.model.transformer import Transformer
 from trainer.tools.memory import (
     FILL,
     MEMORY,

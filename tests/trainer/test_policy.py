@@ -23,7 +23,8 @@ from trainer.base.config import ConfigError, TrainingError
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.ledger import Ledger
 from trainer.loop import train as loop
-from trainer.loop.policy import Guard, Policy, RewindConfig, Seen, StabilityConfig, Suspicion, TriggerConfig, way_back
+from trainer.loop.config import RewindConfig, StabilityConfig, TriggerConfig
+from trainer.loop.policy import Guard, Policy, Seen, Suspicion, way_back
 from trainer.loop.run import Step, open_run
 from trainer.loop.train import train
 from trainer.loop.worst import WorstRows, read_worst

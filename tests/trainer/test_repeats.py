@@ -9,8 +9,9 @@ from tests.trainer.synthetic import EOS, make_run
 from trainer.data.batches import Data
 from trainer.loop.run import open_run
 from trainer.loop.train import train
+from trainer.model.config import RepeatsConfig
 from trainer.model.loss import IGNORE
-from trainer.model.repeats import RepeatsConfig, repeated
+from trainer.model.repeats import repeated
 from trainer.observe.metrics import read
 
 

@@ -16,17 +16,18 @@ import numpy as np
 import pytest
 
 from tests.trainer.synthetic import make_run
-from trainer import optim
 from trainer.__main__ import main
 from trainer.base.signals import interruptions, request_stop
 from trainer.checkpoint import checkpoints as ckpt
+from trainer.loop.config import SampleConfig
 from trainer.loop.evaluate import unigram_entropy
-from trainer.loop.generate import SampleConfig, load_tokenizer
+from trainer.loop.generate import load_tokenizer
 from trainer.loop.run import TrainingError, open_run
 from trainer.loop.train import train
 from trainer.loop.window import clock
 from trainer.observe.metrics import Metrics, read
 from trainer.observe.plot import smooth, svg, thin, ticks
+from trainer.optim import build as optim
 
 ROOT = Path(__file__).resolve().parents[2]
 

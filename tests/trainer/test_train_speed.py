@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import train_speed
 from tests.chaos.processes import alive, until
-from trainer.model.transformer import ModelConfig
+from trainer.model.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,7 +1,8 @@
 """Configuration: a YAML mapping becomes frozen dataclasses, and a typo becomes an error that says what was meant.
 
-The dataclasses live beside the classes they configure (`ModelConfig` in model.py, `ScheduleConfig` in schedule.py, …);
-`trainer.loop.train.TrainConfig` puts them together. `build` is the only thing that turns mappings into them.
+The dataclasses live beside the classes they configure, in modules that import no torch (`trainer/model/config.py`,
+`trainer/optim/config.py`, …); `trainer.loop.config.TrainConfig` puts them together. `build` alone turns mappings into
+them, and `keys_of` says which keys there are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NewType, TypeVar, Union
+from typing import Any, ClassVar, Literal, NewType, Protocol, TypeVar, Union
 
 import yaml
 
@@ -48,7 +49,7 @@ def build(cls: type[T], value: Any, where: str) -> T:
     that is a word of Python (`for`) has a field with an underscore after it.
     """
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: expected a mapping with keys {names(cls)}, got {value!r}")
+        raise ConfigError(f"{where}: expected a mapping with keys {', '.join(names(cls))}, got {value!r}")
     value = dict(value)
     hints = typing.get_type_hints(cls)
     fields = {f.name.removesuffix("_"): f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -87,8 +88,6 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             return None
         inner = [a for a in args if a is not type(None)]
         classes = [a for a in inner if dataclasses.is_dataclass(a)]
-        if len(classes) > 1:
-            return by_kind(classes, value, where)
         return convert(classes[0] if classes and isinstance(value, Mapping) else inner[0], value, where)
     if origin is Literal:
         if value not in args:
@@ -101,7 +100,9 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         if len(kinds) != len(value):
             raise ConfigError(f"{where}: expected {len(kinds)} values, got {len(value)}")
         return tuple(convert(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value)))
-    if dataclasses.is_dataclass(hint):
+    if hasattr(hint, "variants"):
+        return by_kind(hint, value, where)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return build(hint, value, where)
     if hint is Count:
         try:
@@ -127,20 +128,53 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     raise ConfigError(f"{where}: expected {kind}, got {value!r}")
 
 
-def by_kind(classes: list[Any], value: Any, where: str) -> Any:
-    """One of several dataclasses, by `kind` (without it the first). A key that another of them has is told so."""
-    kinds = {cls.kind: cls for cls in classes}
+class Variants(Protocol):
+    """A config class that stands for several: each is chosen by its `kind`, and loaded when it is."""
+
+    DEFAULT: ClassVar[str]
+
+    @classmethod
+    def variants(cls) -> Mapping[str, Variant]: ...
+
+
+class Variant(Protocol):
+    """One of them, whose keys are known before its class is loaded."""
+
+    @property
+    def keys(self) -> tuple[str, ...]: ...
+
+    def load(self) -> type: ...
+
+
+def by_kind(cls: type[Variants], value: Any, where: str) -> Any:
+    """A config of the class that `kind` chooses. A key that another of them has is told so."""
+    kinds = cls.variants()
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping with kind: {', '.join(kinds)}, got {value!r}")
-    kind = value.get("kind", classes[0].kind)
+    kind = value.get("kind", cls.DEFAULT)
     if kind not in kinds:
         raise ConfigError(f"{where}.kind: {kind!r} is not one of {', '.join(kinds)}{meant(str(kind), kinds)}")
     for key in value:
-        others = [k for k, cls in kinds.items() if key in names(cls).split(", ")]
+        others = [name for name, variant in kinds.items() if key in variant.keys]
         if others and kind not in others:
             raise ConfigError(f"{where}.{key}: belongs to kind: {' and '.join(others)}, not to {kind}; remove it, or "
                               f"write kind: {others[0]}")
-    return build(kinds[kind], value, where)
+    return build(kinds[kind].load(), value, where)
+
+
+def keys_of(cls: type, path: str) -> dict[str, list[str]]:
+    """The keys a config may have, and those of the mappings in it, by path: {'train': ['model', …], 'train.model': …}.
+    Of a class with variants the keys of them all. Imports nothing."""
+    if hasattr(cls, "variants"):
+        known = list(dict.fromkeys(key for variant in cls.variants().values() for key in variant.keys))
+    else:
+        known = [*(["preset"] if hasattr(cls, "PRESETS") else []), *names(cls)]
+    result = {path: known}
+    for field, hint in typing.get_type_hints(cls).items():
+        for inner in typing.get_args(hint) or (hint,):
+            if isinstance(inner, type) and dataclasses.is_dataclass(inner):
+                result |= keys_of(inner, f"{path}.{field.removesuffix('_')}")
+    return result
 
 
 def meant(word: str, known: Any) -> str:
@@ -148,8 +182,9 @@ def meant(word: str, known: Any) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def names(cls: type) -> str:
-    return ", ".join(f.name.removesuffix("_") for f in dataclasses.fields(cls))
+def names(cls: type) -> list[str]:
+    """A config's keys as a recipe has them: `async` for the field `async_`."""
+    return [f.name.removesuffix("_") for f in dataclasses.fields(cls)]
 
 
 def override(mapping: dict[str, Any], assignment: str) -> None:

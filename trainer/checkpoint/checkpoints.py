@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,11 +40,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from trainer.base.config import Count
+from trainer.checkpoint.config import CheckpointConfig
 from trainer.parallel.world import World, reshard
 
 VERSION = 1
-NEVER = Count(0)
 #: folders of checkpoints, and not of the copies somebody may have put beside them
 STEP = "step_" + "[0-9]" * 8
 #: what COMPLETE is called once the checkpoint has turned out to be damaged
@@ -55,28 +54,6 @@ PATIENCE_S = 90
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written, found or used; the message names the folder and the remedy."""
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """`every`: steps between two checkpoints; the end of a phase has one, too. `async`: write in the background.
-
-    What stays: the latest `keep`, the first after every `keep_every` tokens ('1B'; 0: none), the `keep_best` ones with
-    the lowest held-out loss, and the ends of phases. `moments: bf16` stores the optimiser's moments in half the bytes
-    (AdamW: 8 instead of 12 bytes a parameter); a resume then starts from moments rounded to 3 digits, so it follows the
-    uninterrupted training closely but not bit for bit.
-    """
-
-    every: int = 200
-    keep: int = 2
-    keep_every: Count = NEVER
-    keep_best: int = 0
-    async_: bool = False
-    moments: Literal["fp32", "bf16"] = "fp32"
-
-    def check(self) -> None:
-        if self.every < 1 or self.keep < 1 or self.keep_best < 0:
-            raise ValueError("every and keep must be at least 1, keep_best at least 0")
 
 
 @dataclass(frozen=True)

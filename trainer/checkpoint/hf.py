@@ -24,9 +24,9 @@ from tokenizer.mixture.curriculum import Curriculum
 from trainer.base.config import ConfigError, build
 from trainer.checkpoint.checkpoints import Checkpoint, CheckpointError, Reader
 from trainer.checkpoint.damage import damage
-from trainer.model.rope import RopeScaling
+from trainer.model.config import ModelConfig, RopeScaling
 from trainer.model.tensor import fill
-from trainer.model.transformer import ModelConfig, Transformer, phase_rope
+from trainer.model.transformer import Transformer, phase_rope
 
 #: features beyond Llama's → (architecture, model_type). One with two of them has none
 ARCHITECTURES = {

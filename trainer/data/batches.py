@@ -26,8 +26,9 @@ from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
 from trainer.model.attention import DocMask, Masking, cumulative_lengths, document_mask
+from trainer.model.config import RepeatsConfig
 from trainer.model.loss import IGNORE
-from trainer.model.repeats import RepeatsConfig, repeated
+from trainer.model.repeats import repeated
 
 
 @dataclass(frozen=True)

@@ -19,19 +19,6 @@ from trainer.parallel.world import World, reshard
 
 
 @dataclass(frozen=True)
-class EvaluateConfig:
-    """`every`: steps between two evaluations (there is one at the start and one at the end); `windows`: at most so many
-    held-out windows of each stream."""
-
-    every: int = 100
-    windows: int = 64
-
-    def check(self) -> None:
-        if self.every < 1 or self.windows < 1:
-            raise ValueError("every and windows must be at least 1")
-
-
-@dataclass(frozen=True)
 class Total:
     """Sums over the counted targets of one stream."""
 

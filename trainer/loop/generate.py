@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from trainer.loop.config import SampleConfig
 from trainer.model.attention import document_mask
 from trainer.parallel.world import World, reshard, uncompiled
-
-
-@dataclass(frozen=True)
-class SampleConfig:
-    """A sample is drawn at the end of training: up to `tokens` tokens after `prompt`; temperature 0: the likeliest."""
-
-    prompt: str = "The"
-    tokens: int = 64
-    temperature: float = 0.8
-    top_k: int = 50
-
-    def check(self) -> None:
-        if self.tokens < 0 or self.temperature < 0 or self.top_k < 1:
-            raise ValueError("tokens and temperature must be ≥ 0, top_k ≥ 1")
 
 
 @torch.no_grad()

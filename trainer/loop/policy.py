@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,71 +24,8 @@ from trainer.base.config import TrainingError
 from trainer.checkpoint.checkpoints import Checkpoint
 from trainer.checkpoint.damage import choose
 from trainer.checkpoint.ledger import Ledger
+from trainer.loop.config import RewindConfig, StabilityConfig
 from trainer.parallel.world import World
-
-
-@dataclass(frozen=True)
-class TriggerConfig:
-    """Either of: `skips` steps left out `within` so many steps; a loss that lies `loss_above` nats over the mean of the
-    accepted steps before it, `for` so many steps on end. What is not given does not trigger."""
-
-    skips: int | None = None
-    within: int = 50
-    loss_above: float | None = None
-    for_: int = 20
-
-    def check(self) -> None:
-        if self.skips is None and self.loss_above is None:
-            raise ValueError("give skips or loss_above (or both)")
-        if self.skips is not None and not 1 <= self.skips <= self.within:
-            raise ValueError("skips must lie between 1 and within")
-        if (self.loss_above is not None and self.loss_above <= 0) or self.for_ < 1:
-            raise ValueError("loss_above must be > 0, for at least 1")
-
-    @property
-    def span(self) -> int:
-        """Steps from the first suspect one to the one that triggers, at most."""
-        return max(self.within if self.skips else 0, self.for_ if self.loss_above else 0)
-
-
-@dataclass(frozen=True)
-class RewindConfig:
-    """`trigger` says when; `skip` steps are passed over, the first suspect step in their middle; at most `budget` times
-    in a run."""
-
-    trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
-    skip: int = 200
-    budget: int = 5
-
-    def check(self) -> None:
-        if self.budget < 1 or self.skip < 2 * self.trigger.span:
-            raise ValueError(f"budget must be at least 1, skip at least {2 * self.trigger.span}: twice the steps it "
-                             f"may take to notice (within, for), since the first suspect step is in its middle")
-
-
-@dataclass(frozen=True)
-class StabilityConfig:
-    """A step is left out when its loss or gradient norm is no number or more than `sigma` standard deviations above
-    the mean of the last `window` accepted steps (null: only when no number). The rule rests until `warm` steps of the
-    phase have been accepted: a new mixture has another loss.
-
-    Training ends with a report after `in_a_row` steps left out on end, or `most` within `window`. `worst_rows`: of how
-    many rows (samples) of each printed interval, those with the highest loss, worst_rows.jsonl keeps the loss.
-    """
-
-    sigma: float | None = 6.0
-    window: int = 128
-    warm: int = 128
-    in_a_row: int = 5
-    most: int = 20
-    rewind: RewindConfig | None = None
-    worst_rows: int = 20
-
-    def check(self) -> None:
-        if self.sigma is not None and self.sigma <= 0:
-            raise ValueError("sigma must be > 0, or null")
-        if min(self.window, self.warm) < 2 or min(self.in_a_row, self.most) < 1 or self.worst_rows < 0:
-            raise ValueError("window and warm must be at least 2, in_a_row and most at least 1, worst_rows at least 0")
 
 
 class Guard:

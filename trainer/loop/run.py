@@ -3,82 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Phase
-from trainer.base.config import ConfigError, Count, build, override, read_train
+from trainer.base.config import ConfigError, build, override, read_train
 from trainer.base.config import TrainingError as TrainingError
-from trainer.checkpoint.checkpoints import CheckpointConfig
 from trainer.data import remote
 from trainer.data.provenance import code
-from trainer.loop.evaluate import EvaluateConfig
-from trainer.loop.generate import SampleConfig
-from trainer.loop.policy import StabilityConfig
-from trainer.model.init import InitConfig
-from trainer.model.loss import LossConfig
+from trainer.loop.config import TrainConfig
+from trainer.model.config import LossConfig, ModelConfig
 from trainer.model.rope import Rope
-from trainer.model.transformer import ModelConfig, phase_rope
-from trainer.observe.alerts import AlertsConfig
-from trainer.observe.metrics import MetricsConfig
-from trainer.optim import AdamWConfig, OptimizerConfig
+from trainer.model.transformer import phase_rope
 from trainer.optim.schedule import Schedule, ScheduleConfig
-from trainer.parallel.world import ParallelConfig
-
-MICRO_BATCH = Count(16384)
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """The `train:` section. Sequence, batch and mixture are the curriculum's, by phase.
-
-    `seed` of the initial values; `clip` bounds the gradient norm; `micro_batch` is the number of tokens a rank computes
-    at once (memory), `precision` the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU), `compile` whether
-    each layer is compiled (`auto`: on CUDA), `log_every` how many steps lie between two printed lines and, on CUDA, two
-    synchronisations (metrics.jsonl has a line for every step).
-    `skip`: steps [first, stop), numbered as printed, that are passed over; of those ahead it may be changed on resume.
-    """
-
-    model: ModelConfig
-    optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    sample: SampleConfig = field(default_factory=SampleConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    stability: StabilityConfig = field(default_factory=StabilityConfig)
-    metrics: MetricsConfig = field(default_factory=MetricsConfig)
-    alerts: AlertsConfig = field(default_factory=AlertsConfig)
-    init: InitConfig = field(default_factory=InitConfig)
-    skip: tuple[tuple[int, int], ...] = ()
-    seed: int = 0
-    clip: float = 1.0
-    micro_batch: Count = MICRO_BATCH
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    compile: Literal["auto", True, False] = "auto"
-    log_every: int = 10
-
-    def check(self) -> None:
-        self.parallel.refuse(self.model)
-        if self.clip <= 0 or self.micro_batch < 1 or self.log_every < 1:
-            raise ValueError("clip must be > 0, micro_batch and log_every at least 1")
-        if self.checkpoint.keep_best and self.checkpoint.every % self.evaluate.every:
-            raise ValueError("checkpoint.keep_best: only a checkpoint with an evaluation can be the best: let "
-                             "checkpoint.every be a multiple of evaluate.every")
-        if not all(1 <= first < stop for first, stop in self.skip):
-            raise ValueError("skip is a list of [first, stop] step numbers from 1, stop itself being performed")
-
-    def identity(self) -> dict[str, Any]:
-        """What decides about the losses: a resume may not change it. Rounding apart, nothing else does, but for what a
-        person must be able to change when training goes wrong: `stability` and the `skip` that lies ahead, of which the
-        checkpoint and ledger.jsonl hold what they have done."""
-        return {"model": self.model.identity(), "optimizer": asdict(self.optimizer), "schedule": asdict(self.schedule),
-                "loss.z": self.loss.z, "loss.repeats": self.loss.repeats and asdict(self.loss.repeats),
-                "seed": self.seed, "clip": self.clip, "precision": self.precision,
-                **({"fp8": True} if self.parallel.fp8 else {}),
-                **({"init.from": self.init.from_} if self.init.from_ else {})}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer import optim
 from trainer.base.files import replace
 from trainer.base.signals import interruptions
 from trainer.checkpoint import checkpoints as ckpt
@@ -43,6 +42,7 @@ from trainer.observe import mfu
 from trainer.observe.goodput import Goodput
 from trainer.observe.noise import MicroNorms
 from trainer.observe.plot import write_plot
+from trainer.optim import build as optim
 from trainer.parallel.world import (
     World,
     arranged,

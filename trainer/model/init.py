@@ -8,21 +8,12 @@ alone, drawn whole and then sliced, so the model is the same for any world size,
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from trainer.model.config import ModelConfig, role
 from trainer.model.tensor import fill
-from trainer.model.transformer import ModelConfig, role
-
-
-@dataclass(frozen=True)
-class InitConfig:
-    """`from`: a folder in Hugging Face's layout (config.json, safetensors) whose weights training begins with, instead
-    of random ones: continued pretraining. `train.model` must be the same model; its positions may be stretched."""
-
-    from_: str | None = None
 
 
 def parameter_seed(seed: int, name: str) -> int:

@@ -7,30 +7,13 @@ z-loss (PaLM, arXiv 2204.02311 §5; OLMo 2) adds z · log²Z per token. The loss
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainer.model.repeats import RepeatsConfig
-
 #: target of a position that does not count
 IGNORE = -100
-
-
-@dataclass(frozen=True)
-class LossConfig:
-    """`z`: weight of log²Z; `chunk`: tokens projected to the vocabulary at a time (chunk · vocab · 4 bytes); `repeats`:
-    targets inside repeated n-grams do not count (null: they do)."""
-
-    z: float = 1e-5
-    chunk: int = 2048
-    repeats: RepeatsConfig | None = None
-
-    def check(self) -> None:
-        if self.z < 0 or self.chunk < 1:
-            raise ValueError("z must be ≥ 0 and chunk ≥ 1")
 
 
 def soft_cap(logits: Tensor, cap: float) -> Tensor:

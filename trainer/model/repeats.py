@@ -7,21 +7,7 @@ of the window is learned from. What is left out is a pure function of the window
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-
-
-@dataclass(frozen=True)
-class RepeatsConfig:
-    """Targets inside a span of at least `times` repetitions of 1 to `ngram` tokens do not count (defaults: OLMo 2)."""
-
-    ngram: int = 13
-    times: int = 32
-
-    def check(self) -> None:
-        if self.ngram < 1 or self.times < 2:
-            raise ValueError("ngram must be at least 1, times at least 2")
 
 
 def repeated(tokens: np.ndarray, ngram: int, times: int) -> np.ndarray:

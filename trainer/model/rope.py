@@ -10,42 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from trainer.base.config import Count
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How frequencies are stretched by `factor`; `original` is the context in tokens that was trained before.
-
-    `linear`: all of them (position interpolation, arXiv 2306.15595). `llama3`: wavelengths beyond original / `low`
-    wholly, those below original / `high` not at all, smoothly between (Llama 3.1). `yarn` (arXiv 2309.00071): pairs
-    that turn less than `beta_slow` times within `original` wholly, more than `beta_fast` times not at all, a ramp over
-    the pairs between; queries and keys grow by `attention_factor` (null: 0.1 · ln factor + 1).
-    """
-
-    kind: Literal["linear", "llama3", "yarn"]
-    factor: float
-    original: Count | None = None
-    low: float = 1.0
-    high: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-
-    def check(self) -> None:
-        if self.factor < 1:
-            raise ValueError(f"factor is how many times longer the context becomes, at least 1, not {self.factor}")
-        if self.kind != "linear" and not self.original:
-            raise ValueError(f"{self.kind} needs original: the tokens of context the model was trained on before")
-        if not (0 < self.low < self.high and 0 < self.beta_slow < self.beta_fast):
-            raise ValueError("low must be below high, beta_slow below beta_fast, and all above 0")
-        if self.attention_factor is not None and (self.kind != "yarn" or self.attention_factor <= 0):
-            raise ValueError("attention_factor belongs to yarn and must be above 0")
+from trainer.model.config import RopeScaling
 
 
 @dataclass(frozen=True)

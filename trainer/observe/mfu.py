@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from trainer.model.transformer import ModelConfig
+from trainer.model.config import ModelConfig
 
 #: Chowdhery et al. (PaLM, arXiv 2204.02311, appendix B): forward and backward of all matrices, and of attention over
 #: the full square; here over the squares of the documents, since attention does not leave them

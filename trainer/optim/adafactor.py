@@ -15,14 +15,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from trainer.model.tensor import local
-from trainer.optim.groups import Rates, Rule, like
+from trainer.optim.config import MupRule, OptimizerConfig
+from trainer.optim.groups import Rule, like
 
 #: floor of the second moment (its square), and of the size a parameter is taken to have
 EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3
 
 
 @dataclass(frozen=True)
-class AdafactorConfig(Rates):
+class AdafactorConfig(OptimizerConfig):
     """`lr` is relative: a step moves a parameter by at most `lr` (or 1 / √step, if less) of its own root mean square.
     `beta2_decay`: the second moments forget with 1 - step^beta2_decay; `update_clip`: most an update's root mean square
     may be."""
@@ -36,6 +37,15 @@ class AdafactorConfig(Rates):
         super().check()
         if self.beta2_decay >= 0 or self.update_clip <= 0:
             raise ValueError("beta2_decay must be < 0, update_clip > 0")
+
+    def mup_rule(self) -> MupRule:
+        return "unknown"
+
+    def state_bytes(self, parameters: int, matrices: int, width: int) -> float:
+        return 8.0 * parameters / width                             # a row and a column of each matrix
+
+    def build(self, groups: list[dict[str, Any]], device: torch.device) -> Adafactor:
+        return Adafactor(groups, self)
 
 
 def summed(x: Tensor, dim: int | None = None) -> Tensor:

@@ -8,20 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from trainer.optim.groups import Rates
-
-
-@dataclass(frozen=True)
-class Moments(Rates):
-    """What all of AdamW's kinds have. `betas`: decay of the two moments; `eps` keeps the quotient finite."""
-
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-
-    def check(self) -> None:
-        super().check()
-        if self.eps <= 0 or not all(0 <= b < 1 for b in self.betas):
-            raise ValueError("eps must be > 0, betas in [0, 1)")
+from trainer.optim.config import Moments
 
 
 @dataclass(frozen=True)
@@ -29,6 +16,9 @@ class AdamWConfig(Moments):
     """torch.optim.AdamW."""
 
     kind: Literal["adamw"] = "adamw"
+
+    def build(self, groups: list[dict[str, Any]], device: torch.device) -> AdamW:
+        return AdamW(groups, self)
 
 
 class AdamW(torch.optim.AdamW):

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.base.config import ConfigError
 from trainer.model.tensor import local
-from trainer.optim.adamw import Moments
+from trainer.optim.config import Moments
 from trainer.optim.groups import Rule, like
 
 BLOCK = 256
@@ -31,6 +31,12 @@ class AdamW8bitConfig(Moments):
     """The keys of adamw."""
 
     kind: Literal["adamw8bit"] = "adamw8bit"
+
+    def state_bytes(self, parameters: int, matrices: int, width: int) -> float:
+        return (2 + 8 / BLOCK) * parameters                         # and a scale for each block of each moment
+
+    def build(self, groups: list[dict[str, Any]], device: torch.device) -> AdamW8bit:
+        return AdamW8bit(groups, self)
 
 
 def levels(signed: bool) -> Tensor:

@@ -4,66 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.base.config import ConfigError
+from trainer.model.config import Role, role
 from trainer.model.tensor import local
-from trainer.model.transformer import role
+from trainer.optim.config import OptimizerConfig
 
-Role = Literal["matrix", "output", "embedding", "vector"]
 #: what a group of each is called, in the order of the table
 NAMES: dict[Role, str] = {"matrix": "matrices", "output": "output", "embedding": "embedding",
                           "vector": "norms and biases"}
 
 
-@dataclass(frozen=True)
-class Override:
-    """Parameters whose name `match` (a regular expression) finds: their rate times `lr`, and another weight decay."""
-
-    match: str
-    lr: float = 1.0
-    weight_decay: float | None = None
-
-    def check(self) -> None:
-        try:
-            re.compile(self.match)
-        except re.error as error:
-            raise ValueError(f"match: {self.match!r} is no regular expression: {error}") from None
-        if self.lr < 0 or (self.weight_decay or 0) < 0:
-            raise ValueError(f"lr (a factor) and weight_decay of {self.match!r} must be ≥ 0")
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What every kind of optimiser has. `lr` is the peak; the schedule multiplies it.
-
-    `embedding_lr`: peak of the embedding (null: that of the other vectors). A row moves only when its token occurs, so
-    a short run wants far more here (nanochat: 10 to 100 times): on 0.3 M tokens of a mixed corpus 0.02 beside an `lr`
-    of 0.001 gave a held-out loss of 5.97 nats, 0.002 for both 7.02. `weight_decay` is for matrices: embeddings (also
-    when they are the output, tied), norms and biases have none (SmolLM3, OLMo 2: there it does no good). `groups` says
-    otherwise by name; the first entry that matches counts.
-    """
-
-    kind: str = ""                # each kind's class says which
-    lr: float = 1e-3
-    embedding_lr: float | None = None
-    weight_decay: float = 0.1
-    groups: tuple[Override, ...] | None = None
-
-    def check(self) -> None:
-        if self.lr <= 0 or (self.embedding_lr is not None and self.embedding_lr <= 0) or self.weight_decay < 0:
-            raise ValueError("lr and embedding_lr must be > 0, weight_decay ≥ 0")
-
-    def peak(self, role: Role) -> float:
-        return self.embedding_lr if role == "embedding" and self.embedding_lr is not None else self.lr
-
-
-def grouped(config: Rates, parameters: Iterable[tuple[str, nn.Parameter]],
+def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]],
             factor: Callable[[str], float]) -> list[dict[str, Any]]:
     """Parameter groups for torch.optim, each with `name`, `role`, `peak` (the schedule's multiplicand), `weight_decay`.
 
@@ -111,7 +68,7 @@ def performed(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
 class Rule(torch.optim.Optimizer):
     """An optimiser whose step is `move` for the parameters of each group that have a gradient."""
 
-    def __init__(self, groups: list[dict[str, Any]], config: Rates) -> None:
+    def __init__(self, groups: list[dict[str, Any]], config: OptimizerConfig) -> None:
         super().__init__(groups, {"lr": config.lr, "weight_decay": 0.0})
 
     @torch.no_grad()

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from trainer.model.tensor import local
-from trainer.optim.groups import Rates, Rule
+from trainer.optim.config import OptimizerConfig
+from trainer.optim.groups import Rule
 
 
 @dataclass(frozen=True)
-class LionConfig(Rates):
+class LionConfig(OptimizerConfig):
     """Every entry moves by the rate itself, so it wants 3 to 10 times less `lr` and as much more `weight_decay` than
     AdamW (their product, the decay of a step, stays)."""
 
@@ -26,6 +27,12 @@ class LionConfig(Rates):
         super().check()
         if not all(0 <= b < 1 for b in self.betas):
             raise ValueError("betas must be in [0, 1)")
+
+    def state_bytes(self, parameters: int, matrices: int, width: int) -> float:
+        return 4.0 * parameters
+
+    def build(self, groups: list[dict[str, Any]], device: torch.device) -> Lion:
+        return Lion(groups, self)
 
 
 class Lion(Rule):

@@ -19,9 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from trainer.model.config import Role
 from trainer.model.tensor import local
-from trainer.optim.adamw import AdamW, Moments
-from trainer.optim.groups import Role, like, performed
+from trainer.optim.adamw import AdamW
+from trainer.optim.config import Moments, MupRule
+from trainer.optim.groups import like, performed
 
 #: of the quintic iteration (K. Jordan): steepest at 0, singular values end between 0.7 and 1.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -69,6 +71,15 @@ class MuonConfig(Moments):
         other = self.lr if self.adamw_lr is None else self.adamw_lr
         return self.embedding_lr if role == "embedding" and self.embedding_lr is not None else other
 
+    def mup_rule(self) -> MupRule:
+        return "applies" if self.scaling == "moonlight" else "inherent"
+
+    def state_bytes(self, parameters: int, matrices: int, width: int) -> float:
+        return 8.0 * parameters - 4.0 * matrices
+
+    def build(self, groups: list[dict[str, Any]], device: torch.device) -> Muon:
+        return Muon(groups, self, device)
+
 
 def newton_schulz(x: Tensor, steps: int) -> Tensor:
     """x [k, rows, cols] with all singular values brought near 1: about U·Vᵀ of each matrix's U·S·Vᵀ. In x's dtype."""
@@ -88,6 +99,9 @@ class Muon(AdamW):
     Matrices are sent and iterated on `device`, also when parameters are offloaded: in bfloat16, which is enough (the
     iteration corrects itself), on CPUs, where half precision is slow, in float32.
     """
+
+    #: the rule of groups that are no hidden matrices
+    REST = "AdamW"
 
     def __init__(self, groups: list[dict[str, Any]], config: MuonConfig, device: torch.device) -> None:
         super().__init__(groups, config)

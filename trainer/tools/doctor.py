@@ -227,7 +227,8 @@ def examine(run: Run, world: World, folder: Path) -> None:
     from trainer.model.init import initialise
     from trainer.model.transformer import Transformer
     from trainer.observe.metrics import read
-    from trainer.parallel.world import ParallelConfig, arranged, shard
+    from trainer.parallel.config import ParallelConfig
+    from trainer.parallel.world import arranged, shard
 
     alone = world.size == 1
     # a single rank is the yardstick: nothing divided
@@ -261,8 +262,7 @@ def examine(run: Run, world: World, folder: Path) -> None:
 
 def reduced(run: Run, out: Path, world: World) -> Run:
     """The run with its first layers, a few rows a step of its first phase, and the full rate from the first step."""
-    from trainer.loop.evaluate import EvaluateConfig
-    from trainer.loop.run import TrainConfig
+    from trainer.loop.config import EvaluateConfig, TrainConfig
     from trainer.optim.schedule import ScheduleConfig
 
     config, phase = run.config, run.curriculum.phases[0]

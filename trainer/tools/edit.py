@@ -44,7 +44,8 @@ def run(options: argparse.Namespace) -> int:
     from tokenizer.mixture.resolve import parse_count, place
     from trainer.base.config import ConfigError, build, override, read_train
     from trainer.checkpoint import checkpoints as ckpt
-    from trainer.loop.run import TrainConfig, differences, edits, open_run
+    from trainer.loop.config import TrainConfig
+    from trainer.loop.run import differences, edits, open_run
     from trainer.model.transformer import phase_rope
     from trainer.observe.metrics import scan
 

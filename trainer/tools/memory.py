@@ -13,9 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.base.config import ConfigError
-from trainer.loop.run import Run, TrainConfig
-from trainer.model.transformer import ModelConfig
-from trainer.parallel.world import Every, gathered
+from trainer.loop.config import TrainConfig
+from trainer.loop.run import Run
+from trainer.model.config import ModelConfig
+from trainer.parallel.config import Every
+from trainer.parallel.world import gathered
 
 #: share of a device's memory that a plan may fill
 FILL = 0.92
@@ -84,12 +86,7 @@ def optimizer_bytes(config: TrainConfig, vocab: int) -> float:
     """Bytes of optimiser state of the whole model."""
     all_parameters = config.model.parameters(vocab)
     matrices = config.model.matmul_parameters(vocab) - vocab * config.model.width
-    kind = config.optimizer.kind
-    if kind == "adafactor":                                           # a row and a column of each matrix
-        return 8.0 * all_parameters / config.model.width
-    if kind == "adamw8bit":                                           # and a scale for 256 of each moment
-        return (2 + 8 / 256) * all_parameters
-    return {"lion": 4.0 * all_parameters, "muon": 8.0 * all_parameters - 4.0 * matrices}.get(kind, 8.0 * all_parameters)
+    return config.optimizer.state_bytes(all_parameters, matrices, config.model.width)
 
 
 def checkpoint_bytes(config: TrainConfig, vocab: int) -> float:

@@ -1,0 +1,32 @@
+"""Settings of checkpoints. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.base.config import Count
+
+NEVER = Count(0)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """`every`: steps between two checkpoints; the end of a phase has one, too. `async`: write in the background.
+
+    What stays: the latest `keep`, the first after every `keep_every` tokens ('1B'; 0: none), the `keep_best` ones with
+    the lowest held-out loss, and the ends of phases. `moments: bf16` stores the optimiser's moments in half the bytes
+    (AdamW: 8 instead of 12 bytes a parameter); a resume then starts from moments rounded to 3 digits, so it follows the
+    uninterrupted training closely but not bit for bit.
+    """
+
+    every: int = 200
+    keep: int = 2
+    keep_every: Count = NEVER
+    keep_best: int = 0
+    async_: bool = False
+    moments: Literal["fp32", "bf16"] = "fp32"
+
+    def check(self) -> None:
+        if self.every < 1 or self.keep < 1 or self.keep_best < 0:
+            raise ValueError("every and keep must be at least 1, keep_best at least 0")

@@ -1,0 +1,161 @@
+"""The `train:` section: settings of the loop, and of every part it puts together. Imports no torch, so that a recipe is
+checked where no torch is installed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from trainer.base.config import Count
+from trainer.checkpoint.config import CheckpointConfig
+from trainer.model.config import InitConfig, LossConfig, ModelConfig
+from trainer.observe.alerts import AlertsConfig
+from trainer.observe.metrics import MetricsConfig
+from trainer.optim.config import OptimizerConfig, default
+from trainer.optim.schedule import ScheduleConfig
+from trainer.parallel.config import ParallelConfig
+
+MICRO_BATCH = Count(16384)
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """`every`: steps between two evaluations (there is one at the start and one at the end); `windows`: at most so many
+    held-out windows of each stream."""
+
+    every: int = 100
+    windows: int = 64
+
+    def check(self) -> None:
+        if self.every < 1 or self.windows < 1:
+            raise ValueError("every and windows must be at least 1")
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """A sample is drawn at the end of training: up to `tokens` tokens after `prompt`; temperature 0: the likeliest."""
+
+    prompt: str = "The"
+    tokens: int = 64
+    temperature: float = 0.8
+    top_k: int = 50
+
+    def check(self) -> None:
+        if self.tokens < 0 or self.temperature < 0 or self.top_k < 1:
+            raise ValueError("tokens and temperature must be ≥ 0, top_k ≥ 1")
+
+
+@dataclass(frozen=True)
+class TriggerConfig:
+    """Either of: `skips` steps left out `within` so many steps; a loss that lies `loss_above` nats over the mean of the
+    accepted steps before it, `for` so many steps on end. What is not given does not trigger."""
+
+    skips: int | None = None
+    within: int = 50
+    loss_above: float | None = None
+    for_: int = 20
+
+    def check(self) -> None:
+        if self.skips is None and self.loss_above is None:
+            raise ValueError("give skips or loss_above (or both)")
+        if self.skips is not None and not 1 <= self.skips <= self.within:
+            raise ValueError("skips must lie between 1 and within")
+        if (self.loss_above is not None and self.loss_above <= 0) or self.for_ < 1:
+            raise ValueError("loss_above must be > 0, for at least 1")
+
+    @property
+    def span(self) -> int:
+        """Steps from the first suspect one to the one that triggers, at most."""
+        return max(self.within if self.skips else 0, self.for_ if self.loss_above else 0)
+
+
+@dataclass(frozen=True)
+class RewindConfig:
+    """`trigger` says when; `skip` steps are passed over, the first suspect step in their middle; at most `budget` times
+    in a run."""
+
+    trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
+    skip: int = 200
+    budget: int = 5
+
+    def check(self) -> None:
+        if self.budget < 1 or self.skip < 2 * self.trigger.span:
+            raise ValueError(f"budget must be at least 1, skip at least {2 * self.trigger.span}: twice the steps it "
+                             f"may take to notice (within, for), since the first suspect step is in its middle")
+
+
+@dataclass(frozen=True)
+class StabilityConfig:
+    """A step is left out when its loss or gradient norm is no number or more than `sigma` standard deviations above
+    the mean of the last `window` accepted steps (null: only when no number). The rule rests until `warm` steps of the
+    phase have been accepted: a new mixture has another loss.
+
+    Training ends with a report after `in_a_row` steps left out on end, or `most` within `window`. `worst_rows`: of how
+    many rows (samples) of each printed interval, those with the highest loss, worst_rows.jsonl keeps the loss.
+    """
+
+    sigma: float | None = 6.0
+    window: int = 128
+    warm: int = 128
+    in_a_row: int = 5
+    most: int = 20
+    rewind: RewindConfig | None = None
+    worst_rows: int = 20
+
+    def check(self) -> None:
+        if self.sigma is not None and self.sigma <= 0:
+            raise ValueError("sigma must be > 0, or null")
+        if min(self.window, self.warm) < 2 or min(self.in_a_row, self.most) < 1 or self.worst_rows < 0:
+            raise ValueError("window and warm must be at least 2, in_a_row and most at least 1, worst_rows at least 0")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The `train:` section. Sequence, batch and mixture are the curriculum's, by phase.
+
+    `seed` of the initial values; `clip` bounds the gradient norm; `micro_batch` is the number of tokens a rank computes
+    at once (memory), `precision` the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU), `compile` whether
+    each layer is compiled (`auto`: on CUDA), `log_every` how many steps lie between two printed lines and, on CUDA, two
+    synchronisations (metrics.jsonl has a line for every step).
+    `skip`: steps [first, stop), numbered as printed, that are passed over; of those ahead it may be changed on resume.
+    """
+
+    model: ModelConfig
+    optimizer: OptimizerConfig = field(default_factory=default)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    stability: StabilityConfig = field(default_factory=StabilityConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    alerts: AlertsConfig = field(default_factory=AlertsConfig)
+    init: InitConfig = field(default_factory=InitConfig)
+    skip: tuple[tuple[int, int], ...] = ()
+    seed: int = 0
+    clip: float = 1.0
+    micro_batch: Count = MICRO_BATCH
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile: Literal["auto", True, False] = "auto"
+    log_every: int = 10
+
+    def check(self) -> None:
+        self.parallel.refuse(self.model)
+        if self.clip <= 0 or self.micro_batch < 1 or self.log_every < 1:
+            raise ValueError("clip must be > 0, micro_batch and log_every at least 1")
+        if self.checkpoint.keep_best and self.checkpoint.every % self.evaluate.every:
+            raise ValueError("checkpoint.keep_best: only a checkpoint with an evaluation can be the best: let "
+                             "checkpoint.every be a multiple of evaluate.every")
+        if not all(1 <= first < stop for first, stop in self.skip):
+            raise ValueError("skip is a list of [first, stop] step numbers from 1, stop itself being performed")
+
+    def identity(self) -> dict[str, Any]:
+        """What decides about the losses: a resume may not change it. Rounding apart, nothing else does, but for what a
+        person must be able to change when training goes wrong: `stability` and the `skip` that lies ahead, of which the
+        checkpoint and ledger.jsonl hold what they have done."""
+        return {"model": self.model.identity(), "optimizer": asdict(self.optimizer), "schedule": asdict(self.schedule),
+                "loss.z": self.loss.z, "loss.repeats": self.loss.repeats and asdict(self.loss.repeats),
+                "seed": self.seed, "clip": self.clip, "precision": self.precision,
+                **({"fp8": True} if self.parallel.fp8 else {}),
+                **({"init.from": self.init.from_} if self.init.from_ else {})}

@@ -1,0 +1,216 @@
+"""Settings of the model, its initial values and its loss. Imports no torch.
+
+Shapes: d width, H heads, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from trainer.base.config import Count
+
+#: what a parameter is to initial values, optimisers and muP
+Role = Literal["embedding", "output", "matrix", "vector"]
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How frequencies are stretched by `factor`; `original` is the context in tokens that was trained before.
+
+    `linear`: all of them (position interpolation, arXiv 2306.15595). `llama3`: wavelengths beyond original / `low`
+    wholly, those below original / `high` not at all, smoothly between (Llama 3.1). `yarn` (arXiv 2309.00071): pairs
+    that turn less than `beta_slow` times within `original` wholly, more than `beta_fast` times not at all, a ramp over
+    the pairs between; queries and keys grow by `attention_factor` (null: 0.1 · ln factor + 1).
+    """
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original: Count | None = None
+    low: float = 1.0
+    high: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+
+    def check(self) -> None:
+        if self.factor < 1:
+            raise ValueError(f"factor is how many times longer the context becomes, at least 1, not {self.factor}")
+        if self.kind != "linear" and not self.original:
+            raise ValueError(f"{self.kind} needs original: the tokens of context the model was trained on before")
+        if not (0 < self.low < self.high and 0 < self.beta_slow < self.beta_fast):
+            raise ValueError("low must be below high, beta_slow below beta_fast, and all above 0")
+        if self.attention_factor is not None and (self.kind != "yarn" or self.attention_factor <= 0):
+            raise ValueError("attention_factor belongs to yarn and must be above 0")
+
+
+def depth(layers: int) -> dict[str, Any]:
+    """nanochat's dial: the number of layers decides. Width 64 · layers, heads of width 128, multi-head attention with
+    QK-norm, ffn 8/3 of the width, embedding and output apart."""
+    return {"layers": layers, "width": 64 * layers, "heads": layers // 2, "qk_norm": True, "tie": False}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the decoder. The vocabulary is not here: it comes with the shards.
+
+    `kv_heads` 0 stands for as many as `heads`; `ffn` 0 for 8/3 of the width, rounded up to a multiple of 64 (Llama), or
+    4 times the width with `activation: relu2` (arXiv 2109.08668), which has two matrices instead of three.
+    `nope_every: k` leaves out RoPE in layers k, 2k, … (0: never); `rotary` is the share of a head that RoPE turns,
+    `rope_theta` and `rope_scaling` how (a phase may have its own). `masking: none` lets tokens attend to the documents
+    before theirs in the window. `softcap: c` bounds logits to c · tanh(logit / c) (0: not). `init_std` is the standard
+    deviation of every matrix; those that write into the residual stream have it divided by √(2 · layers) (GPT-2).
+
+    `mup: w` makes hyperparameters found at width w hold for this width (Tensor Programs V, arXiv 2203.03466, table 8,
+    for Adam): with m = width / w, matrices start with `init_std` / √m and learn at 1 / m of the rate, the output is
+    divided by m, and attention by D / 8 instead of √D (the same at D = 64). 0: not.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int = 0
+    ffn: int = 0
+    head_dim: int | None = None
+    tie: bool = True
+    qk_norm: bool = False
+    nope_every: int = 0
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    init_std: float = 0.02
+    activation: Literal["swiglu", "relu2"] = "swiglu"
+    rotary: float = 1.0
+    rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False
+    masking: Literal["document", "none"] = "document"
+    softcap: float = 0.0
+    mup: int = 0
+
+    #: fields that checkpoints of the first trainer do not know
+    LATER: ClassVar[frozenset[str]] = frozenset({"activation", "rotary", "rope_scaling", "qkv_bias", "masking",
+                                                 "softcap", "mup"})
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "tiny": {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 176},
+        "demo": {"layers": 4, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384, "qk_norm": True},
+        # SmolLM2-135M, -360M and -1.7B, Llama-3.2-1B, SmolLM3-3B (θ of its pretraining; its long-context phases have
+        # 2 M and 5 M), Qwen3-0.6B, Llama-3-8B: their published configurations
+        "135m": {"layers": 30, "width": 576, "heads": 9, "kv_heads": 3, "ffn": 1536, "rope_theta": 100_000.0},
+        "360m": {"layers": 32, "width": 960, "heads": 15, "kv_heads": 5, "ffn": 2560, "rope_theta": 100_000.0},
+        "1.7b": {"layers": 24, "width": 2048, "heads": 32, "kv_heads": 32, "ffn": 8192, "rope_theta": 130_000.0},
+        "1b": {"layers": 16, "width": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192, "rope_theta": 500_000.0,
+               "rope_scaling": {"kind": "llama3", "factor": 32.0, "low": 1.0, "high": 4.0, "original": 8192}},
+        "3b": {"layers": 36, "width": 2048, "heads": 16, "kv_heads": 4, "ffn": 11008, "nope_every": 4,
+               "rope_theta": 50_000.0, "norm_eps": 1e-6},
+        "qwen3-0.6b": {"layers": 28, "width": 1024, "heads": 16, "kv_heads": 8, "head_dim": 128, "ffn": 3072,
+                       "qk_norm": True, "rope_theta": 1_000_000.0, "norm_eps": 1e-6},
+        "8b": {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "tie": False,
+               "rope_theta": 500_000.0},
+        **{f"d{layers}": depth(layers) for layers in (4, 8, 12, 16, 20, 24, 32)},
+    }
+
+    def __post_init__(self) -> None:
+        if self.kv_heads == 0:
+            object.__setattr__(self, "kv_heads", self.heads)
+        if self.ffn == 0:
+            object.__setattr__(self, "ffn", 4 * self.width if self.activation == "relu2"
+                               else -(-8 * self.width // 3 // 64) * 64)
+
+    def check(self) -> None:
+        if min(self.layers, self.width, self.heads, self.kv_heads, self.ffn) < 1:
+            raise ValueError("layers, width, heads, kv_heads and ffn must be at least 1")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        if self.head_dim is None and self.width % self.heads:
+            raise ValueError(f"width ({self.width}) must be a multiple of heads ({self.heads}), or give head_dim")
+        if self.dim % 2:
+            raise ValueError(f"the head width is {self.dim}; RoPE turns pairs, so it must be even")
+        if not 0 < self.rotary <= 1 or self.rotated < 2 or self.rotated % 2:
+            raise ValueError(f"rotary ({self.rotary}) must be a share of the head width ({self.dim}) that is an even "
+                             f"number of dimensions; nope_every: 1 is a model without positions")
+        if min(self.softcap, self.mup, self.nope_every) < 0:
+            raise ValueError("softcap, mup and nope_every must be ≥ 0")
+
+    @property
+    def dim(self) -> int:
+        """Width of one head."""
+        return self.head_dim or self.width // self.heads
+
+    @property
+    def rotated(self) -> int:
+        """How many dimensions of a head RoPE turns."""
+        return int(self.dim * self.rotary)
+
+    @property
+    def scale(self) -> float:
+        """What products of queries and keys are multiplied with."""
+        return 8 / self.dim if self.mup else self.dim ** -0.5
+
+    @property
+    def width_ratio(self) -> float:
+        """m of muP: how many times wider than the model whose hyperparameters are used (1 without muP)."""
+        return self.width / self.mup if self.mup else 1.0
+
+    def rate(self, name: str) -> float:
+        """muP's factor on the learning rate of the parameter `name`, for optimisers that normalise (Adam, Lion)."""
+        return 1 / self.width_ratio if role(name) == "matrix" else 1.0
+
+    def identity(self) -> dict[str, Any]:
+        """All fields as plain values, without later ones that are not used: what a checkpoint keeps."""
+        plain = asdict(self)
+        return {f.name: plain[f.name] for f in fields(self)
+                if f.name not in self.LATER or getattr(self, f.name) != f.default}
+
+    def matmul_parameters(self, vocab: int) -> int:
+        """Parameters that are multiplied with every token: all matrices and the output, not the embedding look-up."""
+        attention = self.width * self.dim * (2 * self.heads + 2 * self.kv_heads)
+        mlp = (2 if self.activation == "relu2" else 3) * self.width * self.ffn
+        return self.layers * (attention + mlp) + vocab * self.width
+
+    def parameters(self, vocab: int) -> int:
+        norms = self.width * (2 * self.layers + 1) + (2 * self.dim * self.layers if self.qk_norm else 0)
+        biases = self.layers * self.dim * (self.heads + 2 * self.kv_heads) if self.qkv_bias else 0
+        return self.matmul_parameters(vocab) + norms + biases + (0 if self.tie else vocab * self.width)
+
+
+def role(name: str) -> Role:
+    """What the parameter `name` is to initial values, optimisers and muP; gains and biases are vectors."""
+    if name.startswith("embed."):
+        return "embedding"                        # also the output, when tied
+    if name.startswith("head."):
+        return "output"
+    return "vector" if name.endswith("bias") or "norm" in name else "matrix"
+
+
+@dataclass(frozen=True)
+class RepeatsConfig:
+    """Targets inside a span of at least `times` repetitions of 1 to `ngram` tokens do not count (defaults: OLMo 2)."""
+
+    ngram: int = 13
+    times: int = 32
+
+    def check(self) -> None:
+        if self.ngram < 1 or self.times < 2:
+            raise ValueError("ngram must be at least 1, times at least 2")
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """`z`: weight of log²Z; `chunk`: tokens projected to the vocabulary at a time (chunk · vocab · 4 bytes); `repeats`:
+    targets inside repeated n-grams do not count (null: they do)."""
+
+    z: float = 1e-5
+    chunk: int = 2048
+    repeats: RepeatsConfig | None = None
+
+    def check(self) -> None:
+        if self.z < 0 or self.chunk < 1:
+            raise ValueError("z must be ≥ 0 and chunk ≥ 1")
+
+
+@dataclass(frozen=True)
+class InitConfig:
+    """`from`: a folder in Hugging Face's layout (config.json, safetensors) whose weights training begins with, instead
+    of random ones: continued pretraining. `train.model` must be the same model; its positions may be stretched."""
+
+    from_: str | None = None

@@ -1,0 +1,47 @@
+"""The optimiser of a training, from its settings.
+
+Every optimiser keeps tensors only in `.state[parameter]` (checkpoints save them by the parameter's name) and takes
+`optimizer.found_inf`: a 0-d device tensor that, if not 0, makes `step()` leave parameters, moments and step counters as
+they were, without the host ever asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from trainer.base.config import ConfigError
+from trainer.optim.config import OptimizerConfig
+from trainer.optim.groups import grouped
+from trainer.parallel.world import World
+
+
+def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]], world: World,
+          factor: Callable[[str], float] = lambda name: 1.0) -> torch.optim.Optimizer:
+    """The optimiser over `model.named_parameters()` (sharded or not), one object whatever the kind.
+
+    `factor` (`ModelConfig.rate`) is muP's on the rate of a parameter, by name: of optimisers that bring an update to a
+    fixed size per entry. Muon's spectral scalings need none, they know the width by themselves.
+    Raises ConfigError when an entry of `train.optimizer.groups` matches nothing.
+    """
+    named = list(parameters)
+    rule = config.mup_rule()
+    if rule == "unknown" and any(factor(name) != 1 for name, _ in named):
+        raise ConfigError(f"train.model.mup: its rules are not for the relative rates of {config.kind}; use "
+                          "train.optimizer.kind: adamw, lion or muon")
+    return config.build(grouped(config, named, (lambda name: 1.0) if rule == "inherent" else factor), world.device)
+
+
+def describe(optimizer: torch.optim.Optimizer) -> str:
+    """A table of the parameter groups: by which rule they learn, at which rate, and what decays."""
+    width = max(28, *(len(g["name"]) + 2 for g in optimizer.param_groups))
+    lines = [f"{'group':<{width}}{'rule':<11}{'tensors':>8}{'parameters':>14}{'lr':>10}{'decay':>8}"]
+    for g in optimizer.param_groups:
+        rule = type(optimizer).__name__
+        if g["role"] != "matrix":
+            rule = getattr(optimizer, "REST", rule)
+        lines.append(f"{g['name']:<{width}}{rule:<11}{len(g['params']):>8}{sum(p.numel() for p in g['params']):>14,}"
+                     f"{g['peak']:>10.2g}{g['weight_decay']:>8.2g}")
+    return "\n".join(lines)

@@ -1,0 +1,141 @@
+"""Settings of optimisers, and which optimisers there are. Imports no torch.
+
+An optimiser is one file of this folder, `trainer/optim/NAME.py`: a frozen dataclass with its settings
+(`kind: Literal["NAME"]`), and the optimiser that `build` of that dataclass returns. `kinds` finds it.
+The file imports torch, so `kinds` reads the names of its settings from its source text; a recipe is so checked where no
+torch is installed, and only the optimiser that a recipe names is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import trainer.optim
+from trainer.model.config import Role
+
+if TYPE_CHECKING:
+    import torch
+
+#: muP's factor on the rate of a matrix "applies" to rules that bring an update to a fixed size per entry, is "inherent"
+#: to rules that know the width by themselves, and is "unknown" for relative rates
+MupRule = Literal["applies", "inherent", "unknown"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An optimiser that was found in this folder: its name, the class of its settings, and their names."""
+
+    name: str
+    config_class: str
+    keys: tuple[str, ...]
+
+    def load(self) -> type[OptimizerConfig]:
+        """The class of its settings. Imports torch."""
+        return getattr(importlib.import_module(f"trainer.optim.{self.name}"), self.config_class)
+
+
+@dataclass(frozen=True)
+class Override:
+    """Parameters whose name `match` (a regular expression) finds: their rate times `lr`, and another weight decay."""
+
+    match: str
+    lr: float = 1.0
+    weight_decay: float | None = None
+
+    def check(self) -> None:
+        try:
+            re.compile(self.match)
+        except re.error as error:
+            raise ValueError(f"match: {self.match!r} is no regular expression: {error}") from None
+        if self.lr < 0 or (self.weight_decay or 0) < 0:
+            raise ValueError(f"lr (a factor) and weight_decay of {self.match!r} must be ≥ 0")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Settings that every optimiser has, and what an optimiser says of itself: its settings derive from this class (or
+    from `Moments`), give `kind` the name of its file, and define `build`.
+
+    `lr` is the peak; the schedule multiplies it. `embedding_lr`: peak of the embedding (null: that of the other
+    vectors). A row moves only when its token occurs, so a short run wants far more here (nanochat: 10 to 100 times): on
+    0.3 M tokens of a mixed corpus 0.02 beside an `lr` of 0.001 gave a held-out loss of 5.97 nats, 0.002 for both 7.02.
+    `weight_decay` is for matrices: embeddings (also when they are the output, tied), norms and biases have none
+    (SmolLM3, OLMo 2: there it does no good). `groups` says otherwise by name; the first entry that matches counts.
+    """
+
+    DEFAULT: ClassVar[str] = "adamw"
+
+    kind: str = ""
+    lr: float = 1e-3
+    embedding_lr: float | None = None
+    weight_decay: float = 0.1
+    groups: tuple[Override, ...] | None = None
+
+    @classmethod
+    def variants(cls) -> Mapping[str, Kind]:
+        """Every optimiser there is, by `kind` (`trainer.base.config.build` asks for it)."""
+        return kinds()
+
+    def check(self) -> None:
+        if self.lr <= 0 or (self.embedding_lr is not None and self.embedding_lr <= 0) or self.weight_decay < 0:
+            raise ValueError("lr and embedding_lr must be > 0, weight_decay ≥ 0")
+
+    def peak(self, role: Role) -> float:
+        """Highest rate of the parameters of a role."""
+        return self.embedding_lr if role == "embedding" and self.embedding_lr is not None else self.lr
+
+    def mup_rule(self) -> MupRule:
+        """What muP's factor on the rate of a matrix means to this optimiser."""
+        return "applies"
+
+    def state_bytes(self, parameters: int, matrices: int, width: int) -> float:
+        """Bytes the optimiser keeps for a model of `parameters` parameters, `matrices` of them in hidden matrices of
+        `width` columns (two moments in float32 unless overridden); for `tokenmill train plan`."""
+        return 8.0 * parameters
+
+    def build(self, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
+        """The optimiser over parameter groups (`trainer.optim.groups.grouped`)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Moments(OptimizerConfig):
+    """What all of AdamW's kinds have. `betas`: decay of the two moments; `eps` keeps the quotient finite."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+
+    def check(self) -> None:
+        super().check()
+        if self.eps <= 0 or not all(0 <= b < 1 for b in self.betas):
+            raise ValueError("eps must be > 0, betas in [0, 1)")
+
+
+@functools.cache
+def kinds() -> Mapping[str, Kind]:
+    """Every optimiser of this folder by name: the files with a class that has a field `kind: Literal["NAME"]`."""
+    bases = {cls.__name__: tuple(f.name for f in dataclasses.fields(cls)) for cls in (OptimizerConfig, Moments)}
+    result: dict[str, Kind] = {}
+    for path in sorted(path for folder in trainer.optim.__path__ for path in Path(folder).glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
+            if isinstance(node, ast.ClassDef):
+                fields = {field.target.id: ast.unparse(field.annotation) for field in node.body
+                          if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)}
+                if fields.get("kind") == f"Literal[{path.stem!r}]":
+                    inherited = [key for base in node.bases for key in bases[ast.unparse(base)]]
+                    own = [key for key, hint in fields.items() if not hint.startswith("ClassVar")]
+                    result[path.stem] = Kind(path.stem, node.name, tuple(dict.fromkeys([*inherited, *own])))
+    return result
+
+
+def default() -> OptimizerConfig:
+    """The settings of a recipe that says nothing about its optimiser. Imports torch."""
+    return kinds()[OptimizerConfig.DEFAULT].load()()

@@ -1,0 +1,73 @@
+"""Settings of how the model lies over the ranks. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.base.config import ConfigError
+from trainer.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Every:
+    """Of `every` layers the first is computed again in backward, the others keep everything."""
+
+    every: int
+
+    def check(self) -> None:
+        if self.every < 1:
+            raise ValueError("every must be at least 1")
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How the model lies over the ranks; none of it changes the losses beyond rounding (fp8 apart).
+
+    `shard`: what is divided over the data ranks. `full`: parameters, gradients, optimiser (FSDP2, ZeRO-3). `grad`:
+    the same, but parameters stay gathered from forward to the end of backward (ZeRO-2: faster, more memory). `hybrid`:
+    `full` within groups of `shard_size` ranks (a node), which are copies of each other (HSDP). `none`: every rank holds
+    everything, as in DDP. `tensor`: ranks, within a node, that share every layer; they see the same samples.
+    `checkpointing`: what backward computes again rather than keeping it: `none`, `selective` (norms, RoPE, activation
+    functions), `full` (whole layers) or `{every: k}` (of every k layers one). `accumulate`: where the gradients of the
+    micro-batches of a step are added up. `sharded`: each micro-batch is reduced, and a rank keeps its share; between
+    copies (`hybrid`, `none`) only the last one is. `unsharded`: every rank keeps whole gradients (4 bytes a parameter)
+    and reduces once a step. `offload`: sharded parameters, gradients and optimiser live in host memory. `fp8`: matrix
+    products of the layers in float8 (torchao, H100 and later).
+    """
+
+    shard: Literal["full", "grad", "hybrid", "none"] = "full"
+    shard_size: int = 0
+    tensor: int = 1
+    checkpointing: Literal["none", "selective", "full"] | Every = "none"
+    accumulate: Literal["sharded", "unsharded"] = "sharded"
+    offload: bool = False
+    fp8: bool = False
+
+    def check(self) -> None:
+        if self.tensor < 1 or self.shard_size < 0:
+            raise ValueError("tensor must be at least 1, shard_size at least 0")
+        if (self.shard == "hybrid") != (self.shard_size > 0):
+            raise ValueError("shard_size: N (ranks that share one copy, e.g. the GPUs of a node) goes with "
+                             "shard: hybrid, and shard: hybrid with it")
+        if self.fp8 and self.tensor > 1:
+            raise ValueError("fp8 and tensor > 1 do not go together: torchao's layers know nothing of divided weights")
+
+    def shape(self, ranks: int) -> dict[str, int]:
+        """The mesh over `ranks` ranks: {dimension: size}. Raises ConfigError when they do not divide."""
+        data, rest = divmod(ranks, self.tensor)
+        if rest:
+            raise ConfigError(f"train.parallel.tensor: {self.tensor} does not divide {ranks} ranks")
+        size = {"hybrid": self.shard_size, "none": 1}.get(self.shard, data)
+        if data % size:
+            raise ConfigError(f"train.parallel.shard_size: {size} does not divide {data} data ranks ({ranks} ranks, "
+                              f"tensor: {self.tensor})")
+        shape = {"replicate": data // size} if self.shard in ("hybrid", "none") else {}
+        return {**shape, "shard": size, **({"tensor": self.tensor} if self.tensor > 1 else {})}
+
+    def refuse(self, model: ModelConfig) -> None:
+        """Raise ConfigError for a model that cannot be divided over `tensor` ranks."""
+        for key in ("heads", "kv_heads", "ffn", "width"):
+            if getattr(model, key) % self.tensor:
+                raise ConfigError(f"train.parallel.tensor: {self.tensor} does not divide train.model.{key} "
+                                  f"({getattr(model, key)})")
