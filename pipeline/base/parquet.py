@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 #: a path, or an open file (Python's or pyarrow's)
-Source = str | os.PathLike[str] | BinaryIO | pa.NativeFile
+Source: TypeAlias = str | os.PathLike[str] | BinaryIO | pa.NativeFile
 
 
 def open_parquet(source: Source, *, memory_map: bool = False, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:

@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,7 @@ def _clock_of_store(store: Store, probe: str, began: float) -> Iterator[Check]:
     else:
         info = _quietly(lambda: store.remote.fs.info(store.remote.at(probe))) if hasattr(store, "remote") else None
         stamp = (info or {}).get("LastModified") or (info or {}).get("mtime")
-        written = stamp.timestamp() if hasattr(stamp, "timestamp") else None
+        written = stamp.timestamp() if isinstance(stamp, datetime) else None
     if written is not None:
         # whole seconds on some stores; the file was written between `began` and now
         off = max(0.0, began - 1 - written, written - SYSTEM.wall() - 1)

@@ -163,7 +163,8 @@ def _admits(address: str, bearer: str | None) -> bool:
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
         try:
-            stub.GetAllNodeInfo(gcs_service_pb2.GetAllNodeInfoRequest(limit=1), timeout=CONNECT_S,
+            request = gcs_service_pb2.GetAllNodeInfoRequest(limit=1)      # type: ignore[attr-defined]  # generated
+            stub.GetAllNodeInfo(request, timeout=CONNECT_S,
                                 metadata=[("authorization", f"Bearer {bearer}")] if bearer else None)
         except grpc.RpcError as e:
             if e.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
@@ -214,7 +215,8 @@ def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout:
                     cause = getattr(e, "cause", None) or e
                     found.append({**said, "error": f"{type(cause).__name__}: {_line(cause)}"})
             waiting = waiting if done else []
-        return {"dashboard": ray._private.worker.global_worker.node.webui_url or "",
+        here = ray._private.worker.global_worker.node
+        return {"dashboard": (here.webui_url if here is not None else "") or "",
                 "nodes": sorted(found, key=lambda n: (n["name"], n["id"]))}
     finally:
         if own:

@@ -277,11 +277,12 @@ def _sorted_digests(store: Store, name: str, scratch: Path) -> Iterator[np.ndarr
             with open(scratch / str(value), "ab") as f:
                 f.write(part.tobytes())
 
-    schema, digester = None, None
+    digester: RowDigester | None = None
+    schema: pa.Schema | None = None
     for batch in iter_batches(store, f"datasets/{name}"):
         if batch.num_rows == 0:
             continue
-        if batch.schema != schema:
+        if digester is None or batch.schema != schema:
             schema, digester = batch.schema, RowDigester(batch.schema)
         ids = batch.column("id").to_pylist()
         odd = next((id for id in ids if len(id) != 32 or not id.isascii()), None)

@@ -62,6 +62,6 @@ def _done(store: Store, run: str) -> bool:
     """Whether the latest attempt of a run came to its end. One that was changed and stopped has tasks of an earlier
     attempt in its list, and others in the log."""
     try:
-        return json.loads(store.read(f"runs/{run}/progress.json"))["state"] == "done"
+        return bool(json.loads(store.read(f"runs/{run}/progress.json"))["state"] == "done")
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from typing import TypedDict
 
 
@@ -46,10 +47,11 @@ def _started(pid: int) -> str:
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
 
-def alive(holder: Holder) -> bool | None:
+def alive(holder: Mapping[str, object]) -> bool | None:
     """Whether the holder's process lives; None when that cannot be seen from here."""
     here = identity("")
     there = (holder.get("host"), holder.get("boot"), holder.get("space"))
     if not here["boot"] or there != (here["host"], here["boot"], here["space"]):
         return None
-    return _started(holder["pid"]) == holder["started"] != ""
+    pid = holder.get("pid")
+    return isinstance(pid, int) and _started(pid) == holder.get("started") != ""

@@ -158,7 +158,8 @@ class Log(LogView):
 
     def _heartbeat(self, epoch: int) -> dict[str, Any]:
         try:
-            return json.loads(self.store.read(_heartbeat_name(epoch)))
+            beat: dict[str, Any] = json.loads(self.store.read(_heartbeat_name(epoch)))
+            return beat
         except (OSError, ValueError):
             return {}
 
@@ -415,10 +416,11 @@ class Log(LogView):
 
         self.store.remove_all(still_ours([*garbage, *beats]))
         emptied = 0
-        for key in still_ours(folders if self.store.local is not None else ()):
-            with contextlib.suppress(OSError):                # in use
-                os.rmdir(self.store.local / "objects" / key)
-                emptied += 1
+        if self.store.local is not None:
+            for key in still_ours(folders):
+                with contextlib.suppress(OSError):            # in use
+                    os.rmdir(self.store.local / "objects" / key)
+                    emptied += 1
         return Swept(len(garbage), emptied, damaged)
 
     def _objects(self) -> Iterator[tuple[str, dict[str, int]]]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,7 +130,7 @@ class PartWriter:
         id, text, url, source, language, date, file, offset, record, sub, meta, spans, reason, stage = columns
         texts = _strings(text, pa.large_string())
         sizes = np.diff(_offsets(texts))
-        values = list(zip(*signals))
+        values: list[Sequence[float | None] | np.ndarray] = list(zip(*signals))
         values[0] = sizes.astype("<f8")                              # `bytes`
         arrays = [
             _strings(id), texts, _strings(url), _strings(source), _strings(language), _strings(date),

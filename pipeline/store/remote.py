@@ -132,7 +132,8 @@ class Remote:
         def ask() -> dict[str, Any]:
             self.fs.invalidate_cache()                  # another driver's commits must be seen
             try:
-                return self.fs.info(self.at(path))
+                info: dict[str, Any] = self.fs.info(self.at(path))
+                return info
             except FileNotFoundError as e:
                 if isinstance(e.__cause__, Exception) and comes_back(e.__cause__):
                     raise e.__cause__ from None         # fsspec calls a web server that fails an absent file
@@ -149,7 +150,8 @@ class Remote:
         return Entry(path, int(info["size"]), version_of(info))
 
     def read(self, path: str) -> bytes:
-        return self._ask("read", path, lambda: self.fs.cat_file(self.at(path)))
+        data: bytes = self._ask("read", path, lambda: self.fs.cat_file(self.at(path)))
+        return data
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop), fewer where the object ends: one request."""
@@ -158,7 +160,8 @@ class Remote:
 
         def get() -> bytes:
             try:
-                return self.fs.cat_file(self.at(path), start=start, end=stop)
+                data: bytes = self.fs.cat_file(self.at(path), start=start, end=stop)
+                return data
             except Exception as e:
                 if answer(e)[0] == 416:                 # it ends before `start`
                     return b""
@@ -169,7 +172,8 @@ class Remote:
         """All objects below `prefix`, in the order of their paths."""
         def find() -> dict[str, Any]:
             self.fs.invalidate_cache()
-            return self.fs.find(self.at(prefix), detail=True)
+            found: dict[str, Any] = self.fs.find(self.at(prefix), detail=True)
+            return found
         try:
             found = self._ask("list", prefix, find)
         except FileNotFoundError:

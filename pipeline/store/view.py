@@ -62,7 +62,7 @@ def decode_segment(data: bytes, where: str) -> dict[str, Any]:
     if data[:head] != _HEAD % hashlib.sha256(body).hexdigest().encode() or data[-2:] != b"}\n":
         raise CorruptLog(f"{where} is damaged ({len(data)} bytes, its checksum does not match); restore it from a "
                          f"copy. If it is the last segment, move it away instead: what it recorded is computed again")
-    found = json.loads(body)
+    found: dict[str, Any] = json.loads(body)
     if found.get("format") != FORMAT:
         raise StoreError(f"{where} has format {found.get('format')}, this version of tokenmill reads format {FORMAT}; "
                          f"use the version that wrote this store, or a new --store")
@@ -100,7 +100,7 @@ class LogView:
         return self._db.execute("SELECT 1 FROM record WHERE key = ?", (key,)).fetchone() is not None
 
     def __len__(self) -> int:
-        return self._db.execute("SELECT count(*) FROM record").fetchone()[0]
+        return int(self._db.execute("SELECT count(*) FROM record").fetchone()[0])
 
     def state(self) -> str:
         """Names the set of winning records: another one when any was added or retired, the same after a new epoch."""

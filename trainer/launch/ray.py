@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import signal
 import sys
@@ -105,7 +106,7 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
     roots = [str(Path(__file__).resolve().parents[2] / name) for name in PACKAGES]
     environment = {"py_modules": roots} if ship_code else {}
     try:
-        ray.init(address=address, runtime_env=environment, logging_level="ERROR", log_to_driver=True)
+        ray.init(address=address, runtime_env=environment, logging_level=logging.ERROR, log_to_driver=True)
     except ConnectionError as error:
         raise ConfigError(f"--address {address}: no Ray cluster answers there ({error}); start one, or leave out "
                           f"--address to train on this machine") from None
@@ -144,7 +145,8 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
         if found < size:
             say(f"training on {found} of {size} ranks: there is no room for more", sys.stderr)
             groups.append(placement_group([bundle] * (size - found), strategy="PACK"))       # an autoscaler sees it
-        actor = ray.remote(num_cpus=1, num_gpus=int(gpu), max_restarts=0, max_task_retries=0, max_concurrency=2)(Rank)
+        actor = ray.remote(num_cpus=1, num_gpus=int(gpu), max_restarts=0, max_task_retries=0,
+                           max_concurrency=2)(Rank)      # type: ignore[call-overload]  # which Ray's types lack
         try:
             members = [actor.options(scheduling_strategy=PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=i)).remote() for i in range(found)]
