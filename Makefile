@@ -41,7 +41,7 @@ slow: .venv/.installed .venv/.models     ## the slow ones: whole recipes, kills,
 	$(PYTEST) -m "slow and not gpu"
 
 chaos: .venv/.installed .venv/.models    ## kills at seeded points, poisoned documents, fenced drivers, clusters that come and go (long)
-	$(PYTEST) -m "not gpu" tests/chaos tests/e2e tests/deploy tests/storage tests/trainer/test_damage.py tests/pipeline/test_bill.py tests/pipeline/test_engine_faults.py tests/pipeline/test_engine_processes.py tests/pipeline/test_engine_ray.py tests/pipeline/test_engine_cluster.py
+	$(PYTEST) -m "not gpu" tests/chaos tests/e2e tests/deploy tests/storage tests/trainer/test_damage.py tests/pipeline/test_forecast.py tests/pipeline/test_engine_faults.py tests/pipeline/test_engine_processes.py tests/pipeline/test_engine_ray.py tests/pipeline/test_engine_cluster.py
 
 fuzz: .venv/.installed .venv/.models     ## the property tests with many more examples
 	$(PYTEST) --hypothesis-profile fuzz -m "hypothesis and not gpu"

@@ -93,12 +93,12 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
          why: Annotated[str | None, typer.Option("--why", metavar="NODE",
                                                  help="Say why this node, or dataset, is stale.")] = None,
          sample: Annotated[str | None, typer.Option("--sample", metavar="SHARE",
-                                                    help="Run this share of the inputs, say 0.1%, and print the bill.",
-                                                    )] = None,
-         cores: Annotated[int | None, typer.Option(min=1, metavar="N", help="Cores the bill is for (default: those of "
-                                                                            "this machine).")] = None,
+                                                    help="Run this share of the inputs, say 0.1%, and forecast the "
+                                                         "cost of all.")] = None,
+         cores: Annotated[int | None, typer.Option(min=1, metavar="N", help="Cores the forecast is for (default: those "
+                                                                            "of this machine).")] = None,
          price: Annotated[float | None, typer.Option(min=0, metavar="P", help="Price of a core-hour, for the "
-                                                                              "bill.")] = None,
+                                                                              "forecast.")] = None,
          workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Child processes that run the sample "
                                                                               "(default: all cores).")] = None,
          verify_inputs: opt.VerifyOpt = False, allow_custom_stages: opt.CodeOpt = False, quiet: opt.QuietOpt = False,
@@ -107,7 +107,7 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
 
     The nodes in order with their partitions, what is fresh or stale, bytes, an estimate of CPU time and disk. Nothing
     is run and nothing is written. With --sample the recipe is run on a part of its inputs, in a store that is thrown
-    away, and a bill says what all of it will leave and cost.
+    away, and a cost forecast says what all of it will leave and take.
 
     \b
     Examples:
@@ -131,10 +131,10 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
         typer.echo(json.dumps(document) if json_lines else visible("\n".join(explanation.lines(document))))
         return
     if sample is not None:
-        _bill(loaded, sample, cores, price, workers, verify_inputs, quiet, json_lines)
+        _forecast(loaded, sample, cores, price, workers, verify_inputs, quiet, json_lines)
         return
     if cores or price is not None or workers:
-        raise BadUsage("--cores, --price and --workers belong to the bill of a sample: add --sample 1%")
+        raise BadUsage("--cores, --price and --workers belong to the cost forecast: add --sample 1%")
     document = survey_recipe(loaded, store, verify_inputs=verify_inputs)
     if json_lines:
         typer.echo(json.dumps(document))
@@ -142,16 +142,16 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
         print_plan(document)
 
 
-def _bill(recipe: Any, sample: str, cores: int | None, price: float | None, workers: int | None, verify_inputs: bool,
-          quiet: bool, json_lines: bool) -> None:
+def _forecast(recipe: Recipe, sample: str, cores: int | None, price: float | None, workers: int | None,
+              verify_inputs: bool, quiet: bool, json_lines: bool) -> None:
     """Run the recipe on a sample and print what all of it will take."""
     from rich.console import Console
 
     from pipeline.base.quantities import parse_share
     from pipeline.engine.driver.scheduler import Interrupted
-    from pipeline.forecast.bill import bill
+    from pipeline.forecast.cost import forecast
     from pipeline.forecast.sample import run_sample
-    from pipeline.forecast.show_bill import bill_lines
+    from pipeline.forecast.show import lines
     from pipeline.plan.lint import lint
     from pipeline.run import default_workers
 
@@ -160,20 +160,20 @@ def _bill(recipe: Any, sample: str, cores: int | None, price: float | None, work
     except ValueError as e:
         raise BadUsage(f"--sample {sample}: {e}") from None
     if not share:
-        raise BadUsage("--sample 0%: a bill needs a sample; give a share, e.g. 0.1%")
+        raise BadUsage("--sample 0%: a cost forecast needs a sample; give a share, e.g. 0.1%")
     try:
-        found = run_sample(recipe, share, workers=workers or default_workers(), verify_inputs=verify_inputs,
-                           show="quiet" if quiet or json_lines else "rich")
+        run = run_sample(recipe, share, workers=workers or default_workers(), verify_inputs=verify_inputs,
+                         show="quiet" if quiet or json_lines else "rich")
     except Interrupted:
         raise UserError("stopped; nothing of a sample is kept") from None
-    document = {"recipe": recipe.name, "digest": recipe.digest(),
-                **bill(found, cores=cores or default_workers(), price=price),
-                "warnings": [*recipe.warnings, *lint(recipe)]}
+    cost = forecast(run, cores=cores or default_workers(), price=price)
+    warnings = [*recipe.warnings, *lint(recipe)]
     if json_lines:
-        typer.echo(json.dumps(document))
+        typer.echo(json.dumps({"recipe": recipe.name, "digest": recipe.digest(), **cost.to_json(),
+                               "warnings": warnings}))
         return
     console = Console(highlight=False, soft_wrap=True)
-    for line in bill_lines(document):
+    for line in lines(cost, warnings):
         console.print(line)
 
 

@@ -3,63 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
-from pipeline.base.quantities import parse_count
-from pipeline.plan.lint import MOST_EPOCHS
+from pipeline.forecast.range import Range
 from pipeline.recipe.model import Recipe
+from tokenizer.mixture.resolve import WORTHWHILE_EPOCHS, parse_count, place
 
-Range = Mapping[str, float]
+
+@dataclass(frozen=True)
+class StreamUse:
+    """What the curriculum takes of a stream."""
+
+    stream: str
+    available: Range
+    needed: float
+    epochs: Range
 
 
-def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[dict[str, Any]], list[str]]:
-    """({"stream", "available": range, "needed": tokens, "epochs": range} of every stream that is mixed in, notes).
+def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse], list[str]]:
+    """What is taken of every stream that is mixed in, and notes about those that do not suffice.
 
-    `tokens`: expected training tokens by stream. Shares are those of the recipe, normalised; what a stream has to give
-    in whole windows is a little less than its tokens.
+    `tokens`: expected training tokens by stream. What a stream can give in whole windows is a little less.
     """
-    curriculum = recipe.curriculum
-    if curriculum is None or not tokens:
+    if recipe.curriculum is None or not tokens:
         return [], []
+    spec = recipe.plain()["curriculum"]
     needed: dict[str, float] = dict.fromkeys(recipe.shards, 0.0)
-    held: dict[str, Any] = {"mix": {}, "max_epochs": {}, "on_exhausted": "error"}
     notes: dict[str, str] = {}
-    before = 0.0
-    for phase in curriculum.phases:
-        held |= {key: value for key in held if (value := getattr(phase, key)) is not None}
-        end = before + phase.extra if phase.extra else _end(phase.until, curriculum.total)
-        total = sum(held["mix"].values())
-        for stream, weight in held["mix"].items():
-            needed[stream] += (end - before) * weight / total
-            allowed = held["max_epochs"].get(stream, 1)
+    for phase in place(spec["phases"], parse_count(spec["total"], "curriculum.total"), sorted(recipe.shards), []):
+        for stream, weight in phase.weights.items():
+            needed[stream] += phase.tokens * weight / sum(phase.weights.values())
+            allowed = phase.max_epochs.get(stream, 1)
             has = tokens.get(stream)
-            if has is None or held["on_exhausted"] == "repeat" or needed[stream] <= allowed * has["low"]:
+            if has is None or phase.on_exhausted == "repeat" or needed[stream] <= allowed * has.low:
                 continue
-            verb = "has" if needed[stream] > allowed * has["high"] else "may have"
+            verb = "has" if needed[stream] > allowed * has.high else "may have"
             often = f"{allowed:g} epoch" + ("s" if allowed != 1 else "")
             notes.setdefault(stream, f"curriculum: by the end of phase '{phase.name}' stream '{stream}' {verb} too few "
-                             f"tokens: {needed[stream]:,.0f} are wanted, {has['low']:,.0f} … {has['high']:,.0f} "
-                             f"expected, {often} allowed; lower its weight or the total, or raise max_epochs")
-        before = end
-    found = []
+                             f"tokens: {needed[stream]:,.0f} are wanted, {has.low:,.0f} … {has.high:,.0f} expected, "
+                             f"{often} allowed; lower its weight or the total, or raise max_epochs")
+    uses = []
     for stream, wanted in needed.items():
         has = tokens.get(stream)
         if not wanted or has is None:
             continue
-        epochs = {"value": _ratio(wanted, has["value"]), "low": _ratio(wanted, has["high"]),
-                  "high": _ratio(wanted, has["low"])}
-        if epochs["value"] > MOST_EPOCHS:
-            notes.setdefault(stream, f"curriculum: stream '{stream}' would be read about {epochs['value']:.1f} times; "
-                             f"beyond {MOST_EPOCHS} epochs a repeated token is worth little (arXiv 2305.16264)")
-        found.append({"stream": stream, "available": dict(has), "needed": wanted, "epochs": epochs})
-    return found, list(notes.values())
-
-
-def _ratio(wanted: float, has: float) -> float:
-    return wanted / max(has, 1.0)
-
-
-def _end(until: Any, total: int) -> float:
-    if isinstance(until, str) and until.strip().endswith("%"):
-        return float(until.strip().rstrip("%")) / 100 * total
-    return float(parse_count(until))
+        epochs = Range(*(wanted / max(n, 1.0) for n in (has.value, has.high, has.low)))
+        if epochs.value > WORTHWHILE_EPOCHS:
+            notes.setdefault(stream, f"curriculum: stream '{stream}' would be read about {epochs.value:.1f} times; "
+                             f"beyond {WORTHWHILE_EPOCHS} epochs a repeated token is worth little (arXiv 2305.16264)")
+        uses.append(StreamUse(stream, has, wanted, epochs))
+    return uses, list(notes.values())

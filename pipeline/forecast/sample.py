@@ -4,10 +4,8 @@ Which records are drawn is decided by PRF(record id) alone: the same inputs give
 the smaller one's records, and every source gives some. Where there is more input than is reasonable to read for an
 estimate, whole files are drawn first, by PRF(path).
 
-The sample of a source lies in `UNITS` files of unequal sizes, which become the partitions of the run: from how they
-differ follows how sure an estimate is, and from small and large ones what a task costs before its first document. The
-recipe runs twice, on a quarter of the units and on all of them: what deduplication costs and finds does not grow
-evenly, and two sizes show more than one. The second run takes over every pass of the first.
+The sample of a source lies in `UNITS` files of unequal sizes, which become the partitions of the run. How they differ
+says how sure an estimate is; small and large ones together say what a task costs before its first document.
 """
 
 from __future__ import annotations
@@ -16,8 +14,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from pipeline.base.parquet import open_parquet, parquet_writer
 from pipeline.base.prf import prf
 from pipeline.base.scratch import Scratch
 from pipeline.engine.driver.progress import Progress
-from pipeline.engine.driver.scheduler import Scheduler, TaskFailed
+from pipeline.engine.driver.scheduler import Backend, Scheduler, TaskFailed
 from pipeline.engine.task import TaskSpec
 from pipeline.plan.inputs import SourceFile
 from pipeline.plan.planner import Planner
@@ -44,11 +43,7 @@ from stages.read.sample import SCHEMA
 
 DRAW = "pipeline.passes.sample:DrawSample"
 SEED = 20260101
-UNITS, QUARTER = 16, 4
-#: of each source: records drawn at least, if it has them; bytes drawn at most; stored bytes read at most
-LEAST, MOST_BYTES, READ_BYTES = 200, 1 << 30, 4 << 30
-#: what a sample may take of this machine: seconds, and bytes of disk
-MOST_S, MOST_DISK = 1800.0, 20 << 30
+UNITS = 16
 #: what one task reads to draw from: stored bytes (or one file), and files
 GROUP_BYTES, GROUP_FILES = 64 << 20, 1000
 
@@ -57,248 +52,230 @@ class SampleError(TokenmillError):
     """The sample could not be run; the message says what to change."""
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Of each source, records drawn at least (if it has them), bytes drawn at most and stored bytes read at most; of
+    this machine, seconds and bytes of disk taken at most."""
+
+    least: int = 200
+    drawn_bytes: int = 1 << 30
+    read_bytes: int = 4 << 30
+    seconds: float = 1800.0
+    disk: int = 20 << 30
+
+
 @dataclass
 class SourceSample:
-    """What was drawn of a source. `scale`: how many times larger than its sample the source is."""
+    """What was drawn of a source. Its bytes are those stored, but for `payload_read` and `bytes_drawn`, which are of
+    uncompressed records."""
 
     files: int = 0
     files_read: int = 0
-    bytes: int = 0                 # stored
-    bytes_read: int = 0            # stored bytes that were read
+    bytes: int = 0
+    bytes_read: int = 0
     records_read: int = 0
-    payload_read: int = 0          # bytes of the records read, uncompressed
-    drawn: int = 0
-    drawn_bytes: int = 0
+    payload_read: int = 0
+    records_drawn: int = 0
+    bytes_drawn: int = 0
     read_cpu_s: float = 0.0
-    by_file: bool = False          # whole files were left out
     notes: list[str] = field(default_factory=list)
 
     @property
+    def grown(self) -> float:
+        """How many times larger the source is than what was read of it."""
+        return max(self.bytes / max(self.bytes_read, 1), 1.0)
+
+    @property
     def scale(self) -> float:
-        of_records = self.records_read / self.drawn if self.drawn else 1.0
-        return of_records * self.bytes / max(self.bytes_read, 1) if self.bytes_read < self.bytes else of_records
+        """How many times larger the source is than its sample."""
+        return self.grown * (self.records_read / self.records_drawn if self.records_drawn else 1.0)
 
 
-@dataclass
-class Sampled:
-    """A recipe run on its sample: records of the tasks of the large and of the small run, by node."""
+@dataclass(frozen=True)
+class SampleRun:
+    """A recipe run on its sample: the nodes of plan.json, and the records of their tasks by node."""
 
-    sources: dict[str, SourceSample]
     recipe: Recipe
-    nodes: list[dict[str, Any]]                    # as in plan.json, of the large run
+    sources: dict[str, SourceSample]
+    nodes: list[dict[str, Any]]
     records: dict[str, list[PartRecord]]
-    quarter: dict[str, list[PartRecord]]
     wall_s: float
     workers: int
 
 
 def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet", verify_inputs: bool = False,
-               most_s: float = MOST_S) -> Sampled:
-    """Draw about `share` (0 … 1) of every source and run the recipe on it, in child processes of this machine.
+               limits: Limits | None = None, backend: Callable[[Store], Backend] | None = None) -> SampleRun:
+    """Draw about `share` (0 … 1) of every source and run the recipe on it, in child processes of this machine (or on
+    the workers of `backend`).
 
     Raises InputError for inputs that are not there, SampleError when the sample is too small for the recipe, or takes
-    longer than `most_s` or more disk than MOST_DISK.
+    more than `limits`.
     """
+    limits = limits or Limits()
+    make = backend or make_backend("process" if os.path.exists("/proc/self/stat") else "inline", workers, None)
     planner = Planner(recipe, lambda path, sha256: b"", verify_inputs=verify_inputs)
     planner.nodes()
     began = time.monotonic()
     with Scratch() as scratch:
         folder = Path(scratch.folder())
-        guard = _Guard(folder, most_s)
-        store = str(folder / "store")
-        drawn = {name: _choose(planner, name) for name in planner.sources_used()}
-        records = _draw(planner, drawn, share, store, guard, workers, show)
-        sources = {name: _units(name, files, planner.source_files(name), records[name], share, Store(store),
-                                folder / "inputs") for name, files in drawn.items()}
-        runs = []
-        for units in (QUARTER, UNITS):
-            made = _recipe_of(recipe, folder / "inputs", sources, units)
-            runs.append(_run(made, store, guard, workers, show, must=units == UNITS))
-        quarter, whole = runs
-        assert whole is not None
-        return Sampled(sources, recipe, whole[0], whole[1], quarter[1] if quarter else {}, time.monotonic() - began,
-                       workers)
+        store, inputs = str(folder / "store"), folder / "inputs"
+        guarded = _guard(make, folder, limits)
+        files = {name: choose_files(planner.source_files(name), limits.read_bytes) for name in planner.sources_used()}
+        drawn = _draw(planner, files, share, limits, store, guarded, show)
+        sources = {name: _write_units(inputs / name, name, chosen, planner.source_files(name), drawn[name], share,
+                                      limits, Store(store)) for name, chosen in files.items()}
+        try:
+            run_recipe(_sampled(recipe, inputs, sources), store, make_backend=guarded, show=show, run="sample",
+                       report=False)
+        except TaskFailed as e:
+            raise SampleError(f"the recipe fails on its sample, maybe because that is too small for it (take a larger "
+                              f"--sample): {e}") from e
+        at = Store(store)
+        log, tasks = Log.read(at), RunTasks(at, "sample")
+        nodes = json.loads(at.read("runs/sample/plan.json"))["nodes"]
+        records = {n["name"]: [r for k in dict.fromkeys(tasks.keys(n["name"])) if (r := log.get(k)) is not None]
+                   for n in nodes}
+        return SampleRun(recipe, sources, nodes, records, time.monotonic() - began, workers)
 
 
-class _Guard:
-    """Ends a sample that takes too much. `around(backend)` looks at every wait."""
+class _Guarded:
+    """A backend that ends a sample that takes too much of this machine, when its events are waited for."""
 
-    def __init__(self, folder: Path, most_s: float) -> None:
-        self.folder, self.most_s, self.began = folder, most_s, time.monotonic()
-        self.free = shutil.disk_usage(folder).free
-
-    def check(self) -> None:
-        if time.monotonic() - self.began > self.most_s:
-            raise SampleError(f"the sample takes more than {self.most_s / 60:.0f} minutes on this machine; take a "
-                              f"smaller --sample")
-        if self.free - shutil.disk_usage(self.folder).free > MOST_DISK:
-            raise SampleError(f"the sample takes more than {MOST_DISK >> 30} GB of disk below {self.folder.parent}; "
-                              f"take a smaller --sample")
-
-    def backend(self, workers: int) -> Callable[[Store], Any]:
-        make = make_backend("process" if os.path.exists("/proc/self/stat") else "inline", workers, None)
-        return lambda store: _Watched(make(store), self.check)
-
-
-class _Watched:
-    """A backend that asks `check` whenever it waits."""
-
-    def __init__(self, inner: Any, check: Callable[[], None]) -> None:
-        self._inner, self._check = inner, check
+    def __init__(self, backend: Backend, check: Callable[[], None]) -> None:
+        self._backend, self._check = backend, check
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        return getattr(self._backend, name)
 
-    def wait(self, timeout: float) -> list[dict[str, Any]]:
+    def wait(self, timeout: float) -> Any:
         self._check()
-        return self._inner.wait(timeout)
+        return self._backend.wait(timeout)
+
+
+def _guard(make: Callable[[Store], Backend], folder: Path, limits: Limits) -> Callable[[Store], Any]:
+    """`make`, for backends that raise SampleError beyond the limits, counted from now on."""
+    began, free = time.monotonic(), shutil.disk_usage(folder).free
+
+    def check() -> None:
+        if time.monotonic() - began > limits.seconds:
+            raise SampleError(f"the sample takes more than {limits.seconds / 60:.0f} minutes on this machine; take a "
+                              f"smaller --sample")
+        if free - shutil.disk_usage(folder).free > limits.disk:
+            raise SampleError(f"the sample takes more than {limits.disk >> 30} GB of disk below {folder.parent}; take "
+                              f"a smaller --sample")
+
+    return lambda store: _Guarded(make(store), check)
 
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
-def _choose(planner: Planner, name: str) -> list[SourceFile]:
-    """The files to read: all, or as many, by PRF of their paths, as have READ_BYTES (one at least)."""
-    files = planner.source_files(name)
-    if sum(f.size for f in files) <= READ_BYTES:
+def choose_files(files: list[SourceFile], most: int) -> list[SourceFile]:
+    """The files to read: all, or as many, by PRF of their paths, as have `most` bytes (one at least)."""
+    if sum(f.size for f in files) <= most:
         return list(files)
-    chosen, size = [], 0
+    chosen: list[SourceFile] = []
     for file in sorted(files, key=lambda f: prf(SEED, "sample-file", f.path)):
-        if chosen and size + file.size > READ_BYTES:
+        if chosen and sum(f.size for f in chosen) + file.size > most:
             break
         chosen.append(file)
-        size += file.size
     return sorted(chosen)
-
-
-def _draw(planner: Planner, chosen: dict[str, list[SourceFile]], share: float, store: str, guard: _Guard, workers: int,
-          show: str) -> dict[str, list[PartRecord]]:
-    """Records of the DrawSample tasks, by source, in the order of the files."""
-    specs: dict[str, list[TaskSpec]] = {}
-    for name, files in chosen.items():
-        total = sum(f.size for f in planner.source_files(name))
-        rest = total / max(sum(f.size for f in files), 1)           # what is not read is drawn from what is
-        reader = planner.reader_arg(name)
-        groups = list(_groups(files))
-        for order, some in enumerate(groups):
-            args = {"source": name, "reader": reader, "files": [f.arg() for f in some], "seed": SEED,
-                    "share": min(1.0, share * rest), "least": LEAST, "most": max(1 << 20, MOST_BYTES // len(groups)),
-                    "read_most": READ_BYTES * 4}
-            size = sum(f.size for f in some)
-            memory = 500 + reader_class(planner.recipe.sources[name].read).memory_mb \
-                + 3 * (min(args["most"], size * 20) >> 20)
-            specs.setdefault(name, []).append(TaskSpec(
-                task_key(DRAW, args), DRAW, f"sample:{name}", args, size,
-                f"{name}: {some[0].path}", min(memory, 4000), order=order,
-                confined=reader_class(planner.recipe.sources[name].read).confined, roots=planner.roots))
-    at = Store(store)
-    backend = guard.backend(workers)(at)
-    progress = Progress(show)
-    try:
-        with Log.open(at, run="sample") as log:
-            flat = [s for of_source in specs.values() for s in of_source]
-            found = iter(Scheduler(backend, log, progress).run(flat))
-            return {name: [next(found) for _ in of_source] for name, of_source in specs.items()}
-    finally:
-        backend.close()
-        progress.close("done")
 
 
 def _groups(files: list[SourceFile]) -> Iterator[list[SourceFile]]:
     """Consecutive files one task reads: a big one, or many small ones."""
-    some: list[SourceFile] = []
+    group: list[SourceFile] = []
     for file in files:
-        if some and (len(some) >= GROUP_FILES or sum(f.size for f in some) + file.size > GROUP_BYTES):
-            yield some
-            some = []
-        some.append(file)
-    if some:
-        yield some
+        if group and (len(group) >= GROUP_FILES or sum(f.size for f in group) + file.size > GROUP_BYTES):
+            yield group
+            group = []
+        group.append(file)
+    if group:
+        yield group
 
 
-def _units(name: str, chosen: list[SourceFile], files: list[SourceFile], records: list[PartRecord], share: float,
-           store: Store, folder: Path) -> SourceSample:
-    """Settle how far down the ranks the sample of a source goes, and write it as units of unequal sizes."""
-    found = SourceSample(files=len(files), files_read=len(chosen), bytes=sum(f.size for f in files))
-    found.by_file = len(chosen) < len(files)
+def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float, limits: Limits, store: str,
+          backend: Callable[[Store], Backend], show: str) -> dict[str, list[PartRecord]]:
+    """Records of the DrawSample tasks, by source, in the order of the files."""
+    specs: dict[str, list[TaskSpec]] = {}
+    for name, files in chosen.items():
+        unread = sum(f.size for f in planner.source_files(name)) / max(sum(f.size for f in files), 1)
+        reader = reader_class(planner.recipe.sources[name].read)
+        groups = list(_groups(files))
+        most = max(1 << 20, limits.drawn_bytes // max(len(groups), 1))
+        specs[name] = []
+        for order, group in enumerate(groups):
+            args = {"source": name, "reader": planner.reader_arg(name), "files": [f.arg() for f in group], "seed": SEED,
+                    "share": min(1.0, share * unread),         # what is not read is drawn from what is
+                    "least": limits.least, "most": most, "read_most": limits.read_bytes * 4}
+            size = sum(f.size for f in group)
+            memory = min(4000, 500 + reader.memory_mb + 3 * (min(most, size * 20) >> 20))
+            specs[name].append(TaskSpec(task_key(DRAW, args), DRAW, f"sample:{name}", args, size,
+                                        f"{name}: {group[0].path}", memory, order=order, confined=reader.confined,
+                                        roots=planner.roots))
+    at = Store(store)
+    workers, progress = backend(at), Progress(show)
+    try:
+        with Log.open(at, run="sample") as log:
+            records = iter(Scheduler(workers, log, progress).run(chain.from_iterable(specs.values())))
+            return {name: [next(records) for _ in of_source] for name, of_source in specs.items()}
+    finally:
+        workers.close()
+        progress.close("done")
+
+
+def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: list[SourceFile], records: list[PartRecord],
+                 share: float, limits: Limits, store: Store) -> SourceSample:
+    """Write the sample of a source as units of unequal sizes. Every task drew the records with the lowest ranks of what
+    it read: those below the smallest of their bounds are a sample of all."""
     counters = [r.counters for r in records]
-    found.records_read = sum(c["records"] for c in counters)
-    found.payload_read = sum(c["bytes"] for c in counters)
-    found.bytes_read = sum(c["covered"] for c in counters)
-    found.read_cpu_s = sum(r.cpu_s for r in records)
-    wanted = max(share * found.bytes / max(found.bytes_read, 1), LEAST / max(found.records_read, 1))
+    out = SourceSample(files=len(files), files_read=len(chosen), bytes=sum(f.size for f in files),
+                       bytes_read=sum(c["covered"] for c in counters), records_read=sum(c["records"] for c in counters),
+                       payload_read=sum(c["bytes"] for c in counters), read_cpu_s=sum(r.cpu_s for r in records))
+    wanted = max(share * out.grown, limits.least / max(out.records_read, 1))
     below = min([int(min(wanted, 1.0) * 2**64), *(c["complete"]["below"] for c in counters)])
     if below < int(min(1.0, share) * 2**64):
-        found.notes.append(f"source '{name}': the sample is smaller than asked for, for it would hold more than "
-                           f"{MOST_BYTES >> 30} GB")
-    if found.by_file:
-        found.notes.append(f"source '{name}': {len(chosen):,} of {len(files):,} files were read, picked at random")
-    for record, some in zip(records, _groups(chosen)):
-        size = sum(f.size for f in some)
-        if record.counters["covered"] < size:
-            found.notes.append(f"source '{name}': only the beginning of {some[0].path} was read "
-                               f"({record.counters['covered'] / size:.1%}); it stands for the rest")
-    (folder / name).mkdir(parents=True)
-    paths = [folder / name / f"unit-{u:02d}.sample.parquet" for u in range(UNITS)]
-    writers = [parquet_writer(p, SCHEMA) for p in paths]
-    rows_in = [0] * UNITS
-    for drawn in (record.files["drawn.parquet"] for record in records):
-        with open_parquet(store.checked(drawn.path, drawn.sha256, str(folder))) as file:
-            for group in range(file.num_row_groups):
+        out.notes.append(f"source '{name}': the sample is smaller than asked for, for it would hold more than "
+                         f"{limits.drawn_bytes >> 30} GB")
+    by_file = len(chosen) < len(files)
+    if by_file:
+        out.notes.append(f"source '{name}': {len(chosen):,} of {len(files):,} files were read, picked at random")
+    for counted, group in zip(counters, _groups(chosen)):
+        if counted["covered"] < (size := sum(f.size for f in group)):
+            out.notes.append(f"source '{name}': only the beginning of {group[0].path} was read "
+                             f"({counted['covered'] / size:.1%}); it stands for the rest")
+    folder.mkdir(parents=True)
+    units: dict[int, Any] = {}
+    for info in (record.files["drawn.parquet"] for record in records):
+        with open_parquet(store.checked(info.path, info.sha256, str(folder.parent))) as file:
+            for number in range(file.num_row_groups):
                 of_unit: dict[int, list[dict[str, Any]]] = {}
-                for row in file.read_row_group(group).to_pylist():
-                    if row["rank"] < below:
-                        key = json.loads(row["facts"])["locator"].get("file", "") if found.by_file else row["id"]
-                        of_unit.setdefault(unit_of(key), []).append(row)
-                        found.drawn += 1
-                        found.drawn_bytes += len(row["raw"] or row["text"] or b"")
+                for row in (r for r in file.read_row_group(number).to_pylist() if r["rank"] < below):
+                    key = json.loads(row["facts"])["locator"].get("file", "") if by_file else row["id"]
+                    of_unit.setdefault(unit_of(key), []).append(row)
+                    out.records_drawn += 1
+                    out.bytes_drawn += len(row["raw"] or row["text"] or b"")
                 for unit, rows in of_unit.items():
-                    writers[unit].write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
-                    rows_in[unit] += len(rows)
-    for unit, writer in enumerate(writers):
+                    if unit not in units:
+                        units[unit] = parquet_writer(folder / f"unit-{unit:02d}.sample.parquet", SCHEMA)
+                    units[unit].write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+    for writer in units.values():
         writer.close()
-        if not rows_in[unit]:
-            paths[unit].unlink()
-    return found
+    return out
 
 
 def unit_of(key: str) -> int:
     """The unit of a record (or of all records of a file): three times as many go into every fourth one."""
-    draw = prf(SEED, "sample-unit", key) % (UNITS // 4 * 6)
-    block, place = divmod(draw, 6)
+    block, place = divmod(prf(SEED, "sample-unit", key) % (UNITS // 4 * 6), 6)
     return block * 4 + min(place, 3)
 
 
-# -- running ---------------------------------------------------------------------------------------------------------
-def _recipe_of(recipe: Recipe, folder: Path, sources: dict[str, SourceSample], units: int) -> Recipe:
-    """The recipe over the first `units` units; every unit is a partition. No curriculum: there are too few tokens."""
+def _sampled(recipe: Recipe, folder: Path, sources: Mapping[str, SourceSample]) -> Recipe:
+    """The recipe over the units, each of which is a partition. No curriculum: there are too few tokens."""
     fed = {}
-    for name, source in recipe.sources.items():
-        if name in sources:
-            paths = sorted(str(p) for p in (folder / name).glob("*.parquet"))
-            some = [p for p in paths if int(Path(p).name[5:7]) < units] or paths[:1]
-            if not some:
-                raise SampleError(f"source '{name}' gave no record at all; see that its files are what `read: "
-                                  f"{source.read}` expects (tokenmill run says what is wrong with each)")
-            signals = reader_class(source.read)(source.config).signals
-            fed[name] = Source(read="sample", path=some, root=str(folder / name), config={"signals": signals})
+    for name, source in ((name, recipe.sources[name]) for name in sources):
+        if not sources[name].records_drawn:
+            raise SampleError(f"source '{name}' gave no record at all; see that its files are what `read: "
+                              f"{source.read}` expects (tokenmill run says what is wrong with each)")
+        fed[name] = Source(read="sample", path=sorted(map(str, (folder / name).iterdir())), root=str(folder / name),
+                           config={"signals": reader_class(source.read)(source.config).signals})
     return recipe.model_copy(update={"sources": fed, "curriculum": None, "train": {}, "input": None,
                                      "run": recipe.run.model_copy(update={"partition": 1})})
-
-
-def _run(recipe: Recipe, store: str, guard: _Guard, workers: int, show: str, *,
-         must: bool) -> tuple[list[dict[str, Any]], dict[str, list[PartRecord]]] | None:
-    """(nodes of the plan, records of its tasks by node). None when a run that need not succeed had too little to go
-    on."""
-    name = "sample" if must else "quarter"
-    try:
-        run_recipe(recipe, store, make_backend=guard.backend(workers), show=show, run=name, report=False)
-    except TaskFailed as e:
-        if not must:
-            return None
-        raise SampleError(f"the recipe fails on its sample, maybe because that is too small for it (take a larger "
-                          f"--sample): {e}") from e
-    at = Store(store)
-    nodes = json.loads(at.read(f"runs/{name}/plan.json"))["nodes"]
-    log = Log.read(at)
-    tasks = RunTasks(at, name)
-    return nodes, {n["name"]: [r for k in dict.fromkeys(tasks.keys(n["name"])) if (r := log.get(k)) is not None]
-                   for n in nodes}

@@ -1,4 +1,4 @@
-"""Draw a sample of the records of an input file, for a bill (`pipeline.forecast.sample`)."""
+"""Draw a sample of the records of an input file, for a cost forecast (`pipeline.forecast.sample`)."""
 
 from __future__ import annotations
 

@@ -19,13 +19,12 @@ from stages.barrier import Barrier
 from stages.catalog import STAGES, load, reader_class, stage_class
 from stages.stage import SAMPLE_BYTES, role_of
 from stages.text.language_codes import meet, short
+from tokenizer.mixture.resolve import WORTHWHILE_EPOCHS
 
 #: a step this many times cheaper than one before it should have come first
 CHEAPER = 10
 #: ways to a dataset that are followed
 MOST_WAYS = 64
-#: epochs beyond which repetition stops helping (Muennighoff et al., arXiv 2305.16264)
-MOST_EPOCHS = 4
 
 #: one finding: where it is, and what is wrong and what to do
 Finding = tuple[KeyPath, str]
@@ -318,9 +317,9 @@ def _epochs(recipe: Recipe) -> Iterator[Finding]:
     """Repetition that was asked for. How many epochs a mixture takes is known once there are tokens."""
     for i, phase in enumerate(recipe.curriculum.phases if recipe.curriculum else ()):
         for name, epochs in (phase.max_epochs or {}).items():
-            if epochs > MOST_EPOCHS:
+            if epochs > WORTHWHILE_EPOCHS:
                 yield ("curriculum", "phases", i, "max_epochs", name), (
-                    f"{epochs} epochs of '{name}': beyond {MOST_EPOCHS} a repeated token is worth little (arXiv "
+                    f"{epochs} epochs of '{name}': beyond {WORTHWHILE_EPOCHS} a repeated token is worth little (arXiv "
                     f"2305.16264); give it less weight, or find more text")
 
 

@@ -1,4 +1,4 @@
-"""Records that another reader gave, kept as they came: what a bill's sample is made of (`tokenmill plan --sample`).
+"""Records that another reader gave, kept as they came: what a cost forecast is made from (`tokenmill plan --sample`).
 
 A row holds everything a reader says about a record: a document with its raw bytes or text, or why there is none. So a
 recipe sees a sample exactly as it would see the same records in their files, ids and places included.

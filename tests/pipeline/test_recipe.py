@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.base.quantities import parse_bytes, parse_count, parse_share, parse_weight, percent
 from pipeline.forecast.mixture import mixture
+from pipeline.forecast.range import exactly
 from pipeline.plan.lint import lint
 from pipeline.recipe import RecipeError, load_recipe, ready_recipes
 from pipeline.recipe.code import import_code
@@ -637,6 +638,5 @@ def test_phases_of_their_own_reach_the_curriculum(load):
     assert (last.extra, last.rope_theta, last.reset_optimizer, last.sequence) == (True, 2e6, True, 16384)
     assert last.rope_scaling == {"kind": "yarn", "factor": 4, "original": 4096}
     assert abs(last.tokens - 10**9) <= 2**19
-    plenty = {"low": 1e12, "value": 1e12, "high": 1e12}
-    rows, _ = mixture(recipe, {"web": plenty, "wiki": plenty})
-    assert sum(row["needed"] for row in rows) == pytest.approx(21 * 10**9)
+    uses, _ = mixture(recipe, {"web": exactly(1e12), "wiki": exactly(1e12)})
+    assert sum(use.needed for use in uses) == pytest.approx(21 * 10**9, rel=1e-4)

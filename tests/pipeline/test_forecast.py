@@ -1,23 +1,31 @@
-"""The bill of a sample against what a whole run then leaves and takes."""
+"""The cost forecast of a sample against what a whole run then leaves and takes."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pipeline.forecast import sample as sampling
-from pipeline.forecast.bill import _Bill, bill
+from pipeline.forecast.cost import _Extrapolation, forecast, line
 from pipeline.forecast.mixture import mixture
-from pipeline.forecast.ranges import line
-from pipeline.forecast.sample import SampleError, SourceSample, run_sample, unit_of
-from pipeline.forecast.show_bill import bill_lines, human_count
+from pipeline.forecast.range import Range
+from pipeline.forecast.sample import (
+    DRAW,
+    Limits,
+    SampleError,
+    SampleRun,
+    SourceSample,
+    choose_files,
+    run_sample,
+    unit_of,
+)
+from pipeline.forecast.show import human_count, lines
 from pipeline.plan.planner import Planner
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
@@ -52,7 +60,7 @@ run: {partition: 100KB}
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    top = tmp_path_factory.mktemp("bill")
+    top = tmp_path_factory.mktemp("forecast")
     write_warcs(top / "crawl", 900, 6)
     (top / "docs").mkdir()
     rng, prose = random.Random(7), sentences()
@@ -62,11 +70,14 @@ def site(tmp_path_factory) -> Path:
     return top
 
 
-@pytest.fixture(autouse=True)
-def here(monkeypatch):
-    """Small sources need no 200 records of each, and tasks run in this process."""
-    monkeypatch.setattr(sampling, "LEAST", 60)
-    monkeypatch.setattr(sampling, "make_backend", lambda kind, workers, address: make_backend("inline", 1, None))
+#: small sources need no 200 records of each
+FEW = Limits(least=60)
+
+
+def inline_sample(site: Path, share: float, limits: Limits = FEW) -> SampleRun:
+    """A sample whose tasks run in this process."""
+    return run_sample(load_recipe(site / "recipe.yaml"), share, workers=1, limits=limits,
+                      backend=make_backend("inline", 1, None))
 
 
 def counted(store: Path) -> dict[str, Any]:
@@ -81,17 +92,14 @@ def counted(store: Path) -> dict[str, Any]:
     return found
 
 
-def near(estimate: dict[str, float], really: float, factor: float) -> None:
-    assert really / factor <= estimate["value"] <= really * factor, (estimate, really)
-    assert estimate["low"] <= estimate["value"] <= estimate["high"]
+def near(estimate: Range, really: float, factor: float) -> None:
+    assert really / factor <= estimate.value <= really * factor, (estimate, really)
+    assert estimate.low <= estimate.value <= estimate.high
 
 
 @pytest.fixture(scope="module")
 def sampled(site):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "LEAST", 60)
-        patch.setattr(sampling, "make_backend", lambda kind, workers, address: make_backend("inline", 1, None))
-        return run_sample(load_recipe(site / "recipe.yaml"), 0.25, workers=1)
+    return inline_sample(site, 0.25)
 
 
 @pytest.fixture(scope="module")
@@ -103,118 +111,117 @@ def whole(site, tmp_path_factory) -> Path:
     return store
 
 
-def test_the_bill_of_a_quarter_is_near_the_truth(sampled, whole):
-    document = bill(sampled, cores=4, price=0.04)
+def test_the_forecast_of_a_quarter_is_near_the_truth(sampled, whole):
+    said = forecast(sampled, cores=4, price=0.04)
     really = counted(whole)
-    of = {d["dataset"]: d for d in document["datasets"]}
-    near(of["extracted"]["documents"], really["docs"]["extracted"], 1.2)
-    near(of["clean"]["documents"], really["docs"]["clean"], 1.25)
-    near(of["deduped"]["documents"], really["docs"]["deduped"], 1.5)
+    of = {d.dataset: d for d in said.datasets}
+    near(of["extracted"].documents, really["docs"]["extracted"], 1.2)
+    near(of["clean"].documents, really["docs"]["clean"], 1.25)
+    near(of["deduped"].documents, really["docs"]["deduped"], 1.5)
     for name in ("extracted", "clean", "deduped"):
-        assert of[name]["documents"]["low"] <= really["docs"][name] <= of[name]["documents"]["high"], name
-    web = next(s for s in document["streams"] if s["stream"] == "web")
-    assert web["tokens"]["low"] * 0.8 <= really["tokens"]["web"] <= web["tokens"]["high"] * 1.25
-    assert document["sample"]["docs"]["scale"] == 1 and document["sample"]["docs"]["records_drawn"] == 12, "all of it"
-    total = document["total"]
-    assert total["cost"]["value"] == pytest.approx(total["cpu_hours"]["value"] * 0.04)
-    assert total["memory_mb_per_worker"] > 0 and total["exchange_bytes"]["value"] > 0
-    assert any("do not grow evenly" in n for n in document["notes"])
-    [web_dups] = [d for d in document["duplicates"] if d["source"] == "web"]
+        assert of[name].documents.low <= really["docs"][name] <= of[name].documents.high, name
+    web = next(s for s in said.streams if s.stream == "web")
+    assert web.tokens.low * 0.8 <= really["tokens"]["web"] <= web.tokens.high * 1.25
+    assert said.sample["docs"].scale == 1 and said.sample["docs"].records_drawn == 12, "all of it"
+    assert said.total.cost.value == pytest.approx(said.total.cpu_hours.value * 0.04)
+    assert said.total.memory_mb_per_worker > 0 and said.total.exchange_bytes.value > 0
+    assert any("do not grow evenly" in n for n in said.notes)
+    [web_dups] = [d for d in said.duplicates if d.source == "web"]
     gone = really["docs"]["clean"] + 12 - really["docs"]["deduped"]
-    assert web_dups["removed"]["low"] <= gone <= web_dups["removed"]["high"], "the bound holds"
-    json.dumps(document)
-    said = "\n".join(bill_lines(document))
-    assert "per core-hour" in said and "duplicates" in said and "on 4 cores" in said
+    assert web_dups.removed.low <= gone <= web_dups.removed.high, "the bound holds"
+    document = json.loads(json.dumps(said.to_json()))
+    assert document["total"]["wall_s"] == asdict(said.total.wall_s) and document["sample"]["docs"]["scale"] == 1
+    text = "\n".join(lines(said))
+    assert "per core-hour" in text and "duplicates" in text and "on 4 cores" in text
 
 
-def test_each_node_of_the_bill_is_what_a_run_leaves(sampled, whole):
+def test_the_forecast_of_each_node_is_what_a_run_leaves(sampled, whole):
     """Tasks and bytes on disk, node by node. Of `docs` everything is in the sample, of `web` a quarter."""
-    document = bill(sampled, cores=4)
+    said = forecast(sampled, cores=4)
     tasks, disk = defaultdict(int), defaultdict(int)
     for record in Log.read(Store(whole)).records():
         name = record.node.rpartition("/")[0] or record.node
         tasks[name] += 1
         disk[name] += sum(i.bytes for i in record.files.values())
-    rows = {r["name"]: r for r in document["nodes"]}
-    assert rows["tokenizer:"]["disk_bytes"]["high"] < 2 * disk["tokenizer:"], "there is one, however much text there is"
+    nodes = {n.name: n for n in said.nodes}
+    assert nodes["tokenizer:"].disk_bytes.high < 2 * disk["tokenizer:"], "there is one, however much text there is"
     for name in ("extracted", "clean", "deduped:docs", "shards:web", "shards:docs"):
-        near(rows[name]["disk_bytes"], disk[name], 2.0)
+        near(nodes[name].disk_bytes, disk[name], 2.0)
         if "docs" not in name:                         # of which all is in the sample
-            for what in ("disk_bytes", "cpu_s"):
-                low, value, high = (rows[name][what][k] for k in ("low", "value", "high"))
-                assert low < value < high, (name, what, "a quarter is no certainty")
-        assert rows[name]["tasks"] <= tasks[name] * 1.5 + 1, (name, rows[name]["tasks"], tasks[name])
-    near(rows["deduped"]["disk_bytes"], disk["deduped"], 2.5)
+            for what in (nodes[name].disk_bytes, nodes[name].cpu_s):
+                assert what.low < what.value < what.high, (name, what, "a quarter is no certainty")
+        assert nodes[name].tasks <= tasks[name] * 1.5 + 1, (name, nodes[name].tasks, tasks[name])
+    near(nodes["deduped"].disk_bytes, disk["deduped"], 2.5)
     published = sum(f.stat().st_size for top in ("datasets", "dropped", "quarantine", "shards")
                     for f in (whole / top).rglob("*") if f.suffix != ".json" and f.name[0] != "_")
-    near(document["total"]["published_bytes"], published, 2.0)
-    assert rows["deduped:docs"]["tasks"] == 1 and rows["shards:docs"]["tasks"] == 1
-    assert rows["deduped/minhash.1"]["tasks"] == tasks["deduped/minhash.1"], "groups of parts, not parts"
+    near(said.total.published_bytes, published, 2.0)
+    assert nodes["deduped:docs"].tasks == 1 and nodes["shards:docs"].tasks == 1
+    assert nodes["deduped/minhash.1"].tasks == tasks["deduped/minhash.1"], "groups of parts, not parts"
 
 
 def test_models_that_the_first_tasks_load_are_not_taken_for_what_texts_cost(sampled):
-    """Tasks go out by size, so the first ones, which load models or compile, are the largest of either run. Sizes and
-    seconds are those that 1,554 real pages had on two workers."""
-    first = [248_000, 211_000, 185_000, 100_000]                        # a quarter of the units, and the rest of them
-    rest = [425_000, 387_000, 349_000, 195_000, 171_000, 118_000, 110_000, 102_000, 101_000, 100_000, 99_000, 91_000]
-    made = [replace(sampled.records["clean"][0], attempt=f"{epoch:08d}-{serial:08d}-0", counters={"in": {"web": {
+    """Tasks go out by size, so the first ones, which load models or compile, are the largest. Sizes and seconds are
+    those that 1,554 real pages had on two workers."""
+    sizes = [425_000, 387_000, 349_000, 248_000, 211_000, 195_000, 185_000, 171_000, 118_000, 110_000, 102_000, 101_000,
+             100_000, 100_000, 99_000, 91_000]
+    records = [replace(sampled.records["clean"][0], attempt=f"{2:08d}-{serial:08d}-0", counters={"in": {"web": {
         "docs": 1, "bytes": size}}}, cpu_s=0.02 + 4e-7 * size + (3.0 if serial < 2 else 0.0))
-        for epoch, sizes in ((2, first), (3, rest)) for serial, size in enumerate(sizes)]
-    counts = _Bill(replace(sampled, workers=2), 4, None)
-    really = 0.02 * counts._tasks(made) + 4e-7 * sum(first + rest) * sampled.sources["web"].scale
-    found = counts._linear(made)
-    near(found, really, 1.2)
-    assert found["high"] >= really + 4 * 2.9, "each of four cores will load them once"
+        for serial, size in enumerate(sizes)]
+    whole = _Extrapolation(replace(sampled, workers=2), 4)
+    really = 0.02 * whole._partitions({"web"}) + 4e-7 * sum(sizes) * sampled.sources["web"].scale
+    cpu = whole._tasks(records, lambda r: r.cpu_s, first_loads=True)
+    near(cpu, really, 1.2)
+    assert cpu.high >= really + 4 * 2.9, "each of four cores will load them once"
 
 
-def test_epochs_of_the_mixture(site, sampled):
+def test_epochs_of_the_mixture(sampled):
     """800,000 of 1 M tokens from a stream of about 100,000: said before anything runs."""
-    document = bill(sampled, cores=1)
-    of = {m["stream"]: m for m in document["mixture"]}
-    assert of["web"]["needed"] == 800_000 and of["docs"]["needed"] == 200_000
-    assert of["web"]["epochs"]["value"] == pytest.approx(800_000 / of["web"]["available"]["value"])
-    assert any("stream 'docs' has too few tokens" in n and "1 epoch allowed" in n for n in document["notes"])
-    assert "epochs" in "\n".join(bill_lines(document))
-    enough = {"web": {"value": 9e5, "low": 8.5e5, "high": 1e6}, "docs": {"value": 3e5, "low": 2.5e5, "high": 4e5}}
+    said = forecast(sampled, cores=1)
+    of = {m.stream: m for m in said.mixture}
+    total = 1_000_000 // 512 * 512                                      # whole steps
+    assert of["web"].needed == 0.8 * total and of["docs"].needed == pytest.approx(0.2 * total)
+    assert of["web"].epochs.value == pytest.approx(0.8 * total / of["web"].available.value)
+    assert any("stream 'docs' has too few tokens" in n and "1 epoch allowed" in n for n in said.notes)
+    assert "epochs" in "\n".join(lines(said))
+    enough = {"web": Range(9e5, 8.5e5, 1e6), "docs": Range(3e5, 2.5e5, 4e5)}
     assert mixture(sampled.recipe, enough)[1] == []
-    close = {**enough, "web": {"value": 8.2e5, "low": 7e5, "high": 1e6}}
+    close = {**enough, "web": Range(8.2e5, 7e5, 1e6)}
     assert "may have too few" in mixture(sampled.recipe, close)[1][0]
 
 
 def test_the_sample_is_decided_by_ids_alone(site, sampled):
     """The same records whatever the order of files; a larger share holds the smaller one's."""
-    again = run_sample(load_recipe(site / "recipe.yaml"), 0.25, workers=1)
-    kept = [{s: (x.drawn, x.drawn_bytes) for s, x in found.sources.items()} for found in (sampled, again)]
+    again = inline_sample(site, 0.25)
+    kept = [{s: (x.records_drawn, x.bytes_drawn) for s, x in run.sources.items()} for run in (sampled, again)]
     assert kept[0] == kept[1]
-    contents = [sorted(r.files["kept.parquet"].content for r in found.records["clean"]) for found in (sampled, again)]
+    contents = [sorted(r.files["kept.parquet"].content for r in run.records["clean"]) for run in (sampled, again)]
     assert contents[0] == contents[1]
 
 
 def test_every_source_gives_some_and_a_larger_price_costs_more(site):
-    found = run_sample(load_recipe(site / "recipe.yaml"), 0.0001, workers=1)
-    assert found.sources["docs"].drawn == 12 and 40 <= found.sources["web"].drawn <= 60
-    one, two = (bill(found, cores=1, price=p)["total"]["cost"]["value"] for p in (1.0, 2.0))
+    run = inline_sample(site, 0.0001)
+    assert run.sources["docs"].records_drawn == 12 and 40 <= run.sources["web"].records_drawn <= 60
+    one, two = (forecast(run, cores=1, price=p).total.cost.value for p in (1.0, 2.0))
     assert two == pytest.approx(2 * one)
 
 
-def test_too_much_to_read(site, monkeypatch, sampled):
+def test_too_much_to_read(site):
     """Some of the files, and of one too big the beginning: both are said, and the scale is still about right."""
     planner = Planner(load_recipe(site / "recipe.yaml"), lambda path, sha256: b"")
     planner.nodes()
-    total = sum(f.size for f in planner.source_files("web"))
-    monkeypatch.setattr(sampling, "READ_BYTES", total // 2)
-    few = sampling._choose(planner, "web")
-    assert 1 <= len(few) < 6 and few == sampling._choose(planner, "web")
-    monkeypatch.setattr(sampling, "READ_BYTES", total // 2 + few[0].size)
-    assert set(few) <= set(sampling._choose(planner, "web")), "a larger budget holds the smaller one's files"
-    draws = [draw([f.arg() for f in files], planner, read_most=most)
-             for files, most in ((few, 1 << 40), (few[:1], 100_000))]
+    files = planner.source_files("web")
+    total = sum(f.size for f in files)
+    few = choose_files(files, total // 2)
+    assert 1 <= len(few) < 6 and few == choose_files(files, total // 2)
+    assert set(few) <= set(choose_files(files, total // 2 + few[0].size)), "a larger budget holds the smaller one's"
+    draws = [draw([f.arg() for f in chosen], planner, read_most=most)
+             for chosen, most in ((few, 1 << 40), (few[:1], 100_000))]
     assert draws[0]["covered"] == sum(f.size for f in few) and draws[1]["covered"] < few[0].size
     whole = draw([few[0].arg()], planner, read_most=1 << 40)
     share = draws[1]["records"] / whole["records"]
     assert draws[1]["covered"] / few[0].size == pytest.approx(share, abs=0.05)
-    found = SourceSample(bytes=total, bytes_read=total // 2, records_read=450, drawn=45)
-    assert found.scale == pytest.approx(20, rel=0.01), "ten times the records of a half"
+    half = SourceSample(bytes=total, bytes_read=total // 2, records_read=450, records_drawn=45)
+    assert half.scale == pytest.approx(20, rel=0.01), "ten times the records of a half"
 
 
 def draw(files: list[dict[str, Any]], planner: Planner, read_most: int) -> dict[str, Any]:
@@ -227,7 +234,7 @@ def draw(files: list[dict[str, Any]], planner: Planner, read_most: int) -> dict[
     with tempfile.TemporaryDirectory() as folder:
         args = {"source": "web", "reader": planner.reader_arg("web"), "files": files, "seed": 1, "share": 0.1,
                 "least": 5, "most": 1 << 30, "read_most": read_most}
-        spec = TaskSpec("0" * 32, sampling.DRAW, "sample", args)
+        spec = TaskSpec("0" * 32, DRAW, "sample", args)
         return DrawSample.run(Inputs(spec, Store(folder), folder), Cursor(), Out(folder))
 
 
@@ -252,7 +259,7 @@ def test_nothing_is_left_behind_and_limits_are_kept(site, monkeypatch, tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     with pytest.raises(SampleError, match="takes more than 0 minutes on this machine; take a smaller --sample"):
-        run_sample(load_recipe(site / "recipe.yaml"), 0.2, workers=1, most_s=0.0)
+        inline_sample(site, 0.2, Limits(seconds=0.0))
     assert not list(tmp_path.rglob("*.parquet"))
 
 
@@ -262,7 +269,8 @@ def test_the_command(site, tokenmill):
     [document] = said.json()
     assert document["total"]["cores"] == 64 and document["datasets"] and document["warnings"]
     for wrong, why in ((("--sample", "0.1"), "write it with a percent sign"), (("--cores", "4"), "add --sample 1%"),
-                       (("--sample", "0%"), "a bill needs a sample"), (("--why", "claen"), "did you mean 'clean'?")):
+                       (("--sample", "0%"), "a cost forecast needs a sample"),
+                       (("--why", "claen"), "did you mean 'clean'?")):
         failed = tokenmill("plan", site / "recipe.yaml", *wrong)
         assert failed.code == 2 and why in failed.err, failed.err
 
@@ -303,18 +311,17 @@ def test_numbers_for_people():
 
 
 @pytest.mark.slow
-def test_the_bill_of_real_pages(tmp_path, monkeypatch):
+def test_the_forecast_of_real_pages(tmp_path):
     """A tenth of 1,554 real pages, in child processes: documents within 25 %, CPU time and disk within a factor of 2
     (what two workers of one machine differ by when it is busy)."""
-    monkeypatch.undo()
     pages = shared_data("bench", "realweb.warc.gz")
     recipe = load_recipe("fineweb", inputs=[str(pages)])
-    document = bill(run_sample(recipe, 0.1, workers=2), cores=2, price=0.04)
+    said = forecast(run_sample(recipe, 0.1, workers=2), cores=2, price=0.04)
     run_recipe(recipe, str(tmp_path / "store"), make_backend=make_backend("process", 2, None), report=False)
     really = counted(tmp_path / "store")
-    for dataset in document["datasets"]:
-        near(dataset["documents"], really["docs"][dataset["dataset"]], 1.25)
-    near({k: v * 3600 for k, v in document["total"]["cpu_hours"].items()}, really["cpu_s"], 2.0)
+    for dataset in said.datasets:
+        near(dataset.documents, really["docs"][dataset.dataset], 1.25)
+    near(said.total.cpu_hours * 3600.0, really["cpu_s"], 2.0)
     disk = sum(i.bytes for r in Log.read(Store(tmp_path / "store")).records() if "kept.parquet" in r.files
                for i in r.files.values())
-    near(document["total"]["disk_bytes"], disk, 2.0)
+    near(said.total.disk_bytes, disk, 2.0)

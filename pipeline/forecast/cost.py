@@ -1,0 +1,388 @@
+"""The cost forecast: what a recipe will leave and cost, extrapolated from a run of it on a sample.
+
+What a task of the sample left or cost counts as many times as its source is larger than its sample. Its range is a 95 %
+interval of the ratio of that to the bytes read (Cochran 1977, 6.4), corrected for the share that was seen.
+
+Two things do not grow evenly. Deduplication finds more the more there is: a pair of documents is in a sample of one
+thousandth once in a million, so what the sample found is a lower bound, and pairs divided by the square of the share an
+upper one. And a tokenizer trained on little text knows that text too well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pipeline.forecast.mixture import StreamUse, mixture
+from pipeline.forecast.range import Range, exactly, total
+from pipeline.forecast.sample import SampleRun, SourceSample
+from pipeline.store.records import PartRecord
+from stages.dedup.fragment import GROUP_BYTES, GROUP_ROWS
+
+#: the same text takes up to this many times more tokens of a tokenizer that was trained on enough text: so many bytes
+#: for each token of its vocabulary
+MEMORISED, ENOUGH_TEXT = 1.35, 1000
+#: CPU time of one and the same job on one machine, loaded to quiet; bytes of exchange files by how much is alike
+NOISE, EXCHANGE = Range(1.0, 0.85, 1.2), Range(1.0, 0.7, 1.5)
+#: seconds until workers are there, models are loaded and the report is written
+START_S = 15.0
+#: of fewer tasks than this, or of tasks of one size, no line is drawn
+LEAST_TASKS = 6
+NOTHING = exactly(0.0)
+ALL = exactly(1.0)
+PUBLISHED = {"dropped.parquet", "quarantine.parquet", "body", "ends", "table.parquet"}
+
+
+@dataclass(frozen=True)
+class Amount:
+    documents: Range
+    text_bytes: Range
+
+
+@dataclass(frozen=True)
+class DatasetForecast(Amount):
+    dataset: str
+    sources: dict[str, Amount]
+
+
+@dataclass(frozen=True)
+class StreamForecast:
+    stream: str
+    tokens: Range
+    held_out: Range
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Documents of a source that a deduplication gets, the share it removed of the sample, and what it will remove."""
+
+    node: str
+    source: str
+    documents: float
+    in_sample: float
+    removed: Range
+
+
+@dataclass(frozen=True)
+class NodeCost:
+    """What a node of the plan takes; `kind` read: reading a source."""
+
+    name: str
+    kind: str
+    cpu_s: Range
+    disk_bytes: Range = NOTHING
+    exchange_bytes: Range = NOTHING
+    published_bytes: Range = NOTHING
+    memory_mb: float = 0.0
+    tasks: int = 1
+
+    @property
+    def longest_s(self) -> float:
+        return self.cpu_s.value / self.tasks
+
+
+@dataclass(frozen=True)
+class TotalCost:
+    cores: int
+    cpu_hours: Range
+    wall_s: Range
+    disk_bytes: Range
+    published_bytes: Range
+    exchange_bytes: Range
+    memory_mb_per_worker: float
+    price_per_core_hour: float | None
+    cost: Range | None
+
+
+@dataclass(frozen=True)
+class CostForecast:
+    sample: dict[str, SourceSample]
+    sample_wall_s: float
+    datasets: list[DatasetForecast]
+    streams: list[StreamForecast]
+    mixture: list[StreamUse]
+    duplicates: list[Duplicates]
+    nodes: list[NodeCost]
+    total: TotalCost
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        sample = {name: {**asdict(s), "scale": round(s.scale, 3)} for name, s in self.sample.items()}
+        return {**asdict(self), "sample": sample}
+
+
+def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostForecast:
+    """The forecast of the recipe on `cores` cores, one of which costs `price` an hour (None: the cost is left out)."""
+    from_sample = _Extrapolation(run, cores)
+    nodes = [from_sample.reading(name) for name in run.sources]
+    nodes += [from_sample.node(node) for node in run.nodes if node["kind"] != "index"]
+    streams = from_sample.streams()
+    uses, notes = mixture(run.recipe, {s.stream: s.tokens for s in streams})
+    cpu_hours = total(n.cpu_s for n in nodes) * (1 / 3600)
+    return CostForecast(
+        run.sources, run.wall_s, from_sample.datasets(), streams, uses, from_sample.duplicates, nodes,
+        TotalCost(cores, cpu_hours, _wall(nodes, cores), total(n.disk_bytes for n in nodes),
+                  total(n.published_bytes for n in nodes), total(n.exchange_bytes for n in nodes),
+                  max(n.memory_mb for n in nodes), price, cpu_hours * price if price is not None else None),
+        [*from_sample.notes, *notes])
+
+
+def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
+    """Seconds on `cores` cores: work divided evenly, up to every node waiting for its longest task after its work was
+    shared out (Graham 1966), which never takes longer than one core."""
+    cpu = total(n.cpu_s for n in nodes) * (1 / cores)
+    tails = sum(n.longest_s for n in nodes) if cores > 1 else 0.0
+    value = START_S + max(cpu.value, max(n.longest_s for n in nodes)) + tails / 2
+    return Range(value, min(START_S + cpu.low, value), 1.25 * max(START_S + cpu.high + tails, value))
+
+
+def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
+    """(cost before the first byte, cost of a byte) of tasks by medians (Theil 1950, Sen 1968), which a task that loads
+    a model or compiles does not bend; neither is negative."""
+    even = float(cost.sum()) / max(float(size.sum()), 1.0)
+    i, j = np.triu_indices(len(size), 1)
+    apart = np.abs(size[i] - size[j]) > 0.25 * float(np.median(size))
+    if len(size) < LEAST_TASKS or not apart.any():
+        return 0.0, even
+    slope = min(max(float(np.median((cost[i] - cost[j])[apart] / (size[i] - size[j])[apart])), 0.0), even)
+    return max(0.0, float(np.median(cost - slope * size))), slope or even / 4
+
+
+class _Extrapolation:
+    """From the tasks of a sample to those of the whole."""
+
+    def __init__(self, run: SampleRun, cores: int) -> None:
+        self.run, self.cores = run, cores
+        self.scale = {name: s.scale for name, s in run.sources.items()}
+        self.largest = max(self.scale.values(), default=1.0)
+        self.nodes = {n["name"]: n for n in run.nodes}
+        self.notes = [note for s in run.sources.values() for note in s.notes]
+        self.duplicates: list[Duplicates] = []
+        #: node → source → documents that come through deduplication, for each one that did of the sample
+        self.through: dict[str, dict[str, Range]] = {}
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+    def reading(self, name: str) -> NodeCost:
+        """Reading a source: measured on all that was read of it."""
+        source = self.run.sources[name]
+        return NodeCost(f"read {name}", "read", NOISE * (source.read_cpu_s * source.grown),
+                        tasks=self._partitions({name}))
+
+    def node(self, node: Mapping[str, Any]) -> NodeCost:
+        """What a node takes, and what of every source comes through it (`through`): as much as through those before
+        it, less what the deduplication that it applies removes."""
+        name, kind, records = node["name"], node["kind"], self.run.records[node["name"]]
+        befores = [self.through[d] for d in node["deps"] if d in self.through]
+        self.through[name] = {s: Range(max((b[s].value for b in befores), default=1.0),
+                                       min((b[s].low for b in befores), default=1.0),
+                                       max((b[s].high for b in befores), default=1.0)) for s in self.scale}
+        before = self._overall(name, records)
+        memory = max((r.rss_mb for r in records), default=0.0)
+        if kind == "barrier":
+            cpu, exchange, tasks = self._barrier(node, records)
+            return NodeCost(name, kind, NOISE * cpu * before, exchange_bytes=exchange * before, memory_mb=memory,
+                            tasks=tasks)
+        if kind == "tokenizer":                                          # one, however much text there is
+            return NodeCost(name, kind, NOISE * self._training(records), exactly(sum(map(_disk, records))),
+                            memory_mb=memory, tasks=max(len(records), 1))
+        if kind == "pass" and any(self.nodes[d]["kind"] == "barrier" for d in node["deps"]):
+            self._deduplicated(name, records)
+        # the tasks that assemble shards take and leave more in proportion to those that each encode a part
+        of_parts = [r for r in records if not r.node.endswith("/assemble")]
+        cpu = self._tasks(of_parts, lambda r: r.cpu_s, first_loads=True) * _ratio(records, of_parts, lambda r: r.cpu_s)
+        disk = self._tasks(of_parts, _disk) * _ratio(records, of_parts, _disk) * before
+        published = PUBLISHED | {"kept.parquet"} if node["publishes"] else PUBLISHED
+        share = _ratio(records, records, _disk, lambda r: sum(i.bytes for n, i in r.files.items() if n in published))
+        return NodeCost(name, kind, NOISE * cpu * before, disk, published_bytes=disk * share, memory_mb=memory,
+                        tasks=self._partitions({source for r in of_parts for source in _read(r)}))
+
+    def _overall(self, name: str, records: Sequence[PartRecord]) -> Range:
+        """What comes through a node over all sources, by the bytes its tasks read of each."""
+        sizes: Counter[str] = Counter()
+        for record in records:
+            sizes.update({s: c.get("bytes", 0) * self.scale[s] for s, c in _read(record).items() if s in self.scale})
+        if not sum(sizes.values()):
+            sizes = Counter(dict.fromkeys(self.scale, 1))
+        parts = [(self.through[name][s], size / sum(sizes.values())) for s, size in sizes.items()]
+        return Range(sum(r.value * share for r, share in parts), sum(r.low * share for r, share in parts),
+                     sum(r.high * share for r, share in parts))
+
+    def _barrier(self, node: Mapping[str, Any], records: Sequence[PartRecord]) -> tuple[Range, Range, int]:
+        """(CPU seconds, bytes of exchange files, tasks) of a deduplication. Its CPU time is between that of the sample,
+        much of which goes by before the first document, and as much more as there are documents."""
+        parts = [r for d in node["deps"] for r in self.run.records.get(d, ())]
+        docs = sum(_kept(r, s) for r in parts for s in self.scale)
+        grown = sum(_kept(r, s) * scale for r in parts for s, scale in self.scale.items()) / max(docs, 1)
+        cpu = sum(r.cpu_s for r in records)
+        # tasks go by groups of parts, and by ranges of what those write
+        size, rows = (sum(getattr(r.files["kept.parquet"], what) * self._weight(r) for r in parts)
+                      for what in ("bytes", "rows"))
+        groups = max(sum(r.node == records[0].node for r in records), 1) if records else 1       # of its first wave
+        more = max(1.0, math.ceil(size / GROUP_BYTES) / groups, math.ceil(rows / GROUP_ROWS) / groups)
+        return (Range(cpu * math.sqrt(grown), cpu, cpu * grown), EXCHANGE * (sum(map(_disk, records)) * grown),
+                max(1, math.ceil(len(records) * more)))
+
+    def _training(self, records: Sequence[PartRecord]) -> Range:
+        """CPU seconds of the tokenizer's tasks: training takes up to as much more as there is more text to train on."""
+        trained = self.run.recipe.tokenizer.train if self.run.recipe.tokenizer else None
+        cpu, seen = sum(r.cpu_s for r in records), sum(r.counters.get("bytes", 0) for r in records)
+        more = min(trained.sample / seen, self.largest) if trained and seen else 1.0
+        return Range(cpu * max(1.0, 0.7 * more), cpu, cpu * max(1.0, more))
+
+    def _deduplicated(self, name: str, records: Sequence[PartRecord]) -> None:
+        """Bound what a deduplication that this pass applies removes of all documents, by source."""
+        docs: Counter[str] = Counter()
+        gone: Counter[str] = Counter()
+        for record in records:
+            docs.update({source: n["docs"] for source, n in record.counters["in"].items()})
+            for label, stats in record.counters["stages"].items():
+                if label.startswith("barrier:"):
+                    for by_source in stats["dropped"].values():
+                        gone.update(by_source)
+        rarest = max((self.scale.get(s, 1.0) for s in docs), default=1.0)
+        for source, n in docs.items():
+            scale, removed = self.scale.get(source, 1.0), gone[source]
+            of, low = n * scale, removed * scale
+            # of a pair both must be in the sample: the other one may be of the source that was sampled least
+            high = min((removed + 2 + 2 * math.sqrt(removed + 1)) * scale * rarest, of) if rarest > 1 else low
+            value = math.sqrt(low * max(min(low * rarest, of), low))
+            stays = max(of - low, 1.0)                           # what the sample says is left
+            self.through[name][source] *= Range((of - value) / stays, (of - high) / stays, 1.0)
+            self.duplicates.append(Duplicates(name, source, of, removed / max(n, 1), Range(value, low, high)))
+        if self.largest > 1:
+            self.notes.append(f"{name}: duplicates do not grow evenly with the input. A sample shows few of them, for "
+                              f"both copies of a pair must be in it: what it found is the least, pairs divided by the "
+                              f"square of its share the most")
+
+    # -- what is left --------------------------------------------------------------------------------------------
+    def datasets(self) -> list[DatasetForecast]:
+        """Documents and bytes of text of every published dataset by source."""
+        out = []
+        for node in (n for n in self.run.nodes if n["publishes"]):
+            records, through = self.run.records[node["name"]], self.through[node["name"]]
+            sources = {s: Amount(*(self._total(records, partial(_kept, source=s, what=what), s) * through[s]
+                                   for what in ("docs", "bytes")))
+                       for s in self.scale if any(s in r.counters["in"] for r in records)}
+            sources = {s: amount for s, amount in sources.items() if amount.documents.high}
+            out.append(DatasetForecast(total(a.documents for a in sources.values()),
+                                       total(a.text_bytes for a in sources.values()), node["dataset"], sources))
+        return out
+
+    def streams(self) -> list[StreamForecast]:
+        out = []
+        trained = self.run.recipe.tokenizer.train if self.run.recipe.tokenizer else None
+        seen = sum(r.counters.get("bytes", 0) for n in self.run.nodes if n["kind"] == "tokenizer"
+                   for r in self.run.records[n["name"]])
+        little = trained is not None and seen < ENOUGH_TEXT * trained.vocab and self.largest > 1
+        more = Range(math.sqrt(MEMORISED), 1.0, MEMORISED) if little else ALL
+        for node in (n for n in self.run.nodes if n["kind"] == "shards"):
+            records = [r for r in self.run.records[node["name"]] if r.node.endswith("/encode")]
+            through = self._overall(node["name"], records) * more
+            tokens, held_out = (self._total(records, partial(_tokens, split=split)) * through
+                                for split in ("train", "val"))
+            out.append(StreamForecast(node["name"].removeprefix("shards:"), tokens, held_out))
+        if little and out:
+            self.notes.append(f"tokens: the tokenizer of the sample was trained on {seen:,} bytes only and spells them "
+                              f"in fewer tokens than one trained on more will")
+        return out
+
+    # -- numbers -------------------------------------------------------------------------------------------------
+    def _weight(self, record: PartRecord) -> float:
+        """How many times this task stands for itself."""
+        sizes = {s: c.get("bytes", 0) + 1e-9 for s, c in _read(record).items() if s in self.scale}
+        return sum(self.scale[s] * b for s, b in sizes.items()) / sum(sizes.values()) if sizes else self.largest
+
+    def _partitions(self, sources: Iterable[str]) -> int:
+        """How many tasks a node will have that reads these sources."""
+        payloads = [s.payload_read * s.grown for name, s in self.run.sources.items() if name in sources]
+        return max(1, sum(max(1, math.ceil(payload / self.run.recipe.run.partition)) for payload in payloads))
+
+    def _tasks(self, records: Sequence[PartRecord], of: Callable[[PartRecord], float],
+               first_loads: bool = False) -> Range:
+        """The sum of `of` over the tasks of a node that each read a part: what a task takes before its first byte, and
+        what each byte takes. `first_loads`: the first task of a worker loads models as well; that is left out of the
+        value, and in `high` every core does so once."""
+        if not records:
+            return NOTHING
+        weights, size, cost = self._arrays(records, of)
+        later = self._later(records) if first_loads else np.ones(len(records), bool)
+        fixed, slope = line(size[later], cost[later])
+        tasks = self._partitions({source for r in records for source in _read(r)})
+        whole = float((weights * size).sum())
+        value = fixed * min(tasks, float(weights.sum())) + slope * whole
+        load = 0.0 if later.all() else max(0.0, float((cost - fixed - slope * size)[~later].mean()))
+        margin = self._margin(weights, size, np.where(later, cost, fixed + slope * size))
+        even = float((weights * cost)[later].sum()) / max(float((weights * size)[later].sum()), 1.0) * whole
+        return Range(value, max(0.0, value - margin),
+                     max(value + margin, even + load * min(self.cores, tasks)))
+
+    def _later(self, records: Sequence[PartRecord]) -> np.ndarray:
+        """Which tasks found models in their worker: all but as many as there were workers, by the numbers of their
+        attempts (all where there are no others)."""
+        firsts = sorted(r.attempt for r in records)[:self.run.workers]
+        later = np.array([r.attempt not in firsts for r in records])
+        return later if later.any() else np.ones(len(records), bool)
+
+    def _total(self, records: Sequence[PartRecord], of: Callable[[PartRecord], float],
+               source: str | None = None) -> Range:
+        """The sum of `of` over all that the sample stands for."""
+        if not records:
+            return NOTHING
+        weights, size, values = self._arrays(records, of)
+        if source is not None:
+            weights = np.full(len(records), self.scale[source])
+        value, margin = float((weights * values).sum()), self._margin(weights, size, values)
+        if not value and weights.max() > 1:
+            margin = 3 * float(weights.max())                 # none of n seen: at most 3 in n (rule of three)
+        return Range(value, max(0.0, value - margin), value + margin)
+
+    def _arrays(self, records: Sequence[PartRecord],
+                of: Callable[[PartRecord], float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(times each task counts, bytes it read, `of` it)."""
+        sizes = [sum(c.get("bytes", 0) for c in _read(r).values()) for r in records]
+        return (np.array([self._weight(r) for r in records]), np.array(sizes, dtype=float),
+                np.array([float(of(r)) for r in records]))
+
+    @staticmethod
+    def _margin(weights: np.ndarray, size: np.ndarray, values: np.ndarray) -> float:
+        """How far the weighted sum may be off, at 95 %: of the ratio of values to bytes, since that tasks differ in
+        size is no uncertainty. One task says nothing of how they differ."""
+        n, most = len(values), float(weights.max())
+        if most <= 1:
+            return 0.0
+        if n < 2:
+            return float((weights * values).sum())
+        size = size + 1.0
+        ratio = float((weights * values).sum() / (weights * size).sum())
+        spread = float((weights * (values - ratio * size)).std(ddof=1))
+        return 2.15 * spread * math.sqrt(n * (1 - 1 / most))          # Student's t of about 16 units
+
+
+def _read(record: PartRecord) -> dict[str, dict[str, Any]]:
+    """What a task read, by source: {"docs", "bytes"}. Nothing for tasks of barriers, tokenizers and whole shards."""
+    return record.counters.get("in") or record.counters.get("sources") or {}
+
+
+def _kept(record: PartRecord, source: str, what: str = "docs") -> int:
+    return record.counters.get("kept", {}).get(source, {}).get(what, 0)
+
+
+def _tokens(record: PartRecord, split: str) -> int:
+    return record.counters[split]["tokens"]
+
+
+def _disk(record: PartRecord) -> float:
+    return float(sum(i.bytes for i in record.files.values()))
+
+
+def _ratio(records: Iterable[PartRecord], to: Iterable[PartRecord], of: Callable[[PartRecord], float],
+           over: Callable[[PartRecord], float] | None = None) -> float:
+    """The sum of `over` (default: `of`) over records, divided by that of `of` over `to`; 1 where that is nothing."""
+    divisor = sum(map(of, to))
+    return sum(map(over or of, records)) / divisor if divisor else 1.0

@@ -1,0 +1,32 @@
+"""Numbers that are not known exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number that lies between `low` and `high`, as far as can be told."""
+
+    value: float
+    low: float
+    high: float
+
+    def __mul__(self, by: Range | float) -> Range:
+        by = by if isinstance(by, Range) else exactly(by)
+        return Range(self.value * by.value, self.low * by.low, self.high * by.high)
+
+
+def exactly(value: float) -> Range:
+    return Range(value, value, value)
+
+
+def total(ranges: Iterable[Range]) -> Range:
+    """The sum of numbers whose errors have nothing to do with each other: the distances add up as squares."""
+    ranges = list(ranges)
+    value = sum(r.value for r in ranges)
+    return Range(value, max(0.0, value - math.sqrt(sum((r.value - r.low) ** 2 for r in ranges))),
+                 value + math.sqrt(sum((r.high - r.value) ** 2 for r in ranges)))

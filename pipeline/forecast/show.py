@@ -1,0 +1,103 @@
+"""The cost forecast for people."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+
+from rich.markup import escape
+
+from pipeline.engine.driver.progress import size
+from pipeline.forecast.cost import CostForecast
+from pipeline.forecast.range import Range
+from pipeline.plan.show import WIDTH, human_seconds
+
+
+def human_count(n: float) -> str:
+    """Documents or tokens: 1234 → '1,234', 1.2e9 → '1.20 B'."""
+    for one, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if abs(n) >= one:
+            return f"{n / one:.3g} {unit}"
+    return f"{n:,.0f}"
+
+
+def between(given: Range, say: Callable[[float], str]) -> str:
+    """'870 (540 … 1,062)', or the number alone when it is certain."""
+    low, value, high = say(given.low), say(given.value), say(given.high)
+    return value if low == high == value else f"{value} ({low} … {high})"
+
+
+def lines(forecast: CostForecast, warnings: Sequence[str] = ()) -> list[str]:
+    """What is printed of a forecast, with rich's markup."""
+    names = [*forecast.sample, *(n.name for n in forecast.nodes),
+             *(f"{d.node}, {d.source}" for d in forecast.duplicates)]
+    width = max(map(len, names)) + 2
+    notes = [*forecast.notes, *warnings]
+    return [*_sample(forecast, width), *_left(forecast, width), *_costs(forecast, width),
+            *([""] if notes else []), *(escape(line) for note in notes for line in textwrap.wrap(
+                f"note: {note}", WIDTH, subsequent_indent="      "))]
+
+
+def _sample(forecast: CostForecast, width: int) -> list[str]:
+    rows = [f"  {escape(name):<{width}}{s.records_drawn:,} of {s.records_read:,} records read, in {s.files_read:,} of "
+            f"{s.files:,} files: a {1 / s.scale:.3%} sample" for name, s in forecast.sample.items()]
+    return ["[bold]sample[/]", *rows, f"  run here in {human_seconds(forecast.sample_wall_s)}"]
+
+
+def _left(forecast: CostForecast, width: int) -> list[str]:
+    """Documents, tokens, epochs of the mixture, and duplicates."""
+    out = ["", "[bold]documents[/]"]
+    for dataset in forecast.datasets:
+        out.append(f"  {escape(dataset.dataset):<{width}}{between(dataset.documents, human_count)} documents, "
+                   f"{between(dataset.text_bytes, size)} of text")
+        if len(dataset.sources) > 1:
+            out += [f"    {escape(source):<{width - 2}}{between(n.documents, human_count)}"
+                    for source, n in dataset.sources.items()]
+    if forecast.streams:
+        out += ["", "[bold]tokens[/]"]
+        out += [f"  {escape(s.stream):<{width}}{between(s.tokens, human_count)} to train on, "
+                f"{between(s.held_out, human_count)} held out" for s in forecast.streams]
+    if forecast.mixture:
+        out += ["", "[bold]mixture[/]"]
+        out += [f"  {escape(m.stream):<{width}}{human_count(m.needed)} tokens wanted: {between(m.epochs, _epochs)} "
+                f"epochs" for m in forecast.mixture]
+    if duplicates := [d for d in forecast.duplicates if d.documents]:
+        out += ["", "[bold]duplicates[/]  (they grow faster than the input)"]
+        out += [f"  {escape(d.node + ', ' + d.source):<{width}}{d.in_sample:.1%} of the sample; of the whole "
+                f"{d.removed.low / d.documents:.1%} … {d.removed.high / d.documents:.1%}" for d in duplicates]
+    return out
+
+
+def _costs(forecast: CostForecast, width: int) -> list[str]:
+    total = forecast.total
+    out = ["", f"[bold]{'nodes':<{width}}  {'tasks':>9}  {'CPU':<32}{'disk':>10}{'exchange':>11}{'memory':>9}[/]"]
+    for node in forecast.nodes:
+        disk, exchange = node.disk_bytes.value, node.exchange_bytes.value
+        out.append(f"  {escape(node.name.rstrip(':')):<{width}}{node.tasks:>9,}  "
+                   f"{between(node.cpu_s, human_seconds):<32}{size(disk) if disk else '–':>10}"
+                   f"{size(exchange) if exchange else '–':>11}"
+                   + (f"{node.memory_mb:>6.0f} MB" if node.memory_mb else f"{'–':>9}"))
+    cores = f"{total.cores:,} core" + ("s" if total.cores != 1 else "")
+    out += ["", f"CPU:      [bold]{between(total.cpu_hours, _hours)}[/]",
+            f"wall:     [bold]{between(total.wall_s, human_seconds)}[/] on {cores}",
+            f"memory:   {total.memory_mb_per_worker:.0f} MB a worker at most, in the sample",
+            f"disk:     {between(total.disk_bytes, size)} in the store, and {between(total.exchange_bytes, size)} for "
+            f"exchange",
+            f"          in object storage {between(total.published_bytes, size)} more: what is published is copied "
+            f"there"]
+    if total.cost is not None:
+        out.append(f"cost:     [bold]{between(total.cost, _money)}[/] at {total.price_per_core_hour:g} per core-hour")
+    return out
+
+
+def _epochs(n: float) -> str:
+    return f"{n:.2g}" if n < 10 else f"{n:,.0f}"
+
+
+def _hours(hours: float) -> str:
+    """Core-hours, or less than ten of them in smaller units."""
+    return f"{hours:,.0f} core-hours" if hours >= 10 else human_seconds(3600 * hours)
+
+
+def _money(amount: float) -> str:
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.2g}"
