@@ -116,6 +116,8 @@ class Stage:
     scrubs: ClassVar[bool] = False
     #: True when the stage reads `doc.raw` (bytes) and makes `doc.text`
     extracts: ClassVar[bool] = False
+    #: the reader of the files that `tokenmill extract --as` knows by the name of this step; "": there are none
+    read_by: ClassVar[str] = ""
     #: True when it sets `doc.language`: what earlier steps decided by it cannot be replayed from the stored one
     sets_language: ClassVar[bool] = False
     #: columns of the side table this stage fills by `doc.side[name] = {column: value}`; None = no side table

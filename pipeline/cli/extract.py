@@ -19,7 +19,7 @@ import typer
 
 from pipeline.base.visible import json_text, visible
 from pipeline.cli.errors import BadUsage, UserError, reading
-from pipeline.cli.kinds import COLLECTIONS, KINDS, Made, Maker, kind_of, settings_of
+from pipeline.cli.file_types import Extracted, Extractor, file_type_of, has_many, resolve, settings_of
 from pipeline.cli.options import JsonOpt
 
 if TYPE_CHECKING:
@@ -55,9 +55,6 @@ class Format(StrEnum):
     json = "json"
 
 
-Kind = StrEnum("Kind", {name: name for name in KINDS})
-
-
 def register(app: typer.Typer) -> None:
     app.command("extract")(extract)
 
@@ -68,8 +65,9 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
                               "page; with two, what their texts differ in.")] = "mill",
             format: Annotated[Format, typer.Option(help="Plain text, or Markdown of web pages, or JSON lines.")]
             = Format.text,
-            kind: Annotated[Kind | None, typer.Option("--as", metavar="KIND", help="What the files are, by default "
-                                                      f"told by content and suffix: {', '.join(KINDS)}.")] = None,
+            file_type: Annotated[str | None, typer.Option("--as", metavar="TYPE", help="What the files are, by default "
+                                                          "told by content and suffix: a reader (`tokenmill readers` "
+                                                          "lists them), or book.")] = None,
             set: Annotated[list[str] | None, typer.Option("--set", metavar="NAME.KEY=VALUE", help="A setting of a "
                            "reader or step, e.g. pdf.ocr=tesseract; can be given again.")] = None,
             limit: Annotated[int, typer.Option("-n", "--limit", min=0, metavar="N", help="How many documents of each "
@@ -93,7 +91,9 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
     """
     from stages.read.streams import is_archive
 
-    maker = Maker(engines(engine), "markdown" if format is Format.markdown else "text", settings_of(set or []))
+    extractor = Extractor(engines(engine), "markdown" if format is Format.markdown else "text", settings_of(set or []))
+    if file_type is not None:
+        resolve(file_type)
     as_json = json_texts or format is Format.json
     paths = listed(files)
     failed = 0
@@ -101,10 +101,10 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
         try:
             with on_disk(file) as path:
                 with reading(Path(file)):
-                    what = kind.value if kind else kind_of(path, file)
-                collection = what in COLLECTIONS or is_archive(file)
-                found = guarded(file, maker.documents(path, file, what))
-                failed += shown(file, found, collection, maker, len(paths) > 1 or collection, limit, as_json)
+                    what = file_type or file_type_of(path, file)
+                collection = has_many(what) or is_archive(file)
+                documents = guarded(file, extractor.documents(path, file, what))
+                failed += shown(file, documents, collection, extractor, len(paths) > 1 or collection, limit, as_json)
         except UserError as e:
             if len(paths) == 1:
                 raise
@@ -173,57 +173,56 @@ def on_disk(file: str) -> Iterator[str]:
         yield spool.name
 
 
-def guarded(file: str, found: Iterator[list[Made]]) -> Iterator[list[Made]]:
+def guarded(file: str, documents: Iterator[list[Extracted]]) -> Iterator[list[Extracted]]:
     """What a reader gives; what it cannot read is the user's to mend."""
     try:
         with reading(Path(file)):
-            yield from found
+            yield from documents
     except ValueError as e:                                   # a table without the column
         raise UserError(f"{e} (--set NAME.KEY=VALUE)") from None
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------
-def shown(file: str, found: Iterator[list[Made]], collection: bool, maker: Maker, many: bool, limit: int,
-          as_json: bool) -> bool:
+def shown(file: str, documents: Iterator[list[Extracted]], collection: bool, extractor: Extractor, many: bool,
+          limit: int, as_json: bool) -> bool:
     """Print the documents of a file. Returns whether a step failed on one."""
     from pipeline.cli.compare import compare
     from stages.read.reader import Skipped
 
-    documents, failed = 0, False
-    ocr = maker.settings.get("pdf", {}).get("ocr", "none") != "none"
+    with_text, failed = 0, False
+    ocr = extractor.settings.get("pdf", {}).get("ocr", "none") != "none"
     without: Counter[str] = Counter()
-    for made in found:
-        first = made[0]
-        failed = failed or any((m.reason or "").startswith("error: ") for m in made)
-        lost = first.reason if all(m.reason for m in made) else None
+    for versions in documents:
+        first = versions[0]
+        failed = failed or any((v.reason or "").startswith("error: ") for v in versions)
+        lost = first.reason if all(v.reason for v in versions) else None
         if lost:
             without[lost] += 1
-            if collection and (isinstance(first.doc, Skipped) or (without[lost] > SAID and not as_json)):
+            if collection and (isinstance(first.record, Skipped) or (without[lost] > SAID and not as_json)):
                 continue
-        place = place_of(file, first.doc, collection)
+        place = place_of(file, first.record, collection)
         if as_json:
-            for m in made:
-                typer.echo(json_text(row(file, m)))
+            for version in versions:
+                typer.echo(json_text(row(file, version)))
         else:
-            for m in made:
-                if m.reason:
-                    name = f"{m.engine}: " if len(made) > 1 else ""
-                    typer.echo(visible(f"{place}: {name}{no_text(m, ocr)}").replace("\n", " "), err=True)
+            for version in versions:
+                if version.reason:
+                    name = f"{version.engine}: " if len(versions) > 1 else ""
+                    typer.echo(visible(f"{place}: {name}{no_text(version, ocr)}").replace("\n", " "), err=True)
                 else:
-                    note(place, m, ocr)
-            if len(made) == 2 and not lost:
-                one, two = ("" if m.reason else m.doc.text for m in made)
-                compare(place, maker.engines, (one, two), marks=maker.format == "markdown")
+                    note(place, version, ocr)
+            if len(versions) == 2 and not lost:
+                compare(place, extractor.engines, (first.text, versions[1].text), marks=extractor.format == "markdown")
             elif not lost:
                 if many:
-                    typer.echo(f"==> {visible(place).replace(chr(10), ' ')} ({first.kind}) <==")
-                typer.echo(text_of(first.doc), nl=not first.doc.text.endswith("\n"))
-        documents += not lost
-        if limit and documents == limit:
+                    typer.echo(f"==> {visible(place).replace(chr(10), ' ')} ({first.file_type}) <==")
+                typer.echo(text_of(first), nl=not first.text.endswith("\n"))
+        with_text += not lost
+        if limit and with_text == limit:
             return failed
-    if collection and (without or not documents):
+    if collection and (without or not with_text):
         counts = ", ".join(f"{n:,} {reason}" for reason, n in sorted(without.items()))
-        typer.echo(visible(f"{file}: {documents:,} documents with text" + (f"; without: {counts}" if counts else "")),
+        typer.echo(visible(f"{file}: {with_text:,} documents with text" + (f"; without: {counts}" if counts else "")),
                    err=True)
     return failed
 
@@ -240,48 +239,49 @@ def place_of(file: str, doc: Document | BadRecord, collection: bool) -> str:
     return " ".join(filter(None, (file, f"record {doc.locator.get('record', 0)}", member, url)))
 
 
-def row(file: str, made: Made) -> dict[str, Any]:
+def row(file: str, version: Extracted) -> dict[str, Any]:
     """A document as a line of JSON has it."""
-    doc, reason = made.doc, made.reason
-    at = doc.locator
-    out = {"file": file, "member": at.get("sub") or "", "record": at.get("record", 0), "kind": made.kind,
-           "engine": made.engine, "reason": reason, "detail": getattr(doc, "detail", ""),
-           "text": None if reason else doc.text}
+    record, reason = version.record, version.reason
+    at = record.locator
+    out = {"file": file, "member": at.get("sub") or "", "record": at.get("record", 0), "kind": version.file_type,
+           "engine": version.engine, "reason": reason, "detail": getattr(record, "detail", ""),
+           "text": None if reason else version.text}
     for name, default in (("url", ""), ("date", None), ("language", ""), ("meta", {}), ("signals", {}),
                           ("loss_spans", None)):
-        out[name] = getattr(doc, name, default)
+        out[name] = getattr(record, name, default)
     return out
 
 
-def text_of(doc: Document) -> str:
+def text_of(version: Extracted) -> str:
     """The text; of records on a terminal what is not learned is dim."""
-    if not doc.loss_spans or not sys.stdout.isatty():
-        return visible(doc.text)
-    data, at, out = doc.text.encode("utf-8", "surrogatepass"), 0, []
-    for span in [*doc.loss_spans, {"start": len(data), "end": len(data)}]:
+    spans = getattr(version.record, "loss_spans", None)
+    if not spans or not sys.stdout.isatty():
+        return visible(version.text)
+    data, at, out = version.text.encode("utf-8", "surrogatepass"), 0, []
+    for span in [*spans, {"start": len(data), "end": len(data)}]:
         for part, dim in ((data[at:span["start"]], True), (data[span["start"]:span["end"]], False)):
             out.append(typer.style(visible(part.decode("utf-8", "surrogatepass")), dim=dim) if part else "")
         at = span["end"]
     return "".join(out)
 
 
-def no_text(made: Made, ocr: bool) -> str:
+def no_text(version: Extracted, ocr: bool) -> str:
     """Why there is no text, and what to do about it. `ocr`: PDFs were read by OCR, too."""
-    said = REMEDIES.get(made.reason or "") or getattr(made.doc, "detail", "")
-    if (made.reason or "").startswith("error: "):
-        said = "a run puts this document into quarantine"
-    if made.reason in ("pdf_no_text", "pdf_cipher") and ocr:
-        said = "OCR found none, either"
-    if made.reason == "no_text" and made.engine is None:
-        said = "there is nothing but markup in it"
-    return f"no text: {made.reason}" + (f" ({said})" if said else "")
+    remedy = REMEDIES.get(version.reason or "") or getattr(version.record, "detail", "")
+    if (version.reason or "").startswith("error: "):
+        remedy = "a run puts this document into quarantine"
+    if version.reason in ("pdf_no_text", "pdf_cipher") and ocr:
+        remedy = "OCR found none, either"
+    if version.reason == "no_text" and version.engine is None:
+        remedy = "there is nothing but markup in it"
+    return f"no text: {version.reason}" + (f" ({remedy})" if remedy else "")
 
 
-def note(place: str, made: Made, ocr: bool) -> None:
+def note(place: str, version: Extracted, ocr: bool) -> None:
     """Say which pages of a PDF were not read."""
-    pages = [str(n) for n, route in enumerate(made.doc.meta.get("pdf_routes", ""), 1) if route in "sc"]
+    pages = [str(n) for n, route in enumerate(version.meta.get("pdf_routes", ""), 1) if route in "sc"]
     if pages:
         which = ", ".join(pages[:8]) + (" …" if len(pages) > 8 else "")
         why = "OCR found none, or had read its ocr_pages" if ocr else "read them with --set pdf.ocr=tesseract"
-        typer.echo(visible(f"{place}: {len(pages)} of {len(made.doc.meta['pdf_routes'])} pages without text ({which}): "
+        typer.echo(visible(f"{place}: {len(pages)} of {len(version.meta['pdf_routes'])} pages without text ({which}): "
                          f"{why}").replace("\n", " "), err=True)

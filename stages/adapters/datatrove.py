@@ -193,6 +193,7 @@ class DatatroveReader(Reader):
     """
 
     name = "datatrove"
+    collection = True
     version = 2
     libraries = ("datatrove",)
     suffixes = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".csv", ".csv.gz", ".warc", ".warc.gz", ".parquet", ".arrow")

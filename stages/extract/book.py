@@ -57,6 +57,7 @@ class Book(Stage):
     """Drops `no_text` when nothing is left. Facts of Gutenberg's header go to `meta` (title, author, language …)."""
 
     name = "book"
+    read_by = "text"
     version = 2
     cost_ms, edits = 0.8, True
 

@@ -20,6 +20,7 @@ class Files(Reader):
     `sub` of the locator names the member. Others are counted as `other_type`, encrypted ones as `encrypted`.
     """
 
+    in_archives = True
     #: endings of members that are read, besides `suffixes`
     member_suffixes: ClassVar[tuple[str, ...]] = ()
 

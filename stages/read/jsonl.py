@@ -27,6 +27,7 @@ class Jsonl(Reader):
     """
 
     name = "jsonl"
+    collection = True
     version = 4
     suffixes = tuple(f"{s}{z}" for s in (".jsonl", ".ndjson", ".json") for z in ("", ".gz", ".zst", ".bz2", ".xz"))
 

@@ -44,6 +44,8 @@ class Latex(Files):
     """`meta.files` says how many files a paper was joined of, where they were more than one."""
 
     name = "latex"
+    markup = "latex"
+    in_archives = False                      # an archive is one paper
     libraries = ("resiliparse",)
     suffixes = (*_SOURCES, ".tex.gz", ".gz", ".tar.gz", ".tgz", ".tar", ".zip")
     memory_mb = 900

@@ -40,6 +40,7 @@ class Parquet(Reader):
     timestamp beyond the year 9999)."""
 
     name = "parquet"
+    collection = True
     version = 2
     libraries = ("pyarrow",)
     suffixes = (".parquet", ".parq")

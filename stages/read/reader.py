@@ -76,6 +76,12 @@ class Reader:
     suffixes: ClassVar[tuple[str, ...]] = ()
     #: the step that makes text of the bytes it gives, e.g. 'html'; "": it gives text
     extractor: ClassVar[str] = ""
+    #: the step that makes plain text of the markup it gives, e.g. 'latex'; "": its text is no markup of a kind
+    markup: ClassVar[str] = ""
+    #: True when a file holds many documents
+    collection: ClassVar[bool] = False
+    #: True when `tokenmill extract` asks it for the members of an archive that have its suffixes
+    in_archives: ClassVar[bool] = False
     #: True for crawls: anybody's pages, in any language, with anybody's addresses
     crawl: ClassVar[bool] = False
     #: signals that its documents carry: columns of the datasets made of them

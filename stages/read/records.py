@@ -56,6 +56,7 @@ class Records(Reader):
     """Base of both: files of lines and of tables, a mapping a record."""
 
     suffixes = Jsonl.suffixes + Parquet.suffixes
+    collection = True
     libraries = ("pyarrow",)
     memory_mb = 800
     version = 5

@@ -60,6 +60,7 @@ class Sample(Reader):
     """Reads what `to_row` wrote."""
 
     name = "sample"
+    collection = True
     version = 2
     suffixes = (".sample.parquet",)
 

@@ -37,6 +37,7 @@ class Warc(Reader):
     """WARC files of crawls: responses as raw pages, WET conversions as text."""
 
     name = "warc"
+    collection = True
     extractor = "html"
     crawl = True
     version = 5

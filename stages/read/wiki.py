@@ -37,6 +37,7 @@ class Wiki(Reader):
     """MediaWiki XML dumps: one document an article."""
 
     name = "wiki"
+    collection = True
     version = 3
     suffixes = (".xml", ".xml.bz2", ".xml.gz", ".xml.zst", ".xml.xz")
 

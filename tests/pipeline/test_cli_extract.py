@@ -20,7 +20,7 @@ import pypdfium2 as pdfium
 import pytest
 from rich.console import Console
 
-from pipeline.cli import kinds
+from pipeline.cli import file_types
 from pipeline.cli.compare import rows, side_by_side, stacked
 from stages.document import Document
 from stages.extract.html.step import ENGINES, Html
@@ -37,7 +37,7 @@ PAGE = ("<!DOCTYPE html><html lang=en><head><title>A title</title></head><body><
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     """A machine may be busy for longer than a user has patience."""
-    monkeypatch.setattr(kinds, "PATIENCE", 3600.0)
+    monkeypatch.setattr(file_types, "PATIENCE", 3600.0)
 
 
 @pytest.fixture
@@ -179,13 +179,13 @@ def test_mistakes_are_named_with_what_to_do(tmp_path, page, tokenmill):
 
 
 def test_who_waits_is_told_for_what(page, tokenmill, monkeypatch):
-    told, echo = threading.Event(), kinds.typer.echo
+    told, echo = threading.Event(), file_types.typer.echo
 
     def tell(*said, **kw):
         echo(*said, **kw)
         told.set()
-    monkeypatch.setattr(kinds.typer, "echo", tell)
-    monkeypatch.setattr(kinds, "PATIENCE", 0.01)
+    monkeypatch.setattr(file_types.typer, "echo", tell)
+    monkeypatch.setattr(file_types, "PATIENCE", 0.01)
     monkeypatch.setattr(Html, "setup", lambda self: told.wait(60))
     assert "preparing the step 'html'" in tokenmill("extract", page).err
 
@@ -265,7 +265,7 @@ def test_what_it_is_can_be_said(tmp_path, tokenmill):
     [row] = tokenmill("extract", "--as", "text", "--json", tmp_path / "words.py").json()
     assert row["kind"] == "text" and "code_language" not in row["meta"]
     said = tokenmill("extract", "--as", "poem", tmp_path / "novel.txt")
-    assert said.code == 2 and "'poem' is not one of 'html', 'pdf'" in said.err
+    assert said.code == 2 and "--as poem: no reader has this name" in said.err
 
 
 def test_settings_of_readers_and_steps(tmp_path, page, tokenmill):

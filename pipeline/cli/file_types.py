@@ -15,19 +15,10 @@ from pipeline.cli.errors import BadUsage, UserError
 
 if TYPE_CHECKING:
     from stages.document import BadRecord, Document
+    from stages.read.reader import Reader
 
-#: kind of file → the reader, and the step that makes text of what it reads, as a recipe names them
-KINDS: dict[str, tuple[str, str | None]] = {
-    "html": ("html", "html"), "pdf": ("pdf", "pdf"), "warc": ("warc", "html"), "wiki": ("wiki", None),
-    "latex": ("latex", "latex"), "book": ("text", "book"), "notebook": ("notebook", None), "code": ("code", None),
-    "code_table": ("code_table", None), "sft": ("sft", None), "preference": ("preference", None),
-    "jsonl": ("jsonl", None), "parquet": ("parquet", None), "text": ("text", None)}
-#: a file of files of any kind
+#: a file of files of any type
 ARCHIVE = "archive"
-#: kinds whose files hold many documents
-COLLECTIONS = ("warc", "wiki", "code_table", "sft", "preference", "jsonl", "parquet", ARCHIVE)
-#: readers that are asked for the members of an archive, the first that takes it first
-ARCHIVED = ("html", "pdf", "notebook", "text", "code")
 #: seconds after which one is told what takes them
 PATIENCE = 3.0
 #: bytes a file is told by
@@ -36,17 +27,51 @@ _LATEX = (".tex", ".ltx", ".latex")
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 
-class Made(NamedTuple):
-    """A document of a file as an engine makes it: what it is, the engine (None where they make no difference), the
-    reason why it has no text (None: it has)."""
+class Extracted(NamedTuple):
+    """A record of a file as an engine makes it: what type of file it is or would be on its own, the engine (None where
+    they make no difference), the reason why it has no text (None: it has)."""
 
-    kind: str
+    file_type: str
     engine: str | None
-    doc: Document | BadRecord
+    record: Document | BadRecord
     reason: str | None
 
+    @property
+    def text(self) -> str:
+        return getattr(self.record, "text", "") if self.reason is None else ""
 
-class Maker:
+    @property
+    def meta(self) -> dict[str, Any]:
+        return getattr(self.record, "meta", {})
+
+
+def resolve(file_type: str) -> tuple[type[Reader], str]:
+    """The reader of a type of file, which bears its name or is named by the step that does (`book`), and the step that
+    makes text of what it reads ("": it reads text). Raises BadUsage."""
+    from pipeline.recipe.errors import nearest
+    from stages.catalog import reader_class, readers, stage_class, steps
+
+    if file_type in readers():
+        reader = reader_class(file_type)
+        return reader, reader.extractor or reader.markup
+    if file_type in steps() and (read_by := stage_class(file_type).read_by):
+        return reader_class(read_by), file_type
+    raise BadUsage(f"--as {file_type}: no reader has this name: {nearest(file_type, readers())}")
+
+
+def has_many(file_type: str) -> bool:
+    """Whether files of this type hold many documents."""
+    return file_type == ARCHIVE or resolve(file_type)[0].collection
+
+
+def archive_readers() -> list[str]:
+    """Readers that are asked for the members of an archive, the first that takes it first."""
+    from stages.catalog import reader_class, readers
+
+    return [name for name in readers() if reader_class(name).in_archives]
+
+
+class Extractor:
     """Reads files and runs the step that makes text of what is in them.
 
     `engines` and `format` are those of web pages, `settings` further ones by name of reader or step. Raises RecipeError
@@ -61,11 +86,11 @@ class Maker:
         for name in settings:
             _check(name, settings[name])
 
-    def documents(self, path: str, file: str, kind: str) -> Iterator[list[Made]]:
-        """Documents of the file at `path`, which is called `file` and of this kind. Each as all engines make it, or
+    def documents(self, path: str, file: str, file_type: str) -> Iterator[list[Extracted]]:
+        """Documents of the file at `path`, which is called `file` and of this type. Each as all engines make it, or
         once where they make no difference. Of an archive each reader gives those with its suffixes."""
-        if kind != ARCHIVE:
-            yield from self._read(kind, path, file)
+        if file_type != ARCHIVE:
+            yield from self._read(file_type, path, file)
             return
         from stages.read.streams import Damaged, members
 
@@ -74,56 +99,53 @@ class Maker:
         except Damaged:
             papers = False                                     # the readers say so
         seen: set[tuple[str, int]] = set()
-        left_out: dict[tuple[str, int], list[Made]] = {}
-        for each in ("latex", *ARCHIVED) if papers else ARCHIVED:
-            for found in self._read(each, path, file):
-                member = found[0].doc.locator.get("sub", ""), found[0].doc.locator.get("record", 0)
-                if papers and each != "latex" and member[0].lower().endswith(_LATEX):
+        left_out: dict[tuple[str, int], list[Extracted]] = {}
+        for reader in (["latex"] if papers else []) + archive_readers():
+            for versions in self._read(reader, path, file):
+                first = versions[0]
+                member = first.record.locator.get("sub", ""), first.record.locator.get("record", 0)
+                if papers and reader != "latex" and member[0].lower().endswith(_LATEX):
                     continue                                   # joined, they are a paper
-                if found[0].reason == "other_type":
-                    left_out.setdefault(member, found)
+                if first.reason == "other_type":
+                    left_out.setdefault(member, versions)
                 elif member not in seen:
                     seen.add(member)
-                    yield found
-        yield from (found for member, found in left_out.items() if member not in seen)
+                    yield versions
+        yield from (versions for member, versions in left_out.items() if member not in seen)
 
-    def _read(self, kind: str, path: str, file: str) -> Iterator[list[Made]]:
-        from stages.catalog import reader_class
+    def _read(self, file_type: str, path: str, file: str) -> Iterator[list[Extracted]]:
         from stages.document import BadRecord
         from stages.read.reader import Slice
 
-        name, step = KINDS[kind]
-        reader = reader_class(name)
+        reader, step = resolve(file_type)
         # a file that is given by name is meant, wherever it lies
         config = {"vendored": True} if "vendored" in reader.Config.model_fields else {}
-        config |= {k: v for k, v in self.settings.get(name, {}).items() if k in reader.Config.model_fields}
+        config |= {k: v for k, v in self.settings.get(reader.name, {}).items() if k in reader.Config.model_fields}
         for doc in reader(config).read(path, Slice("extract", Path(file).name if file != "-" else "stdin")):
             if isinstance(doc, BadRecord):
-                yield [Made(kind, None, doc, doc.reason)]
+                yield [Extracted(file_type, None, doc, doc.reason)]
                 continue
-            what = step
-            if kind == "warc":
+            shown, what = file_type, step
+            if reader.crawl:
                 # a crawl holds PDFs, too, and what its pages are declared to be is often wrong
-                what = "html" if doc.raw is None or b"%PDF-" not in doc.raw[:1024] else "pdf"
+                what = "" if doc.raw is None else "pdf" if b"%PDF-" in doc.raw[:1024] else step
+                shown = what or "text"
             engines = self.engines if what == "html" and doc.raw is not None else [None]
             copies = [doc, *(copy.deepcopy(doc) for _ in engines[1:])]
-            shown = kind
-            if kind == "warc":
-                shown = "text" if doc.raw is None else what or kind
-            yield [Made(shown, engine, d, _processed(stage, d))
+            yield [Extracted(shown, engine, d, _processed(stage, d))
                    for engine, d, stage in zip(engines, copies, self._stages(what))]
 
-    def _stages(self, step: str | None) -> list[Any]:
+    def _stages(self, step: str) -> list[Any]:
         from stages.catalog import stage_class
 
-        if step is None:
+        if not step:
             return [None]
         if step not in self.stages:
-            found = stage_class(step)
-            given = {k: v for k, v in self.settings.get(step, {}).items() if k in found.Config.model_fields}
+            cls = stage_class(step)
+            given = {k: v for k, v in self.settings.get(step, {}).items() if k in cls.Config.model_fields}
             try:
                 with patience(f"preparing the step '{step}'; what it compiles is kept for the next time …"):
-                    self.stages[step] = [found(config) for config in (self.html if step == "html" else [given])]
+                    self.stages[step] = [cls(config) for config in (self.html if step == "html" else [given])]
                     for stage in self.stages[step]:
                         stage.setup()
             except OSError as e:                              # a program or a model is not there
@@ -132,9 +154,9 @@ class Maker:
 
 
 @contextlib.contextmanager
-def patience(said: str) -> Iterator[None]:
-    """Says on stderr what takes so long, when it does."""
-    timer = threading.Timer(PATIENCE, typer.echo, (said,), {"err": True})
+def patience(message: str) -> Iterator[None]:
+    """Prints `message` on stderr when the body takes longer than PATIENCE seconds."""
+    timer = threading.Timer(PATIENCE, typer.echo, (message,), {"err": True})
     timer.start()
     try:
         yield
@@ -153,20 +175,25 @@ def settings_of(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     """`pdf.ocr=tesseract` … as {name of a reader or step: {key: value}}. Raises BadUsage, RecipeError."""
     from pipeline.recipe.errors import nearest
     from pipeline.recipe.marks import parse_yaml
+    from stages.catalog import readers, stage_class, steps
 
-    names = {name for both in KINDS.values() for name in both if name}
     out: dict[str, dict[str, Any]] = {}
     for one in given:
         key, equals, text = one.partition("=")
         name, dot, field = (part.strip() for part in key.partition("."))
         if not (equals and dot and name and field):
             raise BadUsage(f"--set {one}: write --set NAME.KEY=VALUE, e.g. --set pdf.ocr=tesseract")
-        if name not in names:
-            raise BadUsage(f"--set {one}: there is no reader or step '{name}': {nearest(name, names)}")
+        if name not in readers() and not (name in steps() and _makes_text(stage_class(name))):
+            raise BadUsage(f"--set {one}: there is no reader or step '{name}': {nearest(name, readers())}")
         if (name, field) in (("html", "engine"), ("html", "format")):
             raise BadUsage(f"--set {one}: give it by --{field}")
         out.setdefault(name, {})[field] = parse_yaml(text, f"--set {one}")[0]
     return out
+
+
+def _makes_text(step: Any) -> bool:
+    """Whether a step makes text of what a reader gives."""
+    return step.extracts or bool(step.read_by)
 
 
 def _check(name: str, given: dict[str, Any]) -> None:
@@ -176,8 +203,8 @@ def _check(name: str, given: dict[str, Any]) -> None:
     from stages.catalog import reader_class, readers, stage_class, steps
 
     checker = Checker(Marks("--set"), ".", False)
-    found = ((stage_class, steps()), (reader_class, readers()))
-    configs = [find(name).Config for find, names in found if name in names]
+    both = ((stage_class, steps()), (reader_class, readers()))
+    configs = [find(name).Config for find, names in both if name in names]
     known = {field for config in configs for field in config.model_fields}
     for field in given:
         checker.known(field, known, (name, field), "key")
@@ -188,9 +215,9 @@ def _check(name: str, given: dict[str, Any]) -> None:
 
 
 # -- what a file is ----------------------------------------------------------------------------------------------------
-def kind_of(path: str, file: str) -> str:
-    """Kind of a file: by what it begins with where that leaves no doubt, then by its suffix, then by its looks."""
-    from stages.catalog import reader_class
+def file_type_of(path: str, file: str) -> str:
+    """Type of a file: by what it begins with where that leaves no doubt, then by its suffix, then by its looks."""
+    from stages.catalog import READERS, reader_class, readers
     from stages.read.streams import Damaged, Stream, is_archive
     from stages.text.encoding import decode
 
@@ -211,12 +238,12 @@ def kind_of(path: str, file: str) -> str:
         return _table(path)
     if "<mediawiki" in text[:4096]:
         return "wiki"
-    bare = name.removesuffix(next((s for s in _PACKED if name.endswith(s)), ""))
-    if bare.endswith(_LATEX):
+    unpacked = name.removesuffix(next((s for s in _PACKED if name.endswith(s)), ""))
+    if unpacked.endswith(_LATEX):
         return "latex"
-    for kind in ("html", "notebook", "code"):
-        if bare.endswith(reader_class(kind).suffixes):
-            return kind
+    for reader in (*(r for r in readers() if r not in READERS), "html", "notebook", "code"):
+        if unpacked.endswith(reader_class(reader).suffixes):
+            return reader
     if name.endswith(reader_class("jsonl").suffixes):
         return _lines(path)
     if name.endswith(reader_class("text").suffixes):
@@ -225,7 +252,7 @@ def kind_of(path: str, file: str) -> str:
 
 
 def _looks_like(text: str, path: str) -> str:
-    """Kind of a text that has no suffix."""
+    """Type of a text whose name does not say it."""
     from stages.extract.html.step import is_page
 
     if is_page(text, ""):
@@ -248,8 +275,7 @@ def _first_row(path: str) -> dict[str, Any] | None:
     from stages.catalog import reader_class
     from stages.read.reader import Slice
 
-    found = (row for _, _, row in reader_class("jsonl")().rows(path, Slice("", "")) if row is not None)
-    row = next(found, None)
+    row = next((row for _, _, row in reader_class("jsonl")().rows(path, Slice("", "")) if row is not None), None)
     return row if isinstance(row, dict) else None
 
 
