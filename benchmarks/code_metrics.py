@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import collections
 import io
 import os
 import re
@@ -21,8 +20,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import TypeVar, cast
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("pipeline", "stages", "tokenizer", "trainer")
@@ -32,6 +34,7 @@ MESSAGES = {"a", "answer", "assignment", "e", "event", "head", "job", "m", "mess
 SLEEPS = {"sleep", "until", "wait_until", "eventually", "wait_for"}
 
 Trees = dict[str, ast.Module]
+N = TypeVar("N", bound=ast.AST)
 
 
 def git(*arguments: str) -> str:
@@ -49,19 +52,31 @@ def parse(root: Path, folders: tuple[str, ...]) -> Trees:
     return {p.relative_to(root).as_posix(): ast.parse(p.read_text(encoding="utf-8")) for p in paths}
 
 
-def calls(tree: ast.AST) -> Iterator[tuple[str, str, ast.Call]]:
-    """(owner, name, call) of every call: ("time", "sleep", …) for `time.sleep()`, ("", "until", …) for `until()`."""
+@cache
+def by_type(tree: ast.AST) -> dict[type[ast.AST], list[ast.AST]]:
+    result = defaultdict(list)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name):
-                yield "", node.func.id, node
-            elif isinstance(node.func, ast.Attribute):
-                yield ast.unparse(node.func.value), node.func.attr, node
+        result[type(node)].append(node)
+    return result
+
+
+def nodes(tree: ast.AST, kind: type[N]) -> list[N]:
+    """The nodes of a tree that are exactly of this type."""
+    return cast("list[N]", by_type(tree).get(kind, []))
 
 
 def last_name(node: ast.AST) -> str:
     """`c` of `a.b.c`."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, str, ast.Call]]:
+    """(owner, name, call) of every call: ("time", "sleep", …) for `time.sleep()`, ("", "until", …) for `until()`."""
+    for node in nodes(tree, ast.Call):
+        if isinstance(node.func, ast.Name):
+            yield "", node.func.id, node
+        elif isinstance(node.func, ast.Attribute):
+            yield last_name(node.func.value), node.func.attr, node
 
 
 def literals(node: ast.AST) -> list[str]:
@@ -70,27 +85,25 @@ def literals(node: ast.AST) -> list[str]:
     return [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)]
 
 
-# --- facts kept in tables outside the thing they are about
-
 def registered(trees: Trees) -> set[str]:
     """Names of steps, readers and optimisers."""
     names = {path.split("/")[-1][:-3] for path in trees if path.startswith("trainer/optim/")}
-    for node in ast.walk(trees["stages/catalog.py"]):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict):
+    for node in nodes(trees["stages/catalog.py"], ast.AnnAssign):
+        if isinstance(node.value, ast.Dict):
             names.update(literals(node.value))
-    return names - {"__init__", "groups", "schedule"}
+    return names - {"__init__", "build", "config", "groups", "schedule"}
 
 
 def trainer_settings(trees: Trees) -> set[str]:
     """Fields of the trainer's config classes."""
     return {field.target.id for path, tree in trees.items() if path.startswith("trainer/")
-            for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name.endswith("Config")
+            for node in nodes(tree, ast.ClassDef) if node.name.endswith("Config")
             for field in node.body if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)}
 
 
 def error_classes(trees: Trees) -> set[str]:
-    return {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
-            and any(re.search(r"Error|Exception", ast.unparse(base)) for base in node.bases)}
+    return {node.name for tree in trees.values() for node in nodes(tree, ast.ClassDef)
+            if any(re.search(r"Error|Exception", ast.unparse(base)) for base in node.bases)}
 
 
 def name_tables(trees: Trees) -> list[str]:
@@ -99,10 +112,8 @@ def name_tables(trees: Trees) -> list[str]:
     for path, tree in trees.items():
         if path.startswith(("stages/", "trainer/", "tokenizer/")):
             continue
-        for place in ast.walk(tree):
-            if not isinstance(place, (ast.Assign, ast.AnnAssign, ast.Return)) or place.value is None:
-                continue
-            for node in ast.walk(place.value):
+        for place in [*nodes(tree, ast.Assign), *nodes(tree, ast.AnnAssign), *nodes(tree, ast.Return)]:
+            for node in ast.walk(place):
                 keys = literals(node)
                 of_names, of_settings = names.intersection(keys), settings.intersection(keys)
                 of_errors = isinstance(node, ast.Tuple) and sum(last_name(e) in errors for e in node.elts)
@@ -111,8 +122,6 @@ def name_tables(trees: Trees) -> list[str]:
                     break
     return result
 
-
-# --- imports
 
 def module_name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -131,12 +140,11 @@ def links(trees: Trees) -> dict[str, set[str]]:
     for path, tree in trees.items():
         names: set[str] = set()
         package = path.split("/")[:-1]
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                names.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                base = package[:len(package) - node.level + 1] if node.level else []
-                names.update(".".join(filter(None, (*base, node.module, alias.name))) for alias in node.names)
+        for plain in nodes(tree, ast.Import):
+            names.update(alias.name for alias in plain.names)
+        for node in nodes(tree, ast.ImportFrom):
+            base = package[:len(package) - node.level + 1] if node.level else []
+            names.update(".".join(filter(None, (*base, node.module, alias.name))) for alias in node.names)
         here = module_name(path)
         parents = {here[:m.start()] for m in re.finditer(r"\.", here)}
         graph[here] = {nearest(name) for name in names} - {"", here} - parents
@@ -165,20 +173,19 @@ def mutual_folders(trees: Trees) -> list[str]:
     return sorted(f"{a} – {b}" for a, b in pairs if a < b and (b, a) in pairs)
 
 
-# --- types and messages
-
 def untyped_tasks(trees: Trees) -> int:
     """Tasks whose `run(inputs, cursor, out)` has an argument of type Any."""
     return sum(any(a.annotation and ast.unparse(a.annotation) == "Any" for a in node.args.args)
-               for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
-               and [a.arg for a in node.args.args] == ["inputs", "cursor", "out"])
+               for tree in trees.values() for node in nodes(tree, ast.FunctionDef)
+               if [a.arg for a in node.args.args] == ["inputs", "cursor", "out"])
 
 
 def message_subscripts(trees: Trees) -> int:
     """`event["id"]` and the like in the engine."""
-    return sum(isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
-               and isinstance(node.slice.value, str) and last_name(node.value) in MESSAGES
-               for path, tree in trees.items() if path.startswith("pipeline/engine/") for node in ast.walk(tree))
+    return sum(isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+               and last_name(node.value) in MESSAGES
+               for path, tree in trees.items() if path.startswith("pipeline/engine/")
+               for node in nodes(tree, ast.Subscript))
 
 
 def spec_serialisations(trees: Trees) -> list[str]:
@@ -194,8 +201,6 @@ def clock_calls(trees: Trees) -> int:
                if path.startswith(("pipeline/engine/", "pipeline/store/")) for owner, _, _ in calls(tree))
 
 
-# --- tests
-
 def patched_constants(tests: Trees) -> int:
     """Calls of monkeypatch.setattr that change a constant of a module, written in capitals."""
     constant = re.compile(r"(.*\.)?_?[A-Z][A-Z0-9_]+")
@@ -208,34 +213,28 @@ def waits(tests: Trees) -> int:
     return sum(name in SLEEPS and owner in ("", "time") for tree in tests.values() for owner, name, _ in calls(tree))
 
 
-# --- size and words
-
 def statements(tree: ast.AST) -> int:
     """Statements, docstrings not counted."""
-    return sum(isinstance(node, ast.stmt) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-               for node in ast.walk(tree))
+    docstrings = sum(isinstance(node.value, ast.Constant) for node in nodes(tree, ast.Expr))
+    return sum(len(group) for kind, group in by_type(tree).items() if issubclass(kind, ast.stmt)) - docstrings
 
 
 def word_locals(trees: Trees) -> int:
     """Local variables of functions with one of the names that say nothing, one for each function and name."""
-    functions = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    functions = [f for tree in trees.values() for f in nodes(tree, ast.FunctionDef)]
     return sum(len(WORDS & {n.id for n in ast.walk(f) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)})
                for f in functions)
 
 
 def same_class_names(trees: Trees) -> int:
     """Public names that classes of several files have."""
-    names = collections.Counter(node.name for tree in trees.values() for node in tree.body
+    names = Counter(node.name for tree in trees.values() for node in tree.body
                                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
     return sum(n > 1 for n in names.values())
 
 
 def lines(root: Path, trees: Trees) -> int:
     return sum((root / path).read_bytes().count(b"\n") for path in trees)
-
-
-def citations(root: Path, trees: Trees) -> int:
-    return sum((root / path).read_text(encoding="utf-8").count("contracts §") for path in trees)
 
 
 def mypy_findings(root: Path) -> int:
@@ -262,7 +261,7 @@ def measure(root: Path, commits: str, mypy: bool) -> dict[str, int | list[str]]:
         "sleeps and untils in tests": waits(tests),
         **({"mypy findings": mypy_findings(root)} if mypy else {}),
         "class names used more than once": same_class_names(trees),
-        "citations of 'contracts §'": citations(root, trees),
+        "files that cite 'contracts §'": sum(b"contracts \xc2\xa7" in (root / path).read_bytes() for path in trees),
         f"locals called {', '.join(sorted(WORDS))}": word_locals(trees),
         "commit subjects over 72 characters": sum(len(s) > 72 for s in subjects),
         "product: lines": lines(root, trees),
@@ -283,11 +282,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--at", action="append", metavar="COMMIT", help="measure this commit; default: the start")
     parser.add_argument("--mypy", action="store_true", help="count mypy's findings as well (minutes)")
-    parser.add_argument("--places", action="store_true", help="list the places that are counted, where they are known")
+    parser.add_argument("--places", action="store_true", help="list the places that make up a figure, where known")
     options = parser.parse_args()
     begin = start()
-    commits = options.at or [begin]
-    columns = {c: measure_commit(c, options.mypy) for c in commits}
+    columns = {c: measure_commit(c, options.mypy) for c in options.at or [begin]}
     columns["now"] = measure(ROOT, f"{begin}..HEAD", options.mypy)
     print(f"{'':62}" + "".join(f"{c[:12]:>14}" for c in columns))
     for rows in zip(*(c.items() for c in columns.values())):

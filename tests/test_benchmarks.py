@@ -15,7 +15,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
     ("driver_memory.py", ["--partitions", "100", "200"], "growth:"),
     ("loader.py", ["--tokens", "2000000", "--shards", "2"], "numpy.memmap"),
     ("dedup_driver_memory.py", ["--documents", "4000"], '"planted": 200,\n "removed": 200'),
-    ("code_metrics.py", ["--at", "HEAD"], "product: statements"),
+    pytest.param("code_metrics.py", ["--at", "HEAD"], "product: statements", marks=pytest.mark.slow),
     pytest.param("engine_overhead.py", ["--docs", "500", "1000", "--backend", "process", "inline"], "by the engine",
                  marks=pytest.mark.slow),
 ])
