@@ -53,8 +53,10 @@ bench: .venv/.installed .venv/.models    ## the engine against a plain pool; the
 docs: .venv/.demo       ## the tables of options in docs/cli.md
 	$(BIN)/python -m pipeline.cli.reference docs/cli.md
 
-lint: .venv/.installed
+lint: .venv/.installed   ## style, types, and who may import whom; no test of behaviour (two minutes, then seconds)
 	$(BIN)/ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/python -m pytest -q -n 0 tests/test_imports.py
 
 clean:                  ## what the demo and the tests leave behind, not .venv and not the downloads
 	rm -rf demo-store .pytest_cache .ruff_cache .hypothesis .cache/demo/data
