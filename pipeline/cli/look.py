@@ -141,7 +141,7 @@ def _list_datasets(store: Store, json_texts: bool) -> None:
     """Documents and bytes of every dataset."""
     import pyarrow.compute as pc
 
-    from pipeline.engine.driver.progress import size
+    from pipeline.base.humanize import size
     from pipeline.store.dataset import MANIFEST, manifest
 
     names = sorted({p.split("/")[1] for p in store.list("datasets") if p.endswith("/" + MANIFEST)})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.base.humanize import size
 from pipeline.base.visible import visible
 from pipeline.cli.options import as_typed
 from pipeline.cluster.attempts import Standing, driver_of
-from pipeline.engine.driver.progress import age, clock, size
+from pipeline.engine.driver.progress import age, clock
 from pipeline.store.fs import Store
 
 #: of what runs and of what failed, shown at once

@@ -7,18 +7,10 @@ from collections.abc import Callable, Sequence
 
 from rich.markup import escape
 
-from pipeline.engine.driver.progress import size
+from pipeline.base.humanize import count, duration, size
 from pipeline.forecast.cost import CostForecast
 from pipeline.forecast.range import Range
-from pipeline.plan.show import WIDTH, human_seconds
-
-
-def human_count(n: float) -> str:
-    """Documents or tokens: 1234 → '1,234', 1.2e9 → '1.20 B'."""
-    for one, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if abs(n) >= one:
-            return f"{n / one:.3g} {unit}"
-    return f"{n:,.0f}"
+from pipeline.plan.show import WIDTH
 
 
 def between(given: Range, say: Callable[[float], str]) -> str:
@@ -41,25 +33,25 @@ def lines(forecast: CostForecast, warnings: Sequence[str] = ()) -> list[str]:
 def _sample(forecast: CostForecast, width: int) -> list[str]:
     rows = [f"  {escape(name):<{width}}{s.records_drawn:,} of {s.records_read:,} records read, in {s.files_read:,} of "
             f"{s.files:,} files: a {1 / s.scale:.3%} sample" for name, s in forecast.sample.items()]
-    return ["[bold]sample[/]", *rows, f"  run here in {human_seconds(forecast.sample_wall_s)}"]
+    return ["[bold]sample[/]", *rows, f"  run here in {duration(forecast.sample_wall_s)}"]
 
 
 def _left(forecast: CostForecast, width: int) -> list[str]:
     """Documents, tokens, epochs of the mixture, and duplicates."""
     out = ["", "[bold]documents[/]"]
     for dataset in forecast.datasets:
-        out.append(f"  {escape(dataset.dataset):<{width}}{between(dataset.documents, human_count)} documents, "
+        out.append(f"  {escape(dataset.dataset):<{width}}{between(dataset.documents, count)} documents, "
                    f"{between(dataset.text_bytes, size)} of text")
         if len(dataset.sources) > 1:
-            out += [f"    {escape(source):<{width - 2}}{between(n.documents, human_count)}"
+            out += [f"    {escape(source):<{width - 2}}{between(n.documents, count)}"
                     for source, n in dataset.sources.items()]
     if forecast.streams:
         out += ["", "[bold]tokens[/]"]
-        out += [f"  {escape(s.stream):<{width}}{between(s.tokens, human_count)} to train on, "
-                f"{between(s.held_out, human_count)} held out" for s in forecast.streams]
+        out += [f"  {escape(s.stream):<{width}}{between(s.tokens, count)} to train on, "
+                f"{between(s.held_out, count)} held out" for s in forecast.streams]
     if forecast.mixture:
         out += ["", "[bold]mixture[/]"]
-        out += [f"  {escape(m.stream):<{width}}{human_count(m.needed)} tokens wanted: {between(m.epochs, _epochs)} "
+        out += [f"  {escape(m.stream):<{width}}{count(m.needed)} tokens wanted: {between(m.epochs, _epochs)} "
                 f"epochs" for m in forecast.mixture]
     if duplicates := [d for d in forecast.duplicates if d.documents]:
         out += ["", "[bold]duplicates[/]  (they grow faster than the input)"]
@@ -74,12 +66,12 @@ def _costs(forecast: CostForecast, width: int) -> list[str]:
     for node in forecast.nodes:
         disk, exchange = node.disk_bytes.value, node.exchange_bytes.value
         out.append(f"  {escape(node.name.rstrip(':')):<{width}}{node.tasks:>9,}  "
-                   f"{between(node.cpu_s, human_seconds):<32}{size(disk) if disk else '–':>10}"
+                   f"{between(node.cpu_s, duration):<32}{size(disk) if disk else '–':>10}"
                    f"{size(exchange) if exchange else '–':>11}"
                    + (f"{node.memory_mb:>6.0f} MB" if node.memory_mb else f"{'–':>9}"))
     cores = f"{total.cores:,} core" + ("s" if total.cores != 1 else "")
     out += ["", f"CPU:      [bold]{between(total.cpu_hours, _hours)}[/]",
-            f"wall:     [bold]{between(total.wall_s, human_seconds)}[/] on {cores}",
+            f"wall:     [bold]{between(total.wall_s, duration)}[/] on {cores}",
             f"memory:   {total.memory_mb_per_worker:.0f} MB a worker at most, in the sample",
             f"disk:     {between(total.disk_bytes, size)} in the store, and {between(total.exchange_bytes, size)} for "
             f"exchange",
@@ -96,7 +88,7 @@ def _epochs(n: float) -> str:
 
 def _hours(hours: float) -> str:
     """Core-hours, or less than ten of them in smaller units."""
-    return f"{hours:,.0f} core-hours" if hours >= 10 else human_seconds(3600 * hours)
+    return f"{hours:,.0f} core-hours" if hours >= 10 else duration(3600 * hours)
 
 
 def _money(amount: float) -> str:

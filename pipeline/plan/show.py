@@ -8,17 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from pipeline.base.humanize import duration, size
 from pipeline.base.visible import visible
-from pipeline.engine.driver.progress import size
 
 COLOR = {"fresh": "green", "stale": "yellow", "partly": "yellow", "waits": "cyan"}
 WIDTH = 100
-
-
-def human_seconds(s: float) -> str:
-    if s < 120:
-        return f"{s:.1f} s" if s < 10 else f"{s:.0f} s"
-    return f"{s / 60:.0f} min" if s < 7200 else f"{s / 3600:.1f} h"
 
 
 def print_plan(document: dict[str, Any], console: Console | None = None) -> None:
@@ -51,7 +45,7 @@ def _node(row: dict[str, Any], width: int) -> list[str]:
         total = f"about {row['expected_partitions']}" if row["expected_partitions"] else "?"
     elif row["more"]:
         total = f"{total}+"
-    cpu = human_seconds(row["cpu_s"]) if row["cpu_s"] else "–"
+    cpu = duration(row["cpu_s"]) if row["cpu_s"] else "–"
     disk = size(row["disk_bytes"]) if row["disk_bytes"] else "–"
     first = (f"  {row['name'].rstrip(':'):<{width}}[{COLOR[row['status']]}]{state:<16}[/]{total:>11}"
              f"{size(row['bytes_in']):>10}{cpu:>9}{disk:>10}")
@@ -105,7 +99,7 @@ def _costs(document: dict[str, Any]) -> list[str]:
         return []
     basis = "speeds measured in this store" if document["measured"] else "typical speeds; nothing was measured here yet"
     most = "at most about" if document["waits"] and total["tasks_fresh"] else "about"
-    return [f"cost:      {most} [bold]{human_seconds(total['cpu_s'])}[/] CPU (over all cores) and "
+    return [f"cost:      {most} [bold]{duration(total['cpu_s'])}[/] CPU (over all cores) and "
             f"[bold]{size(total['disk_bytes'])}[/] disk  ({basis})"]
 
 

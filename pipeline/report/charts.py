@@ -1,4 +1,4 @@
-"""Numbers for people, and small SVG charts. Colours come from the page's CSS (classes c0…c9), for light and dark both.
+"""Small SVG charts. Colours come from the page's CSS (classes c0…c9), for light and dark both.
 
 Every chart carries its numbers as text too: a `title` on each mark, a label for screen readers.
 """
@@ -6,8 +6,10 @@ Every chart carries its numbers as text too: a `title` on each mark, a label for
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from itertools import pairwise
+
+from pipeline.base.humanize import count, digits, percent, plural
+from pipeline.base.svg import Element, tag
 
 #: number of categorical colours the style sheet defines
 COLORS = 10
@@ -15,54 +17,7 @@ COLORS = 10
 DIGIT, SPACE = 7.2, 8
 
 
-def digits(value: float) -> str:
-    """Three significant digits, never as 1e+03: 0.012, 1.23, 45.6, 789, 1,234."""
-    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
-
-
-def number(n: float) -> str:
-    """1,234 · 12.3k · 4.56M."""
-    for unit, one, least in (("T", 1e12, 1e12), ("B", 1e9, 1e9), ("M", 1e6, 999.5e3), ("k", 1e3, 1e4)):
-        if abs(n) >= least:
-            return digits(n / one) + unit
-    return f"{n:,.0f}" if float(n).is_integer() or abs(n) >= 100 else digits(n)
-
-
-def size(n: float) -> str:
-    """Bytes in decimal units: 512 B, 12.3 kB, 4.56 GB."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(n) < 999.5 or unit == "TB":
-            return f"{digits(n)} {unit}"
-        n /= 1000
-    raise AssertionError("unreachable")
-
-
-def seconds(s: float) -> str:
-    """0 s · 12 ms · 3.4 s · 56 s · 7.8 min · 9.1 h."""
-    if s < 1:
-        return "0 s" if s == 0 else f"{s * 1000:.0f} ms" if s >= 0.0005 else "<1 ms"
-    if s < 120:
-        return f"{s:.1f} s" if s < 9.95 else f"{s:.0f} s"
-    return f"{s / 60:.1f} min" if s < 7200 else f"{s / 3600:,.1f} h"
-
-
-def percent(share: float) -> str:
-    """0% · <0.01% · 0.04% · 12.3% · 99.98% · >99.99% · 100%: never 0% or 100% for what is not."""
-    if share in (0, 1):
-        return f"{share:.0%}"
-    if 0 < share < 0.0001:
-        return "<0.01%"
-    if 0.9999 < share < 1:
-        return ">99.99%"
-    return f"{share:.2%}" if share < 0.0095 or 0.9995 <= share < 1 else f"{share:.1%}"
-
-
-def plural(n: int, one: str, more: str = "") -> str:
-    """'1 document', '1,234 documents', '2 copies'."""
-    return f"{n:,} {one if n == 1 else more or one + 's'}"
-
-
-def stacked(parts: Sequence[tuple[str, float, int]], *, height: int = 22, label: str = "") -> str:
+def stacked(parts: Sequence[tuple[str, float, int]], *, height: int = 22, label: str = "") -> Element:
     """One horizontal bar of shares: (name, value, colour). Widths are percentages, so it fits any page; a name stands
     inside its part where it fits on a phone."""
     total = sum(v for _, v, _ in parts) or 1.0
@@ -70,42 +25,41 @@ def stacked(parts: Sequence[tuple[str, float, int]], *, height: int = 22, label:
     for name, value, color in parts:
         width = 100 * value / total
         if width > 0:
-            out.append(f'<rect class="c{color % COLORS}" x="{x:.3f}%" y="0" width="{width:.3f}%" height="{height}">'
-                       f"<title>{escape(name)}: {number(value)} ({percent(value / total)})</title></rect>")
+            title = tag("title", f"{name}: {count(value)} ({percent(value / total)})")
+            out.append(tag("rect", title, class_=f"c{color % COLORS}", x=f"{x:.3f}%", y=0, width=f"{width:.3f}%",
+                           height=height))
             if width > 2.1 * len(name) + 2:
-                out.append(f'<text class="on" x="{x + width / 2:.3f}%" y="{height / 2 + 4}" text-anchor="middle">'
-                           f"{escape(name)}</text>")
+                out.append(tag("text", name, class_="on", x=f"{x + width / 2:.3f}%", y=height / 2 + 4,
+                               text_anchor="middle"))
         x += width
-    said = ", ".join(f"{name} {percent(value / total)}" for name, value, _ in parts)
-    return (f'<svg class="bar" width="100%" height="{height}" role="img" aria-label="{escape(label)}: {escape(said)}">'
-            f"{''.join(out)}</svg>")
+    shares = ", ".join(f"{name} {percent(value / total)}" for name, value, _ in parts)
+    return tag("svg", *out, class_="bar", width="100%", height=height, role="img", aria_label=f"{label}: {shares}")
 
 
-def meter(share: float, color: int = 0) -> str:
+def meter(share: float, color: int = 0) -> Element:
     """A thin bar for a table cell: `share` in [0, 1] of the cell's width. The cell beside it says the number."""
     width = max(100 * min(share, 1.0), 0.6)
-    filled = f'<rect class="c{color % COLORS}" width="{width:.2f}%" height="8" rx="2"/>' if share > 0 else ""
-    return ('<svg class="meter" width="100%" height="8" aria-hidden="true">'
-            f'<rect class="track" width="100%" height="8" rx="2"/>{filled}</svg>')
+    bars = [tag("rect", class_="track", width="100%", height=8, rx=2)]
+    if share > 0:
+        bars.append(tag("rect", class_=f"c{color % COLORS}", width=f"{width:.2f}%", height=8, rx=2))
+    return tag("svg", *bars, class_="meter", width="100%", height=8, aria_hidden="true")
 
 
-def bars(values: Sequence[tuple[str, int, str]], color: int, *, label: str) -> str:
+def bars(values: Sequence[tuple[str, int, str]], color: int, *, label: str) -> Element:
     """Upright bars: (label under it, value, what it says in full); so many labels are written as fit side by side."""
     width, height, gap = 360, 110, 2
     step = (width - 10) / max(1, len(values))
     top = max((v for _, v, _ in values), default=0)
     written = axis([name for name, _, _ in values], step, width)
     out = []
-    for i, (_, value, said) in enumerate(values):
-        tall = max((height - 26) * value / top, 1.5) if value else 0
+    for i, (_, value, title) in enumerate(values):
         if value:
-            out.append(f'<rect class="c{color % COLORS}" x="{5 + i * step:.1f}" y="{height - 18 - tall:.1f}" '
-                       f'width="{max(step - gap, 1):.1f}" height="{tall:.1f}" rx="1.5">'
-                       f"<title>{escape(said)}</title></rect>")
-    out += [f'<text class="axis" x="{left + room / 2:.1f}" y="{height - 4}" text-anchor="middle">{escape(name)}</text>'
+            tall = max((height - 26) * value / top, 1.5)
+            out.append(tag("rect", tag("title", title), class_=f"c{color % COLORS}", x=5 + i * step,
+                           y=height - 18 - tall, width=max(step - gap, 1.0), height=tall, rx=1.5))
+    out += [tag("text", name, class_="axis", x=left + room / 2, y=height - 4, text_anchor="middle")
             for name, left, room in written]
-    return (f'<svg class="hist" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">{"".join(out)}'
-            f"</svg>")
+    return tag("svg", *out, class_="hist", viewBox=f"0 0 {width} {height}", role="img", aria_label=label)
 
 
 def axis(names: Sequence[str], step: float, width: float) -> list[tuple[str, float, float]]:
@@ -122,15 +76,15 @@ def axis(names: Sequence[str], step: float, width: float) -> list[tuple[str, flo
     return boxes[:1]
 
 
-def lengths(bins: dict[str, int], color: int, *, low: int, high: int, label: str) -> str:
+def lengths(bins: dict[str, int], color: int, *, low: int, high: int, label: str) -> Element:
     """Documents by log2 of their characters, bins `low`…`high`."""
-    values = [(number(2 ** b), bins.get(str(b), 0),
-               f"{number(2 ** b)} to {number(2 ** (b + 1))} characters: {plural(bins.get(str(b), 0), 'document')}")
+    values = [(count(2 ** b), bins.get(str(b), 0),
+               f"{count(2 ** b)} to {count(2 ** (b + 1))} characters: {plural(bins.get(str(b), 0), 'document')}")
               for b in range(low, high + 1)]
     return bars(values, color, label=label)
 
 
-def similarities(bins: dict[str, int], color: int, *, of: int, label: str) -> str:
+def similarities(bins: dict[str, int], color: int, *, of: int, label: str) -> Element:
     """Removed documents by similarity to the kept one, from the lowest bin used to 1; `of` bins over [0, 1]."""
     low = min(map(int, bins), default=of - 1)
     values = [(f"{b / of:.2f}", bins.get(str(b), 0),
@@ -139,7 +93,7 @@ def similarities(bins: dict[str, int], color: int, *, of: int, label: str) -> st
     return bars(values, color, label=label)
 
 
-def scores(values: Sequence[tuple[float, float, int]], color: int, *, label: str) -> str:
+def scores(values: Sequence[tuple[float, float, int]], color: int, *, label: str) -> Element:
     """Documents by score: (from, to, documents) of each bar, in order."""
     named = [(digits(low) if low else "0", docs, f"{digits(low)} to {digits(high)}: {plural(docs, 'document')}")
              for low, high, docs in values]

@@ -26,9 +26,6 @@ Get = Callable[[str], PartRecord | None]
 
 #: of report.json
 VERSION = 1
-#: said of runs whose plan does not know `about`: their passes counted less
-OLDER = ("this run was made by an older version of Tokenmill, whose passes did not count scores, personal data, "
-         "similarities, pages of PDFs and languages of dropped documents: none is shown; run its recipe again")
 
 
 def write_report(store: Store, run: str, get: Get, verify: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -79,7 +76,7 @@ def collect(store: Store, run: str, get: Get) -> dict[str, Any]:
     tokens = token_counts(store, nodes)
     curriculum = curriculum_of(store, run)
     document = {
-        "version": VERSION, "run": run, "recipe": plan["recipe"], "about": plan.get("about"),
+        "version": VERSION, "run": run, "recipe": plan["recipe"], "about": plan["about"],
         "missing_records": sum(n["tasks"] for n in plan["nodes"]) - sum(n.tasks for n in nodes),
         "names": names(plan, passes, tokens),
         "sources": {name: source_section(name, info, passes) for name, info in plan["sources"].items()},
@@ -93,7 +90,7 @@ def collect(store: Store, run: str, get: Get) -> dict[str, Any]:
         "training": training(store, run),
         "passes": pass_costs(passes), "stages": stage_costs(passes), "tasks": task_costs(nodes),
         "lineage": [n.lineage() for n in nodes],
-        "warnings": [*plan.get("warnings", ()), *([] if "about" in plan else [OLDER])],
+        "warnings": plan["warnings"],
     }
     document["warnings"] = warnings(document)
     return document

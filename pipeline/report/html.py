@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
+from pipeline.base import humanize
 from pipeline.base.visible import visible_json
 from pipeline.passes.tally import BINS, SIMILARITY_BINS, bin_edges
 from pipeline.report import charts
@@ -30,8 +31,8 @@ def render(document: dict[str, Any]) -> str:
     env = Environment(loader=PackageLoader("pipeline.report", "templates"), undefined=StrictUndefined,
                       autoescape=select_autoescape(default=True, default_for_string=True), trim_blocks=True,
                       lstrip_blocks=True)
-    env.filters |= {"number": charts.number, "size": charts.size, "seconds": charts.seconds,
-                    "percent": charts.percent, "exact": lambda n: f"{n:,}", "words": lambda s: s.replace("_", " ")}
+    env.filters |= {"number": humanize.count, "size": humanize.size, "seconds": humanize.duration,
+                    "percent": humanize.percent, "exact": lambda n: f"{n:,}", "words": lambda s: s.replace("_", " ")}
     document = visible_json(json.loads(json.dumps(document, sort_keys=True)))
     color = colors(document)
     return env.get_template("report.html.j2").render(
@@ -39,7 +40,7 @@ def render(document: dict[str, Any]) -> str:
         cost=cost_bar(document), lengths=length_charts(document, color), languages=language_rows(document),
         similarity_charts=similarity_charts(document), scores=score_charts(document),
         fates={name: language_fates(section) for name, section in document["datasets"].items()},
-        plural=charts.plural, marked=marked,
+        plural=humanize.plural, marked=marked,
         stacked=lambda *a, **k: Markup(charts.stacked(*a, **k)), meter=lambda *a, **k: Markup(charts.meter(*a, **k)),
         curve=Markup((document["training"] or {}).get("curve") or ""))
 

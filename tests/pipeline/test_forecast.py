@@ -25,7 +25,7 @@ from pipeline.forecast.sample import (
     run_sample,
     unit_of,
 )
-from pipeline.forecast.show import human_count, lines
+from pipeline.forecast.show import lines
 from pipeline.plan.planner import Planner
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
@@ -304,10 +304,6 @@ def test_units_differ_in_size_and_a_line_is_found_through_them():
     fixed, slope = line(size, cost)
     assert slope == pytest.approx(2e-6, rel=0.25) and fixed == pytest.approx(0.5, abs=0.5)
     assert line(size[:3], cost[:3])[0] == 0.0, "too few for a line"
-
-
-def test_numbers_for_people():
-    assert [human_count(n) for n in (12.4, 1234, 2.5e6, 1.2e9, 3e12)] == ["12", "1,234", "2.5 M", "1.2 B", "3 T"]
 
 
 @pytest.mark.slow

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.driver.progress import size
 from pipeline.plan import estimate
 from pipeline.plan.estimate import measured, survey_recipe
 from pipeline.plan.inputs import InputError, list_source
-from pipeline.plan.show import human_seconds, lines
+from pipeline.plan.show import lines
 from pipeline.recipe import RecipeError, load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store, StoreError
@@ -269,9 +268,3 @@ def test_changes_against_another_recipe_are_not_listed(site, tmp_path):
     (tmp_path / "other.yaml").write_text(RECIPE.replace("clean", "cleaned").replace("crawl/", f"{site}/crawl/")
                                          .replace("path: docs", f"path: {site}/docs"))
     assert survey_recipe(load_recipe(tmp_path / "other.yaml"), str(site / "store"))["changes"] is None
-
-
-def test_numbers_for_people():
-    assert [size(n) for n in (0, 999, 1500, 250e3, 3.2e9, 5e13)] \
-        == ["0 B", "999 B", "1.5 kB", "250 kB", "3.2 GB", "50.0 TB"]
-    assert [human_seconds(s) for s in (0.04, 45, 600, 9000)] == ["0.0 s", "45 s", "10 min", "2.5 h"]

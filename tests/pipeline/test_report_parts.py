@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import pipeline.report.html
+from pipeline.base import humanize
 from pipeline.recipe import load_recipe
 from pipeline.report import charts, samples
 from pipeline.report.html import marked, render
@@ -33,34 +34,34 @@ from trainer.observe.plot import svg
     (999_600, "1M"), (1_234_567, "1.23M"), (45.678, "45.7"), (0.0123, "0.0123"), (123.4, "123"), (2.5e9, "2.5B"),
     (1.5e13, "15T"), (5e15, "5,000T")])
 def test_numbers(value, said):
-    assert charts.number(value) == said
+    assert humanize.count(value) == said
 
 
 @pytest.mark.parametrize(("value", "said"), [
     (0, "0 B"), (999, "999 B"), (999.7, "1 kB"), (1500, "1.5 kB"), (999_600, "1 MB"), (64_402, "64.4 kB"),
     (43.9e6, "43.9 MB"), (2e15, "2,000 TB")])
 def test_sizes(value, said):
-    assert charts.size(value) == said
+    assert humanize.size(value) == said
 
 
 @pytest.mark.parametrize(("value", "said"), [
     (0, "0 s"), (0.0001, "<1 ms"), (0.0123, "12 ms"), (3.44, "3.4 s"), (9.96, "10 s"), (56, "56 s"), (468, "7.8 min"),
     (32_760, "9.1 h"), (3.6e6, "1,000.0 h")])
 def test_seconds(value, said):
-    assert charts.seconds(value) == said
+    assert humanize.duration(value) == said
 
 
 @pytest.mark.parametrize(("value", "said"), [
     (0, "0%"), (1, "100%"), (0.00001, "<0.01%"), (0.0004, "0.04%"), (0.123, "12.3%"), (0.9998, "99.98%"),
     (0.99999, ">99.99%"), (0.9994, "99.9%")])
 def test_shares(value, said):
-    assert charts.percent(value) == said
+    assert humanize.percent(value) == said
 
 
 def test_plurals():
-    assert [charts.plural(n, "document") for n in (0, 1, 2, 1234)] == ["0 documents", "1 document", "2 documents",
+    assert [humanize.plural(n, "document") for n in (0, 1, 2, 1234)] == ["0 documents", "1 document", "2 documents",
                                                                        "1,234 documents"]
-    assert charts.plural(2, "copy", "copies") == "2 copies"
+    assert humanize.plural(2, "copy", "copies") == "2 copies"
 
 
 def test_charts_are_well_formed_and_say_their_numbers():

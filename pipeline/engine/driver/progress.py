@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
+from pipeline.base.humanize import size
 from pipeline.base.redact import redact
 from pipeline.base.visible import visible
 from pipeline.engine.driver.metrics import OUTCOMES, outcomes
@@ -382,15 +383,6 @@ def docs_in(record: PartRecord) -> int:
         return sum(s.get("docs", 0) for s in sources.values() if isinstance(s, dict))
     docs = record.counters.get("docs", 0)
     return int(docs) if isinstance(docs, (int, float)) else 0
-
-
-def size(n: float) -> str:
-    """Bytes for people, 1 kB = 1000 bytes as in recipes: 1536 → '1.5 kB'."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(n) < 1000:
-            return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} TB"
 
 
 def clock(seconds: float) -> str:

@@ -1,0 +1,50 @@
+"""Numbers as people read them, with three significant digits. What a recipe writes is in `pipeline.base.quantities`."""
+
+from __future__ import annotations
+
+
+def digits(value: float) -> str:
+    """Three significant digits, never as 1e+03: 0.012, 1.23, 45.6, 789, 1,234."""
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
+def count(n: float) -> str:
+    """1,234 · 12.3k · 4.56M."""
+    for unit, one, least in (("T", 1e12, 1e12), ("B", 1e9, 1e9), ("M", 1e6, 999.5e3), ("k", 1e3, 1e4)):
+        if abs(n) >= least:
+            return digits(n / one) + unit
+    return f"{n:,.0f}" if float(n).is_integer() or abs(n) >= 100 else digits(n)
+
+
+def size(n: float) -> str:
+    """Bytes in decimal units: 512 B, 12.3 kB, 4.56 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n) < 999.5:
+            return f"{digits(n)} {unit}"
+        n /= 1000
+    return f"{digits(n)} TB"
+
+
+def duration(s: float) -> str:
+    """0 s · 12 ms · 3.4 s · 56 s · 7.8 min · 9.1 h."""
+    if s < 1:
+        return "0 s" if s == 0 else f"{s * 1000:.0f} ms" if s >= 0.0005 else "<1 ms"
+    if s < 120:
+        return f"{s:.1f} s" if s < 9.95 else f"{s:.0f} s"
+    return f"{s / 60:.1f} min" if s < 7200 else f"{s / 3600:,.1f} h"
+
+
+def percent(share: float) -> str:
+    """0% · <0.01% · 0.04% · 12.3% · 99.98% · >99.99% · 100%: never 0% or 100% for what is not."""
+    if share in (0, 1):
+        return f"{share:.0%}"
+    if 0 < share < 0.0001:
+        return "<0.01%"
+    if 0.9999 < share < 1:
+        return ">99.99%"
+    return f"{share:.2%}" if share < 0.0095 or 0.9995 <= share < 1 else f"{share:.1%}"
+
+
+def plural(n: int, one: str, more: str = "") -> str:
+    """'1 document', '1,234 documents', '2 copies'."""
+    return f"{n:,} {one if n == 1 else more or one + 's'}"

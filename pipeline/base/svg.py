@@ -1,0 +1,31 @@
+"""SVG as plain strings: the one place that writes its elements. It escapes texts and attributes and rounds coordinates.
+
+`tag("text", "a & b", class_="axis", x=3.14159, text_anchor="end")` is
+`<text class="axis" x="3.1" text-anchor="end">a &amp; b</text>`.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+
+class Element(str):
+    """Elements, which are not escaped again."""
+
+    __slots__ = ()
+
+
+def tag(name: str, *content: str, **attributes: str | float) -> Element:
+    """An element. `content`: elements, and texts, which are escaped. In names of attributes an underscore is a hyphen,
+    and one at the end is dropped (`class_`); floats are written with one decimal."""
+    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"' for key, value in attributes.items())
+    inner = "".join(part if isinstance(part, Element) else escape(part, quote=False) for part in content)
+    return Element(f"<{name}{given}>{inner}</{name}>" if content else f"<{name}{given}/>")
+
+
+def polyline(points: list[tuple[float, float]], **attributes: str | float) -> Element:
+    return tag("polyline", **attributes, points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points))
+
+
+def _value(value: str | float) -> str:
+    return f"{value:.1f}" if isinstance(value, float) else escape(str(value))
