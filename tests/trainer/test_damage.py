@@ -157,18 +157,17 @@ def test_an_older_damaged_one_ends_no_training(folder, whole, out, alone):
 def test_a_rewind_passes_a_damaged_one_over(folder, out, alone, monkeypatch):
     """The bytes are read before the ledger says where it went back to."""
     from trainer.checkpoint.ledger import Ledger
-    from trainer.loop.config import RewindConfig
     from trainer.loop.policy import Suspicion, go_back
 
     flip(next((out / "checkpoints" / "step_00000012").glob("*/*.distcp")))
     ledger = Ledger(out, writes=True)
-    found = go_back(Suspicion(16, 17, 14, 18, "why"), RewindConfig(), ledger, out / "checkpoints", alone)
+    found = go_back(Suspicion(16, 17, 14, 18, "why", 5), ledger, out / "checkpoints", alone)
     assert found.step == 6
     assert [(line["back"], line["checkpoint"]) for line in ledger.lines] == [(6, "step_00000006")]
     assert ckpt.latest(out / "checkpoints").step == 6
     flip(next((out / "checkpoints" / "step_00000006").glob("*/*.distcp")))
     with pytest.raises(ckpt.CheckpointError, match="no sound checkpoint"):
-        go_back(Suspicion(16, 17, 14, 18, "why"), RewindConfig(), ledger, out / "checkpoints", alone)
+        go_back(Suspicion(16, 17, 14, 18, "why", 5), ledger, out / "checkpoints", alone)
     assert len(ledger.lines) == 1
 
 

@@ -135,7 +135,7 @@ def test_ranks_whose_node_has_vanished_before_they_began_are_not_waited_for(monk
     monkeypatch.setattr(launcher, "room", lambda *_: ("group", 2))
     monkeypatch.setattr(launcher, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
     monkeypatch.setattr(launcher, "remove_placement_group", removed.append)
-    monkeypatch.setattr(launcher.ray, "remote", lambda **_: lambda _rank: actor)
+    monkeypatch.setattr(launcher.ray, "remote", lambda _rank: actor)
     monkeypatch.setattr(launcher.ray, "get", get)
     with pytest.raises(launcher.Lost, match="could not start: GetTimeoutError"):
         launcher.attempt(["run"], 2, 1, False, bool)

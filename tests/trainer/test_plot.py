@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from trainer.observe.plot import STREAMS, Story, stretches, svg, told, write_plot
+from trainer.observe.plot import STREAMS, Story, StoryFile, stretches, svg, write_plot
 
 SVG = "{http://www.w3.org/2000/svg}"
 PHASES = [{"name": "all", "tokens": 1000, "lr": "stable"}]
@@ -79,12 +79,14 @@ def test_streams_have_curves_of_their_own_the_largest_first():
 def test_the_file_is_read_on_from_where_it_was_read_last(tmp_path):
     path, lines = tmp_path / "metrics.jsonl", story()
     texts = [json.dumps(line) + "\n" for line in lines]
+    file = StoryFile(path)
     for cut in (3, 30, 60, 61, len(texts)):
         # the last line is not whole yet
         path.write_text("".join(texts[:cut]) + '{"event": "st')
         write_plot(tmp_path)
         assert (tmp_path / "loss.svg").read_text() == svg(lines[:cut])
-    assert told(path).offset == sum(len(text.encode()) for text in texts)
+        file.read()
+    assert file.offset == sum(len(text.encode()) for text in texts)
     path.write_text(texts[0] + texts[2])                             # another file in its place
     write_plot(tmp_path)
     assert (tmp_path / "loss.svg").read_text() == svg([lines[0], lines[2]])

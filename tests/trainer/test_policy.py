@@ -22,10 +22,11 @@ from tests.trainer.synthetic import MODEL, make_run
 from trainer.base.config import ConfigError, TrainingError
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.ledger import Ledger
+from trainer.data.step import Step
 from trainer.loop import train as loop
 from trainer.loop.config import RewindConfig, StabilityConfig, TriggerConfig
 from trainer.loop.policy import Guard, Policy, Seen, Suspicion, way_back
-from trainer.loop.run import Step, open_run
+from trainer.loop.run import open_run
 from trainer.loop.train import train
 from trainer.loop.worst import WorstRows, read_worst
 from trainer.observe.metrics import read
@@ -136,14 +137,14 @@ def reviewed(config: StabilityConfig, rows: list[Seen], parts: int = 1) -> Suspi
 def test_triggers(parts):
     skips = StabilityConfig(rewind=RewindConfig(TriggerConfig(skips=3, within=10), skip=40))
     rows = [seen(s, bad=s in (50, 55, 61, 64)) for s in range(41, 81)]
-    assert reviewed(skips, rows, parts) == Suspicion(55, 64, 35, 75, "3 steps left out within 10")
+    assert reviewed(skips, rows, parts) == Suspicion(55, 64, 35, 75, "3 steps left out within 10", 5)
     rows = [seen(s, bad=s in (50, 55, 60)) for s in range(41, 81)]
     assert reviewed(skips, rows, parts) is None
     above = StabilityConfig(rewind=RewindConfig(TriggerConfig(loss_above=0.5, for_=4), skip=9))
     high = {47: 1.6, 48: 1.6, 49: 1.6, 52: 1.6, 53: None, 54: math.nan, 55: 9.0, 56: 1.51}
     rows = [seen(s, high.get(s, 1.5)) for s in range(41, 81)]
     assert reviewed(above, rows, parts) == Suspicion(
-        53, 56, 49, 58, "loss more than 0.5 above the mean 1.000 for 4 steps")
+        53, 56, 49, 58, "loss more than 0.5 above the mean 1.000 for 4 steps", 5)
     assert reviewed(above, [seen(s, 9.0, mean=math.nan) for s in range(41, 81)], parts) is None
 
 
@@ -166,7 +167,7 @@ def test_why_a_step_is_left_out():
 
 def test_the_way_back_leads_before_the_steps_to_pass_over():
     at = {step: SimpleNamespace(step=step) for step in (10, 20, 30)}
-    suspicion = Suspicion(first=25, step=31, start=21, stop=41, why="x")
+    suspicion = Suspicion(first=25, step=31, start=21, stop=41, why="x", budget=5)
     assert way_back([at[10], at[20], at[30]], suspicion) == (at[20], 21)
     assert way_back([at[10], at[30]], suspicion) == (at[10], 21)
     assert way_back([SimpleNamespace(step=22), at[30]], suspicion)[1] == 23             # only what it has not learned

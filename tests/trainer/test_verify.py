@@ -23,7 +23,8 @@ from trainer.__main__ import main
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.ledger import Ledger
 from trainer.data.provenance import GENESIS, chain, code
-from trainer.loop.run import Run, Step, changes, open_run
+from trainer.data.step import Step
+from trainer.loop.run import Run, changes, open_run
 from trainer.loop.train import train
 from trainer.tools import verify
 

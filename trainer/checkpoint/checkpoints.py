@@ -416,8 +416,8 @@ class Reader(FileSystemReader):
     appear in it, so a hostile checkpoint cannot run code. (The tensors themselves torch reads with weights_only.)"""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        path = self.path / ".metadata"
-        metadata = MetadataUnpickler(io.BytesIO(Path(path).read_bytes())).load()
+        path = Path(self.path) / ".metadata"
+        metadata = MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id

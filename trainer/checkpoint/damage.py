@@ -87,7 +87,8 @@ def choose(folder: Path, world: World, say: Callable[[str], None],
     """
     wrong: dict[int, str] = {}                   # step → damage; complete on the first rank
     while True:
-        answer, refused = -1, CheckpointError(f"{folder}: no checkpoint to go on from; the first rank says why")
+        answer = -1
+        refused: Exception = CheckpointError(f"{folder}: no checkpoint to go on from; the first rank says why")
         if world.first:
             try:
                 with _storage(folder):

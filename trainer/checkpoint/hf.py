@@ -184,7 +184,8 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
     vocab, eos = curriculum.tokenizer.vocab_size, curriculum.tokenizer.eos
     text = to_json(config, vocab, max(p.sequence for p in begun), eos, dtype)
     out.mkdir(parents=True, exist_ok=True)
-    sizes, width, where = shapes(config, vocab), DTYPES[dtype].itemsize, {}
+    sizes, width = shapes(config, vocab), DTYPES[dtype].itemsize
+    where: dict[str, str] = {}
     files = list(split(layout(config), sizes, shard // width))
     write(out / "generation_config.json", {"eos_token_id": eos, "do_sample": True})
     for i, theirs in enumerate(files):

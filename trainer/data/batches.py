@@ -8,13 +8,13 @@ grow with the number of tokens: bodies and document ends are memory maps.
 from __future__ import annotations
 
 import bisect
+import operator
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from tokenizer.mixture.order import Order
 from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
+from trainer.data.step import Step
 from trainer.model.attention import DocMask, Masking, cumulative_lengths, document_mask
 from trainer.model.config import RepeatsConfig
 from trainer.model.loss import IGNORE
@@ -55,8 +56,12 @@ class Batch:
         if self.rows >= rows:
             return self
         blank = padding(rows - self.rows, self.tokens.shape[1])
-        return Batch(*(torch.cat(pair) for pair in zip(self.tensors(), blank.tensors())), attended=self.attended,
-                     repeated=self.repeated)
+        tokens, targets, positions, stream = (torch.cat(pair) for pair in zip(self.tensors(), blank.tensors()))
+        return Batch(tokens, targets, positions, stream, self.attended, self.repeated)
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """A batch of which every tensor is changed, and that counts for nothing in MFU."""
+        return Batch(change(self.tokens), change(self.targets), change(self.positions), change(self.stream), attended=0)
 
     def valid(self) -> int:
         """How many targets count."""
@@ -65,14 +70,17 @@ class Batch:
     def micro(self, rows: int, device: torch.device) -> Iterator[Batch]:
         """Consecutive micro-batches of `rows` rows on `device`; the last is padded with rows that do not count."""
         for start in range(0, self.rows, rows):
-            part = Batch(*(x[start:start + rows] for x in self.tensors()), attended=0).padded(rows).tensors()
+            part = self.each(operator.itemgetter(slice(start, start + rows))).padded(rows)
             if device.type != "cuda":
-                yield Batch(*part, attended=0)
+                yield part
                 continue
             # documents are counted here: counting them on the device would make the host wait for it
-            *part, starts = (x.pin_memory().to(device, non_blocking=True)
-                             for x in (*part, cumulative_lengths(part[2])))
-            yield Batch(*part, attended=0, starts=starts)
+            starts = cumulative_lengths(part.positions)
+
+            def send(x: Tensor) -> Tensor:
+                return x.pin_memory().to(device, non_blocking=True)
+
+            yield replace(part.each(send), starts=send(starts))
 
     def mask(self, dtype: torch.dtype, masking: Masking) -> DocMask:
         """What the tokens of this (micro-)batch may attend to, for activations of `dtype`."""
@@ -113,7 +121,7 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
         positions[row, :n] -= np.repeat(begins[:-1], lengths)
         attended += int(lengths @ lengths)
     stream = torch.tensor([r[2] for r in rows], dtype=torch.int64)
-    return Batch(*map(torch.from_numpy, (tokens, targets, positions)), stream, attended)
+    return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(positions), stream, attended)
 
 
 def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> list[Row]:
@@ -210,6 +218,8 @@ class Data:
         """Windows of the held-out split of a stream for `collate`: all of them with the short last one, or, when there
         are more than `most`, `most` evenly spaced ones. A fixed function of the data."""
         shards, places = self.heldout[stream], self.heldout_windows(stream, length, most)
+        if shards is None:
+            return []
         for shard in sorted({shard for start, stop in places for shard in touched(shards, start, stop - start)}):
             refuse_short(shards, shard)
         rows: list[Row] = [(shards.read(start, stop), shards.ends(start + 1, stop) - start, stream,
@@ -247,29 +257,18 @@ def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = i
 
 
-class StepLike(Protocol):
-    """What the loader needs of `trainer.loop.run.Step`: its number, from 0, and samples [first, first + batch)."""
-
-    number: int
-    first: int
-    batch: int
-
-
-S = TypeVar("S", bound=StepLike)
-
-
-class Prefetch(Generic[S]):
+class Prefetch:
     """(step, this rank's batch) for each of `steps`; the next one is read in a thread while this one is computed. Of a
     step that `passed` over says why it is not performed, nothing is read: its batch is None."""
 
-    def __init__(self, data: Data, steps: Iterable[S], rank: int, world: int,
+    def __init__(self, data: Data, steps: Iterable[Step], rank: int, world: int,
                  passed: Callable[[int], str | None] = lambda _number: None) -> None:
         self.data, self.steps, self.rank, self.world, self.passed = data, steps, rank, world, passed
         self.waited = 0.0                 # seconds the batch given last was waited for
 
-    def __iter__(self) -> Iterator[tuple[S, Batch | None]]:
+    def __iter__(self) -> Iterator[tuple[Step, Batch | None]]:
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
-            waiting: tuple[S, Future[Batch] | None] | None = None
+            waiting: tuple[Step, Future[Batch] | None] | None = None
             for step in self.steps:
                 ahead = None if self.passed(step.number + 1) else \
                     pool.submit(self.data.step, step.first, step.batch, self.rank, self.world)
@@ -281,6 +280,6 @@ class Prefetch(Generic[S]):
 
     def _take(self, ahead: Future[Batch] | None) -> Batch | None:
         began = time.perf_counter()
-        batch = ahead and ahead.result()
+        batch = ahead.result() if ahead is not None else None
         self.waited = time.perf_counter() - began
         return batch

@@ -15,11 +15,12 @@ import subprocess
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from tokenizer.mixture.order import Order
+from trainer.data.step import Step
 
 #: the chain before the first step
 GENESIS = bytes(16)
@@ -27,18 +28,10 @@ GENESIS = bytes(16)
 CHUNK = 1 << 16
 
 
-class StepLike(Protocol):
-    """What the chain needs of `trainer.loop.run.Step`: its number, from 0, and samples [first, first + batch)."""
-
-    number: int
-    first: int
-    batch: int
-
-
-def chain(order: Order, steps: Iterable[StepLike], before: bytes = GENESIS,
+def chain(order: Order, steps: Iterable[Step], before: bytes = GENESIS,
           passed: Callable[[int], str | None] = lambda _number: None) -> bytes:
     """The chain, 16 bytes, after the consecutive `steps`. `passed(number from 1)` says why a step was not performed."""
-    waiting: list[StepLike] = []
+    waiting: list[Step] = []
     for step in steps:
         waiting.append(step)
         if step.first + step.batch - waiting[0].first >= CHUNK:
@@ -46,7 +39,7 @@ def chain(order: Order, steps: Iterable[StepLike], before: bytes = GENESIS,
     return _links(order, waiting, before, passed)
 
 
-def _links(order: Order, steps: list[StepLike], h: bytes, passed: Callable[[int], str | None]) -> bytes:
+def _links(order: Order, steps: list[Step], h: bytes, passed: Callable[[int], str | None]) -> bytes:
     if not steps:
         return h
     first = steps[0].first

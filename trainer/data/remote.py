@@ -40,10 +40,13 @@ SMALL = ("curriculum.json", "recipe.yaml")
 
 
 class Stored(Protocol):
-    """What a run says of its store: the folder here, and the URL it was fetched from, or ""."""
+    """What a run says of its store: the folder here, and the URL it was fetched from, if it was."""
 
-    store: Path
-    source: str
+    @property
+    def store(self) -> Path: ...
+
+    @property
+    def source(self) -> str | None: ...
 
 
 def is_url(place: str | None) -> bool:

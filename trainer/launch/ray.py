@@ -145,11 +145,12 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
         if found < size:
             say(f"training on {found} of {size} ranks: there is no room for more", sys.stderr)
             groups.append(placement_group([bundle] * (size - found), strategy="PACK"))       # an autoscaler sees it
-        actor = ray.remote(num_cpus=1, num_gpus=int(gpu), max_restarts=0, max_task_retries=0,
-                           max_concurrency=2)(Rank)      # type: ignore[call-overload]  # which Ray's types lack
+        actor = ray.remote(Rank)
         try:
-            members = [actor.options(scheduling_strategy=PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=i)).remote() for i in range(found)]
+            members: list[Any] = [actor.options(
+                num_cpus=1, num_gpus=int(gpu), max_restarts=0, max_task_retries=0, max_concurrency=2,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)).remote()
+                for i in range(found)]
             # a node that vanishes just now takes its ranks' places along: they wait for others, which may never come
             places = ray.get([member.place.remote() for member in members], timeout=PLACEMENT_S)
             # ranks of a node have consecutive numbers, and see all its GPUs: NCCL then copies between them directly

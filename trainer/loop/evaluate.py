@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from tokenizer.shards.reader import ShardSet
 from trainer.data.batches import Batch, Data, collate
 from trainer.model.loss import IGNORE
+from trainer.model.transformer import Transformer
 from trainer.parallel.world import World, reshard
 
 
@@ -32,13 +32,13 @@ class Total:
 
 
 @torch.no_grad()
-def losses(model: nn.Module, batch: Batch, streams: int, micro_rows: int, dtype: torch.dtype, chunk: int,
+def losses(model: Transformer, batch: Batch, streams: int, micro_rows: int, dtype: torch.dtype, chunk: int,
            world: World) -> list[Total]:
     """Loss of all rows of `batch` (the same on every rank; each computes its share), summed per stream."""
     rows = list(range(world.data_rank, batch.rows, world.data_size))
     share = -(-batch.rows // world.data_size)
     # every rank must take part in every forward, since parameters are sharded: padding
-    mine = Batch(*(x[rows] for x in batch.tensors()), attended=0).padded(share)
+    mine = batch.each(lambda x: x[rows]).padded(share)
     sums = torch.zeros(2, streams, dtype=torch.float64, device=world.device)
     for part in mine.micro(min(micro_rows, share), world.device):
         _, nll, _ = model(part.tokens, part.mask(dtype, model.config.masking), part.targets, chunk=chunk)
@@ -93,7 +93,7 @@ class Heldout:
             self.longer[length] = Heldout(self.data, length, max(1, self.windows * self.length // length))
         return self.longer[length]
 
-    def evaluate(self, model: nn.Module, micro_rows: int, dtype: torch.dtype, chunk: int,
+    def evaluate(self, model: Transformer, micro_rows: int, dtype: torch.dtype, chunk: int,
                  world: World) -> dict[str, Any]:
         """{"loss", "unigram_entropy", "targets", "streams": {name: the same and "bits_per_byte"}}.
 
@@ -112,7 +112,7 @@ class Heldout:
         return {"loss": sum(t.nll for t in totals) / targets, "targets": targets,
                 "unigram_entropy": self.entropy["all"], "streams": streams}
 
-    def gap(self, heldout: dict[str, Any], model: nn.Module, samples: int, windows: int, micro_rows: int,
+    def gap(self, heldout: dict[str, Any], model: Transformer, samples: int, windows: int, micro_rows: int,
             dtype: torch.dtype, chunk: int, world: World) -> dict[str, Any]:
         """Held-out loss against the loss of the same model on `windows` windows of the `samples` it was trained on, in
         the same proportions of sources: {"train", "heldout", "gap"}, nats per token. {} when no source has both."""

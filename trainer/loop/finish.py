@@ -7,10 +7,10 @@ import struct
 from typing import Any
 
 import torch
-from torch import nn
 
 from trainer.loop.generate import generate, load_tokenizer
 from trainer.loop.run import Run
+from trainer.model.transformer import Transformer
 from trainer.observe.goodput import Goodput
 from trainer.observe.plot import story_of
 from trainer.parallel.world import World
@@ -19,7 +19,7 @@ from trainer.parallel.world import World
 PROMPT = 256
 
 
-def sample(run: Run, model: nn.Module, world: World, dtype: torch.dtype) -> tuple[str | None, str]:
+def sample(run: Run, model: Transformer, world: World, dtype: torch.dtype) -> tuple[str | None, str]:
     """(text, "") or (None, why it was skipped). Rank 0 has the tokenizer; all ranks must go the same way."""
     config = run.config.sample
     if not config.tokens:

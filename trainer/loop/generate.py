@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from trainer.loop.config import SampleConfig
 from trainer.model.attention import document_mask
+from trainer.model.transformer import Transformer
 from trainer.parallel.world import World, reshard, uncompiled
 
 
 @torch.no_grad()
-def generate(model: nn.Module, prompt: list[int], config: SampleConfig, eos: int, seed: int, dtype: torch.dtype,
+def generate(model: Transformer, prompt: list[int], config: SampleConfig, eos: int, seed: int, dtype: torch.dtype,
              world: World) -> list[int]:
     """Token ids that follow `prompt` (not empty), up to and without EOS. Every rank takes part and gets the same."""
     generator = torch.Generator().manual_seed(seed)

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from trainer.loop.run import Run, Step
+from trainer.data.step import Step
+from trainer.loop.run import Run
 from trainer.observe import hardware, mfu, norms
 from trainer.observe import metrics as log
 from trainer.observe.alerts import RULES, Alert, Alerts
@@ -50,7 +51,7 @@ class Meters:
         self.noise, self.alerts = NoiseScale(before), Alerts(run.config.alerts, before)
         self.hardware = hardware.Hardware(world, say)
         self.updates: norms.Updates | None = None
-        self.moved: Tensor | None = None
+        self.moved = torch.zeros(0, 3)
         #: shapes (sequence, batch) that have been computed
         self.shapes: set[tuple[int, int]] = set()
         self.cold = True
@@ -65,7 +66,8 @@ class Meters:
     def lines(self) -> list[dict[str, Any]]:
         """Of metrics.jsonl what former processes leave behind, in order; on the first rank."""
         self.metrics.flush()
-        rest, recent = [], deque[tuple[int, dict[str, Any]]](maxlen=RECENT)
+        rest: list[tuple[int, dict[str, Any]]] = []
+        recent = deque[tuple[int, dict[str, Any]]](maxlen=RECENT)
         path = self.run.out / "metrics.jsonl"
         for i, line in enumerate(log.scan(path, lambda event, _, text: event != "step" or '"goodput"' in text)
                                  if self.world.first else ()):

@@ -24,7 +24,7 @@ from trainer.base.config import TrainingError
 from trainer.checkpoint.checkpoints import Checkpoint
 from trainer.checkpoint.damage import choose
 from trainer.checkpoint.ledger import Ledger
-from trainer.loop.config import RewindConfig, StabilityConfig
+from trainer.loop.config import StabilityConfig
 from trainer.parallel.world import World
 
 
@@ -104,6 +104,7 @@ class Suspicion:
     start: int
     stop: int
     why: str
+    budget: int                   # rewinds a run may have
 
 
 class Policy:
@@ -145,7 +146,8 @@ class Policy:
         if not first:
             return None
         start = max(1, first - half)
-        return Suspicion(first, seen.step, start, first + self.config.rewind.skip - half, why)
+        return Suspicion(first, seen.step, start, first + self.config.rewind.skip - half, why,
+                         self.config.rewind.budget)
 
     def _stop(self, seen: Seen, reports: str) -> None:
         row = next((i for i in range(len(self.left_out)) if self.left_out[-1 - i] != seen.step - i), len(self.left_out))
@@ -166,12 +168,12 @@ class Policy:
         self.left_out, self.above = (list(state["left_out"]), state["above"]) if state else ([], 0)
 
 
-def go_back(suspicion: Suspicion, config: RewindConfig, ledger: Ledger, checkpoints: Path, world: World,
+def go_back(suspicion: Suspicion, ledger: Ledger, checkpoints: Path, world: World,
             say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
     """Decide where to go back to, write it down, and clear away what lies between; every rank calls it. Returns the
     checkpoint to go on from, None for the start; a damaged one is passed over. Raises TrainingError when there is no
     way back, or none any more."""
-    if len(ledger.rewinds) >= config.budget:
+    if len(ledger.rewinds) >= suspicion.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
         raise TrainingError(f"step {suspicion.step}: {suspicion.why}, since step {suspicion.first}; the steps {past} "
                             f"have been passed over already and train.stability.rewind.budget is used up: give "

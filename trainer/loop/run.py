@@ -12,26 +12,12 @@ from trainer.base.config import ConfigError, build, override, read_train
 from trainer.base.config import TrainingError as TrainingError
 from trainer.data import remote
 from trainer.data.provenance import code
+from trainer.data.step import Step
 from trainer.loop.config import TrainConfig
 from trainer.model.config import LossConfig, ModelConfig
 from trainer.model.rope import Rope
 from trainer.model.transformer import phase_rope
 from trainer.optim.schedule import Schedule, ScheduleConfig
-
-
-@dataclass(frozen=True)
-class Step:
-    """Samples [first, first + batch) of one phase; `number` counts from 0 over the whole run."""
-
-    number: int
-    phase: int
-    first: int
-    batch: int
-    tokens: int               # targets before this step
-
-    @property
-    def stop(self) -> int:
-        return self.first + self.batch
 
 
 @dataclass(frozen=True)

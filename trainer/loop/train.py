@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from trainer.base.files import replace
 from trainer.base.signals import interruptions
@@ -25,12 +24,13 @@ from trainer.checkpoint.damage import choose
 from trainer.checkpoint.ledger import Ledger
 from trainer.data.batches import Batch, Data, Prefetch
 from trainer.data.provenance import GENESIS, chain, code, machine
+from trainer.data.step import Step
 from trainer.loop import threads
 from trainer.loop.evaluate import Heldout, losses
 from trainer.loop.finish import sample, summarise
 from trainer.loop.meters import Meters
 from trainer.loop.policy import Guard, Policy, go_back
-from trainer.loop.run import Run, Step, TrainingError, changes, differences, edits
+from trainer.loop.run import Run, TrainingError, changes, differences, edits
 from trainer.loop.window import HEAD, Row, Window, diverged
 from trainer.loop.worst import WorstRows
 from trainer.model import attention
@@ -173,7 +173,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
                     say(f"phase {phase.name}: the optimiser begins anew")
                     ckpt.reset(optimizer)
                 if batch is None:
-                    window.passed_over(step, tokens, ledger.why(step.number + 1))
+                    window.passed_over(step, tokens, ledger.why(step.number + 1) or "")
                 else:
                     factor = schedule.factor((step.tokens + tokens) / 2)
                     for group in optimizer.param_groups:
@@ -182,7 +182,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
                     sums, norm = forward_backward(model, step, batch, run, data, worst, meters.micro, world, dtype)
                     verdict = guard.judge(step.phase, sums[HEAD:], norm)
                     # offloaded parameters step on the CPU, and torch would read this before it has arrived there
-                    optimizer.found_inf = verdict[0].to("cpu" if config.parallel.offload else world.device).float()
+                    device = "cpu" if config.parallel.offload else world.device
+                    optim.skip_when(optimizer, verdict[0].to(device).float())
                     meters.before(step)
                     optimizer.step()
                     meters.after()
@@ -218,7 +219,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             if suspicion is None:
                 break
             saver.wait()
-            found = go_back(suspicion, config.stability.rewind, ledger, checkpoints, world, say)
+            found = go_back(suspicion, ledger, checkpoints, world, say)
             number, samples, tokens = position(found)
             worst.begin(number)
             meters.rewound(number)
@@ -258,7 +259,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     return summary
 
 
-def forward_backward(model: nn.Module, step: Step, batch: Batch, run: Run, data: Data, worst: WorstRows,
+def forward_backward(model: Transformer, step: Step, batch: Batch, run: Run, data: Data, worst: WorstRows,
                      micro: MicroNorms, world: World, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of one step, clipped. Returns sums over all ranks [HEAD + 2·S] float64 (see `trainer.loop.window`) and
     the global gradient norm."""
@@ -333,11 +334,11 @@ def position(found: ckpt.Checkpoint | None) -> tuple[int, int, int]:
     return (found.meta["step"], found.meta["samples"], found.meta["tokens"]) if found else (0, 0, 0)
 
 
-def restore(found: ckpt.Checkpoint | None, run: Run, data: Data, model: nn.Module, optimizer: torch.optim.Optimizer,
+def restore(found: ckpt.Checkpoint | None, run: Run, data: Data, model: Transformer, optimizer: torch.optim.Optimizer,
             guard: Guard, policy: Policy, world: World, dtype: torch.dtype) -> None:
     """Everything as it was at a checkpoint, or (None) at the start. Of a checkpoint it is checked that it came back
     whole: the loss on a few samples must be what it was at saving."""
-    optimizer.found_inf = None
+    optim.skip_when(optimizer, None)
     model.rope = run.rope(found.meta["samples"] if found else 0)
     guard.load(found.meta.get("guard") if found else None)       # a checkpoint from before there was a guard has none
     policy.load(found.meta.get("policy") if found else None)
@@ -370,7 +371,7 @@ def history(found: ckpt.Checkpoint | None, run: Run, data: Data, ledger: Ledger)
     return chain(data.order, done, passed=ledger.why)
 
 
-def probe_loss(samples: list[int], run: Run, data: Data, model: nn.Module, world: World, dtype: torch.dtype) -> float:
+def probe_loss(samples: list[int], run: Run, data: Data, model: Transformer, world: World, dtype: torch.dtype) -> float:
     batch = data.samples(samples)
     rows = run.micro_rows(batch.tokens.shape[1])
     with uncompiled(model):

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from trainer.checkpoint import checkpoints as ckpt
+from trainer.data.step import Step
 from trainer.loop.meters import Meters
 from trainer.loop.policy import Seen
-from trainer.loop.run import Run, Step
+from trainer.loop.run import Run
 from trainer.loop.worst import WorstRows
 from trainer.observe import metrics as log
 from trainer.observe import mfu
@@ -93,13 +94,14 @@ class Window:
             targets = sum(counted)
             loss = sum(nll) / targets if targets else None              # None: it read prompts alone
             seen.append(Seen(step.number + 1, loss, norm, verdict[0] != 0, *verdict[1:]))
-            values = {"phase": self.run.curriculum.phases[step.phase].name, "samples": step.stop, "tokens": tokens,
+            line: dict[str, Any] = {
+                      "phase": self.run.curriculum.phases[step.phase].name, "samples": step.stop, "tokens": tokens,
                       "targets": int(targets), "loss": finite(loss), "z": finite(z / max(1.0, targets)), "lr": rate,
                       "grad_norm": finite(norm), "tokens_per_s": round(flushed / seconds, 1), "mfu": utilisation,
                       "streams": {name: finite(n / c) for name, n, c in zip(self.streams, nll, counted) if c}}
             if self.run.config.loss.repeats is not None:
-                values["repeats"] = int(repeats)
-            self.tell(seen[-1], values)
+                line["repeats"] = int(repeats)
+            self.tell(seen[-1], line)
         self.metrics.flush()
         return signalled, seen
 

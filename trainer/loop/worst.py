@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.base.files import appending
-from trainer.loop.run import Step
+from trainer.data.step import Step
 from trainer.parallel.world import World
 
 VERSION = 1

@@ -27,7 +27,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 try:  # torch >= 2.10 with CUDA
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:
-    varlen_attn = None
+    varlen_attn = None  # type: ignore[assignment]
 _VARLEN_GQA = varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters  # torch >= 2.13
 
 BackEnd = Literal["varlen", "flex", "dense"]
@@ -148,6 +148,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: DocMask, scale: float | None =
         if scale is not None and scale != q.shape[2] ** -0.5:
             options["scale"] = scale
         out = varlen_attn(q, k, v, mask.starts, mask.starts, mask.longest, mask.longest, window_size=(-1, 0), **options)
+        out = out if isinstance(out, Tensor) else out[0]
         return out[..., :dim].view(rows, length, heads, dim)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if mask.block is not None:

@@ -87,6 +87,11 @@ def local(weight: Tensor, gradient: Placement | None = None) -> Tensor:
     return weight.to_local(grad_placements=None if gradient is None else (gradient,))
 
 
+def full(x: Tensor) -> Tensor:
+    """The whole value of a parameter, on every rank."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
 def whole(weight: Tensor) -> Tensor:
     """The whole parameter on every rank; each contributes a gradient of its own, and they are summed."""
     if not isinstance(weight, DTensor):

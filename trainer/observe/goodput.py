@@ -80,7 +80,7 @@ class Goodput:
         """Wall MFU: model FLOPs of the steps that count over what the devices could have done in all the wall time."""
         return self.flops / self.capacity if self.capacity else None
 
-    def resume(self, lines: Sequence[Mapping[str, Any]], step: int) -> None:
+    def resume(self, lines: Sequence[dict[str, Any]], step: int) -> None:
         """Take over from the processes that wrote `lines` (all of metrics.jsonl, void ones too); training goes on
         after `step`."""
         last = latest(lines)
@@ -101,7 +101,7 @@ class Goodput:
         self.capacity += last["goodput"].get("capacity", 0.0) + (gap + unrecorded) * (self.peak or 0.0)
         self.rewind(lines, step)
 
-    def rewind(self, lines: Sequence[Mapping[str, Any]], step: int) -> None:
+    def rewind(self, lines: Sequence[dict[str, Any]], step: int) -> None:
         """The steps after `step` will be done again, or never: what they cost since the record of `lines` that is
         nearest before was lost."""
         kept = latest([line for line in standing(lines) if line["step"] <= step])

@@ -22,8 +22,9 @@ from trainer.parallel.world import World
 NVML = (("gpu_temperature_c", "temperature", 1.0), ("gpu_utilization", "utilization", 0.01),
         ("gpu_power_w", "power_draw", 0.001))
 #: what of the ranks' readings a metrics line keeps
-OVER_RANKS = {"host_memory_bytes": max, "gpu_memory_bytes": max, "gpu_reserved_bytes": max, "gpu_temperature_c": max,
-              "gpu_utilization": fmean, "gpu_power_w": sum}
+OVER_RANKS: dict[str, Callable[[list[float]], float]] = {
+    "host_memory_bytes": max, "gpu_memory_bytes": max, "gpu_reserved_bytes": max, "gpu_temperature_c": max,
+    "gpu_utilization": fmean, "gpu_power_w": sum}
 #: width of the product every rank times: large enough to be compute on a GPU, and nothing on a CPU
 PROBE = {"cuda": 4096, "cpu": 192}
 #: what a rank reports at log interval; the order is that of the gathered vector

@@ -123,7 +123,7 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.open = partial(SummaryWriter, str(folder / "tensorboard"))
+        self.open: Callable[..., SummaryWriter] = partial(SummaryWriter, str(folder / "tensorboard"))
         self.writer: SummaryWriter | None = None
 
     def void(self, step: int) -> None:
@@ -133,7 +133,7 @@ class TensorBoard:
         # not another file: they are read in the order of their names, and those of one second stand there as it falls
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-        self.writer.file_writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+        self.writer._get_file_writer().add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self.writer = self.writer or self.open()

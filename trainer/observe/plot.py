@@ -52,11 +52,9 @@ def write_plot(out: Path) -> None:
 
 
 class Story:
-    """What the plot needs of a metrics.jsonl: a few numbers a step. The file is read on from where it was read last, so
-    that a plot of a million steps does not take longer with every evaluation."""
+    """What the plot needs of a metrics.jsonl: a few numbers a step."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path, self.offset = path, 0
+    def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
@@ -67,18 +65,6 @@ class Story:
         self.rewinds: list[float] = []                               # tokens it went back to
         self.evals: list[dict[str, Any]] = []
         self.phases: list[dict[str, Any]] = []
-
-    def read(self) -> None:
-        if self.path.stat().st_size < self.offset:                   # another file
-            self.offset = 0
-            self.begin()
-        with open(self.path, "rb") as f:
-            f.seek(self.offset)
-            for text in f:
-                if text.endswith(b"\n"):
-                    self.offset += len(text)
-                    if (line := parse(text.decode("utf-8", "replace"))) is not None:
-                        self.add(line)
 
     def add(self, line: Mapping[str, Any]) -> None:
         event, number = line["event"], line["step"]
@@ -105,16 +91,34 @@ class Story:
                 column.append(math.nan if value is None else value)
 
 
+class StoryFile:
+    """The story of a metrics.jsonl. The file is read on from where it was read last, so that a plot of a million steps
+    does not take longer with every evaluation."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.offset, self.story = path, 0, Story()
+
+    def read(self) -> Story:
+        if self.path.stat().st_size < self.offset:                   # another file
+            self.offset, self.story = 0, Story()
+        with open(self.path, "rb") as f:
+            f.seek(self.offset)
+            for text in f:
+                if text.endswith(b"\n"):
+                    self.offset += len(text)
+                    if (line := parse(text.decode("utf-8", "replace"))) is not None:
+                        self.story.add(line)
+        return self.story
+
+
 def story_of(path: Path) -> Story:
     """What a metrics.jsonl tells by now."""
-    found = told(path)
-    found.read()
-    return found
+    return _file(path).read()
 
 
 @cache
-def told(path: Path) -> Story:
-    return Story(path)
+def _file(path: Path) -> StoryFile:
+    return StoryFile(path)
 
 
 def svg(lines: Iterable[Mapping[str, Any]]) -> str:
@@ -137,7 +141,7 @@ def draw(story: Story) -> str:
                       *(v for curve in held.values() for _, v in curve)])
     known = np.flatnonzero(~np.isnan(rate))
     # the schedule has corners: thinned by picking, not by averaging
-    rates = [(tokens[i], rate[i]) for i in pick(known)]
+    rates = [(tokens[i], rate[i]) for i in pick(known.tolist())]
     top_rate = float(rate[known].max(initial=0.0)) or 1.0
 
     def x(tokens: float) -> float:
@@ -180,13 +184,13 @@ def draw(story: Story) -> str:
     parts.append(line("held", held[""], x, y))
     parts += [f'<circle class="dot" cx="{x(t):.1f}" cy="{y(v):.1f}" r="3"/>' for t, v in held[""]]
     if entropy is not None:
-        at = y(entropy)
-        parts.append(f'<line class="entropy" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-    for number, tokens in pick(story.skips):
-        parts.append(f'<line class="skip" x1="{x(tokens):.1f}" x2="{x(tokens):.1f}" y1="{LOSS_TOP + LOSS_HEIGHT - 9}" '
+        level = y(entropy)
+        parts.append(f'<line class="entropy" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>')
+    for number, spot in pick(story.skips):
+        parts.append(f'<line class="skip" x1="{x(spot):.1f}" x2="{x(spot):.1f}" y1="{LOSS_TOP + LOSS_HEIGHT - 9}" '
                      f'y2="{LOSS_TOP + LOSS_HEIGHT}"><title>step {number:.0f} left out</title></line>')
-    for tokens in story.rewinds:
-        parts.append(f'<line class="rewind" x1="{x(tokens):.1f}" x2="{x(tokens):.1f}" y1="{LOSS_TOP}" '
+    for spot in story.rewinds:
+        parts.append(f'<line class="rewind" x1="{x(spot):.1f}" x2="{x(spot):.1f}" y1="{LOSS_TOP}" '
                      f'y2="{LOSS_TOP + LOSS_HEIGHT}"><title>went back to here</title></line>')
     parts.append(line("rate", rates, x, r))
     marks = [("skip", "left out", story.skips), ("passed-key", "passed over", story.passed),
@@ -274,7 +278,7 @@ def gridline(y: float, label: str) -> str:
 
 def legend(items: Sequence[tuple[str, str]], y: int) -> str:
     """(class, label) from the right, on one line at `y`."""
-    parts, x = [], WIDTH - RIGHT
+    parts, x = [], float(WIDTH - RIGHT)
     for kind, label in reversed(items):
         x -= 6.2 * len(label) + 4
         parts.append(f'<text class="axis" x="{x:.0f}" y="{y}">{label}</text>')

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from trainer.model.tensor import local
 from trainer.optim.config import MupRule, OptimizerConfig
-from trainer.optim.groups import Rule, like
+from trainer.optim.groups import Rule, gradients, like
 
 #: floor of the second moment (its square), and of the size a parameter is taken to have
 EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3
@@ -64,13 +64,13 @@ class Adafactor(Rule):
         self.config = config
 
     def move(self, params: list[Tensor], lr: float, decay: float, go: Tensor) -> None:
-        for p in params:
-            self._move(p, lr, decay, go)
+        for p, gradient in zip(params, gradients(params)):
+            self._move(p, gradient, lr, decay, go)
 
-    def _move(self, p: Tensor, lr: float, decay: float, go: Tensor) -> None:
+    def _move(self, p: Tensor, grad: Tensor, lr: float, decay: float, go: Tensor) -> None:
         state, matrix = self.state[p], p.ndim > 1
         # finite, so that what is multiplied with 0 below is 0
-        gradient = like(p, torch.where(go > 0, local(p.grad), 0.0))
+        gradient = like(p, torch.where(go > 0, grad, 0.0))
         squares = gradient.square()
         new = {"row": summed(squares, -1) / p.shape[-1], "column": summed(squares, -2) / p.shape[-2]} if matrix else \
             {"variance": squares}

@@ -27,7 +27,7 @@ class AdamW(torch.optim.AdamW):
     def __init__(self, groups: list[dict[str, Any]], config: Moments) -> None:
         super().__init__(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         found = getattr(self, "found_inf", None)
         if found is not None:
             self.found_inf = (found != 0).float()

@@ -14,12 +14,12 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from trainer.base.config import ConfigError
 from trainer.model.tensor import local
 from trainer.optim.config import Moments
-from trainer.optim.groups import Rule, like
+from trainer.optim.groups import Rule, gradients, like
 
 BLOCK = 256
 #: what has fewer entries, and every vector, keeps its moments in float32
@@ -76,15 +76,15 @@ class AdamW8bit(Rule):
         self.config = config
         for p in (p for group in self.param_groups for p in group["params"]):
             if isinstance(p, DTensor) and packed(p) and any(
-                    not place.is_replicate() and place.dim and p.device_mesh.size(i) > 1
+                    isinstance(place, Shard) and place.dim and p.device_mesh.size(i) > 1
                     for i, place in enumerate(p.placements)):
                 raise ConfigError("train.optimizer.kind: adamw8bit keeps blocks within whole rows, which tensor "
                                   "parallelism splits; use kind: adamw, or parallel.tensor: 1")
         self.tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def move(self, params: list[Tensor], lr: float, decay: float, go: Tensor) -> None:
-        for p in params:
-            self._move(p, lr, decay, go)
+        for p, gradient in zip(params, gradients(params)):
+            self._move(p, gradient, lr, decay, go)
 
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
         state, mine = self.state[p], local(p)
@@ -96,9 +96,9 @@ class AdamW8bit(Rule):
                 state[f"{key}_scale"] = like(p, torch.zeros(mine.shape[0], many, device=mine.device), p.shape[0], many)
         return state
 
-    def _move(self, p: Tensor, lr: float, decay: float, go: Tensor) -> None:
+    def _move(self, p: Tensor, grad: Tensor, lr: float, decay: float, go: Tensor) -> None:
         state = self.state[p] or self._begin(p)
-        values, gradient = local(p), torch.where(go > 0, local(p.grad).float(), 0.0)
+        values, gradient = local(p), torch.where(go > 0, grad.float(), 0.0)
         if values.device not in self.tables:
             self.tables[values.device] = levels(True).to(values.device), levels(False).to(values.device)
         tables = self.tables[values.device]

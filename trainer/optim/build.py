@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainer.base.config import ConfigError
 from trainer.optim.config import OptimizerConfig
@@ -32,6 +32,12 @@ def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]
         raise ConfigError(f"train.model.mup: its rules are not for the relative rates of {config.kind}; use "
                           "train.optimizer.kind: adamw, lion or muon")
     return config.build(grouped(config, named, (lambda name: 1.0) if rule == "inherent" else factor), world.device)
+
+
+def skip_when(optimizer: torch.optim.Optimizer, found: Tensor | None) -> None:
+    """Let steps change nothing where `found` (0-d, on the device) is not 0; None: let them change what they should.
+    This is torch's protocol of `GradScaler`, whose attribute no type declares."""
+    optimizer.found_inf = found  # type: ignore[attr-defined]
 
 
 def describe(optimizer: torch.optim.Optimizer) -> str:

@@ -26,7 +26,8 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
 
     `factor` on the rate by a parameter's name: muP's. Raises ConfigError when an entry of `groups` matches nothing.
     """
-    named, found = list(parameters), {}
+    named = list(parameters)
+    found: dict[tuple[str, float], dict[str, Any]] = {}
     rules = config.groups or ()
     for rule in rules:
         if not any(re.search(rule.match, name) for name, _ in named):
@@ -37,10 +38,10 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
         label, rate = NAMES[kind], config.peak(kind) * factor(name)
         # a step shrinks by rate · decay, which muP leaves as it is (as the `mup` package of its authors has it)
         decay = config.weight_decay / factor(name) if kind in ("matrix", "output") else 0.0
-        rule = next((r for r in rules if re.search(r.match, name)), None)
-        if rule is not None:
-            label, rate = f"{label} /{rule.match}/", rate * rule.lr
-            decay = decay if rule.weight_decay is None else rule.weight_decay
+        own = next((rule for rule in rules if re.search(rule.match, name)), None)
+        if own is not None:
+            label, rate = f"{label} /{own.match}/", rate * own.lr
+            decay = decay if own.weight_decay is None else own.weight_decay
         group = found.setdefault((label, rate), {"name": label, "role": kind, "params": [], "weight_decay": decay,
                                                  "peak": rate, "lr": rate})
         group["params"].append(parameter)
@@ -51,8 +52,10 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
 def like(p: Tensor, x: Tensor, *shape: int) -> Tensor:
     """This rank's part `x` of something laid out like `p`, of p's shape unless another is given, as the sharded tensor
     it is of, if `p` is one."""
-    if not isinstance(p, DTensor):
-        return x
+    return sharded_like(p, x, *shape) if isinstance(p, DTensor) else x
+
+
+def sharded_like(p: DTensor, x: Tensor, *shape: int) -> DTensor:
     size = torch.Size(shape) if shape else p.shape
     return DTensor.from_local(x, p.device_mesh, p.placements, run_check=False, shape=size,
                               stride=torch.empty(size, device="meta").stride())
@@ -65,6 +68,11 @@ def performed(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
     return torch.ones((), device=device) if found is None else (found == 0).float().reshape(()).to(device)
 
 
+def gradients(params: Iterable[Tensor]) -> list[Tensor]:
+    """This rank's parts of the gradients of the parameters that have one."""
+    return [local(p.grad) for p in params if p.grad is not None]
+
+
 class Rule(torch.optim.Optimizer):
     """An optimiser whose step is `move` for the parameters of each group that have a gradient."""
 
@@ -72,7 +80,7 @@ class Rule(torch.optim.Optimizer):
         super().__init__(groups, {"lr": config.lr, "weight_decay": 0.0})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.model.tensor import local
 from trainer.optim.config import OptimizerConfig
-from trainer.optim.groups import Rule
+from trainer.optim.groups import Rule, gradients
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Lion(Rule):
         values = [local(p) for p in params]
         momenta = [local(self.state[p]["momentum"]) for p in params]
         # a momentum that is drawn towards itself stays what it was, exactly
-        gradients = [torch.where(go > 0, local(p.grad), m) for p, m in zip(params, momenta)]
+        directions = [torch.where(go > 0, g, m) for g, m in zip(gradients(params), momenta)]
         first, second = self.betas
-        updates = torch._foreach_lerp(momenta, gradients, 1 - first)
+        updates = torch._foreach_lerp(momenta, directions, 1 - first)
         torch._foreach_sign_(updates)
         torch._foreach_mul_(updates, -lr * go)
         torch._foreach_mul_(values, 1 - lr * decay * go)
         torch._foreach_add_(values, updates)
-        torch._foreach_lerp_(momenta, gradients, 1 - second)
+        torch._foreach_lerp_(momenta, directions, 1 - second)

@@ -23,7 +23,7 @@ from trainer.model.config import Role
 from trainer.model.tensor import local
 from trainer.optim.adamw import AdamW
 from trainer.optim.config import Moments, MupRule
-from trainer.optim.groups import like, performed
+from trainer.optim.groups import gradients, performed, sharded_like
 
 #: of the quintic iteration (K. Jordan): steepest at 0, singular values end between 0.7 and 1.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -109,7 +109,7 @@ class Muon(AdamW):
         self.dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         every = self.param_groups
         self.param_groups = [g for g in every if g["role"] != "matrix"]
         try:
@@ -136,27 +136,29 @@ class Muon(AdamW):
         go = performed(self, values[0].device)
         momenta = [local(self.state[p]["momentum"]) for p in params]
         # a momentum that is drawn towards itself stays what it was, exactly
-        gradients = [torch.where(go > 0, local(p.grad), m) for p, m in zip(params, momenta)]
-        torch._foreach_lerp_(momenta, gradients, 1 - self.config.momentum)
-        directions = torch._foreach_lerp(gradients, momenta, self.config.momentum) if self.config.nesterov else momenta
+        drawn = [torch.where(go > 0, g, m) for g, m in zip(gradients(params), momenta)]
+        torch._foreach_lerp_(momenta, drawn, 1 - self.config.momentum)
+        directions = torch._foreach_lerp(drawn, momenta, self.config.momentum) if self.config.nesterov else momenta
         updates = self._orthogonal(params, [d.to(self.device, self.dtype) for d in directions], first)
         rows, cols = params[0].shape
         scale = lr * SCALINGS[self.config.scaling](rows, cols)
         torch._foreach_mul_(values, 1 - lr * decay * go)
-        updates = torch._foreach_mul([u.to(v.device, v.dtype) for u, v in zip(updates, values)], -scale * go)
-        torch._foreach_add_(values, updates)
+        moves = torch._foreach_mul([u.to(v.device, v.dtype) for u, v in zip(updates, values)], -scale * go)
+        torch._foreach_add_(values, moves)
 
     def _orthogonal(self, params: list[Tensor], parts: list[Tensor], first: int) -> list[Tensor]:
         """This rank's part of each orthogonalised matrix, from its `parts` of them."""
         p = params[0]
-        split = [i for i, place in enumerate(p.placements) if not place.is_replicate() and p.device_mesh.size(i) > 1] \
-            if isinstance(p, DTensor) else []
+        if not isinstance(p, DTensor):
+            return list(self._iterate(torch.stack(parts)).unbind())
+        split = [i for i, place in enumerate(p.placements) if not place.is_replicate() and p.device_mesh.size(i) > 1]
         if not split:
             return list(self._iterate(torch.stack(parts)).unbind())
-        if len(split) == 1 and type(p.placements[split[0]]) is Shard and p.placements[split[0]].dim == 0:
+        place = p.placements[split[0]]
+        if len(split) == 1 and type(place) is Shard and place.dim == 0:
             return self._through_owners(parts, p.shape[0], p.device_mesh.get_group(split[0]), first)
         # split in two ways (tensor parallelism) or along columns: every rank puts them together and does all the work
-        whole = torch.stack([like(p, part).full_tensor() for part in parts])
+        whole = torch.stack([sharded_like(p, part).full_tensor() for part in parts])
         return [distribute_tensor(u, p.device_mesh, p.placements, src_data_rank=None).to_local()
                 for u in self._iterate(whole)]
 
@@ -185,4 +187,4 @@ class Muon(AdamW):
     def _iterate(self, matrices: Tensor) -> Tensor:
         if not len(matrices):
             return matrices
-        return torch.cat([newton_schulz(some, self.config.steps) for some in matrices.split(BATCH)])
+        return torch.cat([newton_schulz(batch, self.config.steps) for batch in matrices.split(BATCH)])

@@ -18,8 +18,9 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, Protocol
+from typing import Literal
 
+from tokenizer.mixture.curriculum import Phase
 from trainer.base.config import ConfigError, count
 
 #: progress in [0, 1] → share of the way from peak to floor that is left
@@ -68,23 +69,6 @@ class ScheduleConfig:
             raise ValueError("kind: inverse-sqrt falls from the warm-up on and needs one")
 
 
-class PhaseLike(Protocol):
-    """What the schedule needs of `tokenizer.mixture.curriculum.Phase`."""
-
-    name: str
-    lr: str | Mapping[str, Any]
-    sequence: int
-    reserved: int
-    batch: int
-    extra: bool
-    reset_optimizer: bool
-
-    @property
-    def tokens(self) -> int: ...
-
-    def batch_at(self, sample: float) -> int: ...
-
-
 def span(text: str, total: int) -> int:
     """'2%' of `total` or '200M' → tokens."""
     if text.strip().endswith("%"):
@@ -100,7 +84,7 @@ class Schedule:
     give are set against. In [0, 1] unless a phase's own peak is higher. A step takes it at the middle of its batch, so
     that the first and the last step are not wasted at zero and the curve does not depend on the batch size."""
 
-    def __init__(self, config: ScheduleConfig, phases: Sequence[PhaseLike], lr: float) -> None:
+    def __init__(self, config: ScheduleConfig, phases: Sequence[Phase], lr: float) -> None:
         self.config, self.phases, self.lr = config, phases, lr
         self.starts = list(accumulate((p.tokens for p in phases), initial=0))
         self.total = sum(p.tokens for p in phases if not p.extra)

@@ -8,6 +8,9 @@ from typing import Literal
 from trainer.base.config import ConfigError
 from trainer.model.config import ModelConfig
 
+Sharding = Literal["full", "grad", "hybrid", "none"]
+Checkpointing = Literal["none", "selective", "full"]
+
 
 @dataclass(frozen=True)
 class Every:
@@ -36,10 +39,10 @@ class ParallelConfig:
     products of the layers in float8 (torchao, H100 and later).
     """
 
-    shard: Literal["full", "grad", "hybrid", "none"] = "full"
+    shard: Sharding = "full"
     shard_size: int = 0
     tensor: int = 1
-    checkpointing: Literal["none", "selective", "full"] | Every = "none"
+    checkpointing: Checkpointing | Every = "none"
     accumulate: Literal["sharded", "unsharded"] = "sharded"
     offload: bool = False
     fp8: bool = False

@@ -8,6 +8,7 @@ in `tensor`: put N = the GPUs of a node there at most. A pipeline or expert dime
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from trainer.base.config import ConfigError
 from trainer.model import tensor
+from trainer.model.transformer import Transformer
 from trainer.parallel.config import Every, ParallelConfig
 
 #: operators whose results selective checkpointing keeps: matrix products, attention and what was received from others.
@@ -157,7 +159,7 @@ def compiles(choice: bool | str, device: torch.device) -> bool:
     return bool(choice)
 
 
-def shard(model: nn.Module, world: World, dtype: torch.dtype, compile: bool) -> None:
+def shard(model: Transformer, world: World, dtype: torch.dtype, compile: bool) -> None:
     """Divide a model built on the meta device, in place, as `world.parallel` says: each of `model.blocks` is a unit,
     the rest (embedding, norm, output: tied weights must share a unit) belongs to the root. Storage is allocated but not
     filled. The order matters: tensor group, float8, checkpointing, compile, FSDP2."""
@@ -194,7 +196,7 @@ def shard(model: nn.Module, world: World, dtype: torch.dtype, compile: bool) -> 
             module.set_force_sum_reduction_for_comms(True)
 
 
-def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+def uncompiled(model: Transformer) -> AbstractContextManager[Any]:
     """Within it compiled layers run as they are written: for shapes that come once, which are not worth a graph."""
     return torch.compiler.set_stance("force_eager") if model.compiled else nullcontext()
 
@@ -208,10 +210,13 @@ def recompute(block: nn.Module, layer: int, how: str | Every) -> None:
     """Let backward compute `block` again, as a whole or what is cheap, instead of keeping its activations."""
     if how == "none" or (isinstance(how, Every) and layer % how.every):
         return
-    forward, options = block.forward, {"context_fn": _selective} if how == "selective" else {}
+    forward = block.forward
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if how == "selective":
+        options["context_fn"] = _selective
 
     def again(*inputs: Any) -> Any:
-        return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **options)
+        return checkpoint(forward, *inputs, **options)
 
     # an attribute, not a wrapper module: names of parameters must stay what they are (initial values, checkpoints)
     block.forward = again
@@ -250,6 +255,8 @@ def reshard(model: nn.Module) -> None:
 
 def gather_gradients(model: nn.Module, world: World, last: bool) -> None:
     """Before the backward of a micro-batch: reduce its gradients as `accumulate` says. `last`: of the step."""
+    if not isinstance(model, FSDPModule):
+        raise TypeError(f"{type(model).__name__} is not sharded yet: call `shard` first")
     deferred = world.parallel.accumulate == "unsharded"
     model.set_requires_gradient_sync(last or not deferred)
     model.set_requires_all_reduce(last)              # the sum over copies; over shards it is the call before
@@ -265,10 +272,10 @@ def clip(model: nn.Module, most: float, world: World) -> Tensor:
     held: dict[int, list[Tensor]] = {}
     for parameter in model.parameters():
         if parameter.grad is not None:
-            held.setdefault(tensor.copies(parameter.grad), []).append(parameter.grad.to_local())
+            held.setdefault(tensor.copies(parameter.grad), []).append(tensor.local(parameter.grad))
     # no number of the host's is sent to the device: that would wait for it
-    total = sum(torch.stack(torch._foreach_norm(some)).float().square().sum() / n for n, some in held.items())
-    total = total.to(world.device)
+    squares = [torch.stack(torch._foreach_norm(some)).float().square().sum() / n for n, some in held.items()]
+    total = functools.reduce(torch.add, squares).to(world.device)
     dist.all_reduce(total)
     norm = total.sqrt()
     for some in held.values():

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     from trainer.base.config import ConfigError
     from trainer.loop.run import open_run
 
-    named = {BASE: []}
+    named: dict[str, list[str]] = {BASE: []}
     for name, *changes in options.arms:
         if not re.fullmatch(r"[\w.-]+", name) or name in named:
             raise ConfigError(f"--arm {name}: arms have names of letters, digits, '-', '_' and '.', each its own")

@@ -224,6 +224,7 @@ def examine(run: Run, world: World, folder: Path) -> None:
 
     from trainer.data.batches import Data
     from trainer.loop.train import train
+    from trainer.model import tensor
     from trainer.model.init import initialise
     from trainer.model.transformer import Transformer
     from trainer.observe.metrics import read
@@ -238,7 +239,7 @@ def examine(run: Run, world: World, folder: Path) -> None:
         model = Transformer(small.config.model, small.vocab)
     shard(model, world, torch.float32, False)
     initialise(model, small.config.model, small.config.seed)
-    seen: dict[str, Any] = {"init": {name: digest(p.detach().full_tensor()) for name, p in model.named_parameters()},
+    seen: dict[str, Any] = {"init": {name: digest(tensor.full(p.detach())) for name, p in model.named_parameters()},
                             **copies_and_twins(model, world), "batches": {}}
     del model
     data = Data(run.curriculum, run.store, run.config.loss.repeats)
@@ -283,13 +284,17 @@ def copies_and_twins(model: nn.Module, world: World) -> dict[str, list[str]]:
     ranks hold the same part with different numbers}. Every rank calls it."""
     import torch
     import torch.distributed as dist
+    from torch.distributed.tensor import DTensor
+
+    from trainer.model import tensor
 
     names, mine = [], []
     for name, parameter in model.named_parameters():
-        mesh, local = parameter.device_mesh, parameter.detach().to_local()
-        part = 0
-        for size, at, placement in zip(mesh.shape, mesh.get_coordinate() or (), parameter.placements):
-            part = part if placement.is_replicate() else part * size + at
+        local, part = tensor.local(parameter.detach()), 0
+        if isinstance(parameter, DTensor):
+            mesh = parameter.device_mesh
+            for size, at, placement in zip(mesh.shape, mesh.get_coordinate() or (), parameter.placements):
+                part = part if placement.is_replicate() else part * size + at
         names.append((name, parameter.ndim > 1))
         mine.append((part, int(digest(local), 16) if local.numel() else -1))
     here = torch.tensor(mine, dtype=torch.int64, device=world.device)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
     from trainer.checkpoint.ledger import Ledger
-    from trainer.loop.run import Run, Step
+    from trainer.data.step import Step
+    from trainer.loop.run import Run
 
 #: steps shown before and after the one that is asked for
 AROUND = 5
@@ -181,9 +182,12 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
         for group in range(file.num_row_groups):
             stop = start + file.metadata.row_group(group).num_rows
             here = [d for d in wanted if start <= d["at"] < stop]
-            table = file.read_row_group(group, columns=columns) if here else None
+            start, first = stop, start
+            if not here:
+                continue
+            table = file.read_row_group(group, columns=columns)
             for d in here:
-                [said] = table.slice(d["at"] - start, 1).to_pylist()
+                [said] = table.slice(d["at"] - first, 1).to_pylist()
                 if said.pop("id") != d["id"]:
                     continue
                 if "text" in said:                   # about where the row begins to read it: tokens are of many lengths
@@ -193,7 +197,6 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
                 if "signals" in said:
                     said["signals"] = {k: v for k, v in (said["signals"] or {}).items() if v is not None}
                 d.update(said, dataset=dataset, verdict="kept")
-            start = stop
     return True
 
 
@@ -219,8 +222,8 @@ def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | 
         if abs(line["step"] - number) <= AROUND]}
     for name, key in (("loss", "loss"), ("norm", "grad_norm")):
         values = [line[key] for line in before if line[key] is not None][-most:]
-        value = own and own[key]
-        told = {"value": value, "mean": None, "sigma": None, "distance": None, "steps": len(values)}
+        value = own[key] if own else None
+        told: dict[str, Any] = {"value": value, "mean": None, "sigma": None, "distance": None, "steps": len(values)}
         if value is not None and len(values) > 1:
             mean, sigma = statistics.fmean(values), statistics.stdev(values)
             told |= {"mean": mean, "sigma": sigma,

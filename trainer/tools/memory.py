@@ -16,7 +16,7 @@ from trainer.base.config import ConfigError
 from trainer.loop.config import TrainConfig
 from trainer.loop.run import Run
 from trainer.model.config import ModelConfig
-from trainer.parallel.config import Every
+from trainer.parallel.config import Checkpointing, Every, Sharding
 from trainer.parallel.world import gathered
 
 #: share of a device's memory that a plan may fill
@@ -206,7 +206,7 @@ def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, c
     fits FILL of `capacity` (bytes). `rows`: windows of `length` tokens a rank has in a step, the most a micro-batch can
     be."""
     own, data = config.parallel.shard, ranks // config.parallel.tensor
-    ways = {"full": ("full", 0)}
+    ways: dict[Sharding, tuple[str, int]] = {"full": ("full", 0)}
     node = config.parallel.shard_size or 8
     if own == "hybrid" or (data > node and data % node == 0):
         ways["hybrid"] = (f"hybrid {node}", node)
@@ -215,7 +215,7 @@ def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, c
     sizes = sorted({1 << i for i in range(rows.bit_length()) if 1 << i <= rows} | {rows})[-6:]
     lines = [f"{'micro_batch':>12}  {'checkpointing':<14}" + "".join(f"{name:>12}" for name, _ in ways.values())]
     best: tuple[int, int, str] | None = None
-    cheap = {"none": 3, "selective": 2, "full": 1}
+    cheap: dict[Checkpointing, int] = {"none": 3, "selective": 2, "full": 1}
     for how in cheap:
         for count in sizes:
             cells = []

@@ -93,6 +93,8 @@ def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, 
     before, disk = 0, disk_bytes()
     began = time.perf_counter()
     for step, batch in batches:
+        if batch is None:                                            # nothing is skipped here
+            continue
         length = batch.tokens.shape[1]
         waits.append(batches.waited)
         tokens += step.batch * length
