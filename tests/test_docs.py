@@ -1,0 +1,53 @@
+"""What README, CONTRIBUTING and docs/ say of the code is so: files that they name, the layout, the worked example."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from stages.document import Document
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md"))))
+PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
+
+
+def code(page: str, language: str) -> list[str]:
+    """The blocks of code of a page, without their indentation."""
+    blocks = re.findall(rf"^( *)```{language}\n(.*?)^ *```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
+    return [re.sub(f"^{indent}", "", text, flags=re.M) for indent, text in blocks]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_named_in_a_page_exist(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    folders = "|".join((*PACKAGES, "tests", "deploy", "docs", "demo", "benchmarks"))
+    names = re.findall(rf"`((?:{folders})/[\w./*-]+)", text)
+    missing = [n for n in names if not re.search("NAME|shouting", n) and not list(ROOT.glob(n.rstrip("./")))]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_between_pages_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target, _, anchor in (link.partition("#") for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text)):
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
+            anchors = {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
+            assert anchor in anchors, f"{target}#{anchor}"
+
+
+def test_the_filter_of_contributing_passes_its_vectors():
+    [source], [vectors] = code("CONTRIBUTING.md", "python"), code("CONTRIBUTING.md", "json")
+    namespace: dict[str, type] = {"__name__": "shouting"}
+    exec(source, namespace)
+    for case in map(json.loads, vectors.splitlines()[1:]):
+        stage, doc = namespace["Shouting"](case.get("config")), Document("0" * 32, case["text"])
+        stage.setup()
+        assert stage.process(doc) == case["reason"]
+        assert {**doc.signals, **case.get("signals", {})} == doc.signals
