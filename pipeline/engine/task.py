@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.engine.shuffle.exchange import SegmentWriter
+    from stages import task
 
 
 class Kind(NamedTuple):
@@ -287,3 +288,9 @@ class Task(Protocol):
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters: ...
+
+
+if TYPE_CHECKING:
+    def as_stages_see_them(inputs: Inputs, cursor: Cursor, out: Out) -> tuple[task.Inputs, task.Cursor, task.Out]:
+        """What a barrier's task is handed satisfies the protocols it is written against."""
+        return inputs, cursor, out

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from stages.task import Counters as Counters
+
 #: the stage of a quarantined row that died while the first input file of its task was read; READING - n for file n
 READING = -2
-
-Counters = dict[str, Any]
 
 
 @dataclass

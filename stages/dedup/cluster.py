@@ -8,7 +8,7 @@ Above that the same components come from rounds of tasks that hold a block of ed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from stages.barrier import Done, FileRef, TaskDraft, Wave
 from stages.dedup import fragment
 from stages.dedup.fragment import files_of, split_place, write_segments
 from stages.dedup.lsh import EDGE, components, forest, log2_bins
+from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +43,7 @@ class Clusters:
     version = 3
 
     @staticmethod
-    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         tree = np.zeros(0, EDGE)
         for held in edges_of(inputs, args["links"], args["firsts"]):
@@ -54,7 +55,7 @@ class Clusters:
         return cluster_counters(len(nodes), np.unique(roots, return_counts=True)[1])
 
 
-def edges_of(inputs: Any, links: Sequence[FileRef], firsts: Sequence[int]) -> Any:
+def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int]) -> Iterator[NDArray[Any]]:
     """EDGE records of the files, with global places, FOLD and a block of them at a time."""
     held: list[NDArray[Any]] = []
     size = 0
@@ -83,7 +84,7 @@ def members_of(nodes: NDArray[Any], roots: NDArray[Any], firsts: Sequence[int]) 
     return members, group
 
 
-def cluster_counters(candidates: int, sizes: NDArray[Any]) -> dict[str, Any]:
+def cluster_counters(candidates: int, sizes: NDArray[Any]) -> Counters:
     return {"candidates": candidates, "clusters": len(sizes), "max_cluster": int(sizes.max(initial=0)),
             "cluster_sizes": {str(b): int(n) for b, n in enumerate(log2_bins(sizes)) if n}}
 

@@ -12,7 +12,7 @@ documents share costs one record a group.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave
+from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave, WaveTasks
 from stages.dedup.fragment import (
     VERDICT,
     bucket_of,
@@ -39,6 +39,7 @@ from stages.dedup.fragment import (
 )
 from stages.document import DuplicateId
 from stages.stage import Stage, StageConfig, signal
+from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -124,7 +125,7 @@ class Exact(Barrier):
         def survivors(done: Done, column: str) -> list[FileRef]:
             return files_of(done.get(f"{column}_reduce", ()), "survivors.seg")
 
-        def mapper(column: str, after: str | None) -> Any:
+        def mapper(column: str, after: str | None) -> WaveTasks:
             def tasks(done: Done) -> Iterator[TaskDraft]:
                 gone = survivors(done, after) if after else []
                 for n, g in enumerate(plan):
@@ -136,7 +137,7 @@ class Exact(Barrier):
                                     500 + g.rows * 250 // 2**20)
             return tasks
 
-        def reducer(column: str) -> Any:
+        def reducer(column: str) -> WaveTasks:
             def tasks(done: Done) -> Iterator[TaskDraft]:
                 maps, ranks = files_of(done[f"{column}_map"], "hashes.seg"), [g.rank for g in plan]
                 size = sum(m["bytes"] for m in maps) // ranges
@@ -179,7 +180,7 @@ class ExactMap:
     version = 3
 
     @staticmethod
-    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         columns = [args["column"], *([args["after"]] if args["after"] else [])]
         rows, documents = [], 0
@@ -209,7 +210,7 @@ class ExactReduce:
     version = 3
 
     @staticmethod
-    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         ranks = np.asarray(args["ranks"], np.int64)
         counters = {"hashes": 0, "repeated": 0, "removed": 0, "max_repeats": 0}
@@ -244,7 +245,7 @@ class ExactSlices:
     version = 1
 
     @staticmethod
-    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         deciders = {c: _losers(inputs, refs, args["group"]) for c, refs in args["survivors"].items()}
         removed = dict.fromkeys((f"exact_{c}" for c in deciders), 0)
@@ -271,7 +272,7 @@ class ExactSlices:
 
 
 # -- side tables and hashes as records -------------------------------------------------------------------------------
-def _rows(inputs: Any, sides: list[FileRef], columns: list[str]) -> Iterator[dict[str, NDArray[Any]]]:
+def _rows(inputs: Inputs, sides: list[FileRef], columns: list[str]) -> Iterator[dict[str, NDArray[Any]]]:
     """For each part: _ROW records of the documents that have a hash, by column."""
     for part, ref in enumerate(sides):
         table = read_side(inputs.fetch(ref), ["id", "chars", *columns])
@@ -324,7 +325,8 @@ def _no_twins(rows: NDArray[Any]) -> None:
         raise DuplicateId(id_text(rows["id_hi"][at[0]], rows["id_lo"][at[0]]))
 
 
-def _losers(inputs: Any, refs: list[FileRef], group: int) -> Any:
+def _losers(inputs: Inputs, refs: list[FileRef],
+            group: int) -> Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]:
     """A function rows -> (those that a survivor replaces, its record for each) by the survivors of one column."""
     found = read_segments(inputs, refs, group, SURVIVOR)
     survivors = np.concatenate(found) if found else np.zeros(0, SURVIVOR)

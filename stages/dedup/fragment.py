@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from pipeline.base.parquet import read_table, write_table
 from stages.barrier import NEAR_DUPLICATE, SLICE_SCHEMA, FileRef, PartRef, TaskResult
+from stages.task import Inputs, Out
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -115,7 +116,7 @@ def split_place(place: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[
 
 
 # -- exchange files --------------------------------------------------------------------------------------------------
-def write_segments(out: Any, name: str, records: NDArray[Any], bucket: NDArray[Any] | None = None, buckets: int = 1,
+def write_segments(out: Out, name: str, records: NDArray[Any], bucket: NDArray[Any] | None = None, buckets: int = 1,
                    key: Sequence[str] = ()) -> None:
     """Write an exchange file: `records` (structured) in segments by `bucket` (default: all in one), sorted by the
     fields `key`, without them in their order."""
@@ -125,7 +126,7 @@ def write_segments(out: Any, name: str, records: NDArray[Any], bucket: NDArray[A
         to.write(bucket, records)
 
 
-def read_segments(inputs: Any, refs: Sequence[FileRef], bucket: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
+def read_segments(inputs: Inputs, refs: Sequence[FileRef], bucket: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
     """The records of one bucket in each of the files, as arrays of their own that may be changed."""
     return [np.array(inputs.segment(ref, bucket), dtype) for ref in refs]
 
@@ -145,7 +146,7 @@ def ids_to_ints(ids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     return both[:, 0].copy(), both[:, 1].copy()
 
 
-def _is_id(text: Any) -> bool:
+def _is_id(text: object) -> bool:
     return isinstance(text, str) and len(text) == 32 and all(c in "0123456789abcdef" for c in text)
 
 
@@ -180,8 +181,8 @@ def read_side(path: str, columns: list[str], rows: NDArray[Any] | None = None) -
 
 
 # -- the end of every fragment: slices -------------------------------------------------------------------------------
-def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: Any, verdicts: NDArray[Any],
-                near: NDArray[Any] | None = None) -> pa.Table:
+def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Sequence[str],
+                verdicts: NDArray[Any], near: NDArray[Any] | None = None) -> pa.Table:
     """SLICE_SCHEMA rows from VERDICT records sorted by row; `reason`: one text, or one for each record; `near`: NEAR
     records of the part."""
     beside: dict[int, list[dict[str, Any]]] = {}
@@ -204,7 +205,7 @@ def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: Any, ver
     }, schema=SLICE_SCHEMA)
 
 
-def write_slice(out: Any, part: int, table: pa.Table) -> None:
+def write_slice(out: Out, part: int, table: pa.Table) -> None:
     """Write the slice of the group's `part`-th part. Its content is that of its rows, not of the Parquet bytes."""
     name = f"slice.{part}.parquet"
     write_table(table, out.path(name), write_statistics=False)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.dedup.fragment import bucket_of, fixed_bytes, places, read_side, write_segments
+from stages.task import Counters, Cursor, Inputs, Out
 from stages.text.compiled import njit
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class BandMap:
     version = 3
 
     @staticmethod
-    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         keys, spots, documents, signed = [], [], 0, 0
         for part, side in enumerate(inputs.args["sides"]):
             table = read_side(inputs.fetch(side), ["bands"])
@@ -65,10 +66,10 @@ class BandReduce:
     version = 3
 
     @staticmethod
-    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         firsts = np.asarray(args["firsts"], np.uint64) << np.uint64(32)
-        counters: dict[str, Any] = {"keys": 0, "linked": 0, "collisions": 0, "max_bucket": 0}
+        counters: Counters = {"keys": 0, "linked": 0, "collisions": 0, "max_bucket": 0}
         bins = np.zeros(33, np.int64)
         with out.segments("links.seg", EDGE, 1) as to:
             for block in inputs.segments(args["maps"], args["bucket"], whole=("key",), numbered=True):

@@ -45,6 +45,7 @@ from stages.dedup.fragment import (
 from stages.dedup.hashing import Permutations, band_keys, split_words, word_shingles
 from stages.dedup.lsh import BAND
 from stages.stage import Stage, StageConfig, decision, signal
+from stages.task import Counters, Cursor, Inputs, Out
 from stages.text.language_codes import tag
 from stages.text.languages import splitter
 from stages.text.normalize import simplify
@@ -255,7 +256,7 @@ class MinHashSlices:
     version = 2
 
     @staticmethod
-    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         every = np.concatenate(read_segments(inputs, args["verdicts"], args["group"], VERDICT))
         near = dict(by_part(np.concatenate(read_segments(inputs, args["near"], args["group"], NEAR))))

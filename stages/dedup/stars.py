@@ -13,6 +13,7 @@ neighbours costs no more memory than one with two.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from stages.dedup.cluster import MEMBER, edges_of, members_of
 from stages.dedup.fragment import bucket_of
 from stages.dedup.hashing import mix
 from stages.dedup.lsh import forest, log2_bins
+from stages.task import Counters, Cursor, Inputs, Out, Segments
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +42,7 @@ class Spread:
     version = 2
 
     @staticmethod
-    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         edges = 0
         with _arcs_to(out, args["buckets"]) as to:
@@ -62,7 +64,7 @@ class Star:
     version = 2
 
     @staticmethod
-    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         large = args["round"] % 2 == 1
         edges = moved = 0
@@ -93,9 +95,9 @@ class Members:
     version = 2
 
     @staticmethod
-    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        counters: dict[str, Any] = {"candidates": 0, "clusters": 0, "max_cluster": 0}
+        counters: Counters = {"candidates": 0, "clusters": 0, "max_cluster": 0}
         bins = np.zeros(33, np.int64)
         open_size = 0                              # of the cluster whose arcs go on in the next block
 
@@ -160,11 +162,11 @@ def neighbourhoods(blocks: Iterable[NDArray[Any]]) -> Iterator[Arcs]:
         yield Arcs(u, v, first, every)
 
 
-def _arcs_to(out: Any, buckets: int) -> Any:
+def _arcs_to(out: Out, buckets: int) -> AbstractContextManager[Segments]:
     return out.segments("edges.seg", ARC, buckets, key=("u", "v"))
 
 
-def _write(to: Any, a: NDArray[np.uint64], b: NDArray[np.uint64]) -> None:
+def _write(to: Segments, a: NDArray[np.uint64], b: NDArray[np.uint64]) -> None:
     """Write edges as arcs in both directions."""
     arcs = np.empty(2 * len(a), ARC)
     arcs["u"][:len(a)], arcs["v"][:len(a)] = a, b

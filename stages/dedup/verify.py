@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import xxhash
 
 from pipeline.base.parquet import open_parquet
+from stages.barrier import FileRef
 from stages.dedup.cluster import MEMBER
 from stages.dedup.fragment import (
     NEAR,
@@ -43,6 +44,7 @@ from stages.dedup.fragment import (
 from stages.dedup.hashing import jaccard, mix
 from stages.dedup.minhash import MinHashSignature
 from stages.document import DuplicateId
+from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,7 +75,7 @@ class Shingles:
     version = 3
 
     @staticmethod
-    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         stage = MinHashSignature(args["signature"])
         dtype = candidate(stage.config.bands)
@@ -154,7 +156,7 @@ class _SetReader:
     """Shingle sets of candidates, read where they are asked for and compared with their sums; the last `_CACHE` bytes
     and 32 open files are held."""
 
-    def __init__(self, inputs: Any, refs: list[dict[str, Any]]) -> None:
+    def __init__(self, inputs: Inputs, refs: list[FileRef]) -> None:
         self._inputs, self._refs = inputs, refs
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
         self._sets: OrderedDict[tuple[int, int], NDArray[np.uint64]] = OrderedDict()
@@ -200,7 +202,7 @@ class Verify:
     version = 4
 
     @staticmethod
-    def run(inputs: Any, cursor: Any, out: Any) -> dict[str, Any]:
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         ranks, judged = np.asarray(args["ranks"], np.int64), 0
         counters = {"comparisons": 0, "removed": 0, "kept": 0, "capped": 0, "max_cluster_kept": 0}
@@ -301,7 +303,7 @@ class _Judge:
                 near.append((j, similarity))
         return None, 0.0, near
 
-    def _near(self, kept: Any, i: int) -> Any:
+    def _near(self, kept: Sequence[int], i: int) -> Iterable[int]:
         """Of the kept documents under one key, at most about `cap` of each priority: those nearest to `i` in length."""
         if len(kept) <= self.cap:
             return kept
