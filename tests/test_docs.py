@@ -17,8 +17,8 @@ PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 def code(page: str, language: str) -> list[str]:
     """The blocks of code of a page, without their indentation."""
-    blocks = re.findall(rf"^( *)```{language}\n(.*?)^ *```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
-    return [re.sub(f"^{indent}", "", text, flags=re.M) for indent, text in blocks]
+    blocks = re.findall(r"^( *)```(\w*)\n(.*?)^ *```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
+    return [re.sub(f"^{indent}", "", text, flags=re.M) for indent, kind, text in blocks if kind == language]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -40,6 +40,15 @@ def test_links_between_pages_lead_somewhere(page):
             titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
             anchors = {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
             assert anchor in anchors, f"{target}#{anchor}"
+
+
+def test_readme_names_the_folders_that_are_there():
+    [layout] = [block for block in code("README.md", "") if block.startswith("pipeline/")]
+    lines = re.findall(r"^(\w+)/ +\{(.*)\}", layout, re.M)
+    drawn = {package: set(re.findall(r"\w+", names)) for package, names in lines}
+    folders = {package: {p.name for p in (ROOT / package).iterdir() if (p / "__init__.py").exists()}
+               for package in PACKAGES}
+    assert drawn == folders
 
 
 def test_the_filter_of_contributing_passes_its_vectors():
