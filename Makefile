@@ -8,7 +8,7 @@ export TOKENMILL_TEST_DATA := $(DATA)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test slow chaos fuzz bench docs lint clean
+.PHONY: demo test slow chaos simulate fuzz bench docs lint clean
 
 # what the demo runs on. torch first and alone: its wheel is chosen by the machine, the constraints then hold for all
 # that depends on it
@@ -42,6 +42,9 @@ slow: .venv/.installed .venv/.models     ## the slow ones: whole recipes, kills,
 
 chaos: .venv/.installed .venv/.models    ## kills at seeded points, poisoned documents, fenced drivers, clusters that come and go (long)
 	$(PYTEST) -m "not gpu" tests/chaos tests/e2e tests/deploy tests/storage tests/trainer/test_damage.py tests/pipeline/test_forecast.py tests/pipeline/test_engine_faults.py tests/pipeline/test_engine_processes.py tests/pipeline/test_engine_ray.py tests/pipeline/test_engine_cluster.py
+
+simulate: .venv/.installed               ## N=1000 histories of drivers in virtual time with faults; SEED=17 runs that one again
+	$(BIN)/python -m tests.simulate $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))
 
 fuzz: .venv/.installed .venv/.models     ## the property tests with many more examples
 	$(PYTEST) --hypothesis-profile fuzz -m "hypothesis and not gpu"

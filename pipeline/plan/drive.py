@@ -6,7 +6,7 @@ own tasks are done, whatever the others do; the tasks of all of them share the w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,17 @@ class TooManyErrors(TokenmillError):
 
 def drive(nodes: list[Node], scheduler: Scheduler, finished: Callable[[Node, Any], None]) -> dict[str, Any]:
     """Run all nodes; returns their results by name. `finished` is called with each node as it ends."""
+    going = steps(nodes, scheduler, finished)
+    while True:
+        try:
+            next(going)
+        except StopIteration as stop:
+            return dict(stop.value)
+
+
+def steps(nodes: list[Node], scheduler: Scheduler,
+          finished: Callable[[Node, Any], None]) -> Generator[None, None, dict[str, Any]]:
+    """What `drive` does, a step of the scheduler at a time."""
     results: dict[str, Any] = {}
     waiting = list(nodes)
     active: dict[int, tuple[Node, Work]] = {}             # by the number of the batch it waits for
@@ -53,6 +64,7 @@ def drive(nodes: list[Node], scheduler: Scheduler, finished: Callable[[Node, Any
                     node, work = active.pop(batch.number)
                     node.batches.append(records)
                     go_on(node, work, records)
+                yield
         scheduler.check_stop()
     return results
 

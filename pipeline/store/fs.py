@@ -254,7 +254,7 @@ class Store:
             raise StoreError(f"{self.root}: this kind of storage cannot create a file only if there is none in one "
                              f"step, so two drivers might both commit; use a local disk, NFS, S3 or Google Cloud "
                              f"Storage")
-        probe = f"log/probe/{SYSTEM.new_id()}"
+        probe = f"log/probe/{self.remote.clock.new_id()}"
         try:
             if not self.put_absent(probe, b"1") or self.put_absent(probe, b"2"):
                 raise StoreError(f"{self.root} ignores conditional writes (put only if absent), so commits would not "

@@ -215,7 +215,7 @@ class Scheduler:
         self._times: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=TIMES))
         self._serial, self._flushed = 0, 0.0
         self._stop: int | None = None                # the signal that asked for it
-        self._stop_at = 0.0                          # monotonic: what still runs then is killed
+        self._stop_at = 0.0                          # what still runs then is killed
         self._ending = contextlib.ExitStack()
         self._started = False
 
@@ -303,9 +303,9 @@ class Scheduler:
             except TaskFailed as e:      # what came with it is not to be lost
                 failure = failure or e
         # a verdict cost two children and more: it is committed before the part goes on
-        if any(e["event"] == "condemned" for e in events) or time.monotonic() - self._flushed > FLUSH_S:
+        if any(e["event"] == "condemned" for e in events) or self._clock() - self._flushed > FLUSH_S:
             self.log.flush()
-            self._flushed = time.monotonic()
+            self._flushed = self._clock()
         if failure is not None:
             self.log.acquit(failure.spec.key)
             raise failure
@@ -347,7 +347,7 @@ class Scheduler:
             # before the signal handlers: ray.init installs its own
             self.backend.start(max([*(k.memory_mb for k in self._queue.waiting), *(s.memory_mb for s in self._again)]))
             self._ending.enter_context(self._signals())
-            self._started, self._flushed = True, time.monotonic()
+            self._started, self._flushed = True, self._clock()
 
     def _commit(self, event: dict[str, Any]) -> None:
         flight = self._flights[event["id"]]
@@ -484,12 +484,12 @@ class Scheduler:
     def stop(self, signum: int = signal.SIGTERM, grace_s: float = 0.0) -> None:
         """Ask for a stop, from any thread: nothing new begins, what runs may finish within `grace_s`. Then it kills its
         children, commits what is finished and raises Interrupted. The earliest of several requests counts."""
-        at = time.monotonic() + grace_s
+        at = self._clock() + grace_s
         if self._stop is None or at < self._stop_at:
             self._stop_at, self._stop = at, signum
 
     def check_stop(self) -> None:
         """Raises Interrupted when a stop was asked for, and nothing runs any more or its time is up."""
-        if self._stop is not None and (not self._flights or time.monotonic() >= self._stop_at):
+        if self._stop is not None and (not self._flights or self._clock() >= self._stop_at):
             signum, self._stop = self._stop, None
             raise Interrupted(signum)

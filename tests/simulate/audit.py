@@ -1,0 +1,337 @@
+"""The auditor: replays the log by rules of its own as it is written, and compares what the product does with them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipeline.engine.driver.scheduler import DamageFound, TaskFailed
+from pipeline.store.errors import StoreError
+from pipeline.store.log import Fenced, Held
+from pipeline.store.view import CorruptLog, LogView
+from tests.simulate.plan import FILE, ROWS, STAGE, data_of
+
+if TYPE_CHECKING:
+    from pipeline.engine.driver.progress import Progress
+    from pipeline.engine.driver.scheduler import Scheduler
+    from pipeline.engine.task import TaskSpec
+    from pipeline.store.records import PartRecord
+    from tests.simulate.world import Driver, World
+
+SEGMENT = re.compile(r"log/(\d{8})\.json")
+#: what the scheduler allows a task (its arguments' defaults)
+EXCEPTIONS, LOST = 3, 8
+
+
+class Violation(BaseException):
+    """The product broke a promise. No Exception: nothing in the product may take it for an error to be handled."""
+
+
+class Truth:
+    """What the segments say, read in their order by rules that are written here once more, and simply."""
+
+    def __init__(self) -> None:
+        self.segments = self.epoch = 0
+        self.writer = ""                                              # who opened the epoch
+        self.live: dict[str, dict[str, Any]] = {}                     # key → the record that counts
+        self.retired: dict[str, dict[str, str]] = {}                  # key → contents its files had
+        self.struck: dict[str, set[int]] = defaultdict(set)           # key without a record → condemned rows
+        self.quarantined: set[str] = set()                            # document ids
+        self.ever: set[str] = set()                                   # keys that have had a record
+
+    def take(self, record: dict[str, Any]) -> None:
+        self.live[record["key"]] = record
+        self.ever.add(record["key"])
+        self.struck.pop(record["key"], None)
+        self.quarantined |= {entry["id"] for entry in record["quarantine"]}
+
+    def retire(self, key: str) -> None:
+        self.retired[key] = contents(self.live.pop(key))
+
+
+def contents(record: Mapping[str, Any]) -> dict[str, str]:
+    return {name: info["content"] for name, info in record["files"].items()}
+
+
+class Told:
+    """What one driver was told of its attempts, and what follows from that."""
+
+    def __init__(self) -> None:
+        self.flights: dict[int, TaskSpec] = {}
+        self.exceptions: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        self.raised: dict[str, tuple[str, int] | None] = {}          # key → latest failure of the task itself
+        self.final: set[str] = set()                                 # keys that have failed for good
+        self.accepted = 0                                            # results that count
+        self.due: set[str] = set()                                   # keys that must have a record after this step
+        self.verdicts: set[tuple[str, int]] = set()                  # (key, row) that must be durable after this step
+        self.appended: dict[str, str] = {}                           # key → attempt, not yet known to be durable
+        self.hindered = 0
+        self.beside = 0                                              # attempts begun beside another of the same key
+
+
+class Audit:
+    def __init__(self, world: World) -> None:
+        self.world, self.truth = world, Truth()
+        self.flipped: set[str] = set()
+        self.complete = False
+        self.violation: Violation | None = None
+        self._told: dict[str, Told] = defaultdict(Told)
+
+    def broken(self, what: str) -> Violation:
+        """Of several the first counts: it may be raised where the product swallows everything."""
+        self.violation = self.violation or Violation(f"at {self.world.time:.1f} s: {what}")
+        return self.violation
+
+    def check(self) -> None:
+        if self.violation is not None:
+            raise self.violation
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the log itself was damaged: then nothing but a person helps."""
+        return any(SEGMENT.fullmatch(path) for path in self.flipped)
+
+    def was_recorded(self, key: str) -> bool:
+        return key in self.truth.ever
+
+    # -- storage -----------------------------------------------------------------------------------------------------
+    def changed(self, how: str, path: str, data: bytes, before: bytes | None, who: str) -> None:
+        if match := SEGMENT.fullmatch(path):
+            if how != "create":
+                raise self.broken(f"{who}: {how} of {path}, which is a segment of the log")
+            self._segment(int(match[1]), json.loads(data)["body"], who)
+        elif path.startswith("objects/"):
+            if how == "remove" and any(path == info["path"] for record in self.truth.live.values()
+                                       for info in record["files"].values()):
+                raise self.broken(f"{who} removed {path}, which a record names")
+            if how == "replace" and before is not None and before != data and path not in self.flipped:
+                raise self.broken(f"{who} wrote other bytes to {path}")
+
+    def _segment(self, number: int, body: dict[str, Any], who: str) -> None:
+        truth = self.truth
+        if number != truth.segments + 1:
+            raise self.broken(f"{who} wrote segment {number} after segment {truth.segments}")
+        truth.segments = number
+        if body["kind"] == "epoch":
+            if body["epoch"] != truth.epoch + 1 or body["holder"]["host"] != who:
+                raise self.broken(f"{who} opened epoch {body['epoch']} after epoch {truth.epoch}")
+            truth.epoch, truth.writer = body["epoch"], who
+            return
+        if body["epoch"] != truth.epoch or who != truth.writer:
+            raise self.broken(f"{who} committed in epoch {truth.epoch}, which is {truth.writer}'s")
+        for record in body["records"]:
+            self._record(record, who)
+        for entry in body["condemned"]:
+            if entry["key"] not in truth.live:
+                truth.struck[entry["key"]].add(entry["row"])
+        for key in body.get("acquitted", ()):
+            truth.struck.pop(key, None)
+        for entry in body.get("retired", ()):
+            self._retire(entry, who)
+
+    def _record(self, record: dict[str, Any], who: str) -> None:
+        truth, key = self.truth, record["key"]
+        if key in truth.live:
+            raise self.broken(f"{who} committed a second record for {key}")
+        if int(record["attempt"][:8]) != truth.epoch:
+            raise self.broken(f"{who} committed attempt {record['attempt']} in epoch {truth.epoch}")
+        if truth.retired.get(key, contents(record)) != contents(record):
+            raise self.broken(f"{who} committed other contents for {key} than were retired")
+        for path, problem in self._wrong(record):
+            raise self.broken(f"{who} committed {path}, which {problem}")
+        truth.take(record)
+
+    def _wrong(self, record: dict[str, Any]) -> list[tuple[str, str]]:
+        """Files of a record that are not what it says, though nobody planned that."""
+        wrong = []
+        for info in record["files"].values():
+            data = self.world.bucket.objects.get(info["path"])
+            if data is None:
+                wrong.append((info["path"], "is not there"))
+            elif info["path"] not in self.flipped and hashlib.sha256(data).hexdigest() != info["sha256"]:
+                wrong.append((info["path"], "has other bytes"))
+        return wrong
+
+    def _retire(self, entry: dict[str, Any], who: str) -> None:
+        record = self.truth.live.get(entry["key"])
+        if record is None or record["attempt"] != entry["attempt"]:
+            raise self.broken(f"{who} retired attempt {entry['attempt']} of {entry['key']}, which does not count")
+        paths = {info["path"] for info in record["files"].values()}
+        if not (paths & self.flipped or self._wrong(record) or self.world.faults.count(f"{who}.listing")):
+            raise self.broken(f"{who} retired {entry['key']}, whose files are sound")
+        self.truth.retire(entry["key"])
+
+    # -- the log, as a driver holds it ---------------------------------------------------------------------------------
+    def _current(self, driver: Driver) -> bool:
+        return driver.epoch == self.truth.epoch
+
+    def opened(self, driver: Driver) -> None:
+        for before in self.world.alive:
+            if (before.epoch == driver.epoch - 1 and before.epoch and not driver.takeover
+                    and not self.world.faults.count(before.name)):
+                raise self.broken(f"{driver.name} took over from {before.name}, which lives")
+        if self._current(driver):
+            self._same_view(driver.log, driver.name)
+
+    def _same_view(self, view: LogView | None, who: str) -> None:
+        truth = self.truth
+        assert view is not None
+        if {r.key: r.attempt for r in view.records()} != {k: r["attempt"] for k, r in truth.live.items()}:
+            raise self.broken(f"{who} replayed other records than the log holds")
+        if view.quarantined([STAGE]).keys() != truth.quarantined:
+            raise self.broken(f"{who} replayed other documents in quarantine than the log holds")
+        for key in self.world.plan.keys:
+            if view.condemned(key).keys() != truth.struck.get(key, set()):
+                raise self.broken(f"{who} replayed other verdicts for {key} than the log holds")
+
+    def appended(self, driver: Driver, record: PartRecord, first: PartRecord) -> None:
+        if first is record and record.key not in self.truth.live:
+            self._told[driver.name].appended[record.key] = record.attempt
+
+    def flushed(self, driver: Driver) -> None:
+        """What was appended before is durable. What was retired since was durable, too."""
+        told = self._told[driver.name]
+        for key, attempt in told.appended.items():
+            if self.truth.live.get(key, {}).get("attempt") != attempt and key not in self.truth.retired:
+                raise self.broken(f"{driver.name}: flush returned, and {key} is not in the log")
+        told.appended.clear()
+
+    # -- the scheduler -------------------------------------------------------------------------------------------------
+    def dispatched(self, driver: Driver, number: int, spec: TaskSpec, skip: Mapping[int, str]) -> None:
+        told, truth = self._told[driver.name], self.truth
+        if self._current(driver):
+            if spec.key in truth.live:
+                raise self.broken(f"{driver.name} runs {spec.label}, which is done")
+            if not truth.struck.get(spec.key, set()) <= skip.keys():
+                raise self.broken(f"{driver.name} runs {spec.label} without the verdicts about its rows")
+        told.beside += any(s.key == spec.key for s in told.flights.values())
+        told.flights[number] = spec
+        if sum(s.key == spec.key for s in told.flights.values()) > 2:
+            raise self.broken(f"{driver.name} runs {spec.label} more than twice at a time")
+
+    def told(self, driver: Driver, events: list[dict[str, Any]]) -> None:
+        """By the rules of `scheduler`'s docstring: an event about an attempt that is not in flight says nothing."""
+        told = self._told[driver.name]
+        for event in events:
+            for number in event["ids"] if "ids" in event else [event["id"]]:
+                spec = told.flights.get(number)
+                if spec is not None:
+                    self._one(told, number, spec, event)
+
+    def _one(self, told: Told, number: int, spec: TaskSpec, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "done":
+                told.accepted += 1
+                told.hindered = 0
+                told.due.add(spec.key)
+                told.flights = {n: s for n, s in told.flights.items() if s.key != spec.key}
+                for counts in (told.exceptions, told.lost, told.raised):
+                    counts.pop(spec.key, None)
+            case "condemned":
+                told.verdicts.add((spec.key, event["row"]))
+            case "returned":
+                del told.flights[number]
+            case "failed" | "lost":
+                del told.flights[number]
+                self._failed(told, spec.key, event)
+
+    def _failed(self, told: Told, key: str, event: dict[str, Any]) -> None:
+        kind = event.get("kind", "lost")
+        if kind == "damaged":
+            return
+        told.exceptions[key] += kind == "exception"
+        told.lost[key] += kind != "exception"
+        told.hindered += kind == "environment"
+        raised = (event["message"], event["row"]) if "row" in event else None
+        if (told.exceptions[key] >= EXCEPTIONS or told.lost[key] >= LOST
+                or (raised is not None and told.raised.get(key) == raised)):
+            told.final.add(key)
+        told.raised[key] = raised
+
+    def after_step(self, driver: Driver) -> None:
+        """A step went well: what its events asked for has been done."""
+        told, log = self._told[driver.name], driver.log
+        assert log is not None
+        if told.final:
+            raise self.broken(f"{driver.name} goes on though {min(told.final)} has failed for good")
+        for key in told.due:
+            if key not in log:
+                raise self.broken(f"{driver.name} was told that {key} is done and did not append it")
+        for key, row in told.verdicts:
+            if key not in self.truth.ever and row not in self.truth.struck.get(key, ()):
+                raise self.broken(f"{driver.name} went on before the verdict about row {row} of {key} was durable")
+        told.due.clear()
+        told.verdicts.clear()
+
+    def ended(self, driver: Driver, error: Exception) -> None:
+        """A driver ended with an error. There has to be a fault that explains it."""
+        told, faults = self._told[driver.name], self.world.faults
+        others = [d for d in self.world.drivers if d is not driver and d.epoch and d.ended > driver.began]
+        match error:
+            case Fenced():
+                explained = self.truth.epoch > driver.epoch > 0
+            case Held():
+                explained = bool(others) or any(name.endswith(":later") for name in faults.fired)
+            case CorruptLog():
+                explained = self.hopeless or faults.count(f"{driver.name}.listing") > 0
+            case TaskFailed():
+                explained = error.spec.key in told.final
+                if self._current(driver) and self.truth.struck.get(error.spec.key):
+                    raise self.broken(f"{driver.name} failed at {error.spec.label} and did not take its verdicts back")
+            case DamageFound():
+                explained = False
+            case StoreError() | OSError():
+                explained = faults.count(f"{driver.name}.") > 0
+            case _:
+                explained = False
+        if driver.backend.running:
+            raise self.broken(f"{driver.name} ended and left {len(driver.backend.running)} attempts running")
+        if not explained:
+            raise self.broken(f"{driver.name} ended without a reason: {type(error).__name__}: {error}") from error
+
+    def finished(self, driver: Driver, results: Mapping[str, Any], scheduler: Scheduler, progress: Progress,
+                 healed: bool) -> None:
+        """A driver says that the plan is done."""
+        told, plan, name = self._told[driver.name], self.world.plan, driver.name
+        records = [*results.get("first", ()), *results.get("second", ())]
+        if [r.key for r in records[:len(plan.first)]] != plan.keys or len(records) != plan.size:
+            raise self.broken(f"{name} returned other records than those of its tasks")
+        for record in records:
+            if self.truth.live.get(record.key) != json.loads(json.dumps(record.to_json())):
+                raise self.broken(f"{name} returned a record for {record.key} that the log does not hold")
+            rows = set(range(ROWS)) - {entry["row"] for entry in record.quarantine}
+            if record.files[FILE].sha256 != hashlib.sha256(data_of(record.key, rows)).hexdigest():
+                raise self.broken(f"{name} returned a wrong result for {record.key}")
+        for record in self.truth.live.values():
+            for path, problem in self._wrong(record):
+                raise self.broken(f"{name} ended well though {path} {problem}")
+        if driver.backend.running:
+            raise self.broken(f"{name} is done and left {len(driver.backend.running)} attempts running")
+        if scheduler.executed != told.accepted:
+            raise self.broken(f"{name} counts {scheduler.executed} tasks done of {told.accepted}")
+        counts = progress.snapshot()
+        if (counts["parts"], counts["done"]) != (plan.size, plan.size):
+            raise self.broken(f"{name} shows {counts['done']} of {counts['parts']} parts done, of {plan.size}")
+        if not healed and told.beside != sum(node["doubled"] for node in counts["nodes"].values()):
+            raise self.broken(f"{name} ran {told.beside} attempts beside others and doubled other ones")
+        reused = sum(node["reused"] for node in counts["nodes"].values())
+        if reused != scheduler.reused or (not healed and reused + scheduler.executed != plan.size):
+            raise self.broken(f"{name} counts {scheduler.executed} done and {scheduler.reused} reused of {plan.size}")
+        self.complete = True
+
+    def last(self) -> None:
+        """The history is over."""
+        self.check()
+        if not self.complete and not self.hopeless:
+            ends = ", ".join(f"{d.name} {d.state} ({d.error})" for d in self.world.drivers)
+            raise self.broken(f"the plan was never done: {ends}")
+        if not self.hopeless:
+            self.world.faults.over = True
+            reader = LogView(self.world.store("reader"))
+            reader.refresh()
+            self._same_view(reader, "a reader")

@@ -1,0 +1,197 @@
+"""Workers that misbehave: a backend in virtual time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.engine.task import Kind, TaskSpec
+from pipeline.store.records import FileInfo, PartRecord
+from tests.simulate.faults import Odds
+from tests.simulate.plan import FILE, ROWS, STAGE, data_of
+from tests.simulate.storage import Requests
+
+if TYPE_CHECKING:
+    from tests.simulate.world import Driver
+
+NODES, SLOTS = 2, 3
+#: what becomes of an attempt. straggle, fail late: it takes SLOW times as long, and fails then;
+#: vanish: its node dies as it ends, after its upload
+ODDS: Odds = (("exception", .04), ("same", .01), ("environment", .03), ("lost", .03), ("returned", .03),
+              ("hanging", .01), ("straggle", .06), ("fail late", .03), ("innocent", .05), ("vanish", .02))
+#: for so long the plan's failing task fails
+FAILING_S = 60.0
+SLOW = 15
+#: what becomes of an event on its way. late: it comes seconds after those that were sent behind it
+EVENT_ODDS: Odds = (("twice", .05), ("late", .05))
+RETRY_S, TRIES = 2.0, 3
+
+
+@dataclass
+class Attempt:
+    id: int
+    spec: TaskSpec
+    name: str
+    skip: dict[int, str]             # row → reason
+    fate: str
+    node: int
+    cancelled: bool = False
+
+
+class SimBackend:
+    """Nodes with slots, for one driver. Attempts that run when the driver dies go on; nobody hears of them."""
+
+    interruptible = False
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver, self.world = driver, driver.world
+        self.requests = Requests(self.world, f"worker {driver.name}")
+        self.running: dict[int, Attempt] = {}
+        self.inbox: list[dict[str, Any]] = []
+        self._random = self.world.faults.random(f"times {driver.name}")
+
+    # -- what the scheduler calls ------------------------------------------------------------------------------------
+    def start(self, memory_mb: int = 0) -> None:
+        self.driver.point("start")
+
+    @property
+    def slots(self) -> int:
+        return NODES * SLOTS
+
+    def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
+        return {}
+
+    def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
+        return self.slots - len(self.running)
+
+    def submit(self, assignment: dict[str, Any]) -> None:
+        self.driver.point("submit")
+        spec = TaskSpec.from_json(assignment["spec"])
+        skip = {row: reason for row, _, reason in assignment["skip"]}
+        self.world.audit.dispatched(self.driver, assignment["id"], spec, skip)
+        for row in spec.args.get("skip", ()):
+            skip.setdefault(row, "quarantined")
+        fate = self.world.faults.pick(f"task {spec.label}", ODDS)
+        label, how = self.world.plan.failing
+        if label == spec.label and self.world.time < FAILING_S:
+            fate = self.world.faults.pick(f"failing {label}", ((how, 1.0),)) or fate
+        if fate == "innocent" and (spec.node != "first" or self.world.audit.was_recorded(spec.key)):
+            fate = ""                              # a part that was made is made again the same, or not at all
+        attempt = Attempt(assignment["id"], spec, assignment["attempt"], skip, fate, self._random.randrange(NODES))
+        self.running[attempt.id] = attempt
+        seconds = 0.1 + self._random.expovariate(0.5)
+        slow = SLOW if fate in ("straggle", "fail late") else 1
+        self.world.later(seconds * slow, lambda: self._work(attempt))
+
+    def cancel(self, ids: list[int]) -> None:
+        self.driver.point("cancel")
+        for i in ids:
+            if i in self.running:
+                self.running.pop(i).cancelled = self._random.random() < 0.5      # or it ends before it hears of it
+
+    def wait(self, timeout: float) -> list[dict[str, Any]]:
+        self.driver.point("wait")
+        self.driver.wait(timeout, lambda: bool(self.inbox))
+        events, self.inbox = self.inbox, []
+        self.driver.point("events")
+        self.world.audit.told(self.driver, events)
+        return events
+
+    def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
+        """Nobody watches."""
+
+    def close(self) -> None:
+        self.running.clear()
+
+    # -- what the workers do -----------------------------------------------------------------------------------------
+    def _say(self, event: dict[str, Any]) -> None:
+        fault = self.world.faults.pick(f"event {self.driver.name}", EVENT_ODDS)
+        for delay in ([0.05, 3.0] if fault == "twice" else [8.0] if fault == "late" else [0.05]):
+            self.world.later(delay, lambda: self.inbox.append(dict(event)))
+
+    def _end(self, attempt: Attempt, event: dict[str, Any]) -> None:
+        self.running.pop(attempt.id, None)
+        self._say(event)
+
+    def _fail(self, attempt: Attempt, kind: str, message: str, **more: Any) -> None:
+        self._end(attempt, {"event": "failed", "id": attempt.id, "kind": kind, "message": message, "traceback": "",
+                            **more})
+
+    def _work(self, attempt: Attempt) -> None:
+        """The middle of an attempt, where most of what may happen happens."""
+        if attempt.cancelled:
+            return
+        spec, number = attempt.spec, attempt.id
+        guilty = self.world.plan.crashing(spec.label) - attempt.skip.keys()
+        innocent = {int(self._random.random() * ROWS)} - attempt.skip.keys() if attempt.fate == "innocent" else set()
+        for row in sorted({*guilty, *innocent}):
+            attempt.skip[row] = "crash:SIGSEGV"
+            self._say({"event": "condemned", "id": number, "row": row, "stage": 0, "reason": "crash:SIGSEGV"})
+        match attempt.fate:
+            case "exception" | "fail late":
+                self._fail(attempt, "exception", f"it failed at {self.world.time}")
+            case "same":
+                self._fail(attempt, "exception", "it always fails here", row=3)
+            case "environment":
+                self._fail(attempt, "environment", "memory")
+            case "returned":
+                self._end(attempt, {"event": "returned", "ids": [number], "message": "drained"})
+            case "lost":
+                self._lose(attempt.node)
+            case "hanging":
+                self._say({"event": "hanging", "id": number, "row": 1, "stage": 0, "seconds": 1.0, "still": 1.0,
+                           "host": "h", "pid": 1, "does": ""})
+                self._upload(attempt, 1)
+            case _:
+                self._upload(attempt, 1)
+
+    def _lose(self, node: int) -> None:
+        """A node dies, with all that runs there."""
+        gone = [a for a in self.running.values() if a.node == node]
+        for attempt in gone:
+            attempt.cancelled = True
+            del self.running[attempt.id]
+        self._say({"event": "lost", "ids": [a.id for a in gone], "message": "node died"})
+
+    def _upload(self, attempt: Attempt, tries: int) -> None:
+        """Read the inputs, write the file, say so."""
+        if attempt.cancelled:
+            return
+        spec, name = attempt.spec, f"{attempt.name}-{tries:08x}"
+        if (damage := self._damage(spec)) is not None:
+            self._fail(attempt, "damaged", f"{damage} is damaged", path=damage)
+            return
+        data = data_of(spec.key, set(range(ROWS)) - attempt.skip.keys())
+        path, sha256 = f"objects/{spec.key}/{name}.{FILE}", hashlib.sha256(data).hexdigest()
+        try:
+            self.requests.pipe_file(path, data)
+        except OSError as e:
+            if tries == TRIES:
+                self._fail(attempt, "environment", f"cannot write {path}: {e}")
+                return
+            self._say({"event": "hindered", "id": attempt.id, "message": str(e)})
+            self.world.later(RETRY_S, lambda: self._upload(attempt, tries + 1))
+            return
+        if attempt.fate == "vanish":
+            self._lose(attempt.node)
+            self._say(self._done(attempt, name, path, data, sha256))       # was on its way when the node died
+            return
+        self._end(attempt, self._done(attempt, name, path, data, sha256))
+
+    def _done(self, attempt: Attempt, name: str, path: str, data: bytes, sha256: str) -> dict[str, Any]:
+        spec = attempt.spec
+        quarantine = [{"row": row, "id": f"{spec.label}/{row}", "stage": STAGE, "stage_key": STAGE, "reason": reason}
+                      for row, reason in sorted(attempt.skip.items())]
+        record = PartRecord(spec.key, "rows", spec.node, name, {FILE: FileInfo(path, len(data), sha256, sha256, 1)},
+                            {"records": ROWS}, quarantine)
+        return {"event": "done", "id": attempt.id, "record": record.to_json()}
+
+    def _damage(self, spec: TaskSpec) -> str | None:
+        """The first input that is not what its record says. Reading it does not fail: `storage` does that enough."""
+        for ref in spec.args.get("inputs", ()):
+            data = self.world.bucket.objects.get(ref["$ref"])
+            if data is None or hashlib.sha256(data).hexdigest() != ref["sha256"]:
+                return str(ref["$ref"])
+        return None

@@ -1,0 +1,98 @@
+"""Bugs planted in the product. The simulator is right when it finds every one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from unittest import mock
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` stands once in the source of the function `target` ('module:Class.function') and becomes `new`."""
+
+    name: str
+    target: str
+    old: str
+    new: str
+
+    @contextlib.contextmanager
+    def planted(self) -> Iterator[None]:
+        module, _, place = self.target.partition(":")
+        owner, _, function = place.partition(".")
+        cls = getattr(importlib.import_module(module), owner)
+        original = cls.__dict__[function]
+        source = textwrap.dedent(inspect.getsource(original))
+        if source.count(self.old) != 1:
+            raise LookupError(f"mutant '{self.name}': {self.target} has {source.count(self.old)} times {self.old!r}")
+        made: dict[str, object] = {}
+        exec(compile(source.replace(self.old, self.new), self.target, "exec"), original.__globals__, made)
+        with mock.patch.object(cls, function, made[function]):
+            yield
+
+
+LOG, VIEW, SCHEDULER = "pipeline.store.log:Log.", "pipeline.store.view:LogView.", \
+    "pipeline.engine.driver.scheduler:Scheduler."
+PROGRESS, REMOTE = "pipeline.engine.driver.progress:Progress.", "pipeline.store.remote:Remote."
+
+MUTANTS = [
+    # -- commits
+    Mutant("a refused creation counts as ours", REMOTE + "put_absent", "return self.read(path) == data",
+           'return self.read(path) == data or path.startswith("log/0")'),
+    Mutant("another's segment counts as ours", LOG + "_put",
+           'return None if found["nonce"] == body["nonce"] else found', "return None"),
+    Mutant("a fenced driver goes on behind the other's segments", LOG + "flush",
+           "raise self._fenced(other)", "self.refresh(); continue"),
+    Mutant("a fresh heartbeat stands for the creation", LOG + "_put", "if self.store.put_absent(name, data):",
+           'if self._clock.now() - self._beaten < HEARTBEAT_S and body["kind"] == "records":\n'
+           '                self.store.write(name, data); return None\n'
+           '            if self.store.put_absent(name, data):'),
+    Mutant("flush returns before it writes", LOG + "flush", "while self._uncommitted:",
+           "while self._uncommitted and self._clock.now() - self._oldest >= SEGMENT_S:"),
+    Mutant("a takeover does not read what came meanwhile", LOG + "_begin", "self.refresh()",
+           'self.refresh() if not met else setattr(self, "segments", met)'),
+    Mutant("a takeover keeps the epoch", LOG + "_begin", '"epoch": self.epoch + 1', '"epoch": max(1, self.epoch)'),
+    Mutant("a living driver is not waited for", LOG + "_see_that_it_is_gone",
+           "range(math.ceil(PATIENCE_S / step))", "range(1)"),
+    # -- what the log says
+    Mutant("the latest record counts", VIEW + "_take", "INSERT OR IGNORE INTO record", "INSERT OR REPLACE INTO record"),
+    Mutant("a retired record counts still", VIEW + "_retire",
+           'self._db.execute("DELETE FROM record WHERE key = ?", (record.key,))', "pass"),
+    Mutant("the quarantine is forgotten", VIEW + "_take", "self._condemn(entry)", "pass"),
+    Mutant("verdicts that were taken back come again", VIEW + "_replay", "self._struck.pop(key, None)", "pass"),
+    Mutant("verdicts are not replayed", VIEW + "_replay", "self._strike(entry)", "pass"),
+    Mutant("files of records are garbage", LOG + "collect_garbage",
+           'if f"objects/{key}/{file}" not in named and (', "if ("),
+    # -- the scheduler
+    Mutant("a lost attempt counts as a failed one", SCHEDULER + "_failed", "past.lost += 1", "past.exceptions += 1"),
+    Mutant("a lost attempt stays in flight", SCHEDULER + "_take",
+           'self._failed(self._flights.pop(i).spec, {"kind": "lost", **event})',
+           'self._failed(self._flights[i].spec, {"kind": "lost", **event})'),
+    Mutant("attempts are named after the driver before", SCHEDULER + "_dispatch",
+           "attempt_name(self.log.epoch, self._serial)", "attempt_name(max(1, self.log.epoch - 1), self._serial)"),
+    Mutant("a task may fail for ever", SCHEDULER + "_failed", "past.exceptions >= self.max_attempts", "False"),
+    Mutant("the second result counts, too", SCHEDULER + "_commit", "del self._flights[i]", "pass"),
+    Mutant("the other attempt goes on", SCHEDULER + "_commit",
+           'self.backend.cancel([i for i in twins if i != event["id"]])', "pass"),
+    Mutant("a failed run leaves its attempts", SCHEDULER + "__exit__",
+           "self.backend.cancel(list(self._flights))", "pass"),
+    Mutant("a returned task is forgotten", SCHEDULER + "_take",
+           "self._repeat(self._flights.pop(i).spec)", "self._flights.pop(i)"),
+    Mutant("a task is repeated beside its other attempt", SCHEDULER + "_repeat",
+           "if not any(f.spec.key == spec.key for f in self._flights.values()):", "if True:"),
+    Mutant("a verdict is not logged", SCHEDULER + "_take",
+           'self.log.condemn(spec.key, event["row"], event["stage"], event["reason"])', "pass"),
+    Mutant("a verdict waits for its segment", SCHEDULER + "step",
+           'any(e["event"] == "condemned" for e in events) or ', ""),
+    Mutant("an attempt does not hear of verdicts", SCHEDULER + "_dispatch",
+           "skip = self.log.condemned(spec.key)", "skip = {}"),
+    Mutant("a failed task keeps its verdicts", SCHEDULER + "step", "self.log.acquit(failure.spec.key)", "pass"),
+    Mutant("damage is found and nobody hears of it", SCHEDULER + "step", "raise DamageFound(self._damaged)", "return"),
+    # -- counts
+    Mutant("a new plan counts what was reused twice", SCHEDULER + "plan_again", "self.reused = 0", "pass"),
+    Mutant("progress forgets what was there", PROGRESS + "planned", "node.done += 1\n", "pass\n"),
+]

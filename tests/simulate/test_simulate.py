@@ -1,0 +1,75 @@
+"""The product keeps its promises in a thousand simulated histories, and the simulator finds the bugs planted in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulate.history import History, quiet, run, search, shrink
+from tests.simulate.mutants import MUTANTS, Mutant
+from tests.simulate.world import World
+
+HISTORIES = 1000                 # of `make test`; the tests share them, so that each takes a few seconds
+SHARES = 4
+SLOW_HISTORIES = 10_000
+WITHIN = 200                     # histories within which every planted bug has to be found
+
+
+def check(seeds: range) -> None:
+    failure = search(seeds)
+    assert failure is None, f"\n{failure}\n\nshrunk: {shrink(failure)}"
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_promises_are_kept(share: int) -> None:
+    size = HISTORIES // SHARES
+    check(range(share * size, (share + 1) * size))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", range(10))
+def test_promises_are_kept_for_long(share: int) -> None:
+    size = SLOW_HISTORIES // 10
+    check(range(HISTORIES + share * size, HISTORIES + (share + 1) * size))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_a_planted_bug_is_found(mutant: Mutant) -> None:
+    with mutant.planted():
+        assert search(range(WITHIN)) is not None
+
+
+def test_a_history_is_the_same_every_time() -> None:
+    def trace(seed: int) -> tuple[float, list[str], dict[str, bytes], list[str]]:
+        world = World(seed, 9)
+        with quiet():
+            world.run()
+        return world.time, world.faults.fired, world.bucket.objects, [d.state for d in world.drivers]
+    for seed in range(20):
+        assert trace(seed) == trace(seed)
+
+
+def test_every_kind_of_fault_happens() -> None:
+    seed = 0
+    missing = {"before", "after", "later", "repeated", "full", "outage", "late", "exception", "same", "vanish",
+               "environment", "lost", "returned", "hanging", "straggle", "fail late", "innocent", "twice", "kill",
+               "pause", "flip", "killed", "done", "Fenced", "Held", "EnvironmentFailure", "TaskFailed", "CorruptLog"}
+    while missing and seed < 300:
+        world = World(seed, History.of(seed).tasks)
+        with quiet():
+            world.run()
+        missing -= {name.rpartition(":")[2] for name in world.faults.fired}
+        missing -= {d.state if d.error is None else type(d.error).__name__ for d in world.drivers}
+        seed += 1
+    assert not missing
+
+
+def test_a_failure_shrinks_and_says_how_to_see_it_again() -> None:
+    [mutant] = [m for m in MUTANTS if m.name == "a verdict is not logged"]
+    with mutant.planted():
+        found = search(range(WITHIN))
+        assert found is not None
+        small = shrink(found)
+        assert len(small.faults) <= len(found.faults) and small.history.tasks <= found.history.tasks
+        assert len(small.faults) <= 2
+        assert run(small.history) == small
+    assert f"python -m tests.simulate --seed {found.history.seed} --tasks {small.history.tasks}" in str(small)
