@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.base import confinement
 from pipeline.engine.task import ChangedInput, Cursor
-from pipeline.passes.storable import check, check_spans, restore, state_of
+from pipeline.passes.storable import State, check, check_spans, restore, state_of
 from pipeline.passes.tables import to_blame
 from pipeline.store.records import Counters
 from stages.catalog import load
@@ -130,6 +130,7 @@ class Chain:
         """(item, verdict) of those that did not fail."""
         stage, foreign, after = step.stage, step.foreign, []
         whole: list[str | None] | None = None           # verdicts of the batch
+        before: list[State] = []                        # the documents of the batch before the stage
         if stage.batched and len(alive) > 1:
             self.cursor.set(alive[0][0], alive[-1][0], place)
             before = [state_of(d) for _, d in alive]
@@ -145,17 +146,16 @@ class Chain:
                     restore(doc, state)
             if whole is not None and not foreign:
                 return list(zip(alive, whole))
-        point, state = self.cursor.set, None
+        point = self.cursor.set
         process = (lambda doc: stage.process_batch([doc])[0]) if stage.batched else stage.process
         for i, item in enumerate(alive):
             row, doc = item
             point(row, row, place)
-            if foreign:
-                state = state_of(doc) if whole is None else before[i]
+            state = None if not foreign else state_of(doc) if whole is None else before[i]
             text, spans = doc.text, doc.loss_spans
             try:
                 reason = process(doc) if whole is None else whole[i]
-                if foreign:
+                if state is not None:
                     check(doc, reason, state)
                 elif spans:
                     check_spans(doc, text, spans)

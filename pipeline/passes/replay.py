@@ -1,12 +1,13 @@
-"""Verdicts replayed from stored signals: what an earlier pass over the same documents still says.
+"""Verdicts replayed from stored signals: the documents that changed thresholds make the pass do again.
 
 A pass that differs from an earlier one in thresholds alone (`decision` fields) has the same *basis*: the content key
 of its task with the stages' keys taken without those fields. For every document the earlier parts hold its signals,
 and the changed stages are asked twice, under the old and under the new thresholds. Where all answers agree, the row
-is taken over as it stands. Where one differs, and for documents the earlier pass had lost to errors, the document is
-read again and goes through the chain as ever. So the outcome is the same to the byte as if nothing had been there,
-and the work is that of the documents whose verdict changes: what a dropped document's later signals would be, which
-nobody has computed, need not be known.
+is taken over as it stands. Where one differs, and for documents the earlier pass had lost to errors, the document
+goes through the chain again. So the outcome is the same to the byte as that of a run from nothing, and the work is
+that of the documents whose verdict changes. A signal that a dropped document never got need not be known.
+
+Counters begin with those of the earlier pass. Whatever the pass counts again is first taken out of them.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.base.parquet import open_parquet, read_table
 from pipeline.engine.task import Inputs
+from pipeline.passes.chain import Batch, Chain, Failures, Step, Verdicts
+from pipeline.passes.partition import Items, Removed, Settled
+from pipeline.store.errors import DamagedFile
 from pipeline.store.parts import read_documents
 from pipeline.store.records import Counters, PartRecord
 from stages.document import Document
 from stages.stage import role_of
-
-if TYPE_CHECKING:
-    from pipeline.passes.chain import Batch, Failures, Step, Verdicts
 
 #: key of the Parquet metadata of kept.parquet under which the thresholds stand that it was made with
 THRESHOLDS = b"tokenmill.thresholds"
@@ -34,20 +36,20 @@ THRESHOLDS = b"tokenmill.thresholds"
 
 def thresholds(steps: Sequence[Step]) -> dict[bytes, bytes]:
     """The `decision` fields of a chain, as metadata of the part it makes."""
-    said = [{f: v for f, v in s.stage.config.model_dump(mode="json").items()
-             if role_of(type(s.stage.config), f) == "decision"} for s in steps]
-    return {THRESHOLDS: json.dumps(said, sort_keys=True).encode()}
+    decisions = [{field: value for field, value in step.stage.config.model_dump(mode="json").items()
+                  if role_of(type(step.stage.config), field) == "decision"} for step in steps]
+    return {THRESHOLDS: json.dumps(decisions, sort_keys=True).encode()}
 
 
 def replay_arg(record: PartRecord) -> dict[str, Any]:
-    """What a task gets to hear about the earlier one (an argument that never enters a key)."""
+    """The earlier task, as an argument of this one that never enters its key."""
     return {"files": {name: info.ref() for name, info in record.files.items()}, "counters": record.counters,
             "cpu_s": record.cpu_s}
 
 
 class NotReproduced(Exception):
-    """The earlier chain does not say now what it said then, or cannot be read any more: nothing can be concluded from
-    what it said."""
+    """The earlier parts cannot be read, or the earlier chain gives other verdicts now than it gave then. Nothing
+    follows from its verdicts: the pass runs without them."""
 
 
 @contextlib.contextmanager
@@ -61,104 +63,146 @@ def _sound() -> Iterator[None]:
         raise NotReproduced(str(e)) from e
 
 
-class Earlier:
-    """The parts of an earlier pass with the same basis, read beside the documents of this one, in the same order.
+class Replay:
+    """Settles what the parts of an earlier pass with the same basis decide; read in the order of this pass' documents.
 
-    `steps` is the earlier chain: this one's stages under the thresholds of then. They share their models.
-    `until_drop`: whether a document went no further than the stage that dropped it.
+    `steps` is this pass' chain. The earlier one is the same stages under the earlier thresholds; they share models.
     """
 
-    def __init__(self, inputs: Inputs, said: Mapping[str, Any], steps: Sequence[Step], sides: Sequence[str],
-                 until_drop: bool) -> None:
-        """Raises DamagedFile when a part is gone or damaged, NotReproduced when the earlier pass cannot be replayed."""
-        files = {name: inputs.fetch(ref) for name, ref in said["files"].items()}
-        with _sound():
-            self._open(files, said, steps, sides, until_drop)
+    @classmethod
+    def of(cls, inputs: Inputs, steps: Sequence[Step], sides: Sequence[str], chain: Chain,
+           condemned: Iterable[str]) -> Replay | None:
+        """The replay that the arguments ask for, or None where the pass runs from nothing: when the earlier parts are
+        gone, damaged or made by other code; when they have counted a document that was `condemned` since; and in an
+        attempt that follows a crash. That attempt must need no more memory and time a document than a plain pass: under
+        both thresholds a document is gone over twice, and that could be what it died of."""
+        arg = inputs.args.get("$volatile", {}).get("replay")
+        if arg is None or inputs.skip or inputs.only is not None or inputs.batch_rows is not None:
+            return None
+        with suppress(DamagedFile, NotReproduced):
+            files = {name: inputs.fetch(ref) for name, ref in arg["files"].items()}
+            with _sound():
+                replay = cls(files, steps, sides, chain, inputs.args.get("part", {}).get("barrier", ""))
+            if not any(map(replay._saw, condemned)):
+                replay._begin_counters(arg["counters"], arg["cpu_s"])
+                return replay
+        return None
 
-    def _open(self, files: dict[str, str], said: Mapping[str, Any], steps: Sequence[Step], sides: Sequence[str],
-              until_drop: bool) -> None:
+    def __init__(self, files: Mapping[str, str], steps: Sequence[Step], sides: Sequence[str], chain: Chain,
+                 barrier: str) -> None:
         missing = [name for name in ("kept.parquet", *(f"side.{s}.parquet" for s in sides)) if name not in files]
         metadata = {} if missing else _schema_metadata(files["kept.parquet"])
         if missing or THRESHOLDS not in metadata:
             raise ValueError(f"the earlier parts lack {', '.join(missing) or 'their thresholds'}")
-        self.counters: Counters = said["counters"]
-        self.cpu_s: float = said["cpu_s"] + self.counters.get("replayed", {}).get("cpu_s", 0.0)
-        self.steps = [_under(step, then) for step, then in zip(steps, json.loads(metadata[THRESHOLDS]), strict=True)]
-        self._changed = [i for i, (a, b) in enumerate(zip(self.steps, steps)) if a.stage.config != b.stage.config]
-        self._now, self._until_drop = steps, until_drop
+        self._steps, self._chain, self._barrier = steps, chain, barrier
+        self._before = [_under(step, thresholds)
+                        for step, thresholds in zip(steps, json.loads(metadata[THRESHOLDS]), strict=True)]
+        self._changed = [i for i, (a, b) in enumerate(zip(self._before, steps)) if a.stage.config != b.stage.config]
         self._places = {step.name: i for i, step in enumerate(steps)}
-        self._sure = not (_ambiguous(steps, self._changed) or _ambiguous(self.steps, self._changed))
+        self._sure = not (_ambiguous(steps, self._changed) or _ambiguous(self._before, self._changed))
         ids = read_table(files["kept.parquet"], columns=["id"])["id"].to_pylist()
         self._rows = {id: row for row, id in enumerate(ids)}
         self._kept = enumerate(read_documents(files["kept.parquet"]))
-        self._sides = {s: _Rows(files[f"side.{s}.parquet"]) for s in sides}
+        self._sides = {s: _SideRows(files[f"side.{s}.parquet"]) for s in sides}
         facts = read_table(files["dropped.parquet"], columns=["id", "stage", "reason"]).to_pydict()
-        self._fates = dict(zip(facts["id"], zip(facts["stage"], facts["reason"])))
+        self._drops = dict(zip(facts["id"], zip(facts["stage"], facts["reason"])))
         self._dropped = read_documents(files["dropped.parquet"])
         lost = read_table(files["quarantine.parquet"], columns=["id", "reason"]).to_pydict()
-        #: documents that no stage has seen then: they were condemned
-        self.skipped = {id for id, why in zip(lost["id"], lost["reason"]) if not why.startswith("error:")}
-        self._failed = set(lost["id"]) - self.skipped
+        #: documents that no stage saw, because they were condemned
+        self._skipped = {id for id, reason in zip(lost["id"], lost["reason"]) if not reason.startswith("error:")}
+        self._failed = set(lost["id"]) - self._skipped
 
-    def saw(self, id: str) -> bool:
-        """Whether the chain saw this document then."""
-        return id in self._rows or id in self._fates or id in self._failed
+    def _begin_counters(self, earlier: Counters, cpu_s: float) -> None:
+        counters = self._chain.counters
+        counters["stages"] |= copy.deepcopy(earlier["stages"])
+        counters["dropped_bytes"] |= earlier["dropped_bytes"]
+        counters["replayed"] = {"docs": 0, "cpu_s": cpu_s + earlier.get("replayed", {}).get("cpu_s", 0.0)}
 
-    def outcome(self, doc: Document) -> tuple[Document, tuple[str, str] | None] | None:
-        """What became of `doc` then and does now: (the row as it was written, None when kept or (stage, reason)).
-        None: it has to be looked at again. To be asked in the order of the input."""
-        with _sound():
-            return self._outcome(doc)
+    def settled(self, batches: Iterable[Items]) -> Iterator[Items]:
+        """The batches, with the rows of the earlier pass in the place of documents whose verdict stands. Raises
+        NotReproduced."""
+        counters = self._chain.counters
+        for batch in batches:
+            with _sound():
+                batch = [(row, (self._verdict(item) or item) if isinstance(item, Document) else item)
+                         for row, item in batch]
+            counters["replayed"]["docs"] += sum(isinstance(item, Settled) for _, item in batch)
+            for _, item in batch:
+                if isinstance(item, Removed):
+                    item.count(counters, self._barrier, -1)
+            again = [(row, copy.deepcopy(item)) for row, item in batch
+                     if isinstance(item, Document) and item.id not in self._skipped]
+            self._check_reproduced(again, *self._chain.through(self._before, again, -1))
+            yield batch
+        _drop_zeros(counters)
 
-    def _outcome(self, doc: Document) -> tuple[Document, tuple[str, str] | None] | None:
-        row, fate = self._rows.get(doc.id), self._fates.get(doc.id)
+    def _saw(self, id: str) -> bool:
+        """Whether the earlier chain saw this document."""
+        return id in self._rows or id in self._drops or id in self._failed
+
+    def _verdict(self, doc: Document) -> Settled | None:
+        """The row of the document in the earlier parts, when the changed thresholds leave it as it is; None when it has
+        to go through the chain again. To be asked in the order of the input."""
+        row, drop = self._rows.get(doc.id), self._drops.get(doc.id)
         if row is not None:
-            was = next((d for n, d in self._kept if n == row), None)
-            if was is None or not self._same(was, len(self._now), None):
+            kept = next((d for n, d in self._kept if n == row), None)
+            if kept is None or not self._same(kept, len(self._steps), None):
                 return None
             for name, side in self._sides.items():
-                if (found := side.at(row)) is not None:
-                    was.side[name] = found
-            return was, None
-        if fate is None or fate[0] not in self._places:
+                if (values := side.at(row)) is not None:
+                    kept.side[name] = values
+            return Settled(kept, None)
+        if drop is None or drop[0] not in self._places:
             return None
-        was = next((d for d in self._dropped if d.id == doc.id), None)
-        return (was, fate) if was is not None and self._same(was, self._places[fate[0]], fate[1]) else None
+        dropped = next((d for d in self._dropped if d.id == doc.id), None)
+        if dropped is None or not self._same(dropped, self._places[drop[0]], drop[1]):
+            return None
+        return Settled(dropped, drop)
 
-    def verify(self, batch: Batch, verdicts: Verdicts, failures: Failures) -> None:
-        """See that what came of documents in the earlier chain, gone through again, is what came of them then. Raises
-        NotReproduced: a user's stage may have made something of its thresholds when it was set up, which both chains
-        share, or depend on more than the document."""
+    def _check_reproduced(self, batch: Batch, verdicts: Verdicts, failures: Failures) -> None:
+        """Raise NotReproduced unless the documents, gone through the earlier chain again, end as they ended then. They
+        do not where a user's stage makes something of its thresholds in `setup`, which both chains share, or depends on
+        more than the document."""
         for row, doc in batch:
             if row in verdicts:
                 place, reason = verdicts[row]
-                same = self._fates.get(doc.id) == (self.steps[place].name, reason)
+                same = self._drops.get(doc.id) == (self._before[place].name, reason)
             else:
                 same = doc.id in (self._failed if row in failures else self._rows)
             if not same:
                 raise NotReproduced(doc.id)
 
-    def _same(self, was: Document, end: int, reason: str | None) -> bool:
-        """Do the changed stages say the same about it as they did then? The one at place `end` dropped it, for
-        `reason`; those behind it have seen it only where signals are asked of dropped documents, too (and may have
-        changed its text)."""
+    def _same(self, stored: Document, end: int, reason: str | None) -> bool:
+        """Whether the changed stages say the same of a stored document under both thresholds. The stage at place `end`
+        dropped it for `reason`. Those behind it have seen it only with `signals: all`, and may have changed its text
+        then."""
         for place in self._changed:
-            if place > end and self._until_drop:
+            if place > end and self._chain.until_drop:
                 break
             if not self._sure:
                 return False
             try:
-                then, now = (steps[place].stage.verdict(was) for steps in (self.steps, self._now))
+                before, now = (steps[place].stage.verdict(stored) for steps in (self._before, self._steps))
             except MemoryError:
                 raise
-            except Exception:            # no such method, a signal that was not computed: `process` says what it is
+            except Exception:            # no such method, or a signal that was not computed: `process` decides
                 return False
-            if then != now:
+            if before != now:
                 return False
-            # a user's stage is believed where it says what was done; otherwise that is found out (`verify`)
-            if self._now[place].foreign and (place > end or then != (reason if place == end else None)):
+            # a user's stage is believed only where it repeats the verdict that was recorded
+            if self._steps[place].foreign and (place > end or before != (reason if place == end else None)):
                 return False
         return True
+
+
+def _drop_zeros(counters: Counters) -> None:
+    """Remove counters that dropped to zero: a pass from nothing would not have them."""
+    sources = set()
+    for stats in counters["stages"].values():
+        stats["dropped"] = without_zeros(stats["dropped"])
+        sources.update(*stats["dropped"].values())
+    counters["dropped_bytes"] = {source: size for source, size in counters["dropped_bytes"].items()
+                                 if source in sources}
 
 
 def without_zeros(counters: Mapping[str, Any]) -> Counters:
@@ -167,8 +211,8 @@ def without_zeros(counters: Mapping[str, Any]) -> Counters:
     return {k: v for k, v in clean.items() if v}
 
 
-class _Rows:
-    """Rows of a side table, which holds at most one a kept document, by number and in order."""
+class _SideRows:
+    """Rows of a side table, which has at most one for a kept document, to be asked for in ascending order."""
 
     def __init__(self, path: str) -> None:
         self._rows = self._read(path)
@@ -188,21 +232,21 @@ class _Rows:
         return {k: v for k, v in self._next.items() if k not in ("row", "id")}
 
 
-def _under(step: Step, then: Mapping[str, Any]) -> Step:
-    """A stage as it was under other thresholds; what it has loaded serves both."""
+def _under(step: Step, thresholds: Mapping[str, Any]) -> Step:
+    """A step under other thresholds; both share what the stage has loaded."""
     stage = copy.copy(step.stage)
-    stage.config = type(stage.config).model_validate({**stage.config.model_dump(), **then})
+    stage.config = type(stage.config).model_validate({**stage.config.model_dump(), **thresholds})
     return replace(step, stage=stage)
 
 
 def _ambiguous(steps: Sequence[Step], changed: Sequence[int]) -> bool:
-    """Does a later stage write over what a changed one decides by? Then the stored signals are not its own."""
+    """Whether a later stage may overwrite what a changed one decides by: the stored signals are not its own then."""
     for place in changed:
         stage = steps[place].stage
-        mine = {*stage.signals, *stage.reads()}
+        used = {*stage.signals, *stage.reads()}
         for later in steps[place + 1:]:
-            if (mine & set(later.stage.signals) or later.foreign or later.name == steps[place].name
-                    or ("language" in mine and later.stage.sets_language)):
+            if (used & set(later.stage.signals) or later.foreign or later.name == steps[place].name
+                    or ("language" in used and later.stage.sets_language)):
                 return True
     return False
 

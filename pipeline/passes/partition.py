@@ -1,0 +1,187 @@
+"""The records of a partition as the document pass takes them: in order, counted, in batches.
+
+A partition is slices of source files, or one upstream part with the removal slice of a barrier. What is known of a
+record before a stage sees it comes with it: it could not be read, the barrier removed it, or it killed or hung a
+process before. Batches bound memory. They decide nothing about text: what becomes of a document does not depend on
+the batch it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.base.parquet import read_table
+from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.passes.chain import Step, count
+from pipeline.passes.reading import SourceFiles
+from pipeline.passes.rows import Taken
+from pipeline.store.lists import unfold
+from pipeline.store.parts import read_documents
+from pipeline.store.records import READING, Counters
+from stages.document import BadRecord, Document
+from stages.read.reader import Reader, Skipped
+
+#: documents (or bytes of raw input) of a batch
+BATCH_DOCS, BATCH_BYTES = 256, 8 << 20
+#: records of a batch, with those whose fate is known before it goes through the chain
+BATCH_RECORDS = 1024
+
+
+@dataclass
+class Removed:
+    """A document the barrier before this pass removed. It goes through no stage and has no number of its own."""
+
+    doc: Document
+    reason: str
+    similarity: float | None
+    size: int
+
+    def count(self, counters: Counters, barrier: str, sign: int = 1) -> None:
+        """Count it `sign` times among what the barrier dropped."""
+        stats = counters["stages"].setdefault(
+            f"barrier:{barrier}", {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}})
+        stats["in"] += sign
+        stats["bytes_in"] += sign * self.size
+        count(stats["dropped"].setdefault(self.reason, {}), self.doc.source, sign)
+        count(counters["dropped_bytes"], self.doc.source, sign * self.size)
+
+
+@dataclass
+class Settled:
+    """A document as its row was written by an earlier pass, whose verdict still holds. `dropped`: (stage, reason), or
+    None when it was kept."""
+
+    doc: Document
+    dropped: tuple[str, str] | None
+
+
+@dataclass
+class Quarantined:
+    """A record that no stage sees, or on which one failed."""
+
+    id: str
+    source: str
+    locator: dict[str, Any]
+    stage: str
+    reason: str
+    detail: str = ""
+    bytes: int | None = None
+
+
+#: a Document goes through the chain; what becomes of the others is known
+Item = Document | Removed | Settled | Quarantined
+#: items by their number in the partition, in order
+Items = list[tuple[int, Item]]
+
+
+class Partition:
+    """`condemned`: entries of the log, by document, about those that killed or hung a process at a stage of `steps`."""
+
+    def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, steps: Sequence[Step], counters: Counters) -> None:
+        self.inputs, self.cursor, self.out, self.steps, self.counters = inputs, cursor, out, steps, counters
+        self.args = inputs.args
+        quarantined = unfold(self.args.get("$volatile", {}).get("quarantined", []), inputs.store.read)
+        keys, reader = {step.key for step in steps}, self.args.get("reader", {}).get("key")
+        self.condemned = {entry["id"]: entry for entry in quarantined if entry["stage_key"] in keys}
+        self._bad_files = [entry for entry in quarantined if "file" in entry and entry["stage_key"] == reader]
+        self._skip = {row: fault for row, fault in inputs.skip.items() if fault.get("stage", 0) > READING}
+        self._reader: Reader | None = None
+
+    def batches(self) -> Iterator[Items]:
+        """The items of the partition, at most BATCH_DOCS documents or about BATCH_BYTES at a time."""
+        batch: Items = []
+        documents = size = 0
+        limit = min(BATCH_DOCS, self.inputs.batch_rows or BATCH_DOCS)
+        for row, item, item_bytes in self._items():
+            batch.append((row, item))
+            documents += isinstance(item, Document)
+            size += item_bytes
+            if documents >= limit or size >= BATCH_BYTES or len(batch) >= BATCH_RECORDS:
+                yield batch
+                batch, documents, size = [], 0, 0
+        if batch:
+            yield batch
+
+    def _items(self) -> Iterator[tuple[int, Item, int]]:
+        """(number, item, its bytes) of every record that `where` takes, each counted."""
+        read = self.counters["read"].setdefault(self.args["source"], {"records": 0, "skipped": {}, "bad": {}}) \
+            if "source" in self.args else {"records": 0, "skipped": {}, "bad": {}}
+        where, only, records = Taken(self.args.get("where")), self.inputs.only, 0
+        suspects = bool(self._skip or self.condemned)
+        for row, record in self._records():
+            if isinstance(record, Removed):
+                if only is None:
+                    record.size = self._count_in(record.doc)
+                    yield row, record, record.size
+                continue
+            if isinstance(record, Document) and not where.takes(record):
+                continue
+            records += 1
+            if only is not None and row not in only:
+                continue
+            if isinstance(record, Document):
+                size = self._count_in(record)
+                yield row, (self._condemned_before(row, record) if suspects else None) or record, size
+            elif isinstance(record, Skipped):
+                count(read["skipped"], record.reason, 1)
+            else:
+                count(read["bad"], record.reason, 1)
+                yield row, Quarantined(record.id, self.args.get("source", ""), record.locator, "read", record.reason,
+                                       record.detail, record.bytes or None), 0
+        read["records"] = records
+        if self._reader is not None and self._reader.lost:
+            read["lost"] = self._reader.lost
+
+    def _records(self) -> Iterator[tuple[int, Document | BadRecord | Removed]]:
+        """Everything in the partition, in order, with its number. The cursor says which one is being read."""
+        if "part" not in self.args:
+            files = SourceFiles(self.inputs, self.cursor, self.out, self.counters, self._bad_files)
+            self._reader = files.reader
+            yield from files
+            return
+        point, row = self.cursor.set, 0
+        point(0, 0, -1)
+        for record in self._part(self.args["part"]):
+            yield row, record
+            row += not isinstance(record, Removed)
+            point(row, row, -1)
+
+    def _part(self, part: dict[str, Any]) -> Iterator[Document | Removed]:
+        slices: dict[int, dict[str, Any]] = {}
+        if part.get("removed"):
+            slices = {row["row"]: row for row in read_table(self.inputs.fetch(part["removed"])).to_pylist()}
+        for row, doc in enumerate(read_documents(self.inputs.fetch(part["text"]))):
+            verdict = slices.get(row)
+            if verdict is not None:
+                doc.meta["cluster"] = verdict["cluster"]
+                if verdict["near"]:
+                    doc.meta["near_duplicates"] = {near["id"]: near["similarity"] for near in verdict["near"]}
+                if verdict["reason"]:
+                    doc.meta[part["barrier"]] = {"kept": verdict["kept"], "similarity": verdict["similarity"]}
+                    yield Removed(doc, verdict["reason"], verdict["similarity"], 0)
+                    continue
+            yield doc
+
+    def _count_in(self, doc: Document) -> int:
+        size = len(doc.raw) if doc.raw is not None else doc.text_bytes
+        into = self.counters["in"].get(doc.source)
+        if into is None:
+            into = self.counters["in"][doc.source] = {"docs": 0, "bytes": 0}
+        into["docs"] += 1
+        into["bytes"] += size
+        return size
+
+    def _condemned_before(self, row: int, doc: Document) -> Quarantined | None:
+        """The quarantine entry of a document that a supervisor condemned in this attempt (`Inputs.skip`), or the log
+        did in an earlier one; None for any other."""
+        if row in self._skip:
+            fault = self._skip[row]
+            step = self.steps[fault["stage"]] if 0 <= fault.get("stage", -1) < len(self.steps) else self.steps[0]
+            self.out.quarantine(row, doc.id, step.name, step.key, fault["reason"])
+            return Quarantined(doc.id, doc.source, doc.locator, step.name, fault["reason"])
+        if doc.id in self.condemned:
+            entry = self.condemned[doc.id]
+            return Quarantined(doc.id, doc.source, doc.locator, entry["stage"], entry["reason"])
+        return None
