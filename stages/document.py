@@ -52,7 +52,8 @@ class Document:
                  locator: dict[str, Any] | None = None, meta: dict[str, Any] | None = None,
                  signals: dict[str, float] | None = None,
                  loss_spans: list[dict[str, int]] | None = None) -> None:
-        self.id, self._text, self._views, self._size = id, text, {}, -1
+        self.id, self._text, self._size = id, text, -1
+        self._views: dict[str, Any] = {}
         self.source, self.url, self.language, self.date = source, url, language, date
         self.raw, self.mime, self.charset = raw, mime, charset
         self.locator = locator or {}

@@ -70,7 +70,7 @@ def resource(default: Any, help: str, **kw: Any) -> Any:
 
 def role_of(config: type[BaseModel], field: str) -> str:
     extra = config.model_fields[field].json_schema_extra
-    return extra.get("role", "signal") if isinstance(extra, dict) else "signal"
+    return str(extra.get("role", "signal")) if isinstance(extra, dict) else "signal"
 
 
 #: bytes that `Stage.cost_ms` is said of
@@ -95,33 +95,36 @@ class ProcessDied(Exception):
 
 
 class Stage:
-    """One step of a recipe. Subclasses set the class attributes and `process` (or `process_batch`)."""
+    """One step of a recipe. Subclasses set the class attributes and `process` (or `process_batch`).
+
+    Those that are no ClassVar an instance may set in `__init__`, where they depend on its config.
+    """
 
     name: ClassVar[str]
-    version: ClassVar[int] = 1
+    version: int = 1
     #: signals it writes into `doc.signals` (float); the Parquet schema of a dataset is their union over its chain
-    signals: ClassVar[tuple[str, ...]] = ()
+    signals: tuple[str, ...] = ()
     #: those of them whose distribution the report shows, over every document the stage has seen: what a threshold is
     #: chosen by. None: all those of a numeric stage, none of another's
     scores: ClassVar[tuple[str, ...] | None] = None
     #: False for anything whose numbers depend on BLAS, libm or threads (fastText, OCR, transformers).
     #: A numeric stage rounds its scores to `grid` before the verdict and stores them; the pass ends after it.
-    exact: ClassVar[bool] = True
+    exact: bool = True
     grid: ClassVar[float] = 1e-4
     #: distributions whose version enters the key
-    libraries: ClassVar[tuple[str, ...]] = ()
+    libraries: tuple[str, ...] = ()
     #: True: `process_batch` is called with lists of documents instead of `process`
     batched: ClassVar[bool] = False
     #: True for stages that remove personal data; a dedup's `prepare` stage is placed before the first of them
-    scrubs: ClassVar[bool] = False
+    scrubs: bool = False
     #: True when the stage reads `doc.raw` (bytes) and makes `doc.text`
-    extracts: ClassVar[bool] = False
+    extracts: bool = False
     #: the reader of the files that `tokenmill extract --as` knows by the name of this step; "": there are none
     read_by: ClassVar[str] = ""
     #: True when it sets `doc.language`: what earlier steps decided by it cannot be replayed from the stored one
     sets_language: ClassVar[bool] = False
     #: columns of the side table this stage fills by `doc.side[name] = {column: value}`; None = no side table
-    side: ClassVar[pa.Schema | None] = None
+    side: pa.Schema | None = None
     #: CPU milliseconds for 5 kB of what it reads, on one core (benchmarks/step_costs.py). A plan reckons with it until
     #: the store has measured its own; the order of steps is judged by ratios of it. None: not known
     cost_ms: ClassVar[float | None] = None
@@ -136,19 +139,18 @@ class Stage:
     #: the setting that lists the languages it keeps; "": it looks at none
     keeps: ClassVar[str] = ""
     #: what one child process needs while this stage is loaded
-    memory_mb: ClassVar[int] = 300
-    gpus: ClassVar[float] = 0.0
+    memory_mb: int = 300
+    gpus: float = 0.0
     #: after `setup` a worker opens no sockets, starts no programs but `programs()`, writes to its scratch folder alone
     #: and never has credentials. False: a stage of one's own needs more; the plan and the run then say so
     confined: ClassVar[bool] = True
 
-    class Config(StageConfig):
-        pass
+    Config: ClassVar[type[StageConfig]] = StageConfig
 
     def __init__(self, config: Any = None, **kw: Any) -> None:
         if config is None or isinstance(config, dict):
             config = self.Config(**{**(config or {}), **kw})
-        self.config = config
+        self.config: Any = config
 
     def setup(self) -> None:
         """Load models. Called once in each worker before its first document; a failure is never blamed on one."""

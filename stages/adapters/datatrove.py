@@ -228,11 +228,13 @@ def _document(theirs: Any, slice: Slice, ordinal: int, lost: dict[str, dict[str,
         meta["id"] = theirs.id
     # readers of typed files give dates and bytes, which JSON has not
     meta = json.loads(json.dumps(meta, default=str))
-    fields = {name: str(meta.pop(name)) for name in ("url", "language", "date") if isinstance(meta.get(name), str)}
+    url, language, date = (str(meta.pop(name)) if isinstance(meta.get(name), str) else None
+                           for name in ("url", "language", "date"))
     return Document(document_id(slice.source, slice.path, "", ordinal), "" if pages else theirs.text,
                     source=slice.source, raw=theirs.text.encode("utf-8", "surrogatepass") if pages else None,
                     mime="text/html" if pages else "", charset="utf-8" if pages else "", meta=meta,
-                    locator=locator(slice.path, 0, ordinal), **fields)
+                    locator=locator(slice.path, 0, ordinal),
+                    url=url or "", language=language or "", date=date)
 
 
 def _class(block: str) -> Any:

@@ -98,7 +98,7 @@ class MinHashSignature(Stage):
         self.libraries = ("regex", "spacy") if c.dialect == "datatrove" else ("regex",)
         if c.words == "language":
             self.libraries += ("datatrove",)                       # its table of languages
-            self.side = self.side.append(pa.field("language", pa.string()))
+            self.side = MinHashSignature.side.append(pa.field("language", pa.string()))
         self._permute = Permutations(c.bands * c.rows, c.seed, c.dialect)
 
     def reads(self) -> dict[str, str]:

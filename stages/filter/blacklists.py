@@ -12,6 +12,7 @@ import hashlib
 import re
 import tarfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from stages.stage import file_sha256
@@ -35,7 +36,7 @@ class Blacklists:
         asked = hashlib.sha256("\n".join(categories).encode()).hexdigest()
         name, folder = f"{file_sha256(archive)[:32]}.{asked[:16]}", cache_dir() / "lists"
         self._lists = [LabelledList(cached(folder / f"{name}.{kind}.npy",
-                                       lambda path, kind=kind: _write(archive, categories, kind, path)))
+                                       partial(_write, archive, categories, kind)))
                        for kind in _KINDS]
 
     def category(self, url: str) -> int:
@@ -93,7 +94,9 @@ def _members(archive: Path) -> dict[str, dict[str, str]]:
     """{category: {kind: name of the member}}; links are followed."""
     try:
         with tarfile.open(archive) as tar:
-            files, links, total = {}, {}, 0
+            files: dict[str, dict[str, str]] = {}
+            links: dict[str, str] = {}
+            total = 0
             for count, member in enumerate(tar, 1):
                 total += member.size
                 if count > _MEMBERS or total > _BYTES:
@@ -114,7 +117,7 @@ def _write(archive: Path, categories: tuple[str, ...], kind: str, path: Path) ->
     missing = [name for name in categories if name not in known]
     if missing:
         raise ValueError(f"{archive} has no category '{missing[0]}'; it has {', '.join(sorted(known)) or 'none'}")
-    wanted = {}
+    wanted: dict[str, int] = {}
     for label, name in enumerate(categories, 1):
         if kind in known[name]:
             wanted.setdefault(known[name][kind], label)

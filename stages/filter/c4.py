@@ -103,10 +103,9 @@ class C4(Stage):
             return
         # places in bytes are places in characters where all of them are ASCII
         plain = doc.text.isascii()
-        data = doc.text if plain else doc.utf8
+        text, data = doc.text, b"" if plain else doc.utf8
         for start, end, words, sentences in doc.words.lines.tolist():
-            line = data[start:end]
-            yield line if plain else line.decode("utf-8", "surrogatepass"), words, sentences
+            yield text[start:end] if plain else data[start:end].decode("utf-8", "surrogatepass"), words, sentences
 
     def verdict(self, doc: Document) -> str | None:
         """The decision about sentences alone: phrases drop a document whatever the threshold."""

@@ -68,7 +68,8 @@ class DclmLinks(Stage):
     def _without_urls(self, text: str) -> str:
         """`self._url.sub("", text)`. A match is white space and then none, so each such piece stands on its own: only
         pieces with something like a host name are searched."""
-        out, done = [], 0
+        out: list[str] = []
+        done = 0
         for match in _MAYBE_URL.finditer(text):
             at = match.start()
             if at < done:

@@ -52,7 +52,8 @@ class Ensemble(Stage):
             doc.signals.pop(name, None)
         if not values:
             return None
-        made = {"max": max, "min": min, "mean": lambda v: sum(v) / len(v)}[self.config.combine](values)
+        how = self.config.combine
+        made = max(values) if how == "max" else min(values) if how == "min" else sum(values) / len(values)
         doc.signals["ensemble_bucket"] = made
         doc.signals["ensemble_tier"] = bisect.bisect_right(self.config.tiers, made)
         return None

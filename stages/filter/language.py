@@ -57,7 +57,7 @@ class Language(Stage):
     exact = False
     grid = 1e-4
     libraries = ("fasttext-numpy2",)
-    signals = ("language_score", "script", "script_share")
+    signals: tuple[str, ...] = ("language_score", "script", "script_share")
     scores = ("language_score",)
     sets_language = True
     memory_mb = 250

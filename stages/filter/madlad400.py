@@ -52,7 +52,7 @@ class Madlad400(Stage):
     name = "madlad400"
     version = 2
     cost_ms, drops = 2.0, True
-    libraries = ("regex",)
+    libraries: tuple[str, ...] = ("regex",)
     signals = ("madlad400_sentences", "madlad400_questionable", "madlad400_consistency", "madlad400_list_case",
                "madlad400_length", "madlad400_technical", "madlad400_cursed")
     memory_mb = 60

@@ -151,9 +151,9 @@ def _of_lines(text: str, raw: list[str], lines: list[list[str]]) -> dict[str, fl
     for i, line in enumerate(raw):
         if line:
             upper += _share(uppercase(line), len(line) + (i < breaks))
-    for line in lines:
-        if line and (found := _numeric("".join(line))):
-            numeric += _share(found, sum(map(len, line)) + len(line) - 1)
+    for words in lines:
+        if words and (found := _numeric("".join(words))):
+            numeric += _share(found, sum(map(len, words)) + len(words) - 1)
     sums = {"rps_lines_javascript_counts": sum([line.count("javascript") for line in lines]),
             "rps_lines_ending_with_terminal_punctution_mark": sum([line.rstrip().endswith(_TERMINAL) for line in raw]),
             "rps_lines_num_words": sum(map(len, lines)), "rps_lines_uppercase_letter_fraction": upper,

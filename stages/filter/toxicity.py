@@ -41,7 +41,7 @@ class Toxicity(Stage):
     exact = False
     grid = Quality.grid
     libraries = Quality.libraries
-    signals = ("toxicity",)
+    signals: tuple[str, ...] = ("toxicity",)
 
     class Config(StageConfig):
         model: str = resource(..., "fastText classifier, e.g. Dolma's, or one of `tokenmill classifier train`")

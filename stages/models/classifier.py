@@ -36,7 +36,7 @@ class Scores:
 
     def values(self) -> NDArray[np.float64] | None:
         """The score as the step `quality` writes it."""
-        return None if self.score is None else (self.score * Quality.grid).round(10)
+        return None if self.score is None else (self.score * np.float64(Quality.grid)).round(10)
 
     def best(self) -> list[str]:
         """The most probable label of each text."""
@@ -73,7 +73,7 @@ class Classifier:
     def calibrated(self, raw: Scores) -> Scores:
         if self.table is None:
             return raw
-        if self.kind == "grades":
+        if self.kind == "grades" and raw.score is not None:
             grade = calibration.Table(self.table["grade"])
             return Scores(raw.labels, raw.probabilities, np.array([grade(int(s)) for s in raw.score], np.int64))
         columns = [[table(int(p)) for p in raw.probabilities[:, i]] for i, table in enumerate(

@@ -39,8 +39,9 @@ def profile(texts: Sequence[str], scores: Scores) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"documents": len(texts),
                              "bytes": sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)}
-    if scores.score is not None:
-        found["scores"] = _distribution(scores.values())
+    values = scores.values()
+    if values is not None:
+        found["scores"] = _distribution(values)
     else:
         best = Counter(scores.best())
         found["labels"] = {label: best[label] for label in scores.labels}
@@ -61,8 +62,8 @@ def compare(was: dict[str, Any], texts: Sequence[str], scores: Scores) -> dict[s
     """
     n, m = was["documents"], len(texts)
     out: dict[str, Any] = {"documents": m}
-    if scores.score is not None and "scores" in was:
-        values = scores.values()
+    values = scores.values()
+    if values is not None and "scores" in was:
         part = _moved(was["scores"], values, n, m)
         part["distance"] = round(measure.ks_distance(was["scores"]["at"], was["scores"]["below"], values), 4)
         part["critical"] = round(measure.ks_critical(n, m), 4)
@@ -101,7 +102,7 @@ def _distribution(values: NDArray[np.float64]) -> dict[str, Any]:
 def _moved(was: dict[str, Any], values: NDArray[np.float64], n: int, m: int) -> dict[str, Any]:
     counts = np.bincount(np.searchsorted(np.array(was["bins"]), values.round(6), side="right"),
                          minlength=len(was["counts"]))
-    return _judged(measure.stability_index(was["counts"], counts), len(was["counts"]), n, m)
+    return _judged(measure.stability_index(was["counts"], counts.astype(np.float64)), len(was["counts"]), n, m)
 
 
 def _mix(was: dict[str, int], now: Counter[str]) -> dict[str, Any]:
@@ -110,8 +111,8 @@ def _mix(was: dict[str, int], now: Counter[str]) -> dict[str, Any]:
     n, m = sum(was.values()), sum(now.values())
     a, b = [was.get(name, 0) for name in common], [now[name] for name in common]
     found = _judged(measure.stability_index([*a, n - sum(a)], [*b, m - sum(b)]), len(common) + 1, n, m)
-    shares = [[name, round(x / max(1, n), 4), round(y / max(1, m), 4)] for name, x, y in zip(common, a, b)]
-    found["moved"] = sorted(shares, key=lambda s: (-abs(s[2] - s[1]), s[0]))[:5]
+    shares = [(name, round(x / max(1, n), 4), round(y / max(1, m), 4)) for name, x, y in zip(common, a, b)]
+    found["moved"] = [list(s) for s in sorted(shares, key=lambda s: (-abs(s[2] - s[1]), s[0]))[:5]]
     return found
 
 

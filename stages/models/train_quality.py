@@ -84,7 +84,7 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
         _fit(parts["train"], settings, seed, made)
         sha256 = file_sha256(made)
         found = _calibrated(Classifier(FastText(made), kind, labels, target), parts["calibrate"], sha256)
-        card = {
+        card: dict[str, Any] = {
             "format": model_card.FORMAT, "model": {"file": out.name, "sha256": sha256, "bytes": made.stat().st_size},
             "kind": kind, "labels": labels, "target": target,
             "calibration": found.table and {k: found.table[k] for k in ("method", "documents")},
@@ -94,13 +94,13 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
             "libraries": library_versions(Quality.libraries),
             "features": model_card.features(found.model, labels), "measured": judge(found, parts["test"], seed)}
         test = [e.text for e in parts["test"]]
-        card["profiles"] = {"held_out": drift.profile(test, found.scores(test))} if test else {}
+        profiles = card["profiles"] = {"held_out": drift.profile(test, found.scores(test))} if test else {}
         if reference is not None:
             texts, counts = _unseen(sample(reference, seed, MOST_REFERENCE), {e.key for e in parts["train"]})
             scores = found.scores(texts)
             if scores.score is not None and texts:
                 card["threshold"] = counts | _threshold(texts, scores.score, keep)
-            card["profiles"]["reference"] = drift.profile(texts, scores)
+            profiles["reference"] = drift.profile(texts, scores)
         # the model comes last: who is stopped before it leaves no model without its table, and a table of another model
         # is refused
         if found.table is not None:
@@ -167,7 +167,7 @@ def _calibrated(classifier: Classifier, part: list[Example], sha256: str) -> Cla
     one = round(1 / Quality.grid)
     tables: dict[str, Any] = {}
     grade = method = None
-    if classifier.kind == "grades":
+    if classifier.kind == "grades" and said.score is not None:
         low, high = (round(float(classifier.labels[i]) / Quality.grid) for i in (0, -1))
         fitted = calibration.fit(said.score, [float(e.label) / Quality.grid for e in part], low, high, graded=True)
         if fitted is None:

@@ -180,7 +180,8 @@ def _turn(i: int, message: Any) -> Turn | None:
     if not isinstance(message, Mapping):
         raise Refused("bad_turn", f"turn {i} is a {type(message).__name__}")
     name = message.get("role") if message.get("role") is not None else message.get("from")
-    role = ROLES.get(name.strip().lower()) if isinstance(name, str) else None
+    spelt = name.strip().lower() if isinstance(name, str) else ""
+    role = ROLES.get(spelt)
     if role is None:
         raise Refused("unknown_role", f"turn {i}")
     content = next((message[k] for k in ("content", "value", "text") if message.get(k) is not None), None)
@@ -196,7 +197,7 @@ def _turn(i: int, message: Any) -> Turn | None:
     if not isinstance(content, str):
         raise Refused("bad_turn", f"turn {i} has no text")
     content = content.strip()
-    if role == "assistant" and name.strip().lower() in CALLS:
+    if role == "assistant" and spelt in CALLS:
         content = _spelt(content)
     if not content and role in ("user", "assistant"):
         raise Refused("empty_turn", f"turn {i}")

@@ -38,9 +38,9 @@ def parse_response(block: bytes) -> tuple[int, dict[str, str], bytes] | None:
     head, body = (block[:end.start()], block[end.end():]) if end else (block[:MAX_HEAD], b"")
     headers: dict[str, str] = {}
     for line in head.split(b"\n")[1:]:
-        name, colon, value = line.partition(b":")
+        before, colon, behind = line.partition(b":")
         if colon:
-            name, value = name.strip().lower().decode("latin-1"), value.strip().decode("latin-1")
+            name, value = before.strip().lower().decode("latin-1"), behind.strip().decode("latin-1")
             if name in _LISTS and name in headers:
                 headers[name] += f"\n{value}"
             else:

@@ -223,8 +223,9 @@ def _untarred(data: bytes) -> dict[str, bytes]:
             for info in archive:
                 if len(files) >= _FILES:
                     break
-                if info.isreg() and info.name.lower().endswith(_TEXTS):
-                    files[_clean(info.name)] = archive.extractfile(info).read()
+                if (info.isreg() and info.name.lower().endswith(_TEXTS)
+                        and (member := archive.extractfile(info)) is not None):      # only of what is no file
+                    files[_clean(info.name)] = member.read()
     except (tarfile.TarError, EOFError, OSError, ValueError) as e:
         raise Damaged("corrupt_tar", str(e)) from None
     return files

@@ -102,7 +102,7 @@ class Notebook(Files):
         for output in outputs if isinstance(outputs, list) else []:
             if left <= 0 or not isinstance(output, dict):
                 break
-            data = output.get("data") if isinstance(output.get("data"), dict) else output
+            data = output["data"] if isinstance(output.get("data"), dict) else output
             if output.get("name") == "stderr" or output.get("stream") == "stderr" or any(
                     kind.startswith("application/vnd.jupyter.widget") for kind in data):
                 continue
@@ -143,7 +143,7 @@ def _text(value: Any) -> str:
 
 
 def _language(book: dict[str, Any]) -> str:
-    facts = book.get("metadata") if isinstance(book.get("metadata"), dict) else {}
+    facts = book["metadata"] if isinstance(book.get("metadata"), dict) else {}
     for key, name in (("language_info", "name"), ("kernelspec", "language"), ("kernelspec", "name")):
         inner = facts.get(key)
         said = inner.get(name) if isinstance(inner, dict) else None

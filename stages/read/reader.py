@@ -91,13 +91,12 @@ class Reader:
     #: False for a reader of one's own that needs the network or credentials (`Stage.confined`)
     confined: ClassVar[bool] = True
 
-    class Config(StageConfig):
-        pass
+    Config: ClassVar[type[StageConfig]] = StageConfig
 
     def __init__(self, config: Any = None, **kw: Any) -> None:
         if config is None or isinstance(config, dict):
             config = self.Config(**{**(config or {}), **kw})
-        self.config = config
+        self.config: Any = config
         #: what a person should hear about a file, e.g. why it cannot be split; filled by `splits` and `read`
         self.warnings: list[str] = []
         #: values of the records read that no document has: {column: {reason: values}}

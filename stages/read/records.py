@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -238,7 +239,7 @@ class Preference(Records):
     def conversations(self, row: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], list[Turn]]]]:
         which = ("chosen", "rejected") if self.config.answers == "both" else (self.config.answers,)
         for name in which:
-            yield name, lambda name=name: preference(row, self.config, name)
+            yield name, partial(preference, row, self.config, name)
 
 
 def _refuse(reason: str, detail: str) -> list[Turn]:

@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 
@@ -251,7 +251,7 @@ class _Counted:
 def _tar(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
     with Stream(local) as stream:
         try:
-            archive: BinaryIO | Any = tarfile.open(fileobj=_Counted(stream), mode="r|")  # noqa: SIM115
+            archive = tarfile.open(fileobj=_Counted(stream), mode="r|")  # type: ignore[call-overload] # noqa: SIM115
             for info in archive:
                 if not info.isreg():
                     continue

@@ -58,7 +58,8 @@ class Warc(Reader):
                 yield bad("arc_format", slice, slice.start, slice.ordinal, fatal=True,
                           detail="an ARC file, the format before WARC; convert it with `warcio recompress`")
                 return
-            ordinal, at = slice.ordinal, slice.start
+            ordinal = slice.ordinal
+            at: int | None = slice.start
             while at is not None:
                 at, ordinal = yield from self._stretch(file, slice, at, stop, ordinal)
             if ordinal == slice.ordinal and stop == size:

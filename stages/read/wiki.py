@@ -14,6 +14,7 @@ import bz2
 import os
 import re
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 from urllib.parse import quote
 from xml.parsers import expat
 
@@ -70,7 +71,7 @@ class Wiki(Reader):
                 ordinal += 1
             reason = getattr(e, "reason", "")
             if not reason:
-                cut = e.code in (expat.errors.codes[expat.errors.XML_ERROR_NO_ELEMENTS],
+                cut = getattr(e, "code", None) in (expat.errors.codes[expat.errors.XML_ERROR_NO_ELEMENTS],
                                  expat.errors.codes[expat.errors.XML_ERROR_UNCLOSED_TOKEN]) or not block
                 reason = "truncated" if cut else "corrupt_xml"
             yield bad(reason, slice, 0, ordinal, detail=str(e), fatal=True)
@@ -152,7 +153,7 @@ class _Xml:
             raise _Hostile(f"a tag of more than {_TAG} bytes, which no dump has")
 
 
-def _refuse(*_: object) -> None:
+def _refuse(*_: object) -> NoReturn:
     raise _Hostile("a document type or entity declaration, which no dump has")
 
 

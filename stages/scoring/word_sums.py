@@ -189,7 +189,7 @@ def _hash(data: Any, begin: int, end: int, seed: int) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _find(hashes: Any, h: Any) -> int:
+def _find(hashes: Any, h: Any) -> np.int64:
     """Where a hash is in a table, or would be."""
     mask = len(hashes) - 1
     i = np.int64(h & np.uint64(mask))

@@ -71,7 +71,8 @@ def _apart(found: list[Match]) -> list[Match]:
 
 
 def _blotted(text: str, found: list[Match]) -> str:
-    pieces, place = [], 0
+    pieces: list[str] = []
+    place = 0
     for start, end, *_ in found:
         pieces += text[place:start], "\0" * (end - start)
         place = end

@@ -64,7 +64,7 @@ class Pii(Stage):
     cost_ms, edits = 0.05, True
     scrubs = True
     memory_mb = 20
-    signals = ("pii_emails", "pii_ips")
+    signals: tuple[str, ...] = ("pii_emails", "pii_ips")
 
     class Config(StageConfig):
         emails: bool = signal(True, "replace e-mail addresses")

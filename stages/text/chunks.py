@@ -119,7 +119,7 @@ def room(column: np.ndarray, size: int) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
-def packed(data: np.ndarray, start: int, stop: int) -> int:
+def packed(data: np.ndarray, start: int, stop: int) -> np.uint64:
     """Up to eight bytes as a number, the first one lowest."""
     value = np.uint64(0)
     for i in range(min(stop - start, 8)):
@@ -128,7 +128,7 @@ def packed(data: np.ndarray, start: int, stop: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def hash_bytes(data: np.ndarray, start: int, stop: int, head: int, seed: int) -> int:
+def hash_bytes(data: np.ndarray, start: int, stop: int, head: np.uint64, seed: int) -> np.int64:
     """A 64-bit hash; `head` is packed(data, start, stop)."""
     h = (np.uint64(seed) ^ np.uint64(head)) * np.uint64(0x9E3779B97F4A7C15)
     h ^= h >> np.uint64(32)
@@ -247,7 +247,7 @@ def scan(data: np.ndarray, classes: np.ndarray, slots: np.ndarray, rows: np.ndar
                     found = number
                     break
             slot = (slot + 1) & mask
-        unknown += found < 0
+        unknown += 1 if found < 0 else 0
         chunks[n] = found
         spans[n, 0] = start
         spans[n, 1] = i

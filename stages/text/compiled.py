@@ -67,8 +67,9 @@ def keep_in(folder: str) -> None:
         return                                        # it reads the variable when it is imported
     import numba
 
+    settings: Any = numba.config                      # filled when numba is imported
     with _lock:
-        numba.config.CACHE_DIR = folder
+        settings.CACHE_DIR = folder
         for kernel in _compiled.values():
             own: Any = getattr(kernel, "_cache", None)
             if hasattr(own, "_cache_file"):           # kept at all
@@ -78,7 +79,8 @@ def keep_in(folder: str) -> None:
 
 def _shipped(kernel: Any) -> Any:
     """The kernel, which takes its variants from the folder of SHIPPED where they are there."""
-    own, folder = getattr(kernel, "_cache", None), os.environ.get(SHIPPED)
+    own: Any = getattr(kernel, "_cache", None)
+    folder = os.environ.get(SHIPPED)
     if not folder or not hasattr(own, "_cache_file"):
         return kernel
     from numba.core.caching import IndexDataCacheFile, UserProvidedCacheLocator

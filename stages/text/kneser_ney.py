@@ -103,7 +103,7 @@ def _count(stream: np.ndarray, vocabulary: int, order: int) -> Iterator[Order]:
         # it goes on unless the shorter one was cut, or ends with the text
         starts = np.flatnonzero((rank[:-1] >= 0) & (rank[1:] >= 0) & (stream[n - 2:n - 2 + len(rank) - 1] != 2))
         keys = rank[starts].astype(np.int64) << _WORD_BITS | stream[starts + n - 1]
-        found, first, inverse, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        found, first, inverse, times = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
         del keys
         context = (found >> _WORD_BITS).astype(np.int32)
         word, end = (found & (1 << _WORD_BITS) - 1).astype(np.int32), rank[starts[first] + 1]
@@ -112,7 +112,7 @@ def _count(stream: np.ndarray, vocabulary: int, order: int) -> Iterator[Order]:
         rank = np.full(len(rank) - 1, -1, np.int32)
         rank[starts] = inverse
         del starts, inverse
-        yield Order(context, word, end, counts.astype(np.int32), begins)
+        yield Order(context, word, end, times.astype(np.int32), begins)
 
 
 def _estimate(words: list[str], orders: list[Order], tokens: int) -> Estimate:
@@ -157,8 +157,8 @@ def _discounts(t: np.ndarray) -> tuple[float, float, float] | None:
     if not (t[1] and t[2] and t[3]):
         return None
     y = t[1] / (t[1] + 2 * t[2])
-    found = tuple(float(k - (k + 1) * y * t[k + 1] / t[k]) for k in (1, 2, 3))
-    return found if all(0 <= d <= k for k, d in enumerate(found, 1)) else None
+    d1, d2, d3 = (float(k - (k + 1) * y * t[k + 1] / t[k]) for k in (1, 2, 3))
+    return (d1, d2, d3) if 0 <= d1 <= 1 and 0 <= d2 <= 2 and 0 <= d3 <= 3 else None
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -276,7 +276,7 @@ def write_model(path: str | os.PathLike[str], words: Sequence[str], unigrams: np
             f.write(data)
         for (name, room), (keys, values) in zip(slots.items(), grams, strict=True):
             f.write(b"\0" * (places[name][0] - f.tell()))
-            f.write(memoryview(_table(name.removeprefix("grams"), room, keys, values)).cast("B"))
+            f.write(_table(name.removeprefix("grams"), room, keys, values).data.cast("B"))
 
 
 def _table(n: str, slots: int, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -309,8 +309,8 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
         words = known
         orders.append((ids, values))
     for n in range(2, len(orders)):
-        known = hashes(list(orders[n - 1][0].T))
-        lost = np.flatnonzero(~np.isin(hashes(list(orders[n][0][:, :-1].T)), known))
+        contexts = hashes(list(orders[n - 1][0].T))
+        lost = np.flatnonzero(~np.isin(hashes(list(orders[n][0][:, :-1].T)), contexts))
         if len(lost):
             shown = " ".join(words[i] for i in orders[n][0][lost[0]])
             raise BadModel(f"{source}: the context of the {n + 1}-gram '{shown}' is no {n}-gram of the model, so it "

@@ -50,7 +50,8 @@ def segments(text: str) -> list[str]:
     """The words of a text, in order."""
     if not text.isascii() and any(c in text for c in _JOINING):
         return list(_words(text))
-    known, out = _cache, []
+    known = _cache
+    out: list[str] = []
     if len(known) > CAPACITY:
         known.clear()
     for chunk in text.split():

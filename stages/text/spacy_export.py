@@ -32,17 +32,18 @@ def export(language: str, path: Path) -> None:
     from stages.text.spacy_rules import SpacyRules
 
     nlp = spacy.blank(language)
-    tokenizer = nlp.tokenizer
+    tokenizer: Any = nlp.tokenizer
     if type(tokenizer) is not spacy.tokenizer.Tokenizer:
         raise ValueError(f"spaCy splits '{language}' by a tokenizer of its own, which is no set of rules")
     patterns = {"prefix": tokenizer.prefix_search, "suffix": tokenizer.suffix_search,
                 "infix": tokenizer.infix_finditer, "url": tokenizer.url_match, "token": tokenizer.token_match}
+    sentencizer: Any = nlp.add_pipe("sentencizer")
     rules: dict[str, Any] = {
         "spacy": spacy.__version__, "language": language,
         **{name: _pattern(method) for name, method in patterns.items()},
         "specials": {chunk: [part.get(ORTH, part.get("ORTH")) for part in parts]
                      for chunk, parts in tokenizer.rules.items()},
-        "sentence_ends": sorted(nlp.add_pipe("sentencizer").punct_chars),
+        "sentence_ends": sorted(sentencizer.punct_chars),
         "suffix_window": suffix_window(tokenizer.suffix_search.__self__.pattern),
         "plain_letters": language == "en",
     }

@@ -215,7 +215,8 @@ class Vocabulary:
             self.describe()
         elif unsure and (runs := self._contested(data, chunks, spans)):
             ends = np.cumsum(self.chunks.rows["count"][chunks], dtype=np.int64)
-            pieces, place = [], 0
+            pieces: list[np.ndarray] = []
+            place = 0
             for first, behind in runs:
                 words = self._merged(data, spans[first:behind])
                 pieces += ids[place:ends[first - 1] if first else 0], np.array(list(map(self.number, words)), np.int32)

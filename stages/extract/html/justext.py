@@ -118,7 +118,8 @@ def _stoplist(language: str) -> frozenset[str]:
 
 def language_of(paragraphs: Sequence[Paragraph]) -> str:
     """The language whose stop words are the most of all words, e.g. 'English'."""
-    table, found, left = stop_words(), Counter(), _WORDS
+    table, left = stop_words(), _WORDS
+    found: Counter[str] = Counter()
     words: Counter[str] = Counter()
     for p in paragraphs:
         some = p.text.lower().split()[:left]

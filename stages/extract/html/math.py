@@ -48,9 +48,9 @@ def expose(page: str) -> str:
 
     def following(name: str, at: int) -> re.Match[str] | None:
         """The next thing of that name, None when it is too far. Looked for once between two of them."""
-        if name not in known or (known[name] is not None and known[name].start() < at):
-            known[name] = _NEXT[name].search(page, at)
-        found = known[name]
+        found = known.get(name)
+        if name not in known or (found is not None and found.start() < at):
+            found = known[name] = _NEXT[name].search(page, at)
         return found if found is not None and found.start() - at <= _LONGEST else None
 
     out: list[str] = []

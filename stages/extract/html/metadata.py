@@ -163,7 +163,9 @@ def _told(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, str], l
     best: dict[str, tuple[int, str]] = {}
     authors: dict[int, list[str]] = {}
     links: dict[str, str] = {}
-    published, other, label = [], [], ""
+    published: list[str] = []
+    other: list[str] = []
+    label = ""
     for piece in head.split("<")[1:]:                       # a tag ends where the next one begins, quotes or not
         kind = piece[:4].lower()
         if kind not in _KINDS or (m := _TOLD.match(kind + piece[4:])) is None:

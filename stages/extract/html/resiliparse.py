@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from lxml import html
 from resiliparse.extract.html2text import extract_plain_text
@@ -35,12 +35,12 @@ class Engine:
         tree = html.document_fromstring(f"<body>{found}".replace("\t\t", " | "), parser=html.HTMLParser())
         return write(tree, lines=True)
 
-    def _found(self, page: str, form: bool | str) -> str | None:
+    def _found(self, page: str, form: bool | Literal["minimal_html"]) -> str | None:
         tree, tags = HTMLTree.parse(page), page.count("<")
         if tags > _HARMLESS:
             # an element this many levels down: a selector, so that the search stays in C
             deepest = min(self.max_depth, max(_LOOKS // tags, 30))
-            if tree.document.query_selector(" > ".join(["*"] * (deepest + 1))) is not None:
+            if tree.document is not None and tree.document.query_selector(" > ".join(["*"] * (deepest + 1))):
                 return None
         return extract_plain_text(tree, preserve_formatting=form, main_content=True, list_bullets=False, links=False,
                                   alt_texts=False, comments=self.comments)

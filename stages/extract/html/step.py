@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from pydantic import model_validator
@@ -44,8 +45,9 @@ class Engine(Protocol):
         """The same with headings, lists, tables, code and formulas as Markdown."""
 
 
-#: name → "module:Class" of an Engine; another engine is another line
-ENGINES = {
+EngineName = Literal["trafilatura", "resiliparse", "justext", "readability", "mill"]
+#: name → "module:Class" of an Engine; another engine is another name above and a line here
+ENGINES: dict[EngineName, str] = {
     "trafilatura": "stages.extract.html.trafilatura:Engine",
     "resiliparse": "stages.extract.html.resiliparse:Engine",
     "justext": "stages.extract.html.justext:Engine",
@@ -96,13 +98,13 @@ class Html(Stage):
     name = "html"
     version = 4
     cost_ms, leaves = 0.55, 0.04
-    libraries = ("resiliparse",)
-    signals = ("html_cut_bytes",)
+    libraries: tuple[str, ...] = ("resiliparse",)
+    signals: tuple[str, ...] = ("html_cut_bytes",)
     extracts = True
     memory_mb = 600
 
     class Config(StageConfig):
-        engine: Literal[*ENGINES] = signal("mill", "what finds the main text")
+        engine: EngineName = signal("mill", "what finds the main text")
         format: Literal["text", "markdown"] = signal("text", "plain text, or Markdown: headings, lists, tables, code, "
                                                              "formulas")
         favor: Literal["balanced", "precision", "recall"] = signal("balanced", "trafilatura, mill: what to prefer in "
@@ -129,28 +131,30 @@ class Html(Stage):
         self.libraries = (*Html.libraries, *LIBRARIES[self.config.engine])
         self.signals = (*Html.signals, *SIGNALS.get(self.config.engine, ()))
         self.version = VERSIONS.get(self.config.engine, Html.version)
-        self._engine: Engine | None = None  # made in `setup`
 
     def setup(self) -> None:
+        self._engine  # noqa: B018 - made here, so that no document is charged for it
+
+    @cached_property
+    def _engine(self) -> Engine:
         # it logs an error for every odd page; the reasons of dropped documents say the same, countably
         logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
-        limits.nodes(b"<p>", 1)                   # compiles the kernel, so that no document is charged for it
+        limits.nodes(b"<p>", 1)                   # compiles the kernel
         names = ("favor", "fast", "tables", "comments", "max_depth")
-        self._engine = load(ENGINES[self.config.engine])(**{name: getattr(self.config, name) for name in names})
+        engine: Engine = load(ENGINES[self.config.engine])(**{name: getattr(self.config, name) for name in names})
+        return engine
 
     def process(self, doc: Document) -> str | None:
-        data = doc.raw
-        if data is None:
+        raw = doc.raw
+        if raw is None:
             return None if doc.text else "no_text"
-        if data.startswith(_BINARY):
+        if raw.startswith(_BINARY):
             return "not_html"
-        data = limits.shorten(data, self.config.max_bytes)
-        doc.signals["html_cut_bytes"] = float(len(doc.raw) - len(data))
+        data = limits.shorten(raw, self.config.max_bytes)
+        doc.signals["html_cut_bytes"] = float(len(raw) - len(data))
         page, encoding = decode(data, doc.charset)
         if not is_page(page, doc.mime):
             return "not_html"
-        if self._engine is None:
-            self.setup()
         utf8 = data if encoding == "utf-8" else page.encode("utf-8", "surrogatepass")
         if limits.nodes(utf8, self.config.max_nodes) > self.config.max_nodes:
             return "html_too_many_nodes"

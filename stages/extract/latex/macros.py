@@ -117,7 +117,7 @@ def _end_of_false(text: str, at: int) -> int:
         at = m.end()
         depth += (not m[1]) - (m[1] == "fi")
         if depth == 0 or (depth == 1 and m[1] == "else"):
-            return _BLANKS.match(text, at).end()
+            return _behind_blanks(text, at)
     return -1
 
 
@@ -254,7 +254,7 @@ class Expansion:
 
     def _argument(self, text: str, at: int, closing: dict[int, int]) -> tuple[str, int] | None:
         """(the argument that follows: a group, a command or a character; where it ends)."""
-        at = _BLANKS.match(text, at).end()
+        at = _behind_blanks(text, at)
         if text.startswith("{", at):
             if at not in closing:
                 return None
@@ -325,6 +325,12 @@ class Expansion:
             return
         body = body.removesuffix("\\xspace").rstrip() if body.endswith("\\xspace") else body
         self.macros[name] = macro._replace(body=body.strip() if not macro.arguments else body)
+
+
+def _behind_blanks(text: str, at: int) -> int:
+    """Where blanks and at most one line break end."""
+    match = _BLANKS.match(text, at)
+    return at if match is None else match.end()
 
 
 def _filled(body: str, given: list[str]) -> str:

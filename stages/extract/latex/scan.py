@@ -405,7 +405,8 @@ class Scan:
 
     def _blank(self, at: int) -> int:
         """Behind blanks and the end of the line; an empty line stays."""
-        return _REST.match(self.text, at).end()
+        match = _REST.match(self.text, at)
+        return at if match is None else match.end()
 
     def _unspaced(self, blanks: str = " ~\t") -> None:
         """Take back the blanks in front of something."""

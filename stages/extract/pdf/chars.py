@@ -64,14 +64,16 @@ def pieces_of(layer: Any, count: int, page: tuple[float, float, float, float]) -
     text = _text(code)
     rtl = is_rtl_code(code)
     turning = np.add.reduceat(rtl, starts).tolist() if rtl.any() and len(starts) else [0] * len(starts)
-    places, pitches, out = edges.tolist(), mono.tolist(), []
+    places, pitches = edges.tolist(), mono.tolist()
+    out: list[Piece] = []
     for k, (start, end) in enumerate(zip(starts.tolist(), ends.tolist())):
         content = text[start:end]
         if turning[k]:
             content = logical(content, made[start:end].tolist(), box[start:end].tolist())
         content = " ".join(content.replace("\0", "").split())
         if content:
-            out.append(Piece(*places[k], content, pitches[k], bool(turning[k]) and is_rtl(content)))
+            left, top, right, bottom = places[k]
+            out.append(Piece(left, top, right, bottom, content, pitches[k], bool(turning[k]) and is_rtl(content)))
     control = (code < 32) & (code > 0) & ~hyphen & (code != 9) & (code != 10) & (code != 13)
     garbled = control | (code == 0xFFFD) | ((code >= 0xE000) & (code <= 0xF8FF)) | ((code >= 0x7F) & (code < 0xA0))
     spaces = (code == 32) | (code == 0xA0) | (code == 13)

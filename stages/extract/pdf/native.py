@@ -59,7 +59,7 @@ def _read(addresses, page, code, made, angle, loose, tight):
     """Fills the arrays, one entry a character. `loose`: left, top, right, bottom (FS_RECTF), the advance of the
     character by the height of its font; `tight`: left, right, bottom, top of its ink."""
     for i in range(code.shape[0]):
-        code[i] = np.uint32(_integer(addresses[0], page, np.int32(i)))
+        code[i] = np.uint32(_integer(addresses[0], page, np.int32(i)))  # type: ignore[call-arg]
         made[i] = _integer(addresses[1], page, np.int32(i)) == 1
         if not made[i]:
             angle[i] = _real(addresses[2], page, np.int32(i))

@@ -263,8 +263,7 @@ def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageC
     Heights of lines are made equal where they differ by what letters happen to reach above and below.
     """
     turn = _turn(words)
-    turned = [word._replace(**dict(zip(("left", "top", "right", "bottom"), _turned(word, turn, width, height))))
-              for word in words]
+    turned = [_turned(word, turn, width, height) for word in words]
     if turn % 2:
         width, height = height, width
     groups: list[list[Word]] = []
@@ -282,11 +281,12 @@ def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageC
         top, bottom = min(w.top for w in group), max(w.bottom for w in group)
         if 6 * usual < 10 * (bottom - top) < 16 * usual:
             top, bottom = (top + bottom - usual) // 2, (top + bottom + usual) // 2
-        box = (min(w.left for w in group), top, max(w.right for w in group), bottom)
+        left, right = min(w.left for w in group), max(w.right for w in group)
         text = group[0].text
         for before, word in pairwise(group):
             text += word.text if _WIDE.match(before.text[-1]) and _WIDE.match(word.text[0]) else " " + word.text
-        pieces.append(Piece(*(v * 72 * UNIT // dpi for v in box), text, 0, is_rtl(text)))
+        pieces.append(Piece(left * 72 * UNIT // dpi, top * 72 * UNIT // dpi, right * 72 * UNIT // dpi,
+                            bottom * 72 * UNIT // dpi, text, 0, is_rtl(text)))
     chars = sum(len(w.text) for w in words)
     # nobody is sure of leaders
     letters = [sum(map(str.isalnum, w.text)) for w in words]
@@ -305,8 +305,9 @@ def _turn(words: list[Word]) -> int:
     return max(range(4), key=lambda k: (votes[k], -k))
 
 
-def _turned(word: Word, turn: int, width: int, height: int) -> tuple[int, int, int, int]:
+def _turned(word: Word, turn: int, width: int, height: int) -> Word:
     left, top, right, bottom = word[1:5]
-    return ((left, top, right, bottom), (top, width - right, bottom, width - left),
-            (width - right, height - bottom, width - left, height - top),
-            (height - bottom, left, height - top, right))[turn]
+    left, top, right, bottom = ((left, top, right, bottom), (top, width - right, bottom, width - left),
+                                (width - right, height - bottom, width - left, height - top),
+                                (height - bottom, left, height - top, right))[turn]
+    return word._replace(left=left, top=top, right=right, bottom=bottom)

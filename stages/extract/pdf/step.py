@@ -88,11 +88,11 @@ class Pdf(Stage):
     #: every rule here is in integers, but PDFium decides in floating point where words and lines end, and draws pages
     #: in it, and OCR is a neural network: the output may depend on the machine
     exact = False
-    libraries = ("pypdfium2",)
+    libraries: tuple[str, ...] = ("pypdfium2",)
     extracts = True
     memory_mb = 800
-    signals: ClassVar[tuple[str, ...]] = ("pdf_pages", "pdf_chars_per_page", "pdf_garbled", "pdf_spaces",
-                                          "pdf_wordlike", "pdf_confidence", "pdf_ocr", "pdf_unread")
+    signals: tuple[str, ...] = ("pdf_pages", "pdf_chars_per_page", "pdf_garbled", "pdf_spaces",
+                                "pdf_wordlike", "pdf_confidence", "pdf_ocr", "pdf_unread")
     scores: ClassVar[tuple[str, ...]] = ()              # pages are what the report shows: `counts`
 
     class Config(StageConfig):

@@ -11,11 +11,12 @@ from stages.extract.pdf.chars import HYPHEN
 from stages.extract.pdf.furniture import furniture
 from stages.extract.pdf.layout import ITEM, LEADER, Block, Line, Page
 
-_SPELLED = str.maketrans({"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\xa0": " ",
-                          "\u2002": " ", "\u2003": " ", "\u2009": " ", "\u200b": "", "\xad": HYPHEN, "\ufeff": ""})
-#: punctuation of lines that run down, upright
-_SPELLED |= str.maketrans("︐︑︒︓︔︕︖︙︱︵︶︹︺︻︼︽︾︿﹀﹁﹂﹃﹄",
-                          "，、。：；！？…—（）〔〕【】《》〈〉「」『』")
+_LETTERS: dict[str, str | int] = {
+    "ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\xa0": " ", "\u2002": " ",
+    "\u2003": " ", "\u2009": " ", "\u200b": "", "\xad": HYPHEN, "\ufeff": "",
+    # punctuation of lines that run down, upright
+    **dict(zip("︐︑︒︓︔︕︖︙︱︵︶︹︺︻︼︽︾︿﹀﹁﹂﹃﹄", "，、。：；！？…—（）〔〕【】《》〈〉「」『』"))}
+_SPELLED = str.maketrans(_LETTERS)
 #: white that the shape of full-width punctuation leaves
 _OPEN, _SHUT, _IDEOGRAPH = "「『（【〈《〔", "、。，：；！？）」』】〉》〕", "\u3040-\u9fff"
 _AIR = re.compile(f"(?<=[{_SHUT}]) (?=[{_IDEOGRAPH}{_OPEN}])|(?<=[{_IDEOGRAPH}]) (?=[{_SHUT}{_OPEN}])")

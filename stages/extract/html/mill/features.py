@@ -371,7 +371,7 @@ def look_again(elements, n_el, blocks, n_bl, make, first, out):
         for d in range(3):
             up = elements[elements[up, E_PARENT], E_BOX]
             o[8 + d] = total[up] // max(weight[up], 1)
-        o[11] = page // max(page_weight, 1)
+        o[11] = page // max(page_weight, np.int64(1))
         t_sum = np.int64(0)
         w_sum = np.int64(0)
         for j in range(max(0, k - 6), min(n_bl, k + 7)):

@@ -24,5 +24,5 @@ def scores(features, roots, feature, threshold, left, right, leaf, odds, out):
             while node >= 0:
                 node = left[node] if row[feature[node]] <= threshold[node] else right[node]
             total += leaf[-1 - node]
-        at = min(max(total, -REACH), REACH) + REACH
+        at = min(max(total, np.int64(-REACH)), np.int64(REACH)) + REACH
         out[r] = odds[at // STEP]

@@ -35,7 +35,7 @@ def serialised(page: str) -> bytes:
         tree = HTMLTree.parse(page)
     except UnicodeEncodeError:                    # half a surrogate pair is no character
         tree = HTMLTree.parse(page.encode("utf-8", "replace").decode())
-    return tree.document.html.encode("utf-8", "replace")
+    return tree.document.html.encode("utf-8", "replace") if tree.document is not None else b""
 
 
 def table(hashes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

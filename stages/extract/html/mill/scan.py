@@ -60,7 +60,7 @@ def words_of(page, start, stop, kind, hashes, count):
     `kind` keeps roles apart from classes. Returns the new count; no more than `len(hashes)` are kept."""
     h = np.uint32(FNV)
     size = 0
-    was_lower = False
+    was_lower: bool | np.bool = False
     for i in range(start, stop + 1):
         c = page[i] if i < stop else np.uint8(32)
         upper = 65 <= c <= 90
@@ -156,7 +156,7 @@ def past_attributes(page, j):
 @njit(cache=True, nogil=True)
 def whole(page, start, stop):
     """A number below a million, 0 for anything else."""
-    number = 0
+    number: int | np.int64 = 0
     for i in range(start, stop):
         if not 48 <= page[i] <= 57 or i - start >= DIGITS:
             return 0
