@@ -218,6 +218,10 @@ class Stage:
         recipe is checked; a file that is not at hand, or too big to look into, says nothing."""
         return {}
 
+    def warnings(self) -> list[str]:
+        """What a person should hear before a run with these settings here, each with its remedy; the run goes on."""
+        return []
+
     # -- keys ----------------------------------------------------------------------------------------------------
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
         """32 hex characters over everything that decides about this stage's output (restricted to `roles`)."""

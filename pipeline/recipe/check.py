@@ -120,6 +120,8 @@ def _step(checker: Checker, step: Any, path: KeyPath) -> None:
     if len(checker.problems) == before and "problems" in vars(found):     # they fit the stage: do they fit its files?
         for field, message in found(step.config).problems().items():
             checker.fail((*path, step.name, field), message)
+    if len(checker.problems) == before and "warnings" in vars(found):
+        checker.warnings += [f"{key_path((*path, step.name))}: {message}" for message in found(step.config).warnings()]
 
 
 def _not_installed(what: str, e: ImportError) -> str:

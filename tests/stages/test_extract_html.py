@@ -17,10 +17,10 @@ import pytest
 from lxml import etree
 
 from stages.document import Document
-from stages.extract.html import opinions
+from stages.extract.html import fallbacks
+from stages.extract.html.private import core, loud
 from stages.extract.html.step import ENGINES as ALL
 from stages.extract.html.step import LIBRARIES, Html, is_page
-from stages.extract.html.trafilatura import _loud as loud
 from stages.read.reader import Slice
 from stages.read.warc import Warc
 from stages.text.encoding import canonical, decode
@@ -241,7 +241,8 @@ def test_the_libraries_of_an_engine_are_those_it_imports(engine):
     """What an engine loads of the distributions that extract, in a process of its own, is in its key."""
     script = ("import sys\nfrom stages.extract.html.step import Html\n"
               f"stage = Html(engine={engine!r}); stage.setup()\n"
-              "print(*{m.partition('.')[0] for m in sys.modules} & {'trafilatura', 'justext', 'lxml', 'resiliparse'})")
+              "names = {m.partition('.')[0].removeprefix('tokenmill_') for m in sys.modules}\n"
+              "print(*names & {'trafilatura', 'justext', 'lxml', 'resiliparse'})")
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert set(said.split()) <= set(Html(engine=engine).libraries)
 
@@ -254,15 +255,13 @@ def test_no_memory_is_no_missing_text(module, name, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise MemoryError
 
-    from trafilatura import core
-
     monkeypatch.setattr(core, "html2txt", lambda tree: "x" * 10**6)          # so much more on the page: look again
     raw = page("<div><p>x y z</p></div>", "<script type='application/ld+json'>{\"articleBody\": \"x\"}</script>")
     stage = Html(engine="trafilatura", comments=True)
     stage.setup()
-    monkeypatch.setattr(importlib.import_module(f"trafilatura.{module}"), name,
+    monkeypatch.setattr(importlib.import_module(f"tokenmill_trafilatura.{module}"), name,
                         SimpleNamespace(loads=full) if name == "json" else full)
-    ask = (lambda: opinions.summary.ask(etree.HTML("<p>x"))) if module == "external" else \
+    ask = (lambda: fallbacks.summary.ask(etree.HTML("<p>x"))) if module == "external" else \
         (lambda: stage.process(Document("0", raw=raw, mime="text/html")))
     with pytest.raises(MemoryError):
         ask()

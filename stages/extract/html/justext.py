@@ -19,8 +19,8 @@ from typing import Any
 from justext.core import PARAGRAPH_TAGS
 from justext.utils import get_stoplist, get_stoplists
 from lxml import etree
-from trafilatura.utils import load_html
 
+from stages.extract.html import private
 from stages.extract.html.markdown import write
 
 LENGTH_LOW, LENGTH_HIGH = 70, 200
@@ -215,14 +215,11 @@ class Engine:
     prose."""
 
     def __init__(self, *, max_depth: int = 255, **_: Any) -> None:
-        from stages.extract.html.trafilatura import raise_memory_errors  # it asks this module for a second opinion
-
-        raise_memory_errors()
         self.too_deep = etree.XPath("/*" * (max_depth + 1))
 
     def _good(self, page: str) -> tuple[Any, list[Paragraph], list[Paragraph]] | None:
         """(tree, all paragraphs, the good ones), None when it nests too deep."""
-        tree = load_html(page)
+        tree = private.utils.load_html(page)
         if tree is None:
             return None, [], []
         if self.too_deep(tree):

@@ -4,7 +4,7 @@ the best one with what stands beside it.
 For an empty block with an image it looks through all siblings, so 40,000 of them in a row take it a quarter of an hour;
 blocks inside one another are each read anew; and the text behind every element it leaves out is joined to the text
 before. `Bounded` counts that work and gives up at a fixed amount, which is many times what any page in 1,864 real ones
-takes. trafilatura, which asks readability for a second opinion, gets none then.
+takes. trafilatura, which falls back on readability, goes on without it then.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from lxml import etree, html
-from trafilatura import external, readability_lxml
-from trafilatura.utils import load_html
 
+from stages.extract.html import private
 from stages.extract.html.limits import TooMuchWork
 from stages.extract.html.markdown import write
 
@@ -32,7 +31,7 @@ class _Work:
     """`readability_lxml.text_length` with a count."""
 
     def __init__(self) -> None:
-        self.left, self.ask = MOST, readability_lxml.text_length
+        self.left, self.ask = MOST, private.readability_lxml.text_length
 
     def __call__(self, element: Any) -> int:
         length = self.ask(element)
@@ -45,7 +44,7 @@ class _Work:
 work = _Work()
 
 
-class Bounded(readability_lxml.Document):
+class Bounded(private.readability_lxml.Document):
     """`summary` raises TooMuchWork instead of taking for ever."""
 
     __slots__ = ()
@@ -58,7 +57,7 @@ class Bounded(readability_lxml.Document):
 
     def transform_misused_divs_into_paragraphs(self) -> None:
         """The package's, with the same result: it finds the place of each new paragraph by counting from the first."""
-        blocks = readability_lxml.DIV_TO_P_PREFIXES
+        blocks = private.readability_lxml.DIV_TO_P_PREFIXES
         for div in self.doc.findall(".//div"):
             if not any(str(e.tag).startswith(blocks) for e in div.iterdescendants("*")) and (
                     div.find(".//a") is None or div.xpath("text()[normalize-space()]")):
@@ -79,7 +78,7 @@ class Bounded(readability_lxml.Document):
 
 class Gentle(Bounded):
     """Without leaving out first what has an unlikely class: the second try of readability-lxml, which trafilatura's
-    copy has not."""
+    copy lacks."""
 
     __slots__ = ()
 
@@ -87,10 +86,7 @@ class Gentle(Bounded):
         return
 
 
-def install() -> None:
-    """Bound readability wherever trafilatura asks it, once per process."""
-    readability_lxml.text_length = work
-    external.ReadabilityDocument = Bounded
+private.readability_lxml.text_length = work
 
 
 class Engine:
@@ -98,10 +94,6 @@ class Engine:
     none."""
 
     def __init__(self, *, tables: bool = True, max_depth: int = 255, **_: Any) -> None:
-        from stages.extract.html.trafilatura import raise_memory_errors  # it asks this module for a second opinion
-
-        raise_memory_errors()
-        install()
         self.tables = tables
         self.too_deep = etree.XPath("/*" * (max_depth + 1))
         self.parser = html.HTMLParser(encoding="utf-8")
@@ -115,7 +107,7 @@ class Engine:
     def _written(self, page: str, markup: bool) -> str | None:
         summary = ""
         for kind in (Bounded, Gentle):
-            tree = load_html(page)
+            tree = private.utils.load_html(page)
             if tree is None:
                 return ""
             if self.too_deep(tree):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from functools import cached_property
+from importlib import metadata
 from typing import Any, Literal, Protocol
 
 from pydantic import model_validator
@@ -58,6 +59,8 @@ ENGINES: dict[EngineName, str] = {
 _ON_LXML = ("trafilatura", "justext", "lxml")
 LIBRARIES = {"trafilatura": _ON_LXML, "justext": _ON_LXML, "readability": _ON_LXML, "resiliparse": ("lxml",),
              "mill": ()}
+#: the version of trafilatura whose XPath expressions are replaced by faster rules (`stages.extract.html.xpath_rules`)
+FAST_TRAFILATURA = "2.3.1"
 #: settings that only these engines know; with any other engine a recipe that sets one is refused
 KNOWN_TO = {"favor": ("trafilatura", "mill"), "fast": ("trafilatura",),
             "tables": ("trafilatura", "readability", "mill"), "comments": ("trafilatura", "resiliparse", "mill")}
@@ -86,9 +89,9 @@ class Html(Stage):
         … precision                    0.841  19.6      readability                    0.694   7.7
 
     Other modes of trafilatura (benchmarks/html_engines.py): fast 0.858, recall 0.875, in 0.6 of the time of balanced;
-    called as its documentation says, without our shortcuts, in 1.7 of it. On news pages: docs/texts.md. jusText
-    and readability are for articles (0.80 and 0.90 there). `metadata` takes about 0.4 ms a page. Markdown 2 to 3 ms
-    more, most of it to look for formulas.
+    called as its documentation says, without our rules in place of its XPath, in 1.7 of it. On news pages:
+    docs/texts.md. jusText and readability are for articles (0.80 and 0.90 there). `metadata` takes about 0.4 ms a page.
+    Markdown 2 to 3 ms more, most of it to look for formulas.
 
     Into `meta`, when the page says it: `title`, `author`, `date` (published, YYYY-MM-DD), `lang` (a hint, often wrong),
     `canonical` (when not the URL itself), `license` (a URL; of something on the page), and what the step `rights`
@@ -132,13 +135,19 @@ class Html(Stage):
         self.signals = (*Html.signals, *SIGNALS.get(self.config.engine, ()))
         self.version = VERSIONS.get(self.config.engine, Html.version)
 
+    def warnings(self) -> list[str]:
+        if self.config.engine != "trafilatura" or (installed := metadata.version("trafilatura")) == FAST_TRAFILATURA:
+            return []
+        return [f"trafilatura {installed} takes 1.7 times the CPU time of {FAST_TRAFILATURA}, which alone runs with "
+                f"faster rules; pip install trafilatura=={FAST_TRAFILATURA}"]
+
     def setup(self) -> None:
         self._engine  # noqa: B018 - made here, so that no document is charged for it
 
     @cached_property
     def _engine(self) -> Engine:
         # it logs an error for every odd page; the reasons of dropped documents say the same, countably
-        logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
+        logging.getLogger("tokenmill_trafilatura").setLevel(logging.CRITICAL)
         limits.nodes(b"<p>", 1)                   # compiles the kernel
         names = ("favor", "fast", "tables", "comments", "max_depth")
         engine: Engine = load(ENGINES[self.config.engine])(**{name: getattr(self.config, name) for name in names})

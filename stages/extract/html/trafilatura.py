@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import builtins
-import importlib
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from lxml import etree
-from trafilatura import core, external, htmlprocessing, main_extractor, readability_lxml, utils, xml
-from trafilatura.core import trafilatura_sequence
-from trafilatura.settings import Extractor
-from trafilatura.utils import load_html, normalize_unicode
-from trafilatura.xml import xmltotxt
 
-from stages.extract.html import readability, shortcuts
+from stages.extract.html import private, readability, xpath_rules
 from stages.extract.html.limits import TooMuchWork, stream_safe
 from stages.extract.html.markdown import write
 from stages.extract.html.metadata import unescape
-
-baseline = importlib.import_module("trafilatura.baseline")     # the package has a function of that name
-#: every kind of exception but the lack of memory
-_SURVIVABLE = (etree.LxmlError, *(kind for kind in vars(builtins).values() if isinstance(kind, type)
-                                  and issubclass(kind, Exception) and kind not in (Exception, MemoryError)))
-
 
 #: libxml2 builds no more levels
 DEEPEST = 255
@@ -50,7 +35,7 @@ class _Deletion:
     to the text before it, and 100,000 buttons in a row would make 10 GB of that."""
 
     def __init__(self) -> None:
-        self.left, self.delete = JOINED, xml.delete_element
+        self.left, self.delete = JOINED, private.xml.delete_element
 
     def __call__(self, element: Any, keep_tail: bool = True) -> None:
         if keep_tail and element.tail and (parent := element.getparent()) is not None:
@@ -100,33 +85,12 @@ def tangled_tables(tree: Any) -> bool:
     return nested > 1 and nested * nested // 2 * sum(1 for _ in tree.iter()) > LOOKS
 
 
-def _loud(parse: Callable[..., Any]) -> Callable[..., Any]:
-    """A parse function of lxml that says MemoryError when libxml2 runs out of memory, not XMLSyntaxError."""
-    @wraps(parse)
-    def parsed(*args: Any, **kw: Any) -> Any:
-        try:
-            return parse(*args, **kw)
-        except etree.XMLSyntaxError as e:
-            if e.code == etree.ErrorTypes.ERR_NO_MEMORY:
-                raise MemoryError("libxml2 has no memory left") from None
-            raise
-
-    return parsed
-
-
-def raise_memory_errors() -> None:
-    """Let no handler of trafilatura swallow the lack of memory, once per process.
-
-    Its `except Exception` make a page without text, or with another text, of what a larger machine extracts: the text
-    would depend on the machine. The name is looked up in the module when something is raised, so it is given another
-    meaning there.
-    """
-    for module in (baseline, core, external, readability_lxml, utils):
-        if not hasattr(module, "Exception"):
-            module.Exception = _SURVIVABLE  # type: ignore[attr-defined]
-            for name in ("fromstring", "fragment_fromstring"):
-                if hasattr(module, name):
-                    setattr(module, name, _loud(getattr(module, name)))
+for _module in (private.baseline, private.core, private.external, private.htmlprocessing, private.main_extractor):
+    if hasattr(_module, "delete_element"):
+        _module.delete_element = deletion
+private.external.ReadabilityDocument = readability.Bounded      # what trafilatura falls back on is bounded, too
+private.xml.unescape = private.baseline.unescape = unescape    # `html.unescape` raises for references of 5,000 digits
+xpath_rules.install()
 
 
 class Engine:
@@ -138,16 +102,10 @@ class Engine:
 
     def __init__(self, *, favor: str = "balanced", fast: bool = False, tables: bool = True, comments: bool = False,
                  max_depth: int = 255, **_: Any) -> None:
-        shortcuts.install()
-        readability.install()
-        raise_memory_errors()
-        for module in (baseline, core, external, htmlprocessing, main_extractor):
-            if hasattr(module, "delete_element"):
-                module.delete_element = deletion
-        xml.unescape = baseline.unescape = unescape         # `html.unescape` raises for references of 5,000 digits
         self.options, self.formatted = (
-            Extractor(output_format="txt", fast=fast, precision=favor == "precision", recall=favor == "recall",
-                      comments=comments, formatting=formatting, links=False, images=False, tables=tables, dedup=False)
+            private.settings.Extractor(
+                output_format="txt", fast=fast, precision=favor == "precision", recall=favor == "recall",
+                comments=comments, formatting=formatting, links=False, images=False, tables=tables, dedup=False)
             for formatting in (False, True))
         # an element this many steps below the root: evaluated step by step in C, it stops where the tree ends
         self.too_deep = etree.XPath("/*" * (max_depth + 1))
@@ -158,18 +116,19 @@ class Engine:
         if not found:
             return None if found is None else ""
         body, comments = found
-        return normalize_unicode(stream_safe(f"{xmltotxt(body, False)}\n{xmltotxt(comments, False)}".strip()))
+        text = "\n".join(private.xml.xmltotxt(tree, False) for tree in (body, comments)).strip()
+        return str(private.utils.normalize_unicode(stream_safe(text)))
 
     def markdown(self, page: str) -> str | None:
         """The same as Markdown, by the writer of all engines: trafilatura's own escapes what it takes for markup."""
         found = self._found(page, self.formatted)
         if not found:
             return None if found is None else ""
-        return normalize_unicode(stream_safe("\n\n".join(filter(None, map(write, found)))))
+        return str(private.utils.normalize_unicode(stream_safe("\n\n".join(filter(None, map(write, found))))))
 
     def _found(self, page: str, options: Any) -> tuple[Any, ...] | None:
         """(main text, comments) as trees, () when there is no text, None when elements nest too deep."""
-        tree = load_html(page)
+        tree = private.utils.load_html(page)
         if tree is None:
             return ()
         if self.too_deep(tree) or (page.count("<") > _FEW and (tangled_tables(tree) or many_paragraphs(tree)
@@ -179,11 +138,11 @@ class Engine:
             return None
         deletion.left = JOINED
         try:
-            body, text, comments, said = trafilatura_sequence(tree, options)
+            body, text, comments, notes = private.core.trafilatura_sequence(tree, options)
         except TooMuchWork:
             return None
         except (TypeError, ValueError):                     # what `extract` takes for "no text"
             return ()
-        if len(text) < options.min_output_size and len(said) < options.min_output_comm_size:
+        if len(text) < options.min_output_size and len(notes) < options.min_output_comm_size:
             return ()
         return body, comments

@@ -1,31 +1,30 @@
-"""Equal-output shortcuts for trafilatura 2.3.1: the same text from the same page, for about half of the CPU time.
+"""Rules in place of the XPath expressions of trafilatura 2.3.1: the same text from the same page for 0.6 of its CPU.
 
 Two thirds of trafilatura's time goes into evaluating XPath expressions whose `re:test(@class, …)` calls Python once for
 every element, attribute and expression. Class and id values repeat all over a site, so here a rule is a function that
 walks the elements once and remembers its answer by attribute value. What is remembered are values of pure functions of
 one string (bounded, forgotten as a whole), so no page can influence another.
 
-`install` changes nothing unless the installed trafilatura has exactly the expressions these rules were derived from:
-a fingerprint of their text is compared. `tests/stages/test_extract_shortcuts.py` shows equal output on real pages.
+`install` puts them into our copy of its modules (`stages.extract.html.private`). It changes nothing unless the
+installed trafilatura has exactly the expressions these rules were derived from: a fingerprint of their text is
+compared.
+`tests/stages/test_extract_trafilatura.py` compares the texts of real pages with those of the package.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import trafilatura
 from lxml import etree
 from lxml.html import HtmlComment, HtmlElement, HtmlEntity, HtmlProcessingInstruction
-from trafilatura import core, external, settings, utils, xpaths
 
-from stages.extract.html import opinions
+from stages.extract.html import fallbacks, private
+from stages.extract.html.private import settings, xpaths
+from stages.extract.html.step import FAST_TRAFILATURA
 
-baseline = importlib.import_module("trafilatura.baseline")     # the package has a function of that name
-VERSION = "2.3.1"
 #: blake2b of the expressions replaced here, in the order of `_replaced`
 FINGERPRINT = "22a358864caaeadb08ba50561f961d36"
 #: remembered values of one rule before they are forgotten
@@ -282,10 +281,10 @@ def fingerprint() -> str:
 
 
 def install() -> bool:
-    """Put the shortcuts in place, once per process. False when the installed trafilatura is another one."""
+    """Put the rules and the fallbacks in place. False when the installed trafilatura is another one."""
     if isinstance(xpaths.BODY_XPATH[0], Rule):
         return True
-    if trafilatura.__version__ != VERSION or fingerprint() != FINGERPRINT:
+    if private.version != FAST_TRAFILATURA or fingerprint() != FINGERPRINT:
         return False
     rules = [_overall()], [_raw_prune()], [_comments_and_lists()], [_teaser()], [_caption()]
     main_content = Memo(lambda v: "main-content" in v.replace("C", "c").replace("M", "m"))
@@ -304,14 +303,14 @@ def install() -> bool:
                              xpaths.REMOVE_COMMENTS_AND_LISTS_XPATH, xpaths.TEASER_DISCARD_XPATH,
                              xpaths.DISCARD_IMAGE_ELEMENTS, xpaths.BODY_XPATH), (*rules, frames)):
         target[:] = rule                                  # lists are shared by all importers: change them in place
-    baseline.BASIC_CLEAN_XPATH = basic
-    external.try_justext = opinions.try_justext
-    external.try_readability = opinions.summary
-    core._DISCUSSION_FORUM_POSTING_RE = _Forum()
-    core._extract_and_compare = opinions.extract_and_compare
-    utils.INVALID_XML_CHARS = _InvalidChars(utils.INVALID_XML_CHARS)
+    private.baseline.BASIC_CLEAN_XPATH = basic
+    private.external.try_justext = fallbacks.try_justext
+    private.external.try_readability = fallbacks.summary
+    private.core._DISCUSSION_FORUM_POSTING_RE = _Forum()
+    private.core._extract_and_compare = fallbacks.extract_and_compare
+    private.utils.INVALID_XML_CHARS = _InvalidChars(private.utils.INVALID_XML_CHARS)
     # lxml.html asks a Python function for the class of every element it touches; here all of them are HtmlElement,
     # whose special classes (forms, inputs, labels) trafilatura never uses
-    utils.HTML_PARSER.set_element_class_lookup(etree.ElementDefaultClassLookup(
+    private.utils.HTML_PARSER.set_element_class_lookup(etree.ElementDefaultClassLookup(
         element=HtmlElement, comment=HtmlComment, pi=HtmlProcessingInstruction, entity=HtmlEntity))
     return True

@@ -1,4 +1,4 @@
-"""The shortcuts give exactly the text of an untouched trafilatura, which runs in a process of its own."""
+"""The engine gives exactly the text of the package trafilatura, which runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import subprocess
 import sys
 
 import pytest
-import trafilatura
 from lxml import etree
 from lxml.html import document_fromstring
-from trafilatura import settings, xpaths
 
 from stages.document import Document
-from stages.extract.html import shortcuts
+from stages.extract.html import private, xpath_rules
+from stages.extract.html.private import settings, xpaths
+from stages.extract.html.step import Html
 from stages.extract.html.trafilatura import Engine
 from stages.read.reader import Slice
 from stages.read.warc import Warc
@@ -54,9 +54,9 @@ def bench_pages(every: int, offset: int) -> list[str]:
     return [decode(i.raw, i.charset)[0] for n, i in enumerate(items) if isinstance(i, Document) and n % every == offset]
 
 
-def test_shortcuts_are_in_place():
-    assert shortcuts.install(), "trafilatura has changed: derive the rules anew or the pages cost twice the time"
-    assert shortcuts.install(), "installing twice is harmless"
+def test_rules_are_in_place():
+    assert xpath_rules.install(), "trafilatura has changed: derive the rules anew or the pages cost twice the time"
+    assert xpath_rules.install(), "installing twice is harmless"
 
 
 def test_equal_output_on_a_sample_of_real_pages(tmp_path):
@@ -101,7 +101,7 @@ def test_equal_output_on_made_up_pages(seed, tmp_path):
 
 def test_rules_against_the_expressions_they_stand_for():
     """The cleaning rule against its XPath, evaluated by lxml: same elements in the same order."""
-    rule = shortcuts._basic()
+    rule = xpath_rules._basic()
     assert isinstance(settings.BASIC_CLEAN_XPATH, etree.XPath)
     for page in bench_pages(100, 3):
         tree = document_fromstring(page.encode())
@@ -112,21 +112,41 @@ def test_rules_against_the_expressions_they_stand_for():
 def test_another_trafilatura_is_left_alone(monkeypatch, change):
     monkeypatch.setattr(xpaths, "BODY_XPATH", [etree.XPath(".//p")])
     if change == "version":
-        monkeypatch.setattr(trafilatura, "__version__", "9.9.9")
-        monkeypatch.setattr(shortcuts, "FINGERPRINT", shortcuts.fingerprint())
-    assert shortcuts.install() is False
+        monkeypatch.setattr(private, "version", "9.9.9")
+        monkeypatch.setattr(xpath_rules, "FINGERPRINT", xpath_rules.fingerprint())
+    assert xpath_rules.install() is False
     assert isinstance(xpaths.BODY_XPATH[0], etree.XPath)
 
 
 def test_memory_of_a_rule_is_bounded():
-    memo = shortcuts.Memo(len)
-    for n in range(shortcuts.MEMO + 5):
+    memo = xpath_rules.Memo(len)
+    for n in range(xpath_rules.MEMO + 5):
         assert memo[str(n)] == len(str(n))
     assert len(memo) == 5
 
 
 def test_long_values_are_not_remembered():
     """The bound is in entries: without it, a hundred thousand attributes of a megabyte each would stay."""
-    memo = shortcuts.Memo(len)
+    memo = xpath_rules.Memo(len)
     assert [memo["x" * n] for n in (256, 257, 10**6, 257)] == [256, 257, 10**6, 257]
     assert list(memo) == ["x" * 256]
+
+
+def test_the_package_itself_is_untouched():
+    """Everybody else in the process, a datatrove block for one, gets trafilatura as its authors wrote it."""
+    import trafilatura
+    from trafilatura import core, external, utils
+    from trafilatura import xpaths as theirs
+
+    Engine().text(made_up_page(random.Random(0)))
+    assert trafilatura is not private and isinstance(theirs.BODY_XPATH[0], etree.XPath)
+    assert not hasattr(core, "Exception") and external.try_justext.__module__ == "trafilatura.external"
+    assert external.ReadabilityDocument.__module__ == "trafilatura.readability_lxml"
+    assert type(utils.INVALID_XML_CHARS) is type(xpath_rules._InvalidChars(utils.INVALID_XML_CHARS).pattern)
+
+
+def test_a_recipe_hears_that_another_trafilatura_is_slower(monkeypatch):
+    assert Html(engine="trafilatura").warnings() == []
+    monkeypatch.setattr("stages.extract.html.step.metadata.version", lambda name: "2.4.0")
+    assert "trafilatura==2.3.1" in Html(engine="trafilatura").warnings()[0]
+    assert Html().warnings() == []

@@ -1,7 +1,7 @@
-"""The second opinions trafilatura asks, readability's and justext's, with the same answers for less CPU time.
+"""trafilatura's fallback extractors, readability and justext, with the same results for less CPU time.
 
-readability is asked only where its answer can matter; justext works on the tree itself instead of SAX events. Installed
-by `stages.extract.html.shortcuts`, for the one version of trafilatura it knows.
+readability runs only where its result can be chosen; justext works on the tree itself instead of SAX events. Installed
+by `stages.extract.html.xpath_rules`, for the one version of trafilatura it knows.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from justext.core import PARAGRAPH_TAGS
 from lxml import etree
 from lxml.html import HtmlElement
-from trafilatura import core, external, utils
 
 from stages.extract.html.justext import revise
+from stages.extract.html.private import core, external, utils
 
 # -- justext ---------------------------------------------------------------------------------------------------------
 _WHITESPACE = re.compile(r"\s{2,}|[^\S ]")
@@ -94,7 +94,7 @@ def make_paragraphs(root: Any) -> list[_Paragraph]:
 
 def classify(paragraphs: list[_Paragraph], stoplist: frozenset[str]) -> None:
     """justext's context-free classification with trafilatura's thresholds (50, 150, 0.1, 0.2, 0.25, no headings); the
-    density of stop words, the dear part, is computed only where it decides."""
+    density of stop words, the expensive part, is computed only where it decides."""
     for p in paragraphs:
         text = p.text
         length = len(text)
@@ -167,7 +167,7 @@ def cannot_win(tree: Any, body: Any, text: str, options: Any) -> bool:
 
 
 def extract_and_compare(cleaned: Any, backup: Any, tree: Any, options: Any) -> tuple[Any, str]:
-    """trafilatura.core._extract_and_compare that asks readability only where its answer can matter."""
+    """trafilatura.core._extract_and_compare that runs readability only where its result can be chosen."""
     body, text = core.extract_content(cleaned, options)
     if options.fast:
         return body, text
@@ -177,7 +177,7 @@ def extract_and_compare(cleaned: Any, backup: Any, tree: Any, options: Any) -> t
 
 
 def _compare_without_readability(backup: Any, tree: Any, body: Any, text: str, options: Any) -> tuple[Any, str]:
-    """compare_extraction with readability having found nothing: what is left is the look for uncleaned elements."""
+    """compare_extraction as if readability had found nothing: what is left is the search for uncleaned elements."""
     summary.skip = True
     try:
         return external.compare_extraction(backup, tree, body, text, options)

@@ -1,0 +1,81 @@
+"""trafilatura's modules under another name, for this project alone.
+
+The engines replace functions of trafilatura: to bound its work, to let the lack of memory through, to save CPU time.
+Replaced in the package itself, every user of it in the process would get them. Here its modules are loaded once more,
+as `tokenmill_trafilatura`; `import trafilatura` gives them as their authors wrote them.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from lxml import etree
+
+NAME = "tokenmill_trafilatura"
+#: every kind of exception but the lack of memory
+_SURVIVABLE = (etree.LxmlError, *(kind for kind in vars(builtins).values() if isinstance(kind, type)
+                                  and issubclass(kind, Exception) and kind not in (Exception, MemoryError)))
+
+
+def _load_package() -> None:
+    """Load the package under `NAME`; its modules import each other relatively, so they are loaded under it, too."""
+    original = importlib.util.find_spec("trafilatura")
+    if original is None or original.origin is None:
+        raise ModuleNotFoundError("No module named 'trafilatura'", name="trafilatura")
+    spec = importlib.util.spec_from_file_location(NAME, original.origin, submodule_search_locations=list(
+        original.submodule_search_locations or ()))
+    if spec is None or spec.loader is None:
+        raise ImportError(f"trafilatura cannot be loaded from {original.origin}", name="trafilatura")
+    package = sys.modules[NAME] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(package)
+    except BaseException:
+        del sys.modules[NAME]
+        raise
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{NAME}.{name}")
+
+
+def loud(parse: Callable[..., Any]) -> Callable[..., Any]:
+    """A parse function of lxml that raises MemoryError, not XMLSyntaxError, when libxml2 runs out of memory."""
+    @wraps(parse)
+    def parsed(*args: Any, **kw: Any) -> Any:
+        try:
+            return parse(*args, **kw)
+        except etree.XMLSyntaxError as e:
+            if e.code == etree.ErrorTypes.ERR_NO_MEMORY:
+                raise MemoryError("libxml2 has no memory left") from None
+            raise
+
+    return parsed
+
+
+def _raise_memory_errors() -> None:
+    """Let no handler of trafilatura swallow the lack of memory.
+
+    Its `except Exception` would turn a page that a larger machine extracts into one without text, or with another text:
+    the text would depend on the machine. `Exception` is looked up in the module when something is raised, so the name
+    gets another meaning there.
+    """
+    for module in (baseline, core, external, readability_lxml, utils):
+        module.Exception = _SURVIVABLE
+        for name in ("fromstring", "fragment_fromstring"):
+            if hasattr(module, name):
+                setattr(module, name, loud(getattr(module, name)))
+
+
+_load_package()
+version: str = sys.modules[NAME].__version__
+baseline, core, external, htmlprocessing, main_extractor = map(_module, (
+    "baseline", "core", "external", "htmlprocessing", "main_extractor"))
+readability_lxml, settings, utils, xml, xpaths = map(_module, (
+    "readability_lxml", "settings", "utils", "xml", "xpaths"))
+_raise_memory_errors()
