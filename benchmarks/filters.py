@@ -6,7 +6,7 @@ Both sides judge the same texts (those datatrove extracts from the WARC file of 
 as the recipe has them (a text that one filter drops is not seen by the next), then each filter alone on every text.
 Every row of filters runs in a fresh process of its own, sides in turns, over all texts twice:
   cold  the first pass: our cache of words is empty but for a sentence, so every word is new once;
-  warm  the second pass over the same texts: every word is known.
+  warm  the second skip the same texts: every word is known.
 datatrove has no such cache; its second pass is compared with our second. CPU seconds of the process (process_time), by
 the text; loading of models, lists and compiled kernels, and one document that makes both sides load what they load
 late, stand apart as `setup`. Medians of the repeats.

@@ -44,7 +44,7 @@ from trainer.loop.run import open_run
 from trainer.loop.train import train
 from trainer.observe.metrics import read
 from trainer.parallel.world import world
-from trainer.tools.arms import STUDENT
+from trainer.tools.experiment_arms import STUDENT
 
 #: 0.39 M parameters beside the embedding
 MODEL = {"layers": 2, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384, "qk_norm": True}

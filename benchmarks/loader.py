@@ -36,7 +36,7 @@ from tokenizer.mixture.resolve import resolve
 from tokenizer.shards.layout import MANIFEST, Manifest, Shard, file_name, token_dtype
 from tokenizer.shards.writer import ShardWriter
 from trainer.data.batches import Data
-from trainer.tools.soak import disk_bytes
+from trainer.tools.loader_benchmark import disk_bytes
 
 VOCAB, EOS, LONGEST = 50304, 0, 8192
 MIX = {"web": 60, "code": 30, "wiki": 10}

@@ -119,7 +119,7 @@ def judge(path: str, out: str, model: str) -> None:
 
 
 def judged(path: str, out: str, model: str, *names: str) -> None:
-    """Every text goes through the named filters until one drops it, twice: CPU seconds of either pass over all texts
+    """Every text goes through the named filters until one drops it, twice: CPU seconds of either skip all texts
     (the first begins with an empty cache of words), and what became of each."""
     begun = time.process_time()
     with open(path, encoding="utf-8") as lines:

@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 import datatrove.utils.lid
-import trafilatura  # noqa: F401  datatrove imports it page by page and passes over every page when that fails
+import trafilatura  # noqa: F401  datatrove imports it page by page and skips every page when that fails
 from datatrove.data import Document
 from datatrove.executor import LocalPipelineExecutor
 from datatrove.pipeline.extractors import Trafilatura
@@ -105,7 +105,7 @@ def judge(path: str, out: str, model: str) -> None:
 
 
 def filters(path: str, out: str, model: str, *names: str) -> None:
-    """Every text goes through the named filters until one drops it, twice: CPU seconds of either pass over all texts,
+    """Every text goes through the named filters until one drops it, twice: CPU seconds of either skip all texts,
     and what became of each. The formatter is made anew for each document, as in `judge`."""
     begun = time.process_time()
     with open(path, encoding="utf-8") as lines:

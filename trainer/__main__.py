@@ -18,16 +18,16 @@ COMMANDS = {
     "run": ("trainer.launch.start", "train, from the latest checkpoint if there is one"),
     "slurm": ("trainer.launch.slurm", "write a job script for Slurm"),
     "verify": ("trainer.tools.verify", "check a checkpoint; say which data the model has seen"),
-    "edit": ("trainer.tools.edit", "give a training other phases from a step on"),
+    "edit": ("trainer.tools.curriculum_edit", "give a training other phases from a step on"),
     "explain": ("trainer.tools.explain", "show the documents a step consisted of, and its loss among its neighbours'"),
-    "soak": ("trainer.tools.soak", "run the loader alone over the last steps: does it keep up?"),
+    "soak": ("trainer.tools.loader_benchmark", "run the loader alone over the last steps: does it keep up?"),
     "doctor": ("trainer.tools.doctor", "check that this machine trains alike on one rank and on several"),
     "plan": ("trainer.tools.plan", "show phases, sizes, memory and FLOPs of a training"),
     "anneal": ("trainer.tools.anneal", "from a checkpoint, decay on several mixtures: which data helps?"),
     "ablate": ("trainer.tools.ablate", "train variations of the settings, with several seeds"),
     "compare": ("trainer.tools.compare", "show trainings side by side at equal tokens"),
     "export": ("trainer.tools.export", "write a checkpoint's model in Hugging Face's layout"),
-    "import": ("trainer.tools.adopt", "check a model in Hugging Face's layout and print how to go on training it"),
+    "import": ("trainer.tools.import_hf", "check a model in Hugging Face's layout and print how to go on training it"),
 }
 
 

@@ -19,18 +19,18 @@ from typing import Any
 
 import pytest
 
-from tests.trainer import policy_ranks
+from tests.trainer import stability_ranks
 from trainer.base import files
 from trainer.checkpoint import checkpoints as checkpoint
 from trainer.checkpoint import ledger
-from trainer.loop import policy, worst
+from trainer.loop import high_loss, stability
 from trainer.loop import train as loop
 from trainer.observe.metrics import read
 from trainer.parallel.world import world
 
 #: a place in the code: file, line
 Line = tuple[str, int]
-WRITERS = {module.__file__ for module in (checkpoint, files, ledger, worst)}
+WRITERS = {module.__file__ for module in (checkpoint, files, ledger, high_loss)}
 KILLED = 9
 STOP = 22
 
@@ -44,7 +44,8 @@ def child(run: str, out: Path, kill: tuple[Line, int] | None = None, counts: Pat
 
     def trace(frame: FrameType, _event: str, _argument: Any) -> Any:
         name = frame.f_code.co_filename
-        return at_line if name in WRITERS or (name, frame.f_code.co_name) == (policy.__file__, "go_back") else None
+        rewinding = (name, frame.f_code.co_name) == (stability.__file__, "rewind_to_checkpoint")
+        return at_line if name in WRITERS or rewinding else None
 
     def at_line(frame: FrameType, event: str, _argument: Any) -> Any:
         if event == "line":
@@ -55,9 +56,9 @@ def child(run: str, out: Path, kill: tuple[Line, int] | None = None, counts: Pat
         return at_line
 
     try:
-        with world("cpu") as here, policy_ranks.garbage(18, 19, 20, 21):
+        with world("cpu") as here, stability_ranks.garbage(18, 19, 20, 21):
             sys.settrace(trace)
-            loop.train(policy_ranks.opened(run, str(out), *policy_ranks.REWIND), here, STOP, lambda _text: None)
+            loop.train(stability_ranks.opened(run, str(out), *stability_ranks.REWIND), here, STOP, lambda _text: None)
             sys.settrace(None)
         if counts:
             counts.write_text(json.dumps([[*line, n] for line, n in seen.items()]))

@@ -15,7 +15,7 @@ from tokenizer.mixture.order import Order
 from trainer.__main__ import main
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.observe.metrics import read
-from trainer.tools.arms import STUDENT, contrasts, lines, table
+from trainer.tools.experiment_arms import STUDENT, contrasts, lines, table
 
 SEQUENCE = {"sequence": 32, "batch": 160}
 PHASES = [{"name": "stable", "until": "100%", **SEQUENCE, "mix": {"web": 50, "code": 50}}]

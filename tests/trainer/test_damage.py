@@ -157,22 +157,22 @@ def test_an_older_damaged_one_ends_no_training(folder, whole, out, alone):
 def test_a_rewind_passes_a_damaged_one_over(folder, out, alone, monkeypatch):
     """The bytes are read before the ledger says where it went back to."""
     from trainer.checkpoint.ledger import Ledger
-    from trainer.loop.policy import Suspicion, go_back
+    from trainer.loop.stability import Rewind, rewind_to_checkpoint
 
     flip(next((out / "checkpoints" / "step_00000012").glob("*/*.distcp")))
     ledger = Ledger(out, writes=True)
-    found = go_back(Suspicion(16, 17, 14, 18, "why", 5), ledger, out / "checkpoints", alone)
+    found = rewind_to_checkpoint(Rewind(16, 17, 14, 18, "why", 5), ledger, out / "checkpoints", alone)
     assert found.step == 6
     assert [(line["back"], line["checkpoint"]) for line in ledger.lines] == [(6, "step_00000006")]
     assert ckpt.latest(out / "checkpoints").step == 6
     flip(next((out / "checkpoints" / "step_00000006").glob("*/*.distcp")))
     with pytest.raises(ckpt.CheckpointError, match="no sound checkpoint"):
-        go_back(Suspicion(16, 17, 14, 18, "why", 5), ledger, out / "checkpoints", alone)
+        rewind_to_checkpoint(Rewind(16, 17, 14, 18, "why", 5), ledger, out / "checkpoints", alone)
     assert len(ledger.lines) == 1
 
 
 def test_a_ledger_that_was_changed_is_refused(folder, tmp_path, alone):
-    """A digit in it: other steps would be passed over."""
+    """A digit in it: other steps would be skipped."""
     skipping = opened(folder, tmp_path, "skip=[[14,16]]")
     train(skipping, alone, 8, quiet)
     path = tmp_path / "ledger.jsonl"

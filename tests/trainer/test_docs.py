@@ -13,7 +13,7 @@ import yaml
 from trainer.__main__ import COMMANDS, parser
 from trainer.base.config import build
 from trainer.loop.config import TrainConfig
-from trainer.tools.edit import read_phases
+from trainer.tools.curriculum_edit import read_phases
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/training.md", "docs/first-training.md", "docs/cli.md")

@@ -17,8 +17,8 @@ from tokenizer.shards.layout import MANIFEST, Manifest
 from tokenizer.shards.reader import ShardSet
 from trainer.__main__ import main
 from trainer.data.batches import Data
+from trainer.loop.high_loss import HighLossRows, read_high_loss
 from trainer.loop.run import open_run
-from trainer.loop.worst import WorstRows, read_worst
 
 STEP = 7
 DOCUMENTS = 120
@@ -143,7 +143,7 @@ def test_people_read_it_without_their_terminal_obeying(run, capsys):
 
 def test_a_step_that_was_passed_over_says_so(run, capsys):
     text = shown(capsys, run, STEP + 1)
-    assert "  was passed over (train.skip)" in text.splitlines()
+    assert "  was skipped (train.skip)" in text.splitlines()
     assert said(capsys, run, STEP + 1)["passed_over"] == "train.skip"
     assert said(capsys, run, STEP)["passed_over"] is None
 
@@ -164,24 +164,24 @@ def test_another_dataset_under_the_same_name_is_not_taken_for_it(run, capsys):
 
 
 def test_losses_of_a_past_that_was_given_up_are_not_those_of_the_step(tmp_path):
-    """Done again after a resume, a step may have no row among the worst any more; passed over, it has those of then."""
+    """Done again after a resume, a step may have no row among the worst any more; skipped, it has those of then."""
     path = tmp_path / "worst_rows.jsonl"
     row = {"step": 7, "sample": 30, "stream": "web", "loss": 9.0}
     path.write_text("".join(json.dumps(line) + "\n" for line in (
         {"event": "from", "step": 0}, row, {"step": 70, "sample": 9, "stream": "web", "loss": 1.0},
         {"event": "from", "step": 5})))
-    assert read_worst(tmp_path, 7) == [] and read_worst(tmp_path, 7, True) == [row]
+    assert read_high_loss(tmp_path, 7) == [] and read_high_loss(tmp_path, 7, True) == [row]
     with open(path, "a") as f:
         f.write(json.dumps({**row, "loss": 2.0}) + "\n")
-    assert [line["loss"] for line in read_worst(tmp_path, 7)] == [2.0]
+    assert [line["loss"] for line in read_high_loss(tmp_path, 7)] == [2.0]
 
 
 def test_what_a_kill_tore_does_not_take_the_next_line_with_it(tmp_path, alone):
     path = tmp_path / "worst_rows.jsonl"
     path.write_text('{"v": 1, "step": 7, "sample": 30, "stream": "web", "loss": 9.0}\n{"v": 1, "step": 8, "sam')
-    WorstRows(tmp_path, 3, ["web"], alone).begin(5)
+    HighLossRows(tmp_path, 3, ["web"], alone).begin(5)
     assert json.loads(path.read_text().splitlines()[-1]) == {"v": 1, "event": "from", "step": 5}
-    assert read_worst(tmp_path, 7) == []
+    assert read_high_loss(tmp_path, 7) == []
 
 
 def test_what_was_read_before_an_edit_is_not_shown_beside_other_documents(tmp_path, capsys):

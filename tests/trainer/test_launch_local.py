@@ -30,9 +30,9 @@ HELD = """
 import sys, time
 from trainer.base import signals
 from trainer.__main__ import main
-from trainer.loop.window import Window
+from trainer.loop.metrics_buffer import MetricsBuffer
 
-flush, done = Window.flush, []
+flush, done = MetricsBuffer.flush, []
 
 def held(self, interrupted):
     found = flush(self, interrupted)
@@ -41,7 +41,7 @@ def held(self, interrupted):
         time.sleep(0.01)
     return found
 
-Window.flush = held
+MetricsBuffer.flush = held
 sys.exit(main(sys.argv[1:]))
 """
 

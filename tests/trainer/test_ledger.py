@@ -1,4 +1,4 @@
-"""What is passed over is what the ledger's lines amount to, whatever was killed and whatever the recipe says now."""
+"""What is skipped is what the ledger's lines amount to, whatever was killed and whatever the recipe says now."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ from trainer.base.config import ConfigError
 from trainer.data.batches import Data
 from trainer.loop.evaluate import Heldout, text_bytes
 from trainer.loop.meters import Meters
-from trainer.loop.policy import Seen
+from trainer.loop.metrics_buffer import MetricsBuffer
 from trainer.loop.run import open_run
+from trainer.loop.stability import StepRecord
 from trainer.loop.train import train
-from trainer.loop.window import Window
 from trainer.model.loss import IGNORE
 from trainer.observe.goodput import CAUSES, Goodput
 from trainer.observe.metrics import Metrics, MetricsConfig, WandbConfig, read, scan, standing
@@ -274,7 +274,7 @@ def test_a_step_that_was_left_out_says_nothing_about_the_noise(done, monkeypatch
     fake = types.SimpleNamespace(meters=meters, say=lambda _: None, steps=9)
     for bad in (True, False):
         with pytest.raises(Told):
-            Window.tell(fake, Seen(3, 9.0, 99.0, bad, 2.0, 3.0, 4.0), {"loss": 9.0})
+            MetricsBuffer.tell(fake, StepRecord(3, 9.0, 99.0, bad, 2.0, 3.0, 4.0), {"loss": 9.0})
     assert seen == [True, None]
     measured = []
     monkeypatch.setattr(NoiseScale, "measure", lambda *_: measured.append(1))

@@ -1,4 +1,4 @@
-"""loss.svg stays readable when steps are left out, passed over, or done again; and is not read anew every time."""
+"""loss.svg stays readable when steps are left out, skipped, or done again; and is not read anew every time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def evaluation(number: int, streams: int = 2) -> dict:
 
 
 def story() -> list[dict]:
-    """100 steps: 20 and 21 left out with a monstrous loss; at 50 back to 40, to pass over 45 to 48."""
+    """100 steps: 20 and 21 left out with a monstrous loss; at 50 back to 40, to skip 45 to 48."""
     lines = [{"event": "start", "step": 0, "phases": PHASES}, evaluation(0)]
     lines += [step(n, skipped=True, loss=1e6) if n in (20, 21) else step(n) for n in range(1, 51)]
     lines += [evaluation(50), {"event": "rewind", "step": 40}]
@@ -58,14 +58,14 @@ def test_what_changed_nothing_is_marked_and_no_part_of_the_curve():
     assert max(heights) - min(heights) > 100                         # the monstrous loss does not flatten the others
     assert len([m for m in marks["skip"] if m.find(SVG + "title") is not None]) == 2
     band, = bands["passed"]
-    assert band.find(SVG + "title").text == "steps 45 to 48 passed over"
+    assert band.find(SVG + "title").text == "steps 45 to 48 skipped"
     assert float(band.get("width")) == pytest.approx(4 / 100 * (860 - 64 - 20), abs=0.2)
     back = [m for m in marks["rewind"] if m.find(SVG + "title") is not None]
     assert len(back) == 1 and float(back[0].get("x1")) == pytest.approx(64 + 0.4 * (860 - 84), abs=0.1)
     assert len(points(curves["rate"][0])) == 96
     assert len(points(curves["held"][0])) == 2                       # the one of step 50 was made void
     said = "".join(e.text or "" for e in ET.fromstring(text).iter(SVG + "text"))
-    assert all(word in said for word in ("left out", "passed over", "went back", "s0", "s1"))
+    assert all(word in said for word in ("left out", "skipped", "went back", "s0", "s1"))
 
 
 def test_streams_have_curves_of_their_own_the_largest_first():

@@ -45,7 +45,7 @@ train:
 #: all its signals, and no document dropped
 LENIENT = dict.fromkeys(("dup_line_frac", "dup_line_char_frac", "dup_para_frac", "dup_para_char_frac", "top_2_gram",
                          "top_3_gram", "top_4_gram", *(f"dup_{n}_gram" for n in range(5, 11))), 1.0)
-#: what a spike calls for here: back before it, and four steps around it passed over
+#: what a spike calls for here: back before it, and four steps around it skipped
 REWIND = "stability.rewind={trigger: {loss_above: 0.6, for: 1}, skip: 4, budget: 5}"
 GARBAGE = "https://garbage.example/dump"
 
@@ -176,7 +176,7 @@ def test_going_back_removes_the_spike(trained, capsys):
     assert summary["heldout_loss"] < 0.6 * summary["heldout_loss_before"]
     assert ckpt.latest(out / "checkpoints").step == 120
     shown = explained(capsys, run, out, spikes[0])
-    assert "was passed over (loss more than 0.6 above" in shown.splitlines()[1]
+    assert "was skipped (loss more than 0.6 above" in shown.splitlines()[1]
     assert shown.splitlines()[1].endswith("before that it was like this")
     assert shown.splitlines()[2].endswith("σ")
     assert shown.index(GARBAGE) < shown.index("https://site")

@@ -22,9 +22,9 @@ from trainer.checkpoint import checkpoints as ckpt
 from trainer.loop.config import SampleConfig
 from trainer.loop.evaluate import unigram_entropy
 from trainer.loop.generate import load_tokenizer
+from trainer.loop.metrics_buffer import clock
 from trainer.loop.run import TrainingError, open_run
 from trainer.loop.train import train
-from trainer.loop.window import clock
 from trainer.observe.metrics import Metrics, read
 from trainer.observe.plot import smooth, svg, thin, ticks
 from trainer.optim import build as optim

@@ -4,7 +4,6 @@ named; what the model has seen is what it was fed, document by document."""
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import struct
 from dataclasses import replace
@@ -16,7 +15,7 @@ import pytest
 
 from tests.trainer import synthetic
 from tests.trainer.synthetic import make_run
-from tests.trainer.test_checkpoint import quiet, recommit
+from tests.trainer.test_checkpoint import quiet
 from tokenizer.mixture.order import Order
 from tokenizer.shards.reader import ShardSet
 from trainer.__main__ import main
@@ -35,7 +34,7 @@ SET = ["evaluate.every=1000", "log_every=1000", "checkpoint.every=6", "checkpoin
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run with a tokenizer in its store, trained for 30 of its 44 steps, four of them passed over."""
+    """A run with a tokenizer in its store, trained for 30 of its 44 steps, four of them skipped."""
     from trainer.parallel.world import world
 
     store = tmp_path_factory.mktemp("store")
@@ -77,7 +76,7 @@ def test_everything_holds(folder, run, capsys):
     status, text = said(capsys, str(folder), "--shards")
     assert status == 0, text
     assert "DIFFERS" not in text and "step 30, 138 samples" in text and "every byte" in text
-    assert "of 26 steps" in text and "not seen: steps 9 to 12 were passed over (train.skip)" in text
+    assert "of 26 steps" in text and "not seen: steps 9 to 12 were skipped (train.skip)" in text
     windows = fed(run, 30)
     for s, stream in enumerate(run.curriculum.streams):
         tokens = sum(length for _, t, _, length in windows if t == s)
@@ -160,19 +159,6 @@ def test_a_running_training_may_delete_what_is_looked_at(folder, copy, capsys, m
     (found[0][-1].folder / "meta.json").unlink()
     status, text = said(capsys, str(folder), "--out", str(copy))
     assert status == 1 and "meta.json: gone meanwhile; a training that is running deletes" in text
-
-
-def test_a_checkpoint_from_before_there_was_a_chain_can_be_looked_at_and_gone_on_from(folder, run, copy, capsys, alone):
-    found = ckpt.latest(copy / "checkpoints")
-    old = {k: v for k, v in found.meta.items() if k not in (
-        "chain", "code", "train", "phase", "heldout", "python", "device")}
-    (found.folder / "meta.json").write_text(json.dumps(old))
-    recommit(found)
-    status, text = said(capsys, str(folder), "--out", str(copy))
-    assert status == 0 and f"it would be {found.meta['chain']}" in text
-    train(open_run(str(folder), None, str(copy), SET), alone, 34, quiet)
-    status, text = said(capsys, str(folder), "--out", str(copy))
-    assert status == 0 and "of 30 steps" in text                    # the chain was taken up where it was
 
 
 def test_shards_are_read_where_asked(folder, run, capsys):

@@ -262,7 +262,7 @@ class Saver:
         step = self.folder / f"step_{meta['step']:08d}"
         job = Writing(step / self.world.broadcast(secrets.token_bytes(6)).hex(), {"version": VERSION, **meta}, began)
         job.attempt.mkdir(parents=True, exist_ok=True)
-        if not any(optimizer.state.values()):        # all steps so far were passed over
+        if not any(optimizer.state.values()):        # all steps so far were skipped
             reshard(model)
             materialise_state(optimizer)
             reset(optimizer)

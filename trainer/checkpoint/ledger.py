@@ -1,14 +1,14 @@
 """Which steps of the curriculum are not performed, and why: OUT/ledger.jsonl, append-only, fsynced line by line.
 
 The position in the data never moves. A skip is a range of steps [first, stop), numbered from 1 as they are printed,
-that are passed over: step numbers, samples, tokens and the learning rate go on as the curriculum says. Two kinds of
+that are skipped: step numbers, samples, tokens and the learning rate go on as the curriculum says. Two kinds of
 lines, and what has been done is a pure function of the curriculum and of them:
 
     {"v": 1, "event": "manual", "step": 1100, "steps": [[1200, 1400]], "why": "train.skip"}
         from step 1100 on, `train.skip` says this (what it said before holds for the steps up to there)
     {"v": 1, "event": "rewind", "step": 1630, "steps": [1520, 1720], "back": 1400, "checkpoint": "step_00001400",
      "why": "3 steps skipped within 50"}
-        at step 1630 it went back to the checkpoint of step 1400 (0: to the start), to pass over these steps
+        at step 1630 it went back to the checkpoint of step 1400 (0: to the start), to skip these steps
 
     {"v": 1, "event": "edit", "step": 800, "changes": ["phase long: new, …"]}
         at step 800, where it resumed, the curriculum ahead was another than at the checkpoint
@@ -91,7 +91,7 @@ class Ledger:
 
     def check(self, meta: dict[str, Any]) -> None:
         """Raise CheckpointError unless the lines that a checkpoint knows of are those of its time: others would have it
-        pass over other steps."""
+        skip other steps."""
         known = meta.get("ledger_sha256")
         if known is not None and self.digest(meta["ledger"]) != known:
             raise ckpt.CheckpointError(f"{self.path}: its first {meta['ledger']} lines are not those that the "
@@ -122,7 +122,7 @@ class Ledger:
                           "why": "train.skip"})
 
     def rewind(self, step: int, steps: Range, back: int, checkpoint: str, why: str) -> None:
-        """At `step` it is decided to go back to step `back` and to pass over `steps`."""
+        """At `step` it is decided to go back to step `back` and to skip `steps`."""
         self._append({"event": "rewind", "step": step, "steps": list(steps), "back": back, "checkpoint": checkpoint,
                       "why": why})
 

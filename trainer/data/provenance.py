@@ -2,7 +2,7 @@
 
 The hash chain binds the data: after each performed step, h = blake2b(h ‖ number of the step ‖ first sample ‖ batch ‖
 hash of its windows as (stream, epoch, window)), numbers as little-endian u64. It is a pure function of the curriculum
-and of the steps that were passed over, hence `tokenmill train verify` computes it anew from these and compares.
+and of the steps that were skipped, hence `tokenmill train verify` computes it anew from these and compares.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class TriggerConfig:
 
 @dataclass(frozen=True)
 class RewindConfig:
-    """`trigger` says when; `skip` steps are passed over, the first suspect step in their middle; at most `budget` times
+    """`trigger` says when; `skip` steps are skipped, the first suspect step in their middle; at most `budget` times
     in a run."""
 
     trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
@@ -117,7 +117,7 @@ class TrainConfig:
     at once (memory), `precision` the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU), `compile` whether
     each layer is compiled (`auto`: on CUDA), `log_every` how many steps lie between two printed lines and, on CUDA, two
     synchronisations (metrics.jsonl has a line for every step).
-    `skip`: steps [first, stop), numbered as printed, that are passed over; of those ahead it may be changed on resume.
+    `skip`: steps [first, stop), numbered as printed, that are skipped; of those ahead it may be changed on resume.
     """
 
     model: ModelConfig

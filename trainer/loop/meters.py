@@ -1,7 +1,7 @@
 """What is measured besides the loss: speed, waits, hardware, norms of updates, the noise scale, where the time goes.
 
-All of it at log interval, in one place, so that a step costs nothing but the numbers `Window` reads. The speed counts
-neither evaluation and checkpoints nor the first step of a process or of a new shape, which compiles.
+All of it is read at log intervals, so that a step costs nothing but the numbers that `MetricsBuffer` reads. The speed
+counts neither evaluation and checkpoints nor the first step of a process or of a new shape, which compiles.
 """
 
 from __future__ import annotations

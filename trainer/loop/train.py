@@ -1,17 +1,14 @@
-"""The training loop, top to bottom."""
+"""The training loop. Read `train` for a training from start to end, `Trainer.steps` for what happens to a batch."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import signal
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,22 +16,20 @@ import torch
 from trainer.base.files import replace
 from trainer.base.signals import interruptions
 from trainer.checkpoint import checkpoints as ckpt
-from trainer.checkpoint import hf
-from trainer.checkpoint.damage import choose
 from trainer.checkpoint.ledger import Ledger
 from trainer.data.batches import Batch, Data, Prefetch
 from trainer.data.provenance import GENESIS, chain, code, machine
 from trainer.data.step import Step
 from trainer.loop import threads
-from trainer.loop.evaluate import Heldout, losses
-from trainer.loop.finish import sample, summarise
+from trainer.loop.evaluate import Heldout
+from trainer.loop.high_loss import HighLossRows
 from trainer.loop.meters import Meters
-from trainer.loop.policy import Guard, Policy, go_back
-from trainer.loop.run import Run, TrainingError, changes, differences, edits
-from trainer.loop.window import HEAD, Row, Window, diverged
-from trainer.loop.worst import WorstRows
+from trainer.loop.metrics_buffer import HEAD, MetricsBuffer, Row, diverged
+from trainer.loop.resume import history, position, probe_loss, restore, resume_point
+from trainer.loop.run import Run, TrainingError, changes, edits
+from trainer.loop.stability import Rewind, SpikeDetector, StabilityMonitor, rewind_to_checkpoint
+from trainer.loop.summary import sample, summarise
 from trainer.model import attention
-from trainer.model.init import initialise
 from trainer.model.loss import IGNORE
 from trainer.model.transformer import Transformer
 from trainer.observe import metrics as log
@@ -43,17 +38,7 @@ from trainer.observe.goodput import Goodput
 from trainer.observe.noise import MicroNorms
 from trainer.observe.plot import write_plot
 from trainer.optim import build as optim
-from trainer.parallel.world import (
-    World,
-    arranged,
-    clip,
-    compiles,
-    compute_dtype,
-    gather_gradients,
-    reshard,
-    shard,
-    uncompiled,
-)
+from trainer.parallel.world import World, arranged, clip, compiles, compute_dtype, gather_gradients, shard
 
 #: rows of the last step whose loss is stored with a checkpoint and compared after loading it
 PROBE_ROWS = 4
@@ -68,201 +53,259 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     checkpoint is written first).
     """
     goodput = Goodput()
-    config, curriculum = run.config, run.curriculum
     say = say if world.first else (lambda _text: None)
-    world = arranged(world, config.parallel)
-    dtype = compute_dtype(config.precision, world.device)
-    checkpoints = run.out / "checkpoints"
+    world = arranged(world, run.config.parallel)
     ledger = Ledger.open(run.out, world)
-    ledger.clear(checkpoints, world)     # a kill between the decision to go back and going back
-    found, first, through = resume_point(run, world, ledger, stop_at, say)
-    done = run.out / "summary.json"
-    if through:
-        say(f"nothing to do: {found.folder.parent if found else run.out} is at "
-            + ("the end of the curriculum" if first is None else f"or beyond step {stop_at}, where this was to stop"))
-        return json.loads(done.read_text(encoding="utf-8")) if first is None and world.first else {}
-    # at the end without a summary: an earlier process died between its last checkpoint and the end; do the rest
-    number, samples, tokens = position(found)
-    ledger.declare(config.skip, number)
+    ledger.clear(run.out / "checkpoints", world)   # a kill may have come between deciding on a rewind and doing it
+    checkpoint, following, finished = resume_point(run, world, ledger, stop_at, say)
+    summary_file = run.out / "summary.json"
+    if finished:
+        say(f"nothing to do: {checkpoint.folder.parent if checkpoint else run.out} is at "
+            + ("the end of the curriculum" if following is None
+               else f"or beyond step {stop_at}, where this was to stop"))
+        return json.loads(summary_file.read_text(encoding="utf-8")) if following is None and world.first else {}
+    # at the end without a summary: an earlier process died between its last checkpoint and the end, so do the rest
+    trainer = Trainer(run, world, ledger, checkpoint, goodput, say)
+    if world.first and following is not None:
+        summary_file.unlink(missing_ok=True)           # of a curriculum that has been prolonged since
+    before = trainer.evaluate() if checkpoint is None else {}
+    began = time.perf_counter()
+    with interruptions() as interrupted, trainer.saver:
+        while rewind := trainer.steps(stop_at, interrupted):
+            trainer.rewind(rewind)
+    return trainer.finish(before, time.perf_counter() - began)
 
-    data = Data(curriculum, run.store, config.loss.repeats)
-    heldout = Heldout(data, curriculum.phases[0].sequence, config.evaluate.windows)
-    schedule = run.schedule()
 
-    with torch.device("meta"):
-        model = Transformer(config.model, run.vocab)
-    compiled = compiles(config.compile, world.device)
-    shard(model, world, dtype, compiled)
-    optimizer = optim.build(config.optimizer, model.named_parameters(), world, config.model.rate)
-    kernel = attention.describe(world.device, dtype, config.model.masking)
-    say(f"model: {config.model.parameters(run.vocab):,} parameters, vocabulary {run.vocab:,}; {world.describe()}, "
-        f"shard {config.parallel.shard}, {str(dtype).removeprefix('torch.')}, {'' if compiled else 'not '}compiled, "
-        f"{kernel}, {threads.describe()}")
-    say(optim.describe(optimizer))
+class Trainer:
+    """All that a training holds, on each rank, from its first step in this process to its last. `number`, `samples` and
+    `tokens` are its position: steps done, samples read, targets read."""
 
-    metrics = log.Metrics(run.out, world.first, config.metrics, run.folder.name, config.identity(), say)
-    guard, policy = Guard(config.stability, world.device), Policy(config.stability)
-    worst = WorstRows(run.out, config.stability.worst_rows, data.streams, world)
-    worst.begin(number)
-    restore(found, run, data, model, optimizer, guard, policy, world, dtype)
-    read = history(found, run, data, ledger) if world.first else GENESIS
-    here, changed = machine(device_name(world)), []
-    if found:
-        edited = edits(found.meta, run)
-        ledger.edited(number, edited)
-        changed = [*changes(found.meta, run, world.size, here), *edited]
-        say("\n  ".join([f"resumed from {found.folder.parent.name} at sample {samples:,}", *changed]))
-    meters = Meters(run, metrics, world, goodput, model, optimizer, number, say)
-    metrics.write("resume" if found else "start", number, samples=samples, world=world.size, changed=changed,
-                  goodput=goodput.record(), device=device_name(world), threads=torch.get_num_threads(),
-                  kernel=kernel, compiled=compiled, precision=str(dtype).removeprefix("torch."),
-                  sharding=config.parallel.shape(world.size), mfu_formula=mfu.FORMULA,
-                  config=config.identity(), streams=data.streams,
-                  phases=[{"name": p.name, "tokens": p.tokens, "steps": p.steps, "lr": p.lr, "sequence": p.sequence,
-                           "batch": p.batch, "ramp": p.ramp, "weights": p.weights} for p in curriculum.phases])
-    metrics.flush()
+    def __init__(self, run: Run, world: World, ledger: Ledger, checkpoint: ckpt.Checkpoint | None, goodput: Goodput,
+                 say: Callable[[str], None]) -> None:
+        config, curriculum = run.config, run.curriculum
+        self.run, self.world, self.ledger, self.goodput, self.say = run, world, ledger, goodput, say
+        self.checkpoints = run.out / "checkpoints"
+        self.number, self.samples, self.tokens = position(checkpoint)
+        ledger.declare(config.skip, self.number)
+        self.data = Data(curriculum, run.store, config.loss.repeats)
+        self.heldout = Heldout(self.data, curriculum.phases[0].sequence, config.evaluate.windows)
+        self.schedule = run.schedule()
+        self.dtype = compute_dtype(config.precision, world.device)
+        self.build_model()
+        self.detector = SpikeDetector(config.stability, world.device)
+        self.monitor = StabilityMonitor(config.stability)
+        self.metrics = log.Metrics(run.out, world.first, config.metrics, run.folder.name, config.identity(), say)
+        self.high_loss = HighLossRows(run.out, config.stability.worst_rows, self.data.streams, world)
+        self.high_loss.begin(self.number)
+        self.restore(checkpoint)
+        self.machine = machine(device_name(world))
+        changed = self.resumed(checkpoint) if checkpoint else []
+        self.meters = Meters(run, self.metrics, world, goodput, self.model, self.optimizer, self.number, say)
+        self.write_start("resume" if checkpoint else "start", changed)
+        self.buffer = MetricsBuffer(run, self.data.streams, self.metrics, self.meters, self.high_loss, world, say)
+        self.saver = ckpt.Saver(self.checkpoints, config.checkpoint, world, self.saved)
+        self.last_evaluation: dict[str, Any] = {}
 
-    def evaluate(step: int, tokens: int) -> dict[str, Any]:
-        with goodput.of("evaluation"):
-            values = heldout.evaluate(model, run.micro_rows(heldout.length), dtype, config.loss.chunk, world)
-            length = curriculum.phases[curriculum.phase_at(max(0, samples - 1))].sequence
+    def build_model(self) -> None:
+        run, config, world = self.run, self.run.config, self.world
+        with torch.device("meta"):
+            self.model = Transformer(config.model, run.vocab)
+        self.compiled = compiles(config.compile, world.device)
+        shard(self.model, world, self.dtype, self.compiled)
+        self.optimizer = optim.build(config.optimizer, self.model.named_parameters(), world, config.model.rate)
+        self.kernel = attention.describe(world.device, self.dtype, config.model.masking)
+        self.say(f"model: {config.model.parameters(run.vocab):,} parameters, vocabulary {run.vocab:,}; "
+                 f"{world.describe()}, shard {config.parallel.shard}, {str(self.dtype).removeprefix('torch.')}, "
+                 f"{'' if self.compiled else 'not '}compiled, {self.kernel}, {threads.describe()}")
+        self.say(optim.describe(self.optimizer))
+
+    def restore(self, checkpoint: ckpt.Checkpoint | None) -> None:
+        """Model, optimiser, detectors and hash chain as they were at a checkpoint, or (None) at the start."""
+        restore(checkpoint, self.run, self.data, self.model, self.optimizer, self.detector, self.monitor, self.world,
+                self.dtype)
+        self.chain = history(checkpoint) if self.world.first else GENESIS
+
+    def resumed(self, checkpoint: ckpt.Checkpoint) -> list[str]:
+        """What is another now than when the checkpoint was written, one line each; printed, and edits kept."""
+        edited = edits(checkpoint.meta, self.run)
+        self.ledger.edited(self.number, edited)
+        changed = [*changes(checkpoint.meta, self.run, self.world.size, self.machine), *edited]
+        self.say("\n  ".join([f"resumed from {checkpoint.folder.parent.name} at sample {self.samples:,}", *changed]))
+        return changed
+
+    def write_start(self, event: str, changed: list[str]) -> None:
+        run, config, world = self.run, self.run.config, self.world
+        self.metrics.write(
+            event, self.number, samples=self.samples, world=world.size, changed=changed,
+            goodput=self.goodput.record(), device=device_name(world), threads=torch.get_num_threads(),
+            kernel=self.kernel, compiled=self.compiled, precision=str(self.dtype).removeprefix("torch."),
+            sharding=config.parallel.shape(world.size), mfu_formula=mfu.FORMULA, config=config.identity(),
+            streams=self.data.streams,
+            phases=[{"name": p.name, "tokens": p.tokens, "steps": p.steps, "lr": p.lr, "sequence": p.sequence,
+                     "batch": p.batch, "ramp": p.ramp, "weights": p.weights} for p in run.curriculum.phases])
+        self.metrics.flush()
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+    def steps(self, stop_at: int | None, interrupted: Callable[[], int]) -> Rewind | None:
+        """Perform the steps ahead, to the end of the curriculum or to step `stop_at`: returns None then, or earlier the
+        rewind that the loss asks for. Raises SystemExit after a signal, when the checkpoint is written."""
+        config, curriculum = self.run.config, self.run.curriculum
+        self.goodput.enter("warmup")
+        self.buffer.restart()
+        ahead = takewhile(lambda s: stop_at is None or s.number < stop_at, self.run.steps(self.samples))
+        batches = Prefetch(self.data, ahead, self.world.data_rank, self.world.data_size, self.ledger.why)
+        for step, batch in batches:
+            phase = curriculum.phases[step.phase]
+            self.number, self.samples = step.number + 1, step.stop
+            self.tokens = step.tokens + step.batch * phase.sequence
+            self.model.rope = self.run.rope(step.stop)
+            if phase.reset_optimizer and step.first == phase.start:
+                self.say(f"phase {phase.name}: the optimiser begins anew")
+                ckpt.reset(self.optimizer)
+            if batch is None:
+                self.buffer.skipped(step, self.tokens, self.ledger.why(self.number) or "")
+            else:
+                self.perform(step, batch, batches.waited)
+
+            phase_ends, ends = step.stop == phase.stop, step.stop == curriculum.samples or self.number == stop_at
+            save = self.number % config.checkpoint.every == 0 or phase_ends or ends
+            evaluate = self.number % config.evaluate.every == 0 or ends
+            if not (self.world.device.type == "cpu" or self.meters.cold or self.meters.due(self.number) or save
+                    or evaluate):
+                continue                                # nothing has to be known yet: the host runs ahead of the device
+            stopping, records = self.buffer.flush(interrupted())
+            if rewind := self.monitor.review(records, f"tokenmill train explain {self.run.folder}"):
+                return rewind
+            if evaluate:
+                self.last_evaluation = self.evaluate()
+            with self.goodput.of("checkpoint"):
+                self.saver.poll()
+                if save or stopping:
+                    self.save(step, self.last_evaluation.get("loss") if evaluate else None)
+                if phase_ends or ends or stopping:
+                    self.saver.wait()
+            if self.world.first and evaluate:
+                self.metrics.flush()
+                write_plot(self.run.out)
+            if stopping:
+                self.stop(stopping)
+            self.buffer.restart()                       # evaluation and checkpoints are not part of the speed
+        return None
+
+    def perform(self, step: Step, batch: Batch, waited: float) -> None:
+        """Learn from one batch: gradients, the verdict on them, the optimiser. Never waits for the device."""
+        factor = self.schedule.factor((step.tokens + self.tokens) / 2)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * factor
+        self.meters.begin(step, waited)
+        sums, norm = forward_backward(self.model, step, batch, self.run, self.data, self.high_loss, self.meters.micro,
+                                      self.world, self.dtype)
+        verdict = self.detector.judge(step.phase, sums[HEAD:], norm)
+        # offloaded parameters step on the CPU, and torch would read this before it has arrived there
+        device = "cpu" if self.run.config.parallel.offload else self.world.device
+        optim.skip_when(self.optimizer, verdict[0].to(device).float())
+        self.meters.before(step)
+        self.optimizer.step()
+        self.meters.after()
+        self.optimizer.zero_grad()
+        if self.world.first:
+            self.chain = chain(self.data.order, [step], self.chain)
+        self.buffer.add(Row(step, self.tokens, self.run.config.optimizer.lr * factor, sums, norm, verdict))
+
+    def rewind(self, rewind: Rewind) -> None:
+        """Go back to a checkpoint before the trouble; the steps around its beginning will be skipped."""
+        self.saver.wait()
+        checkpoint = rewind_to_checkpoint(rewind, self.ledger, self.checkpoints, self.world, self.say)
+        self.number, self.samples, self.tokens = position(checkpoint)
+        self.high_loss.begin(self.number)
+        self.meters.rewound(self.number)
+        self.restore(checkpoint)
+        start, stop = self.ledger.lines[-1]["steps"]
+        self.metrics.write("rewind", self.number, samples=self.samples, seen=rewind.step, steps=[start, stop],
+                           why=rewind.why)
+        self.say(f"step {rewind.step:>6}  {rewind.why}: back to step {self.number}, to skip steps {start} to "
+                 f"{stop - 1}")
+
+    def stop(self, number: int) -> None:
+        """End the process in good order after signal `number`."""
+        self.metrics.flush()
+        self.say(self.goodput.told())
+        self.say(f"stopped by {signal.Signals(number).name} after step {self.number}; the same command goes on")
+        raise SystemExit(128 + number)
+
+    # -- evaluation and checkpoints ----------------------------------------------------------------------------------
+    def evaluate(self) -> dict[str, Any]:
+        """Held-out loss at windows of the first phase's length, and of this phase's if it is another."""
+        run, heldout, chunk = self.run, self.heldout, self.run.config.loss.chunk
+        with self.goodput.of("evaluation"):
+            values = heldout.evaluate(self.model, run.micro_rows(heldout.length), self.dtype, chunk, self.world)
+            length = run.curriculum.phases[run.curriculum.phase_at(max(0, self.samples - 1))].sequence
             if values and length != heldout.length:
-                there = heldout.at(length).evaluate(model, run.micro_rows(length), dtype, config.loss.chunk, world)
-                values |= {"lengths": {str(length): there}} if there else {}
+                at_length = heldout.at(length).evaluate(self.model, run.micro_rows(length), self.dtype, chunk,
+                                                        self.world)
+                values |= {"lengths": {str(length): at_length}} if at_length else {}
         if values:
-            meters.evaluated(step, tokens, values)
+            self.meters.evaluated(self.number, self.tokens, values)
         return values
 
-    def save(step: Step, heldout: float | None) -> None:
-        worst.write()
-        meters.saving(step.number + 1)
+    def save(self, step: Step, heldout: float | None) -> None:
+        """Write a checkpoint after `step`, or begin to. Raises TrainingError when the model is beyond use."""
+        run, phase = self.run, self.run.curriculum.phases[step.phase]
+        self.high_loss.write()
+        self.meters.saving(self.number)
         rows = list(range(step.stop - min(PROBE_ROWS, step.batch), step.stop))
-        probe = probe_loss(rows, run, data, model, world, dtype)
-        if not math.isfinite(probe):     # the step's own loss is of the parameters before it
-            raise TrainingError(diverged(run, step.number + 1, f"loss {probe} after it"))
-        meta = {"step": step.number + 1, "samples": step.stop, "tokens": tokens, "world": world.size, **here,
-                "phase": curriculum.phases[step.phase].name, "pinned": step.stop == curriculum.phases[step.phase].stop,
-                "code": code(), "config": config.identity(), "train": asdict(config), "chain": read.hex(),
-                "curriculum": curriculum.to_json(), "heldout": heldout,
-                "probe": {"samples": rows, "loss": probe}, "ledger": len(ledger.lines),
-                "ledger_sha256": ledger.digest(len(ledger.lines)), "guard": guard.state(),
-                "policy": policy.state()}
-        saver.save(model, optimizer, meta)
+        probe = probe_loss(rows, run, self.data, self.model, self.world, self.dtype)
+        if not math.isfinite(probe):                    # the step's own loss is of the parameters before it
+            raise TrainingError(diverged(run, self.number, f"loss {probe} after it"))
+        lines = len(self.ledger.lines)
+        self.saver.save(self.model, self.optimizer, {
+            "step": self.number, "samples": step.stop, "tokens": self.tokens, "world": self.world.size, **self.machine,
+            "phase": phase.name, "pinned": step.stop == phase.stop, "code": code(), "config": run.config.identity(),
+            "train": asdict(run.config), "chain": self.chain.hex(), "curriculum": run.curriculum.to_json(),
+            "heldout": heldout, "probe": {"samples": rows, "loss": probe}, "ledger": lines,
+            "ledger_sha256": self.ledger.digest(lines), "guard": self.detector.state(),
+            "policy": self.monitor.state()})
 
-    def saved(written: ckpt.Writing) -> None:
-        meters.saved(written.meta["step"], written.held, folder=written.attempt.parent.name,
-                     written_s=round(written.seconds, 3), bytes=written.size)
-        say(written.describe())
+    def saved(self, written: ckpt.Writing) -> None:
+        self.meters.saved(written.meta["step"], written.held, folder=written.attempt.parent.name,
+                          written_s=round(written.seconds, 3), bytes=written.size)
+        self.say(written.describe())
 
-    if world.first and first is not None:
-        done.unlink(missing_ok=True)     # of a curriculum that has been prolonged since
-    before = after = evaluate(0, 0) if not found else {}
-    window = Window(run, data.streams, metrics, meters, worst, world, say)
-    began = time.perf_counter()
-    with interruptions() as interrupted, ckpt.Saver(checkpoints, config.checkpoint, world, saved) as saver:
-        while True:                          # once, and again after every rewind
-            todo = takewhile(lambda s: stop_at is None or s.number < stop_at, run.steps(samples))
-            suspicion = None
-            goodput.enter("warmup")
-            batches = Prefetch(data, todo, world.data_rank, world.data_size, ledger.why)
-            for step, batch in batches:
-                phase = curriculum.phases[step.phase]
-                model.rope = run.rope(step.stop)
-                tokens = step.tokens + step.batch * phase.sequence
-                if phase.reset_optimizer and step.first == phase.start:
-                    say(f"phase {phase.name}: the optimiser begins anew")
-                    ckpt.reset(optimizer)
-                if batch is None:
-                    window.passed_over(step, tokens, ledger.why(step.number + 1) or "")
-                else:
-                    factor = schedule.factor((step.tokens + tokens) / 2)
-                    for group in optimizer.param_groups:
-                        group["lr"] = group["peak"] * factor
-                    meters.begin(step, batches.waited)
-                    sums, norm = forward_backward(model, step, batch, run, data, worst, meters.micro, world, dtype)
-                    verdict = guard.judge(step.phase, sums[HEAD:], norm)
-                    # offloaded parameters step on the CPU, and torch would read this before it has arrived there
-                    device = "cpu" if config.parallel.offload else world.device
-                    optim.skip_when(optimizer, verdict[0].to(device).float())
-                    meters.before(step)
-                    optimizer.step()
-                    meters.after()
-                    optimizer.zero_grad()
-                    read = chain(data.order, [step], read) if world.first else read
-                    window.add(Row(step, tokens, config.optimizer.lr * factor, sums, norm, verdict))
-
-                number, samples, last = step.number + 1, step.stop, step.stop == phase.stop
-                ending = samples == curriculum.samples or number == stop_at
-                due = number % config.checkpoint.every == 0 or last or ending
-                judged = number % config.evaluate.every == 0 or ending
-                if world.device.type == "cpu" or meters.cold or meters.due(number) or due or judged:
-                    stopping, seen = window.flush(interrupted())
-                    if suspicion := policy.review(seen, f"tokenmill train explain {run.folder}"):
-                        break
-                    if judged:
-                        after = evaluate(number, tokens)
-                    with goodput.of("checkpoint"):
-                        saver.poll()
-                        if due or stopping:
-                            save(step, after.get("loss") if judged else None)
-                        if last or ending or stopping:
-                            saver.wait()
-                    if world.first and judged:
-                        metrics.flush()
-                        write_plot(run.out)
-                    if stopping:
-                        metrics.flush()
-                        say(goodput.told())
-                        say(f"stopped by {signal.Signals(stopping).name} after step {number}; the same command goes on")
-                        raise SystemExit(128 + stopping)
-                    window.restart()        # evaluation and checkpoints are not part of the speed
-            if suspicion is None:
-                break
-            saver.wait()
-            found = go_back(suspicion, ledger, checkpoints, world, say)
-            number, samples, tokens = position(found)
-            worst.begin(number)
-            meters.rewound(number)
-            restore(found, run, data, model, optimizer, guard, policy, world, dtype)
-            read = history(found, run, data, ledger) if world.first else GENESIS
-            start, stop = ledger.lines[-1]["steps"]
-            metrics.write("rewind", number, samples=samples, seen=suspicion.step, steps=[start, stop],
-                          why=suspicion.why)
-            say(f"step {suspicion.step:>6}  {suspicion.why}: back to step {number}, to pass over steps {start} to "
-                f"{stop - 1}")
-            window.restart()
-
-    seconds = time.perf_counter() - began
-    goodput.enter("evaluation")
-    summary: dict[str, Any] = {}
-    if samples == curriculum.samples:
-        after = after or evaluate(number, tokens)
-        gap = heldout.gap(after, model, samples, 4 * config.evaluate.windows, run.micro_rows(heldout.length), dtype,
-                          config.loss.chunk, world)
-        text, why = sample(run, model, world, dtype)
-        metrics.write("sample", number, prompt=config.sample.prompt, text=text, skipped=why)
-        say(why or f"sample: {text}")
-        metrics.flush()
-        if world.first:
-            summary = summarise(run, before, after, gap, text, why, seconds, window.speed(), goodput)
-            metrics.write("end", number, **summary)
-    metrics.close()
-    say(goodput.told())
-    if world.first and summary:
-        write_plot(run.out)
-        replace(done, json.dumps(summary, indent=1, ensure_ascii=False))
-        if after:
-            say(f"held-out loss {summary['heldout_loss']:.3f} nats/token = {summary['ratio']:.2f} of the unigram "
-                f"entropy {summary['unigram_entropy']:.3f}"
-                + (f"; gap to the training data {gap['gap']:.3f}" if gap else ""))
-        say(f"{number} steps, {tokens:,} tokens, {seconds:.0f} s this time; {run.out}")
-    return summary
+    # -- the end -----------------------------------------------------------------------------------------------------
+    def finish(self, before: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """At the end of the curriculum: the last evaluation, a sample of text, the summary. Returns it, on rank 0."""
+        run, config, world = self.run, self.run.config, self.world
+        self.goodput.enter("evaluation")
+        summary: dict[str, Any] = {}
+        after, gap = self.last_evaluation or before, {}
+        if self.samples == run.curriculum.samples:
+            after = after or self.evaluate()
+            gap = self.heldout.gap(after, self.model, self.samples, 4 * config.evaluate.windows,
+                                   run.micro_rows(self.heldout.length), self.dtype, config.loss.chunk, world)
+            text, reason = sample(run, self.model, world, self.dtype)
+            self.metrics.write("sample", self.number, prompt=config.sample.prompt, text=text, skipped=reason)
+            self.say(reason or f"sample: {text}")
+            self.metrics.flush()
+            if world.first:
+                summary = summarise(run, before, after, gap, text, reason, seconds, self.buffer.speed(), self.goodput)
+                self.metrics.write("end", self.number, **summary)
+        self.metrics.close()
+        self.say(self.goodput.told())
+        if summary:
+            write_plot(run.out)
+            replace(run.out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
+            if after:
+                self.say(f"held-out loss {summary['heldout_loss']:.3f} nats/token = {summary['ratio']:.2f} of the "
+                         f"unigram entropy {summary['unigram_entropy']:.3f}"
+                         + (f"; gap to the training data {gap['gap']:.3f}" if gap else ""))
+            self.say(f"{self.number} steps, {self.tokens:,} tokens, {seconds:.0f} s this time; {run.out}")
+        return summary
 
 
-def forward_backward(model: Transformer, step: Step, batch: Batch, run: Run, data: Data, worst: WorstRows,
+def forward_backward(model: Transformer, step: Step, batch: Batch, run: Run, data: Data, high_loss: HighLossRows,
                      micro: MicroNorms, world: World, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of one step, clipped. Returns sums over all ranks [HEAD + 2·S] float64 (see `trainer.loop.window`) and
-    the global gradient norm."""
+    """Gradients of one step, clipped. Returns sums over all ranks [HEAD + 2·S] float64 (`trainer.loop.metrics_buffer`)
+    and the global gradient norm."""
     config = run.config
     streams = len(data.streams)
     sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)
@@ -285,98 +328,9 @@ def forward_backward(model: Transformer, step: Step, batch: Batch, run: Run, dat
         nll, targets = nll.detach().double().sum(1), (part.targets != IGNORE).double().sum(1)
         sums[HEAD:HEAD + streams].index_add_(0, part.stream, nll)
         sums[HEAD + streams:].index_add_(0, part.stream, targets)
-        worst.add(step, start, nll, targets, part.stream)
+        high_loss.add(step, start, nll, targets, part.stream)
         micro.add(targets.sum(), scale)
     return world.sum(sums), clip(model, config.clip, world)
-
-
-def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
-                 say: Callable[[str], None]) -> tuple[ckpt.Checkpoint | None, Step | None, bool]:
-    """The sound checkpoint to go on from (None: the start), the first step after it (None: there is none), and whether
-    nothing is left to do. Every rank calls it, and what the first one sees counts: ranks apart would wait for each
-    other forever, or learn from different data."""
-    same = hashlib.sha256(json.dumps([run.curriculum.to_json(), asdict(run.config)], sort_keys=True).encode()).digest()
-    summed, firsts = struct.unpack("<?32s", world.broadcast(
-        struct.pack("<?32s", (run.out / "summary.json").exists(), same)))
-    if same != firsts:
-        raise TrainingError(f"rank {world.rank} has read another recipe or curriculum than the first rank: "
-                            f"{run.folder} has just been changed, or is not one folder for all; start again")
-
-    def following(found: ckpt.Checkpoint | None) -> Step | None:
-        return next(run.steps(found.meta["samples"] if found else 0), None)
-
-    def through(found: ckpt.Checkpoint | None) -> bool:
-        if found:
-            refuse_another(found, run)
-        step = following(found)
-        return summed if step is None else stop_at is not None and stop_at <= step.number
-
-    found = choose(run.out / "checkpoints", world, say, lambda sound: sound[-1] if sound else None,
-                   lambda found: not through(found))
-    if found:
-        ledger.check(found.meta)
-    return found, following(found), through(found)
-
-
-def refuse_another(found: ckpt.Checkpoint, run: Run) -> None:
-    """Raise CheckpointError, listing what differs, unless `found` was written by this training."""
-    wrong = differences(found.meta, run)
-    if wrong:
-        older = ", ".join(str(p) for p in sorted(run.folder.glob("curriculum.*.json")))
-        raise ckpt.CheckpointError(f"{found.folder.parent} belongs to another training than this one:\n  "
-                                   + "\n  ".join(wrong) + "\nTake these back"
-                                   + (f" (older curricula: {older})" if older else "")
-                                   + ", or start anew with another --out")
-
-
-def position(found: ckpt.Checkpoint | None) -> tuple[int, int, int]:
-    """(steps, samples, tokens) at a checkpoint, or (None) at the start."""
-    return (found.meta["step"], found.meta["samples"], found.meta["tokens"]) if found else (0, 0, 0)
-
-
-def restore(found: ckpt.Checkpoint | None, run: Run, data: Data, model: Transformer, optimizer: torch.optim.Optimizer,
-            guard: Guard, policy: Policy, world: World, dtype: torch.dtype) -> None:
-    """Everything as it was at a checkpoint, or (None) at the start. Of a checkpoint it is checked that it came back
-    whole: the loss on a few samples must be what it was at saving."""
-    optim.skip_when(optimizer, None)
-    model.rope = run.rope(found.meta["samples"] if found else 0)
-    guard.load(found.meta.get("guard") if found else None)       # a checkpoint from before there was a guard has none
-    policy.load(found.meta.get("policy") if found else None)
-    if found is None:
-        reshard(model)
-        if run.config.init.from_:
-            hf.load(model, run.config.model, run.vocab, Path(run.config.init.from_),
-                    run.store / run.curriculum.tokenizer.path)
-        else:
-            initialise(model, run.config.model, run.config.seed)
-        optimizer.state.clear()
-        return
-    ckpt.load(found, model, optimizer)
-    probe = found.meta["probe"]
-    loss = probe_loss(probe["samples"], run, data, model, world, dtype)
-    close = 1e-3 if dtype == torch.float32 else 2e-2
-    if not abs(loss - probe["loss"]) <= close * max(1.0, abs(probe["loss"])):
-        raise ckpt.CheckpointError(
-            f"{found.folder.parent}: the loss on samples {probe['samples'][0]}… is {loss:.4f}, at saving it was "
-            f"{probe['loss']:.4f}: model or data have changed; do not go on from it")
-
-
-def history(found: ckpt.Checkpoint | None, run: Run, data: Data, ledger: Ledger) -> bytes:
-    """The hash chain at a checkpoint; of one that has none it is computed."""
-    if found is None:
-        return GENESIS
-    if "chain" in found.meta:
-        return bytes.fromhex(found.meta["chain"])
-    done = takewhile(lambda s: s.number < found.step, run.steps())
-    return chain(data.order, done, passed=ledger.why)
-
-
-def probe_loss(samples: list[int], run: Run, data: Data, model: Transformer, world: World, dtype: torch.dtype) -> float:
-    batch = data.samples(samples)
-    rows = run.micro_rows(batch.tokens.shape[1])
-    with uncompiled(model):
-        totals = losses(model, batch, len(data.streams), rows, dtype, run.config.loss.chunk, world)
-    return sum(t.nll for t in totals) / max(1, sum(t.targets for t in totals))
 
 
 def device_name(world: World) -> str:

@@ -1,8 +1,8 @@
-"""What somebody should look at: five rules over the numbers of a training, each raised once and taken back once.
+"""Alerts: five rules over the numbers of a training, each raised once and taken back once.
 
 An alert is printed, kept as a line `event: alert` of metrics.jsonl, and a gauge of trainer.prom that is 1 while it
-stands; Prometheus' Alertmanager (or whatever reads one of these) knows whom to tell. No rule stops a training: that is
-`train.policy`'s business.
+stands; Prometheus' Alertmanager (or whatever reads one of these) notifies people. No rule stops a training: that is
+decided in `trainer.loop.stability`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Alerts:
                 self.evaluation(line["streams"])
 
     def step(self, outlier: bool) -> list[Alert]:
-        """Every step: whether its loss or gradient norm was out of all proportion (`policy.Guard`)."""
+        """Every step: whether its loss or gradient norm was out of all proportion (`SpikeDetector`)."""
         self.outliers.append(outlier)
         limit = self.config.spikes
         return self.settle("spikes", limit is not None and self.spike_score > limit,

@@ -58,7 +58,7 @@ class Story:
         self.begin()
 
     def begin(self) -> None:
-        #: of every step: number, tokens after it, loss (NaN: none), learning rate (NaN: passed over)
+        #: of every step: number, tokens after it, loss (NaN: none), learning rate (NaN: skipped)
         self.number, self.tokens, self.loss, self.rate = (array("d") for _ in range(4))
         self.skips: list[tuple[float, float]] = []                   # (number, tokens) of steps that changed nothing
         self.passed: list[tuple[float, float]] = []                  # of steps that were not performed
@@ -168,7 +168,7 @@ def draw(story: Story) -> str:
     for first, last in stretches(story.passed):
         a = x(max((t for n, t in zip(story.number, story.tokens) if n < first[0]), default=0.0))
         parts.append(f'<rect class="passed" x="{a:.1f}" y="{LOSS_TOP}" width="{max(1.0, x(last[1]) - a):.1f}" '
-                     f'height="{LOSS_HEIGHT}"><title>steps {first[0]:.0f} to {last[0]:.0f} passed over</title></rect>')
+                     f'height="{LOSS_HEIGHT}"><title>steps {first[0]:.0f} to {last[0]:.0f} skipped</title></rect>')
     parts += [gridline(y(v), f"{v:g}") for v in ticks(low, high, 6)]
     parts += [gridline(r(v), f"{v:.2g}") for v in (0.0, top_rate)]
     for v in ticks(0, total, 8):
@@ -193,7 +193,7 @@ def draw(story: Story) -> str:
         parts.append(f'<line class="rewind" x1="{x(spot):.1f}" x2="{x(spot):.1f}" y1="{LOSS_TOP}" '
                      f'y2="{LOSS_TOP + LOSS_HEIGHT}"><title>went back to here</title></line>')
     parts.append(line("rate", rates, x, r))
-    marks = [("skip", "left out", story.skips), ("passed-key", "passed over", story.passed),
+    marks = [("skip", "left out", story.skips), ("passed-key", "skipped", story.passed),
              ("rewind", "went back", story.rewinds)]
     parts.append(legend([("loss", "training"), ("held", "held-out"), ("entropy", "unigram entropy of held-out")], 17))
     parts.append(legend([*((kind, label) for kind, label, there in marks if there),

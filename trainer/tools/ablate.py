@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.base.arguments import of_a_run, positive
-from trainer.tools import arms
+from trainer.tools import experiment_arms
 
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
                         dest="arms", help="an arm: its name, and the keys of train: in which it differs")
     ablate.add_argument("--tokens", type=positive, metavar="N",
                         help="end after N tokens instead of the run's (e.g. 50M)")
-    arms.add_arguments(ablate)
+    experiment_arms.add_arguments(ablate)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
             one = replace(one, config=replace(one.config, seed=one.config.seed + seed),
                           curriculum=shortened(one.curriculum, options.tokens, seed))
             one.schedule()
-            made.append(arms.Arm(name, seed, one))
-    return arms.perform(options, made)
+            made.append(experiment_arms.Arm(name, seed, one))
+    return experiment_arms.perform(options, made)
 
 
 def shortened(old: Curriculum, tokens: int | None, seed: int) -> Curriculum:

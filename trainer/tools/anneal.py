@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.base.arguments import of_a_run, positive
-from trainer.tools import arms
+from trainer.tools import experiment_arms
 
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
     anneal.add_argument("--from", required=True, type=positive, dest="step", metavar="STEP", help="of a checkpoint")
     anneal.add_argument("--mixes", required=True, nargs="+", metavar="FILE", help="candidate mixtures, as YAML")
     anneal.add_argument("--tokens", required=True, type=positive, metavar="N", help="tokens of a decay, e.g. 1B")
-    arms.add_arguments(anneal)
+    experiment_arms.add_arguments(anneal)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,9 +56,9 @@ def run(options: argparse.Namespace) -> int:
     mixes = {Path(file).stem: read_mix(Path(file)) for file in options.mixes}
     if len(mixes) < len(options.mixes):
         raise ConfigError("--mixes: files are told apart by their names, and two have the same")
-    made = [arms.Arm(name, seed, arm(base, found, mixes, name, options.tokens, seed))
+    made = [experiment_arms.Arm(name, seed, arm(base, found, mixes, name, options.tokens, seed))
             for name in mixes for seed in range(options.seeds)]
-    return arms.perform(options, made, lambda one: plant(found, base, one.run))
+    return experiment_arms.perform(options, made, lambda one: plant(found, base, one.run))
 
 
 def read_mix(path: Path) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
     held-out data of all of them is measured in every arm."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
     from tokenizer.mixture.resolve import place
-    from trainer.tools.edit import new_streams
+    from trainer.tools.curriculum_edit import new_streams
 
     kept = cut(base.curriculum, sample)
     step = kept[-1].batch * kept[-1].sequence

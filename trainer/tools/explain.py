@@ -72,8 +72,8 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
     from trainer.base.config import ConfigError
     from trainer.checkpoint.ledger import Ledger
     from trainer.data.remote import place, shard_set
-    from trainer.loop.worst import NAME as WORST
-    from trainer.loop.worst import read_worst
+    from trainer.loop.high_loss import NAME as WORST
+    from trainer.loop.high_loss import read_high_loss
 
     curriculum = run.curriculum
     step = next(islice(run.steps(), number - 1, number), None)
@@ -84,7 +84,7 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
     ledger = Ledger.read(run.out)
     told, stale = beside(run, step, ledger)
     losses = {line["sample"]: math.inf if line["loss"] is None else line["loss"]
-              for line in (() if stale else read_worst(run.out, number, ledger.why(number) is not None))}
+              for line in (() if stale else read_high_loss(run.out, number, ledger.why(number) is not None))}
     at = Order(curriculum).locate(step.first, step.stop)
     rows = [{"row": i + 1, "sample": step.first + i, "stream": curriculum.streams[stream].name, "epoch": epoch,
              "window": window, "tokens": length, "loss": losses.get(step.first + i)}
@@ -267,7 +267,7 @@ def told(found: dict[str, Any]) -> str:
         lines.append(f"  {found['stale']}: its losses of then are left out")
     if found["passed_over"]:
         before = "; before that it was like this" if found["loss"]["value"] is not None else ""
-        lines.append(f"  was passed over ({found['passed_over']}){before}")
+        lines.append(f"  was skipped ({found['passed_over']}){before}")
     elif found["skipped"]:
         lines.append(f"  changed nothing: {found['skipped']}")
     for name in ("loss", "norm"):

@@ -199,8 +199,6 @@ def data(run: Run, meta: dict[str, Any], ledger: Ledger) -> tuple[list[str], str
         return [f"the curriculum ends at sample {run.curriculum.samples:,}"], ""
     done = takewhile(lambda step: step.number < meta["step"], run.steps())
     now = chain(Order(run.curriculum), done, passed=ledger.why).hex()
-    if "chain" not in meta:
-        return [], f"the checkpoint is from before there was a hash chain; it would be {now}"
     if now != meta["chain"]:
         return [f"the hash chain is {meta['chain']}, curriculum and ledger make {now}: the model has seen other data, "
                 f"or in another order"], ""
@@ -228,7 +226,7 @@ def shards(run: Run, deep: bool) -> tuple[list[str], str]:
 
 # -- what has been seen ----------------------------------------------------------------------------------------------
 def passed(ledger: Ledger, step: int) -> list[tuple[int, int, str]]:
-    """Ranges [first, stop) of steps up to `step` that were passed over, disjoint, in order."""
+    """Ranges [first, stop) of steps up to `step` that were skipped, disjoint, in order."""
     found: list[tuple[int, int, str]] = []
     for first, stop, why in sorted(ledger.passed):
         first, stop = max(first, found[-1][1] if found else 1), min(stop, step + 1)
@@ -238,7 +236,7 @@ def passed(ledger: Ledger, step: int) -> list[tuple[int, int, str]]:
 
 
 def words(run: Run, step: int, ledger: Ledger) -> Iterator[str]:
-    """Tokens and epochs of each stream after `step` steps, and what was passed over."""
+    """Tokens and epochs of each stream after `step` steps, and what was skipped."""
     from tokenizer.mixture.order import Order, counts
 
     order, phases = Order(run.curriculum), run.curriculum.phases
@@ -254,7 +252,7 @@ def words(run: Run, step: int, ledger: Ledger) -> Iterator[str]:
     for stream, count in zip(run.curriculum.streams, tokens.tolist()):
         yield f"  {stream.name:<20}{count:>18,} tokens{count / max(1, stream.tokens):>9.3f} epochs"
     for first, stop, why in ranges:
-        yield f"  not seen: steps {first:,} to {stop - 1:,} were passed over ({why})"
+        yield f"  not seen: steps {first:,} to {stop - 1:,} were skipped ({why})"
 
 
 @dataclass(frozen=True)

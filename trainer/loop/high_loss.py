@@ -22,8 +22,9 @@ VERSION = 1
 NAME = "worst_rows.jsonl"
 
 
-class WorstRows:
-    """Keeps the `most` worst rows since they were last written: on the device, and of steps already read, here."""
+class HighLossRows:
+    """Keeps the `most` rows with the highest loss since they were last written. Rows of steps that have not been read
+    back are on the device."""
 
     def __init__(self, out: Path, most: int, streams: list[str], world: World) -> None:
         self.path, self.most, self.streams, self.world = out / NAME, most, streams, world
@@ -80,13 +81,13 @@ class WorstRows:
 
 
 def order(row: tuple[float, ...]) -> tuple[float, ...]:
-    """The worst first; then by step and sample, so that the file does not hang on the order of ranks."""
+    """The worst first; then by step and sample, so that the file does not depend on the order of ranks."""
     return (-row[0], *row[1:])
 
 
-def read_worst(out: Path, step: int, passed: bool = False) -> list[dict[str, Any]]:
-    """The lines of a step in a run's worst_rows.jsonl; of one that was gone back before and is `passed` over since,
-    what it was like then."""
+def read_high_loss(out: Path, step: int, passed: bool = False) -> list[dict[str, Any]]:
+    """The lines of a step in a run's worst_rows.jsonl; of a step that a rewind has skipped (`passed`) since,
+    those of the time when it was performed."""
     found: list[dict[str, Any]] = []
     void = False
     if not (out / NAME).exists():

@@ -1,12 +1,12 @@
-"""What happens when a step looks wrong: leave it out, and when that does not help, go back and pass the data over.
+"""Loss spikes: a step that looks wrong changes nothing; when that does not help, training rewinds and skips the data.
 
-Guard, on the device: a step whose loss or gradient norm is no number, or lies more than `sigma` standard deviations
-above the mean of the last `window` accepted steps, changes nothing (SkipStep of OLMo-core; OLMo 2, arXiv 2501.00656).
-Loss and norm are those of the whole step, so all ranks judge alike, and nothing is read back to the host.
+`SpikeDetector` works on the device. A step whose loss or gradient norm is no number, or lies more than `sigma` standard
+deviations above the mean of the last `window` accepted steps, changes nothing (SkipStep of OLMo-core; OLMo 2, arXiv
+2501.00656). Loss and norm are those of the whole step, so all ranks judge alike, and nothing is read back to the host.
 
-Policy, on the host, when the numbers are read: too many such steps end the training with a report; or, where `rewind`
-is set, it goes back to a checkpoint before the trouble and passes over the steps around its beginning (PaLM, arXiv
-2204.02311 §5.1: back to about 100 steps before the spike, 200 to 500 batches passed over).
+`StabilityMonitor` works on the host, when the numbers are read. Too many such steps end the training with a report; or,
+where `rewind` is set, it asks for a rewind to a checkpoint before the trouble, and the steps around its beginning are
+skipped (PaLM, arXiv 2204.02311 §5.1: back to about 100 steps before the spike, 200 to 500 batches skipped).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.loop.config import StabilityConfig
 from trainer.parallel.world import World
 
 
-class Guard:
+class SpikeDetector:
     """The accepted steps' losses and norms, on the device."""
 
     def __init__(self, config: StabilityConfig, device: torch.device) -> None:
@@ -75,7 +75,7 @@ class Guard:
         self.ring.copy_(torch.tensor(state["ring"], dtype=torch.float64))
 
 
-class Seen(NamedTuple):
+class StepRecord(NamedTuple):
     """A performed step as the host knows it, afterwards."""
 
     step: int                     # from 1
@@ -96,8 +96,8 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Suspicion:
-    """From `first` on something is wrong, as `step` shows: steps [start, stop) are to be passed over."""
+class Rewind:
+    """From `first` on something is wrong, as `step` shows: steps [start, stop) are to be skipped."""
 
     first: int
     step: int
@@ -107,7 +107,7 @@ class Suspicion:
     budget: int                   # rewinds a run may have
 
 
-class Policy:
+class StabilityMonitor:
     """Watches the steps, in order, and says when leaving one out is not enough. A pure function of their numbers."""
 
     def __init__(self, config: StabilityConfig) -> None:
@@ -116,48 +116,49 @@ class Policy:
         self.left_out: list[int] = []
         self.above = 0
 
-    def review(self, steps: Iterable[Seen], reports: str) -> Suspicion | None:
-        """The first suspicion that `steps` (those since the last call) give rise to, or None. Raises TrainingError when
+    def review(self, steps: Iterable[StepRecord], reports: str) -> Rewind | None:
+        """The first rewind that `steps` (those since the last call) give rise to, or None. Raises TrainingError when
         there is no use in going on; `reports` is how to look at a step ('tokenmill train explain RUN')."""
-        for seen in steps:
-            found = self._look(seen)
-            if found is not None:
-                return found
-            self._stop(seen, reports)
+        for record in steps:
+            if rewind := self._rewind(record):
+                return rewind
+            self._stop_if_diverged(record, reports)
         return None
 
-    def _look(self, seen: Seen) -> Suspicion | None:
+    def _rewind(self, record: StepRecord) -> Rewind | None:
+        """Take in a step; the rewind that it triggers."""
         keep = max(self.config.window, self.config.rewind.trigger.within if self.config.rewind else 0)
-        self.left_out = [s for s in self.left_out if s > seen.step - keep] + [seen.step] * seen.bad
+        self.left_out = [s for s in self.left_out if s > record.step - keep] + [record.step] * record.bad
         if self.config.rewind is None:
             return None
         trigger, half = self.config.rewind.trigger, self.config.rewind.skip // 2
-        if seen.loss is not None and trigger.loss_above is not None:
-            high = not seen.loss <= seen.mean + trigger.loss_above and not math.isnan(seen.mean)
+        if record.loss is not None and trigger.loss_above is not None:
+            high = not record.loss <= record.mean + trigger.loss_above and not math.isnan(record.mean)
             self.above = self.above + 1 if high else 0
-        recent = [s for s in self.left_out if s > seen.step - trigger.within]
+        recent = [s for s in self.left_out if s > record.step - trigger.within]
         first, why = 0, ""
         if trigger.skips is not None and len(recent) >= trigger.skips:
             first, why = recent[0], f"{len(recent)} steps left out within {trigger.within}"
         elif trigger.loss_above is not None and self.above >= trigger.for_:
-            first = seen.step - self.above + 1
-            why = (f"loss more than {trigger.loss_above:g} above the mean {seen.mean:.3f} for {self.above} "
+            first = record.step - self.above + 1
+            why = (f"loss more than {trigger.loss_above:g} above the mean {record.mean:.3f} for {self.above} "
                    f"step{'s' * (self.above > 1)}")
         if not first:
             return None
         start = max(1, first - half)
-        return Suspicion(first, seen.step, start, first + self.config.rewind.skip - half, why,
-                         self.config.rewind.budget)
+        return Rewind(first, record.step, start, first + self.config.rewind.skip - half, why,
+                      self.config.rewind.budget)
 
-    def _stop(self, seen: Seen, reports: str) -> None:
-        row = next((i for i in range(len(self.left_out)) if self.left_out[-1 - i] != seen.step - i), len(self.left_out))
-        many = len([s for s in self.left_out if s > seen.step - self.config.window])
-        if seen.bad and (row >= self.config.in_a_row or many >= self.config.most):
+    def _stop_if_diverged(self, record: StepRecord, reports: str) -> None:
+        left_out = self.left_out
+        row = next((i for i in range(len(left_out)) if left_out[-1 - i] != record.step - i), len(left_out))
+        many = len([s for s in self.left_out if s > record.step - self.config.window])
+        if record.bad and (row >= self.config.in_a_row or many >= self.config.most):
             count = f"{row} steps on end" if row >= self.config.in_a_row else \
                 f"{many} of the last {self.config.window} steps"
             raise TrainingError(
-                f"step {seen.step}: {seen.why}: training has diverged: {count} left out (train.stability). Look at "
-                f"`{reports} {self.left_out[-row]}`; pass the steps over (train.skip), let it do so itself "
+                f"step {record.step}: {record.why}: training has diverged: {count} left out (train.stability). Look at "
+                f"`{reports} {self.left_out[-row]}`; skip the steps (train.skip), let it do so itself "
                 f"(train.stability.rewind), give the phases ahead a lower rate (tokenmill train edit, lr: {{peak: …}}) "
                 f"or lower train.optimizer.lr or lengthen the warm-up and start with another --out")
 
@@ -168,37 +169,37 @@ class Policy:
         self.left_out, self.above = (list(state["left_out"]), state["above"]) if state else ([], 0)
 
 
-def go_back(suspicion: Suspicion, ledger: Ledger, checkpoints: Path, world: World,
+def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, world: World,
             say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
     """Decide where to go back to, write it down, and clear away what lies between; every rank calls it. Returns the
-    checkpoint to go on from, None for the start; a damaged one is passed over. Raises TrainingError when there is no
+    checkpoint to go on from, None for the start; a damaged one is skipped. Raises TrainingError when there is no
     way back, or none any more."""
-    if len(ledger.rewinds) >= suspicion.budget:
+    if len(ledger.rewinds) >= rewind.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
-        raise TrainingError(f"step {suspicion.step}: {suspicion.why}, since step {suspicion.first}; the steps {past} "
-                            f"have been passed over already and train.stability.rewind.budget is used up: give "
+        raise TrainingError(f"step {rewind.step}: {rewind.why}, since step {rewind.first}; the steps {past} "
+                            f"have been skipped already and train.stability.rewind.budget is used up: give "
                             f"the phases ahead a lower rate (tokenmill train edit, lr: {{peak: …}}) or raise the "
                             f"budget, and give the same command again")
-    found = choose(checkpoints, world, say, lambda sound: way_back(sound, suspicion)[0])
-    _, start = way_back([found] if found else [], suspicion)
-    ledger.rewind(suspicion.step, (start, suspicion.stop), found.step if found else 0,
-                  found.folder.parent.name if found else "start", suspicion.why)
+    found = choose(checkpoints, world, say, lambda sound: rewind_target(sound, rewind)[0])
+    _, start = rewind_target([found] if found else [], rewind)
+    ledger.rewind(rewind.step, (start, rewind.stop), found.step if found else 0,
+                  found.folder.parent.name if found else "start", rewind.why)
     ledger.clear(checkpoints, world)
     return found
 
 
-def way_back(found: Sequence[Checkpoint], suspicion: Suspicion) -> tuple[Checkpoint | None, int]:
+def rewind_target(found: Sequence[Checkpoint], rewind: Rewind) -> tuple[Checkpoint | None, int]:
     """(the checkpoint to go back to, first step to pass over). None: to the start.
 
-    The latest one before the steps that are to be passed over; where none is left, the earliest before the first
-    suspect step, and only what comes after it is passed over. Raises TrainingError when all are later than that.
+    The latest one before the steps that are to be skipped; where none is left, the earliest before the first
+    suspect step, and only what comes after it is skipped. Raises TrainingError when all are later than that.
     """
-    before = [c for c in found if c.step < suspicion.start]
+    before = [c for c in found if c.step < rewind.start]
     if before:
-        return before[-1], suspicion.start
+        return before[-1], rewind.start
     if not found:
-        return None, suspicion.start
-    if found[0].step < suspicion.first:
+        return None, rewind.start
+    if found[0].step < rewind.first:
         return found[0], found[0].step + 1
-    raise TrainingError(f"step {suspicion.step}: {suspicion.why}, since step {suspicion.first}, but no checkpoint "
+    raise TrainingError(f"step {rewind.step}: {rewind.why}, since step {rewind.first}, but no checkpoint "
                         f"before that is left to go back to: raise train.checkpoint.keep, or lower its every")

@@ -1,4 +1,4 @@
-"""What test_policy.py does alone and on two ranks: `python -m tests.trainer.policy_ranks STORE/runs/RUN OUT`."""
+"""What test_stability.py does alone and on two ranks: `python -m tests.trainer.stability_ranks STORE/runs/RUN OUT`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.model.loss import IGNORE
 from trainer.model.transformer import Transformer
 from trainer.parallel.world import World, world
 
-#: a guard that learns within few steps what is usual
+#: a detector that learns within few steps what is usual
 QUICK = ("evaluate.every=1000", "log_every=7", "checkpoint.every=6", "checkpoint.keep=9", "stability.window=8",
          "stability.warm=6", "stability.sigma=4.5", "stability.worst_rows=3")
 REWIND = (*QUICK, "stability.sigma=null", "stability.rewind={trigger: {loss_above: 0.4, for: 2}, skip: 6, budget: 2}")

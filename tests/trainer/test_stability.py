@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainer.policy_ranks import REWIND, garbage, opened, poisoned, scenarios
 from tests.trainer.processes import launch
+from tests.trainer.stability_ranks import REWIND, garbage, opened, poisoned, scenarios
 from tests.trainer.synthetic import MODEL, make_run
 from trainer.base.config import ConfigError, TrainingError
 from trainer.checkpoint import checkpoints as ckpt
@@ -25,10 +25,10 @@ from trainer.checkpoint.ledger import Ledger
 from trainer.data.step import Step
 from trainer.loop import train as loop
 from trainer.loop.config import RewindConfig, StabilityConfig, TriggerConfig
-from trainer.loop.policy import Guard, Policy, Seen, Suspicion, way_back
+from trainer.loop.high_loss import HighLossRows, read_high_loss
 from trainer.loop.run import open_run
+from trainer.loop.stability import Rewind, SpikeDetector, StabilityMonitor, StepRecord, rewind_target
 from trainer.loop.train import train
-from trainer.loop.worst import WorstRows, read_worst
 from trainer.observe.metrics import read
 
 CPU = torch.device("cpu")
@@ -50,16 +50,16 @@ def losses(out: Path) -> dict[int, float]:
     return {step: line["loss"] for step, line in steps(out).items()}
 
 
-# -- the guard alone -------------------------------------------------------------------------------------------------
-def judged(guard: Guard, loss: float, norm: float, targets: float = 10.0, phase: int = 0) -> list[float]:
-    return guard.judge(phase, torch.tensor([loss * targets, 0.0, targets, 0.0], dtype=torch.float64),
+# -- the detector alone ----------------------------------------------------------------------------------------------
+def judged(detector: SpikeDetector, loss: float, norm: float, targets: float = 10.0, phase: int = 0) -> list[float]:
+    return detector.judge(phase, torch.tensor([loss * targets, 0.0, targets, 0.0], dtype=torch.float64),
                        torch.tensor(norm)).tolist()
 
 
 def test_the_guard_is_the_rule_of_olmo_over_accepted_steps():
     """Against numpy: mean and standard deviation of the last accepted, bad ones left out, after `warm` of them."""
     rng = np.random.default_rng(0)
-    guard = Guard(StabilityConfig(sigma=3.0, window=16, warm=8), CPU)
+    detector = SpikeDetector(StabilityConfig(sigma=3.0, window=16, warm=8), CPU)
     kept: list[tuple[float, float]] = []
     bad = 0
     for i in range(200):
@@ -72,7 +72,7 @@ def test_the_guard_is_the_rule_of_olmo_over_accepted_steps():
         last = np.array(kept[-16:])
         limit = last.mean(0) + 3 * last.std(0, ddof=1) if len(kept) >= 8 else np.full(2, math.inf)
         expected = not (math.isfinite(loss) and math.isfinite(norm)) or loss > limit[0] or norm > limit[1]
-        got = judged(guard, loss, norm)
+        got = judged(detector, loss, norm)
         assert got[0] == expected, i
         assert got[2:] == pytest.approx(limit.tolist())
         assert got[1] == pytest.approx(last[:, 0].mean()) if len(kept) >= 8 else math.isnan(got[1])
@@ -84,29 +84,29 @@ def test_the_guard_is_the_rule_of_olmo_over_accepted_steps():
 
 def test_only_what_is_no_number_is_left_out_without_a_sigma_and_while_it_is_warming_up():
     for config in (StabilityConfig(sigma=None, warm=2), StabilityConfig(warm=10)):
-        guard = Guard(config, CPU)
-        got = [judged(guard, *pair)[0] for pair in ((1, 1), (1.1, 1), (1, 1.1), (1e9, 1), (1, 1e9), (math.nan, 1),
+        detector = SpikeDetector(config, CPU)
+        got = [judged(detector, *pair)[0] for pair in ((1, 1), (1.1, 1), (1, 1.1), (1e9, 1), (1, 1e9), (math.nan, 1),
                                                     (1, math.inf))]
         assert got == [0, 0, 0, 0, 0, 1, 1]
 
 
 def test_a_new_phase_has_another_loss_and_prompts_alone_say_nothing():
-    guard = Guard(StabilityConfig(window=8, warm=4), CPU)
+    detector = SpikeDetector(StabilityConfig(window=8, warm=4), CPU)
     rng = np.random.default_rng(1)
     for _ in range(8):
-        assert judged(guard, 1 + 0.01 * rng.standard_normal(), 1)[0] == 0
-    before = guard.state()
-    assert judged(guard, 0, 0, targets=0)[0] == 0
-    assert guard.state() == before
-    assert judged(guard, 2, 1)[0] == 1
-    assert judged(guard, 2, 1, phase=1)[0] == 0
+        assert judged(detector, 1 + 0.01 * rng.standard_normal(), 1)[0] == 0
+    before = detector.state()
+    assert judged(detector, 0, 0, targets=0)[0] == 0
+    assert detector.state() == before
+    assert judged(detector, 2, 1)[0] == 1
+    assert judged(detector, 2, 1, phase=1)[0] == 0
 
 
 def test_the_guard_goes_on_as_it_was():
     config = StabilityConfig(sigma=2.0, window=8, warm=4)
     rng = np.random.default_rng(2)
     pairs = rng.normal(1, 0.1, (40, 2))
-    whole, first, second = (Guard(config, CPU) for _ in range(3))
+    whole, first, second = (SpikeDetector(config, CPU) for _ in range(3))
     expected = [judged(whole, *pair) for pair in pairs]
     got = [judged(first, *pair) for pair in pairs[:19]]
     second.load(json.loads(json.dumps(first.state())))
@@ -114,18 +114,18 @@ def test_the_guard_goes_on_as_it_was():
     assert str(got) == str(expected)
     second.load(None)
     assert math.isnan(judged(second, 1, 1)[1])
-    Guard(StabilityConfig(window=4, warm=2), CPU).load(first.state())      # another window: anew, no error
+    SpikeDetector(StabilityConfig(window=4, warm=2), CPU).load(first.state())      # another window: anew, no error
 
 
 # -- the policy alone ------------------------------------------------------------------------------------------------
-def seen(step: int, loss: float | None = 1.0, bad: bool = False, mean: float = 1.0) -> Seen:
-    return Seen(step, loss, 1.0, bad, mean, 2.0, 2.0)
+def seen(step: int, loss: float | None = 1.0, bad: bool = False, mean: float = 1.0) -> StepRecord:
+    return StepRecord(step, loss, 1.0, bad, mean, 2.0, 2.0)
 
 
-def reviewed(config: StabilityConfig, rows: list[Seen], parts: int = 1) -> Suspicion | None:
-    policy, size = Policy(config), -(-len(rows) // parts)
+def reviewed(config: StabilityConfig, rows: list[StepRecord], parts: int = 1) -> Rewind | None:
+    policy, size = StabilityMonitor(config), -(-len(rows) // parts)
     for start in range(0, len(rows), size):
-        after = Policy(config)
+        after = StabilityMonitor(config)
         after.load(json.loads(json.dumps(policy.state())))              # as over a resume
         policy = after
         if found := policy.review(rows[start:start + size], "explain"):
@@ -137,13 +137,13 @@ def reviewed(config: StabilityConfig, rows: list[Seen], parts: int = 1) -> Suspi
 def test_triggers(parts):
     skips = StabilityConfig(rewind=RewindConfig(TriggerConfig(skips=3, within=10), skip=40))
     rows = [seen(s, bad=s in (50, 55, 61, 64)) for s in range(41, 81)]
-    assert reviewed(skips, rows, parts) == Suspicion(55, 64, 35, 75, "3 steps left out within 10", 5)
+    assert reviewed(skips, rows, parts) == Rewind(55, 64, 35, 75, "3 steps left out within 10", 5)
     rows = [seen(s, bad=s in (50, 55, 60)) for s in range(41, 81)]
     assert reviewed(skips, rows, parts) is None
     above = StabilityConfig(rewind=RewindConfig(TriggerConfig(loss_above=0.5, for_=4), skip=9))
     high = {47: 1.6, 48: 1.6, 49: 1.6, 52: 1.6, 53: None, 54: math.nan, 55: 9.0, 56: 1.51}
     rows = [seen(s, high.get(s, 1.5)) for s in range(41, 81)]
-    assert reviewed(above, rows, parts) == Suspicion(
+    assert reviewed(above, rows, parts) == Rewind(
         53, 56, 49, 58, "loss more than 0.5 above the mean 1.000 for 4 steps", 5)
     assert reviewed(above, [seen(s, 9.0, mean=math.nan) for s in range(41, 81)], parts) is None
 
@@ -159,7 +159,7 @@ def test_it_stops_when_there_is_no_use(parts):
 
 
 def test_why_a_step_is_left_out():
-    row = Seen(3, 4.5, math.inf, True, 1.0, 2.25, math.inf)
+    row = StepRecord(3, 4.5, math.inf, True, 1.0, 2.25, math.inf)
     assert row.why == "loss 4.5 > 2.25, norm inf"
     assert row._replace(loss=math.nan, norm=1.0, norm_limit=2.0).why == "loss nan"
     assert row._replace(loss=None).why == "norm inf"
@@ -167,13 +167,13 @@ def test_why_a_step_is_left_out():
 
 def test_the_way_back_leads_before_the_steps_to_pass_over():
     at = {step: SimpleNamespace(step=step) for step in (10, 20, 30)}
-    suspicion = Suspicion(first=25, step=31, start=21, stop=41, why="x", budget=5)
-    assert way_back([at[10], at[20], at[30]], suspicion) == (at[20], 21)
-    assert way_back([at[10], at[30]], suspicion) == (at[10], 21)
-    assert way_back([SimpleNamespace(step=22), at[30]], suspicion)[1] == 23             # only what it has not learned
-    assert way_back([], suspicion) == (None, 21)
+    rewind = Rewind(first=25, step=31, start=21, stop=41, why="x", budget=5)
+    assert rewind_target([at[10], at[20], at[30]], rewind) == (at[20], 21)
+    assert rewind_target([at[10], at[30]], rewind) == (at[10], 21)
+    assert rewind_target([SimpleNamespace(step=22), at[30]], rewind)[1] == 23             # only what it has not learned
+    assert rewind_target([], rewind) == (None, 21)
     with pytest.raises(TrainingError, match=r"since step 25, but no checkpoint before.*checkpoint\.keep"):
-        way_back([at[30]], suspicion)
+        rewind_target([at[30]], rewind)
 
 
 @pytest.mark.parametrize(("key", "message"), [
@@ -212,7 +212,7 @@ def out(folder, tmp_path_factory):
         scenarios(str(folder), str(out / "one"), here)
         train(opened(str(folder), str(out / "plain")), here, 30, quiet)
         train(opened(str(folder), str(out / "manual"), "skip=[[15, 21]]"), here, 30, quiet)
-    launch("tests.trainer.policy_ranks", 2, str(folder), str(out / "two"))
+    launch("tests.trainer.stability_ranks", 2, str(folder), str(out / "two"))
     return out
 
 
@@ -260,8 +260,8 @@ def test_going_back_gives_the_training_that_never_saw_the_steps(out, ranks, name
     assert [c.step for c in kept] == [6, 12, 18, 24, 30]
     assert all(ledger.sound(c.meta) for c in kept)
     # of what was gone back before, the rows are still known
-    assert {s for s in range(15, 22) if read_worst(out / ranks / name, s, s < 21)} >= {18, 19, 21}
-    assert not read_worst(out / ranks / name, 20, True)
+    assert {s for s in range(15, 22) if read_high_loss(out / ranks / name, s, s < 21)} >= {18, 19, 21}
+    assert not read_high_loss(out / ranks / name, 20, True)
 
 
 def test_passing_over_moves_no_position(out):
@@ -276,7 +276,8 @@ def test_passing_over_moves_no_position(out):
 
 def test_the_worst_rows_are_those_of_the_highest_loss_on_any_number_of_ranks(out):
     """Of each printed interval three; a row is named by its sample."""
-    one, two = ([row for s in range(1, 25) for row in read_worst(out / ranks / "spike", s)] for ranks in ("one", "two"))
+    one, two = ([row for s in range(1, 25) for row in read_high_loss(out / ranks / "spike", s)]
+                for ranks in ("one", "two"))
     assert [(r["step"], r["sample"], r["stream"]) for r in one] == [(r["step"], r["sample"], r["stream"]) for r in two]
     assert [r["loss"] for r in one] == pytest.approx([r["loss"] for r in two], abs=1e-4)
     spike = steps(out / "one" / "spike")[20]
@@ -287,7 +288,7 @@ def test_the_worst_rows_are_those_of_the_highest_loss_on_any_number_of_ranks(out
 
 
 def test_resuming_judges_as_if_it_had_not_stopped(folder, out, tmp_path, alone):
-    """Guard and policy come back with the checkpoint: the spike right after it is seen."""
+    """SpikeDetector and policy come back with the checkpoint: the spike right after it is seen."""
     with garbage(20):
         for stop in (19, 24):
             train(opened(str(folder), str(tmp_path)), alone, stop, quiet)
@@ -321,12 +322,12 @@ def test_a_checkpoint_before_the_first_performed_step_is_resumed(folder, tmp_pat
 
 
 def test_an_infinite_loss_is_worst_and_no_number(tmp_path, alone):
-    rows = WorstRows(tmp_path, 2, ["web"], alone)
+    rows = HighLossRows(tmp_path, 2, ["web"], alone)
     nll = torch.tensor([1.0, math.inf, 2.0], dtype=torch.float64)
     rows.add(Step(0, 0, 0, 3, 0), 0, nll, torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.int64))
     rows.unpack(rows.packed().tolist())
     rows.write()
-    assert [(line["sample"], line["loss"]) for line in read_worst(tmp_path, 1)] == [(1, None), (2, 2.0)]
+    assert [(line["sample"], line["loss"]) for line in read_high_loss(tmp_path, 1)] == [(1, None), (2, 2.0)]
 
 
 def test_without_a_checkpoint_it_goes_back_to_the_start(folder, out, tmp_path, alone):
@@ -335,11 +336,11 @@ def test_without_a_checkpoint_it_goes_back_to_the_start(folder, out, tmp_path, a
         train(opened(str(folder), str(tmp_path), *REWIND, "checkpoint.every=1000"), alone, 21, said.append)
     assert Ledger.read(tmp_path).lines[0]["checkpoint"] == "start"
     assert losses(tmp_path) == pytest.approx({s: x for s, x in losses(out / "manual").items() if s <= 21}, abs=1e-6)
-    assert any("back to step 0, to pass over steps 15 to 20" in text for text in said)
+    assert any("back to step 0, to skip steps 15 to 20" in text for text in said)
 
 
 def test_a_used_up_budget_stops_with_a_report(folder, tmp_path, alone):
-    with garbage(*range(18, 40)), pytest.raises(TrainingError, match=r"the steps 15 to 20 have been passed over "
+    with garbage(*range(18, 40)), pytest.raises(TrainingError, match=r"the steps 15 to 20 have been skipped "
                                                                      r"already and train\.stability\.rewind\.budget"):
         train(opened(str(folder), str(tmp_path), *REWIND, "stability.rewind.budget=1"), alone, None, quiet)
     ledger = Ledger.read(tmp_path)
@@ -351,7 +352,7 @@ def test_no_step_waits_for_the_device(folder, tmp_path, alone):
     """Nothing on the way of a step reads a tensor: here as on CUDA, where that would stall it."""
     inside: list[int] = []
     waits: list[str] = []
-    window_add, read_batch = loop.Window.add, loop.forward_backward
+    window_add, read_batch = loop.MetricsBuffer.add, loop.forward_backward
 
     def begin(*arguments):
         inside.append(1)
@@ -379,7 +380,7 @@ def test_no_step_waits_for_the_device(folder, tmp_path, alone):
 
     names = ("item", "tolist", "__bool__", "__float__", "__index__", "cpu", "numpy", "nonzero")
     patches = [*map(watched, names), mock.patch.object(torch.Tensor, "__setitem__", assigned)]
-    with mock.patch.object(loop, "forward_backward", begin), mock.patch.object(loop.Window, "add", end), \
+    with mock.patch.object(loop, "forward_backward", begin), mock.patch.object(loop.MetricsBuffer, "add", end), \
             poisoned(alone, 0, 5):
         for patch in patches:
             patch.start()

@@ -15,7 +15,7 @@ from trainer.__main__ import main
 from trainer.data import batches as data
 from trainer.data.batches import Data
 from trainer.loop.run import TrainingError, open_run
-from trainer.tools import soak
+from trainer.tools import loader_benchmark
 
 FINE = {"first_step": 1, "steps": 10, "tokens": 1000, "seconds": 2.0, "wait_p50_ms": 0.1, "wait_p99_ms": 1.0,
         "wait_max_ms": 2.0, "wait_share": 0.002, "bytes": 2_000_000, "disk_bytes": 0, "memory_before": 100 << 20,
@@ -37,7 +37,7 @@ def test_it_reads_the_last_steps_and_no_others(folder, monkeypatch):
         return step(self, first, batch, rank, world)
 
     monkeypatch.setattr(Data, "step", noted)
-    found = soak.load(run, 15, 0, 1, 2)
+    found = loader_benchmark.load(run, 15, 0, 1, 2)
     everything = list(run.steps())
     assert seen == [(s.first, s.batch, 1, 2) for s in everything[-15:]]
     assert found["first_step"] == len(everything) - 14 and found["steps"] == 15
@@ -45,23 +45,23 @@ def test_it_reads_the_last_steps_and_no_others(folder, monkeypatch):
     assert found["bytes"] == 2 * sum(-(-s.batch // 2) * (run.curriculum.phases[s.phase].sequence + 1)
                                      for s in everything[-15:])
     seen.clear()
-    assert soak.load(run, 10_000, 0, 0, 1)["first_step"] == 1                     # more than there are: all of them
+    assert loader_benchmark.load(run, 10_000, 0, 0, 1)["first_step"] == 1    # more than there are: all of them
     assert len(seen) == len(everything)
 
 
 def test_verdicts():
-    assert soak.together([FINE], 500.0)["sound"]
-    slow = soak.together([FINE, {**FINE, "wait_share": 0.03}], 500.0)
+    assert loader_benchmark.together([FINE], 500.0)["sound"]
+    slow = loader_benchmark.together([FINE, {**FINE, "wait_share": 0.03}], 500.0)
     assert not slow["sound"] and "3.0% of the time" in slow["problems"][0]
-    assert "verdict    at 500 tokens/s" in soak.told(slow)
+    assert "verdict    at 500 tokens/s" in loader_benchmark.told(slow)
     # as fast as it goes it waits all the time, which says nothing
-    assert soak.together([{**FINE, "wait_share": 0.99}], 0)["sound"]
-    grown = soak.together([FINE, {**FINE, "memory_after": 400 << 20}], 0)
+    assert loader_benchmark.together([{**FINE, "wait_share": 0.99}], 0)["sound"]
+    grown = loader_benchmark.together([FINE, {**FINE, "memory_after": 400 << 20}], 0)
     assert not grown["sound"] and "grown by 315 MB" in grown["problems"][0]
-    assert soak.together([{**FINE, "memory_after": 150 << 20}], 0)["sound"]       # 50 MB are noise
-    two = soak.together([FINE, {**FINE, "seconds": 4.0, "wait_p99_ms": 7.0}], 500.0)
+    assert loader_benchmark.together([{**FINE, "memory_after": 150 << 20}], 0)["sound"]       # 50 MB are noise
+    two = loader_benchmark.together([FINE, {**FINE, "seconds": 4.0, "wait_p99_ms": 7.0}], 500.0)
     assert (two["tokens_per_s"], two["mb_per_s"], two["wait_p99_ms"], two["ranks"]) == (250, 1.0, 7.0, 2)
-    assert "it keeps up" in soak.told(two)
+    assert "it keeps up" in loader_benchmark.told(two)
 
 
 def test_a_loader_that_is_too_slow_is_found_out(folder, monkeypatch, capsys):
@@ -101,5 +101,5 @@ def test_the_command_over_two_ranks(folder, capfd):
 
 def test_a_rank_that_fails_fails_the_command(capfd):
     with pytest.raises(TrainingError, match="rank 0 failed"):
-        soak.several(["soak", "RUN", "--no-such-option"], 2)
+        loader_benchmark.several(["soak", "RUN", "--no-such-option"], 2)
     assert "--no-such-option" in capfd.readouterr().err

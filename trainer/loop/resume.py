@@ -1,0 +1,112 @@
+"""Where a training goes on from, and whether what comes back from a checkpoint is what was saved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint import hf
+from trainer.checkpoint.damage import choose
+from trainer.checkpoint.ledger import Ledger
+from trainer.data.batches import Data
+from trainer.data.provenance import GENESIS
+from trainer.data.step import Step
+from trainer.loop.evaluate import losses
+from trainer.loop.run import Run, TrainingError, differences
+from trainer.loop.stability import SpikeDetector, StabilityMonitor
+from trainer.model.init import initialise
+from trainer.model.transformer import Transformer
+from trainer.optim import build as optim
+from trainer.parallel.world import World, reshard, uncompiled
+
+
+def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
+                 say: Callable[[str], None]) -> tuple[ckpt.Checkpoint | None, Step | None, bool]:
+    """The sound checkpoint to go on from (None: the start), the first step after it (None: there is none), and whether
+    nothing is left to do. Every rank calls it, and what the first one sees counts: ranks apart would wait for each
+    other forever, or learn from different data."""
+    same = hashlib.sha256(json.dumps([run.curriculum.to_json(), asdict(run.config)], sort_keys=True).encode()).digest()
+    summed, firsts = struct.unpack("<?32s", world.broadcast(
+        struct.pack("<?32s", (run.out / "summary.json").exists(), same)))
+    if same != firsts:
+        raise TrainingError(f"rank {world.rank} has read another recipe or curriculum than the first rank: "
+                            f"{run.folder} has just been changed, or is not one folder for all; start again")
+
+    def following(checkpoint: ckpt.Checkpoint | None) -> Step | None:
+        return next(run.steps(checkpoint.meta["samples"] if checkpoint else 0), None)
+
+    def through(checkpoint: ckpt.Checkpoint | None) -> bool:
+        if checkpoint:
+            refuse_another(checkpoint, run)
+        step = following(checkpoint)
+        return summed if step is None else stop_at is not None and stop_at <= step.number
+
+    checkpoint = choose(run.out / "checkpoints", world, say, lambda sound: sound[-1] if sound else None,
+                   lambda checkpoint: not through(checkpoint))
+    if checkpoint:
+        ledger.check(checkpoint.meta)
+    return checkpoint, following(checkpoint), through(checkpoint)
+
+
+def refuse_another(checkpoint: ckpt.Checkpoint, run: Run) -> None:
+    """Raise CheckpointError, listing what differs, unless `checkpoint` was written by this training."""
+    wrong = differences(checkpoint.meta, run)
+    if wrong:
+        older = ", ".join(str(p) for p in sorted(run.folder.glob("curriculum.*.json")))
+        raise ckpt.CheckpointError(f"{checkpoint.folder.parent} belongs to another training than this one:\n  "
+                                   + "\n  ".join(wrong) + "\nTake these back"
+                                   + (f" (older curricula: {older})" if older else "")
+                                   + ", or start anew with another --out")
+
+
+def position(checkpoint: ckpt.Checkpoint | None) -> tuple[int, int, int]:
+    """(steps, samples, tokens) at a checkpoint, or (None) at the start."""
+    return (checkpoint.meta["step"], checkpoint.meta["samples"], checkpoint.meta["tokens"]) if checkpoint else (0, 0, 0)
+
+
+def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Transformer,
+            optimizer: torch.optim.Optimizer, detector: SpikeDetector, monitor: StabilityMonitor, world: World,
+            dtype: torch.dtype) -> None:
+    """Make everything what it was at a checkpoint, or (None) at the start. Raises CheckpointError when the loss on a
+    few samples is not what it was at saving: the checkpoint, the data or the code is not what it was."""
+    optim.skip_when(optimizer, None)
+    model.rope = run.rope(checkpoint.meta["samples"] if checkpoint else 0)
+    detector.load(checkpoint.meta["guard"] if checkpoint else None)
+    monitor.load(checkpoint.meta["policy"] if checkpoint else None)
+    if checkpoint is None:
+        reshard(model)
+        if run.config.init.from_:
+            hf.load(model, run.config.model, run.vocab, Path(run.config.init.from_),
+                    run.store / run.curriculum.tokenizer.path)
+        else:
+            initialise(model, run.config.model, run.config.seed)
+        optimizer.state.clear()
+        return
+    ckpt.load(checkpoint, model, optimizer)
+    probe = checkpoint.meta["probe"]
+    loss = probe_loss(probe["samples"], run, data, model, world, dtype)
+    close = 1e-3 if dtype == torch.float32 else 2e-2
+    if not abs(loss - probe["loss"]) <= close * max(1.0, abs(probe["loss"])):
+        raise ckpt.CheckpointError(
+            f"{checkpoint.folder.parent}: the loss on samples {probe['samples'][0]}… is {loss:.4f}, at saving it was "
+            f"{probe['loss']:.4f}: model or data have changed; do not go on from it")
+
+
+def history(checkpoint: ckpt.Checkpoint | None) -> bytes:
+    """The hash chain of the steps before a checkpoint, or (None) before the first step."""
+    return bytes.fromhex(checkpoint.meta["chain"]) if checkpoint else GENESIS
+
+
+def probe_loss(samples: list[int], run: Run, data: Data, model: Transformer, world: World, dtype: torch.dtype) -> float:
+    batch = data.samples(samples)
+    rows = run.micro_rows(batch.tokens.shape[1])
+    with uncompiled(model):
+        totals = losses(model, batch, len(data.streams), rows, dtype, run.config.loss.chunk, world)
+    return sum(t.nll for t in totals) / max(1, sum(t.targets for t in totals))
