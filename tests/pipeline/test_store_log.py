@@ -260,60 +260,6 @@ def test_liveness_needs_host_boot_pid_space_and_start_time():
         assert store_log.alive({**me, **other}) is None
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_random_interleavings_of_drivers(tmp_path, seed):
-    """Drivers that take each other over at random while they append. Whatever was acknowledged by `flush` is in the
-    log with the value that won, each epoch's records are contiguous, no key has two records."""
-    rng = random.Random(seed)
-    store = Store(tmp_path) if seed % 2 else Store(f"memory://interleave{seed}-{os.getpid()}-{tmp_path.name}")
-    plans = [[(rng.choice(["append", "append", "append", "flush"]), f"k{rng.randrange(12)}", rng.random() * 0.002)
-              for _ in range(rng.randrange(5, 25))] for _ in range(rng.randrange(2, 4))]
-    acknowledged: list[tuple[str, str]] = []
-    errors: list[BaseException] = []
-
-    def drive(name: int) -> None:
-        try:
-            time.sleep(rng.random() * 0.005)
-            log = Log.open(store, run=str(name), takeover=True)
-            mine: list[tuple[str, str]] = []
-            try:
-                for n, (what, key, pause) in enumerate(plans[name]):
-                    if what == "append":
-                        mine.append((key, log.append(record(key, attempt_name(log.epoch, n))).attempt))
-                    else:
-                        log.flush()
-                        acknowledged.extend(mine)
-                        mine = []
-                    time.sleep(pause)
-                log.close()
-                acknowledged.extend(mine)
-            except Fenced:
-                log._stop.set()
-        except BaseException as e:
-            errors.append(e)
-
-    threads = [threading.Thread(target=drive, args=(i,)) for i in range(len(plans))]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not errors
-    view = Log.read(store)
-    assert view.epoch == len(plans)
-    for key, attempt in acknowledged:
-        assert view.get(key).attempt == attempt
-    epoch, keys = 0, []
-    for path in store.list("log"):
-        if "heartbeat" in path:
-            continue
-        body = json.loads(store.read(path))["body"]
-        assert body["epoch"] == epoch + (body["kind"] == "epoch")
-        epoch = body["epoch"]
-        keys += [r["key"] for r in body.get("records", ())]
-        assert all(r["attempt"].startswith(f"{epoch:08d}-") for r in body.get("records", ()))
-    assert len(keys) == len(set(keys))
-
-
 def test_processes_that_open_one_store_at_once(tmp_path):
     """Without takeover exactly one gets it, the others are told who has it. With it they fence each other, and every
     acknowledged record is there."""
