@@ -32,6 +32,10 @@ def test_promises_are_kept_for_long(share: int) -> None:
     check(range(HISTORIES + share * size, HISTORIES + (share + 1) * size))
 
 
+def test_a_driver_killed_while_it_cleans_up_ended_there() -> None:
+    assert run(History.of(21119)) is None
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     with mutant.planted():

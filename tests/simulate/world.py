@@ -160,6 +160,8 @@ class Driver:
         except StopIteration:
             self._end("done")
         except Exception as e:
+            if self.state != "alive":                # an earlier error, which its cleanup raised once more
+                return
             self.error = e
             self._end("failed")
             self.world.audit.ended(self, e)
