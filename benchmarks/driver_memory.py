@@ -136,7 +136,7 @@ def record(assignment: dict[str, Any]) -> dict[str, Any]:
         "quarantined": {}, "languages": {"web": {"en": 700, "de": 149}},
         "lengths": {"web": {str(b): 80 for b in range(6, 18)}}}
     return {"key": key, "task": spec["task"], "node": spec["node"], "attempt": assignment["attempt"], "files": files,
-            "counters": counters, "cpu_s": 3.4, "wall_s": 3.5, "rss_mb": 400.0, "basis": spec["basis"]}
+            "counters": counters, "cpu_s": 3.4, "wall_s": 3.5, "rss_mb": 400.0, "replay_key": spec["replay_key"]}
 
 
 if __name__ == "__main__":

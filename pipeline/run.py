@@ -21,10 +21,10 @@ from pipeline.engine.driver.scheduler import Backend, Scheduler, TaskFailed
 from pipeline.heal import until_sound
 from pipeline.passes.encode import publish_shards
 from pipeline.passes.fit_tokenizer import publish_tokenizer
-from pipeline.plan.basis import write_basis
 from pipeline.plan.drive import TooManyErrors, check_error_rate, drive
 from pipeline.plan.nodes import Node
 from pipeline.plan.planner import Planner
+from pipeline.plan.provenance import write_provenance
 from pipeline.plan.tokens import TOKENIZER, StreamResult, token_nodes
 from pipeline.recipe.citation import citation
 from pipeline.recipe.hub import hub_tokenizer
@@ -141,7 +141,7 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
     files = {s: len(planner.source_files(s)) for s in planner.sources_used()}     # a missing input is an error at once
     bad_files = scheduler.bad_files = BadFiles(recipe.run.max_bad_files, sum(files.values()))
     log.verify()
-    write_basis(store, name, planner, nodes, log.epoch)
+    write_provenance(store, name, planner, nodes, log.epoch)
     done: dict[str, Any] = {}
     max_error_rate = float(recipe.run.max_error_rate)
     read_badly: dict[str, None] = {}

@@ -121,6 +121,8 @@ class Stage:
     extracts: bool = False
     #: the reader of the files that `tokenmill extract --as` knows by the name of this step; "": there are none
     read_by: ClassVar[str] = ""
+    #: False when it looks at no text, so that it may come before the step that makes it
+    reads_text: ClassVar[bool] = True
     #: True when it sets `doc.language`: what earlier steps decided by it cannot be replayed from the stored one
     sets_language: ClassVar[bool] = False
     #: columns of the side table this stage fills by `doc.side[name] = {column: value}`; None = no side table

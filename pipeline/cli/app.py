@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from pipeline.base.redact import mask_record
-from pipeline.cli import buckets, classifier, cluster, data, doctor, extract, lm, look, runs, steps, store, tokens
+from pipeline.cli import buckets, classifier, cluster, data, doctor, extract, inspect, lm, runs, steps, store, tokens
 from pipeline.cli.training import forward
 
 #: what `standalone_mode=False` lets through: the base of typer.BadParameter. Typer may bring its own copy of click, so
@@ -28,7 +28,7 @@ def build() -> typer.Typer:
                       rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
                       help="From raw web pages, PDFs, code and books to training tokens, and a trainer for them.")
     app.callback()(settings)
-    for module in (runs, cluster, doctor, steps, look, data, classifier, lm, buckets, extract, store, tokens):
+    for module in (runs, cluster, doctor, steps, inspect, data, classifier, lm, buckets, extract, store, tokens):
         module.register(app)
     app.command("train", add_help_option=False,
                 context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)

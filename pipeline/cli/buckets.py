@@ -58,31 +58,31 @@ def fit(data: Annotated[list[Path], typer.Argument(
     if at is not None and buckets is not None:
         raise BadUsage("give either --buckets or --at")
     shares = _shares(at) if at is not None else vigintiles(buckets or 20)
-    found = Fit(score, by)
+    scores = Fit(score, by)
     try:
         for groups, columns, weights in _columns(list(files(data)), score, by, weight):
-            found.add(groups, columns, weights)
+            scores.add(groups, columns, weights)
     except ValueError as e:
         raise BadUsage(str(e)) from None
-    empty = [s for s in score if not found.weights[s]]
+    empty = [s for s in score if not scores.weights[s]]
     if empty:
         raise BadUsage(f"no document has the score '{empty[0]}'; it is there, but null everywhere")
-    made = found.document(shares, weight)
+    document = scores.document(shares, weight)
     with writing(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=".buckets.") as scratch:
-        (Path(scratch) / "edges").write_text(json.dumps(made, indent=1, sort_keys=True, allow_nan=False) + "\n")
+        (Path(scratch) / "edges").write_text(json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n")
         os.replace(Path(scratch) / "edges", out)
     small = {s: [g for g, w in groups.items() if w.documents < ENOUGH * (len(shares) + 1)]
-             for s, groups in found.weights.items()}
+             for s, groups in scores.weights.items()}
     if json_lines:
         typer.echo(json.dumps({"edges": str(out), "buckets": len(shares) + 1, "scores": {
-            s: {"groups": len(g), "documents": sum(w.documents for w in g.values()), "without": found.missing[s],
-                "small_groups": small[s]} for s, g in found.weights.items()}}))
+            s: {"groups": len(g), "documents": sum(w.documents for w in g.values()), "without": scores.missing[s],
+                "small_groups": small[s]} for s, g in scores.weights.items()}}))
         return
-    for s, groups in found.weights.items():
+    for s, groups in scores.weights.items():
         documents = sum(w.documents for w in groups.values())
         typer.echo(f"{out}: {s}: {len(shares) + 1} buckets over {documents:,} documents"
                    + (f" in {len(groups):,} groups by {by}" if by else "")
-                   + (f"; {found.missing[s]:,} have no such score" if found.missing[s] else ""))
+                   + (f"; {scores.missing[s]:,} have no such score" if scores.missing[s] else ""))
         if small[s]:
             named = ", ".join(f"'{g}'" if by else "all" for g in small[s][:5])
             typer.echo(f"  fewer than {ENOUGH} documents a bucket, edges are rough: {named}"
@@ -92,12 +92,12 @@ def fit(data: Annotated[list[Path], typer.Argument(
 def _shares(text: str) -> list[Fraction]:
     """'30,60' as shares, ascending."""
     try:
-        found = [Fraction(part.strip().rstrip("%")) / 100 for part in text.split(",")]
+        shares = [Fraction(part.strip().rstrip("%")) / 100 for part in text.split(",")]
     except (ValueError, ZeroDivisionError):
         raise BadUsage(f"--at {text}: give percentages, e.g. 30,60") from None
-    if sorted(set(found)) != found or not 0 < found[0] <= found[-1] < 1:
+    if sorted(set(shares)) != shares or not 0 < shares[0] <= shares[-1] < 1:
         raise BadUsage(f"--at {text}: percentages ascend and lie between 0 and 100")
-    return found
+    return shares
 
 
 def _columns(paths: Sequence[Path], scores: Sequence[str], by: str | None,

@@ -198,22 +198,22 @@ def check(model: ModelArg, data: DataArg,
         raise BadUsage(f"no document in {', '.join(map(str, data))}")
     found_texts = [text for _, text in pairs]
     scores = loaded.scores(found_texts)
-    found = {"model": str(model), "against": against, **drift.compare(known[against], found_texts, scores)}
+    result = {"model": str(model), "against": against, **drift.compare(known[against], found_texts, scores)}
     if t := card.get("threshold"):
         kept = float((scores.values() >= t["min"]).mean())
-        found["kept"] = {"min": t["min"], "was": t["kept"], "is": round(kept, 4)}
+        result["kept"] = {"min": t["min"], "was": t["kept"], "is": round(kept, 4)}
     if label_column:
         same = _same_labels(card)
         part = [Example(content_key(text), same[label], text) for label, text in pairs if label in same]
         if not part:
             raise BadUsage(f"no row has a label of the model ({', '.join(card['labels'][:20])}) at '{label_column}'; "
                            f"there is: {', '.join(sorted({label for label, _ in pairs})[:5])}")
-        found["measured"] = judge(loaded, part, card["settings"]["seed"])
+        result["measured"] = judge(loaded, part, card["settings"]["seed"])
     if json_lines:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(result))
     else:
-        _say_checked(found, card)
-    if found["verdict"] == "drift":
+        _say_checked(result, card)
+    if result["verdict"] == "drift":
         raise typer.Exit(1)
 
 
@@ -232,32 +232,32 @@ def _rows(paths: list[Path], text_column: str, label_column: str | None) -> Iter
             yield (_label_of(doc.meta.get(label_column)) or "") if label_column else "", doc.text
 
 
-def _say_checked(found: dict[str, Any], card: dict[str, Any]) -> None:
+def _say_checked(result: dict[str, Any], card: dict[str, Any]) -> None:
     from stages.models.model_card import decimal
 
-    typer.echo(f"{found['documents']:,} documents against the card's profile '{found['against']}' of "
-               f"{card['profiles'][found['against']]['documents']:,}")
+    typer.echo(f"{result['documents']:,} documents against the card's profile '{result['against']}' of "
+               f"{card['profiles'][result['against']]['documents']:,}")
     for name in ("scores", "lengths", "languages", "labels"):
-        if name not in found:
+        if name not in result:
             continue
-        part = found[name]
-        said = f"  {name:9} {part['verdict']:7}  stability index {part['index']:.3f} (chance: {part['noise']:.3f})"
+        part = result[name]
+        line = f"  {name:9} {part['verdict']:7}  stability index {part['index']:.3f} (chance: {part['noise']:.3f})"
         if "distance" in part:
-            said += f", Kolmogorov-Smirnov {part['distance']:.3f} (chance: below {part['critical']:.3f})"
+            line += f", Kolmogorov-Smirnov {part['distance']:.3f} (chance: below {part['critical']:.3f})"
         if "moved" in part and part["verdict"] != "same":
-            said += "; " + ", ".join(f"{n or 'none'} {a:.1%} -> {b:.1%}" for n, a, b in part["moved"][:3])
-        typer.echo(visible(said))
-    if k := found.get("kept"):
+            line += "; " + ", ".join(f"{n or 'none'} {a:.1%} -> {b:.1%}" for n, a, b in part["moved"][:3])
+        typer.echo(visible(line))
+    if k := result.get("kept"):
         typer.echo(f"  min {decimal(k['min'])} keeps {k['is']:.1%}; it kept {k['was']:.1%} of the reference corpus")
     old = {q["question"]: q for q in card["measured"]["questions"]}
-    for q in found.get("measured", {}).get("questions", ()):
+    for q in result.get("measured", {}).get("questions", ()):
         low, high = q["roc_auc_95"]
         was = f"; on the card {old[q['question']]['roc_auc']:.3f}" if q["question"] in old else ""
         typer.echo(visible(f"  {q['question']}: ROC-AUC {q['roc_auc']:.3f} [{low:.3f}, {high:.3f}]{was}"))
     advice = {"same": "no drift", "watch": "something has moved: watch it",
               "drift": "drift: choose the threshold again on this data (--reference), or train again",
               "too_few": "too few documents to say anything"}
-    typer.echo(advice[found["verdict"]])
+    typer.echo(advice[result["verdict"]])
 
 
 def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastText model, or the folder of a "
@@ -284,7 +284,7 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
     if out is not None and out.suffix not in (".jsonl", ".parquet"):
         raise BadUsage(f"--out {out}: name a file that ends in .jsonl or .parquet")
     stage, name = _scorer(model, label, raw)
-    found: list[float] = []
+    scores: list[float] = []
     bytes_read = 0
 
     def scored() -> Iterator[tuple[str, float]]:
@@ -294,7 +294,7 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
             stage.process_batch(batch)
             for doc in batch:
                 bytes_read += doc.text_bytes
-                found.append(doc.signals[name])
+                scores.append(doc.signals[name])
                 yield doc.id, doc.signals[name]
 
     if out is None:
@@ -302,20 +302,21 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
             pass
     else:
         with writing(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=".scores.") as scratch:
-            made = Path(scratch) / out.name
-            _write_scores(made, scored())
-            if found:                                    # all scores, or none: what was there before stays
-                os.replace(made, out)
-    if not found:
+            part = Path(scratch) / out.name
+            _write_scores(part, scored())
+            if scores:                                    # all scores, or none: what was there before stays
+                os.replace(part, out)
+    if not scores:
         raise BadUsage(f"no document in {', '.join(map(str, data))}")
-    values = np.array(found)
+    values = np.array(scores)
     tenths = {f"{p}%": round(float(v), 6) for p, v in zip((1, 10, 25, 50, 75, 90, 99), np.quantile(
         values, (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99), method="inverted_cdf"))}
-    said = {"documents": len(found), "bytes": bytes_read, "mean": round(float(values.mean()), 6), "quantiles": tenths}
+    summary = {"documents": len(scores), "bytes": bytes_read, "mean": round(float(values.mean()), 6),
+               "quantiles": tenths}
     if json_lines:
-        typer.echo(json.dumps(said))
+        typer.echo(json.dumps(summary))
         return
-    typer.echo(f"{len(found):,} documents, {bytes_read:,} bytes, mean score {said['mean']:.6g}")
+    typer.echo(f"{len(scores):,} documents, {bytes_read:,} bytes, mean score {summary['mean']:.6g}")
     typer.echo("  " + "  ".join(f"{p} {v:.6g}" for p, v in tenths.items()))
     if out is not None:
         typer.echo(f"  scores: {out}")

@@ -260,8 +260,8 @@ def kept_recipe(store: Store, run: str, allow_custom_stages: bool) -> Iterator[R
             f.write(data)
         overrides = []
         if allow_custom_stages:
-            found = yaml.safe_load(data)
-            code = found.get("code") if isinstance(found, dict) else None
+            document = yaml.safe_load(data)
+            code = document.get("code") if isinstance(document, dict) else None
             if code:
                 files = kept_code(store, run, [code] if isinstance(code, str) else code, folder)
                 overrides = [f"code={json.dumps(files)}"]

@@ -115,10 +115,10 @@ def pieces(row: Row) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
             for what, a0, a1, b0, b1 in _matcher(*words).get_opcodes()]
 
 
-def only(found: list[Row]) -> tuple[int, int]:
+def only(pairs: list[Row]) -> tuple[int, int]:
     """Words that only the left, and only the right text has."""
     counts = [0, 0]
-    for row in found:
+    for row in pairs:
         if not row.same:
             for what, *sides in pieces(row):
                 for i, (begin, end) in enumerate(sides if what != "equal" else ()):
@@ -130,21 +130,21 @@ def compare(place: str, names: Sequence[str], texts: tuple[str, str], marks: boo
     """Print what two texts of a page differ in (`marks`: as Markdown): in two columns on a terminal that is wide
     enough, one under the other elsewhere. All of it is made `plain` first."""
     place, left, right = visible(place).replace("\n", " "), visible(texts[0]), visible(texts[1])
-    found = rows(left, right, marks=marks)
-    if all(row.same for row in found):
+    pairs = rows(left, right, marks=marks)
+    if all(row.same for row in pairs):
         typer.echo(f"{place}: {names[0]} and {names[1]} find the same text, {words(left):,} words", err=True)
         return
     heads = [f"{name}  {words(text):,} words, {n:,} only here"
-             for name, text, n in zip(names, (left, right), only(found))]
+             for name, text, n in zip(names, (left, right), only(pairs))]
     if sys.stdout.isatty():
         from rich.console import Console
 
         console = Console(highlight=False)
         if console.width >= WIDE and not (console.no_color or console.is_dumb_terminal):
-            side_by_side(place, heads, found, console)
+            side_by_side(place, heads, pairs, console)
             return
     typer.echo(f"--- {place}  {heads[0]}\n+++ {place}  {heads[1]}")
-    for line in stacked(found):
+    for line in stacked(pairs):
         typer.echo(line)
 
 
@@ -152,23 +152,23 @@ def words(text: str) -> int:
     return len(_WORD.findall(text))
 
 
-def _shortened(found: list[Row]) -> Iterator[Row | int]:
+def _shortened(pairs: list[Row]) -> Iterator[Row | int]:
     """The rows, and of a stretch that is the same only the edges, with the number of those left out between."""
     k = 0
-    while k < len(found):
+    while k < len(pairs):
         end = k
-        while end < len(found) and found[end].same:
+        while end < len(pairs) and pairs[end].same:
             end += 1
-        before, after = AROUND if k else 0, AROUND if end < len(found) else 0
+        before, after = AROUND if k else 0, AROUND if end < len(pairs) else 0
         left_out = end - k - before - after
         if left_out > 1:
-            yield from found[k:k + before]
+            yield from pairs[k:k + before]
             yield left_out
-            yield from found[end - after:end]
+            yield from pairs[end - after:end]
         else:
-            yield from found[k:end]
-        if end < len(found):
-            yield found[end]
+            yield from pairs[k:end]
+        if end < len(pairs):
+            yield pairs[end]
         k = end + 1
 
 
@@ -176,10 +176,10 @@ def _left_out(n: int) -> str:
     return f"… {n:,} paragraphs the same"
 
 
-def stacked(found: list[Row]) -> Iterator[str]:
+def stacked(pairs: list[Row]) -> Iterator[str]:
     """Lines: `-` and `+` before what only the first and only the second text has, `~` before what both have in two
     versions, with [-words-] of the first and {+words+} of the second, a blank before what is the same."""
-    for row in _shortened(found):
+    for row in _shortened(pairs):
         if isinstance(row, int):
             yield f"  {_left_out(row)}"
             continue
@@ -204,7 +204,7 @@ def _merged(row: Row) -> str:
     return "".join(out)
 
 
-def side_by_side(place: str, heads: Sequence[str], found: list[Row], console: Console) -> None:
+def side_by_side(place: str, heads: Sequence[str], pairs: list[Row], console: Console) -> None:
     """Two columns: what is the same dim, what only one text has in colour."""
     from rich.table import Table
     from rich.text import Text
@@ -212,7 +212,7 @@ def side_by_side(place: str, heads: Sequence[str], found: list[Row], console: Co
     table = Table(title=Text(place), expand=True, show_lines=False)
     for head in heads:
         table.add_column(Text(head), ratio=1, overflow="fold")
-    for row in _shortened(found):
+    for row in _shortened(pairs):
         if isinstance(row, int):
             table.add_row(*[Text(_left_out(row), "italic dim")] * 2)
         elif row.same:

@@ -52,11 +52,11 @@ def show(document: dict[str, Any]) -> None:
     width = max(len(c["name"]) for c in document["checks"]) + 2
     for place in places:
         typer.echo(place)
-        for found in (c for c in document["checks"] if c["where"] == place):
-            level = typer.style(f"{found['level']:<8}", fg=COLOR[found["level"]])
-            typer.echo(f"  {level}{found['name']:<{width}}{found['said']}")
-            if found["remedy"]:
-                typer.echo(f"  {'':<8}{'':<{width}}→ {found['remedy']}")
+        for check in (c for c in document["checks"] if c["where"] == place):
+            level = typer.style(f"{check['level']:<8}", fg=COLOR[check["level"]])
+            typer.echo(f"  {level}{check['name']:<{width}}{check['said']}")
+            if check["remedy"]:
+                typer.echo(f"  {'':<8}{'':<{width}}→ {check['remedy']}")
     counts = [f"{n} {level}" for level in ("red", "yellow", "green")
               if (n := sum(c["level"] == level for c in document["checks"]))]
     typer.echo(", ".join(counts))

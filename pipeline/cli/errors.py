@@ -62,8 +62,8 @@ def stoppable(address: str | None = None) -> Iterator[None]:
     except ConnectionError as e:
         if address is None:
             raise
-        said = (str(e).splitlines() or ["refused"])[0]
-        raise UserError(f"--address {address}: cannot attach to a Ray cluster there: {said}; see that its head node "
+        message = (str(e).splitlines() or ["refused"])[0]
+        raise UserError(f"--address {address}: cannot attach to a Ray cluster there: {message}; see that its head node "
                         f"runs (ray status), or leave --address out to run on this machine") from None
 
 

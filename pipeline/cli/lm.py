@@ -75,32 +75,32 @@ def train(data: Annotated[list[Path], typer.Argument(
                         yield doc.text
 
     try:
-        made = _bytes(pieces) if pieces is not None else train_pieces(texts(), vocab, normalize)
-        estimate = train_model(texts(), made, normalize=normalize, order=order, most=tokens)
+        pieces_model = _bytes(pieces) if pieces is not None else train_pieces(texts(), vocab, normalize)
+        estimate = train_model(texts(), pieces_model, normalize=normalize, order=order, most=tokens)
     except ValueError as e:
         if next(texts(), None) is None:
             raise BadUsage(f"no document{f' of language {language}' if language else ''} in "
                            f"{', '.join(map(str, data))}") from None
         raise UserError(str(e)) from None
-    _write(out, lambda path: save(estimate, path, normalize=normalize, pieces=made))
+    _write(out, lambda path: save(estimate, path, normalize=normalize, pieces=pieces_model))
     if arpa is not None:
         _write(arpa, lambda path: save_arpa(estimate, path))
     model = TextModel(out)
     held = sorted(model.perplexity(text) for _, text in zip(range(1000), texts(held=True)) if text)
-    said: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "model": str(out), "bytes": out.stat().st_size, "tokens": estimate.tokens,
         "ngrams": [len(grams.word) for grams in estimate.orders], "fallback_orders": estimate.fallback,
         "held_out": {"texts": len(held), "perplexity_p30": _at(held, 0.3), "perplexity_p60": _at(held, 0.6)}}
     if json_lines:
-        typer.echo(json.dumps(said))
+        typer.echo(json.dumps(summary))
         return
-    typer.echo(f"{out}: {said['tokens']:,} pieces, n-grams by order {', '.join(f'{n:,}' for n in said['ngrams'])}; "
-               f"{said['bytes'] / 1e6:.1f} MB")
+    typer.echo(f"{out}: {summary['tokens']:,} pieces, n-grams by order "
+               f"{', '.join(f'{n:,}' for n in summary['ngrams'])}; {summary['bytes'] / 1e6:.1f} MB")
     if estimate.fallback:
         typer.echo(f"orders {', '.join(map(str, estimate.fallback))} were smoothed by fixed discounts: too little text")
     if held:
-        typer.echo(f"held-out texts: {len(held):,}; 30 % have a perplexity below {said['held_out']['perplexity_p30']}, "
-                   f"60 % below {said['held_out']['perplexity_p60']}")
+        typer.echo(f"held-out texts: {len(held):,}; 30 % have a perplexity below "
+                   f"{summary['held_out']['perplexity_p30']}, 60 % below {summary['held_out']['perplexity_p60']}")
 
 
 def compile_model(arpa: Annotated[Path, typer.Argument(metavar="ARPA", help="ARPA file, also as .gz.")],
@@ -120,13 +120,13 @@ def compile_model(arpa: Annotated[Path, typer.Argument(metavar="ARPA", help="ARP
     _known(normalize)
     if not arpa.is_file():
         raise BadUsage(f"no such file: {arpa}")
-    made = _bytes(pieces) if pieces is not None else b""
+    pieces_model = _bytes(pieces) if pieces is not None else b""
     counts: list[int] = []
 
     def write(path: Path) -> None:
-        counts.extend(compile_arpa(arpa, path, normalize=normalize, pieces=made))
-        if made:
-            processor(made, str(pieces))          # what cannot cut texts takes no model's place
+        counts.extend(compile_arpa(arpa, path, normalize=normalize, pieces=pieces_model))
+        if pieces_model:
+            processor(pieces_model, str(pieces))          # what cannot cut texts takes no model's place
 
     try:
         _write(out, write)
@@ -136,7 +136,7 @@ def compile_model(arpa: Annotated[Path, typer.Argument(metavar="ARPA", help="ARP
         typer.echo(json.dumps({"model": str(out), "ngrams": counts, "sentencepiece": pieces is not None}))
         return
     typer.echo(f"{out}: n-grams by order {', '.join(f'{n:,}' for n in counts)}; {out.stat().st_size / 1e6:.1f} MB")
-    if not made:
+    if not pieces_model:
         typer.echo("without --sentencepiece the step `perplexity` cannot use it: nothing cuts texts into its words")
 
 
@@ -156,9 +156,9 @@ def _bytes(path: Path) -> bytes:
 def _write(out: Path, write: Any) -> None:
     """The whole file, or none: it is written beside its place and moved there."""
     with writing(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=".lm.") as scratch:
-        made = Path(scratch) / "model"
-        write(made)
-        os.replace(made, out)
+        part = Path(scratch) / "model"
+        write(part)
+        os.replace(part, out)
 
 
 def _at(values: list[float], share: float) -> float | None:

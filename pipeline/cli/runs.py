@@ -207,10 +207,10 @@ def _standing(store: Store, name: str) -> dict[str, Any]:
     """{run, state, attempt, parts, done, report}; what is not known is None."""
     from pipeline.cluster.attempts import standing
 
-    found = standing(store, name)
+    current = standing(store, name)
     report_at = f"runs/{name}/report.html"
-    return {"run": name, "state": found.state, "attempt": found.attempt, "parts": found.progress.get("parts"),
-            "done": found.progress.get("done"),
+    return {"run": name, "state": current.state, "attempt": current.attempt, "parts": current.progress.get("parts"),
+            "done": current.progress.get("done"),
             "report": f"{store.root}/{report_at}" if store.exists(report_at) else None}
 
 
@@ -274,16 +274,16 @@ def materialize(run: opt.RunArg, store: opt.StoreOpt = "store",
     workers = workers or (default_workers() if address is None else None)
     at, name = opt.resolve_run(run, store)
     with stoppable(address):
-        made, folder = write(at.root, name, format.value, show=shown(quiet, json_lines), takeover=takeover,
+        result, folder = write(at.root, name, format.value, show=shown(quiet, json_lines), takeover=takeover,
                              make_backend=make_backend(backend.value, workers, address))
         if out is not None:
             copy_rows(at, folder, out)
     place = out if out is not None else f"{at.root}/{folder}"
     if json_lines:
-        typer.echo(json.dumps({"event": "done", "folder": folder, "path": place, "rows": made.rows,
-                               "files": len(made.files)}))
+        typer.echo(json.dumps({"event": "done", "folder": folder, "path": place, "rows": result.rows,
+                               "files": len(result.files)}))
     elif not quiet:
-        typer.echo(f"{made.rows:,} samples in {len(made.files)} files: {place}")
+        typer.echo(f"{result.rows:,} samples in {len(result.files)} files: {place}")
 
 
 def recipes(name: Annotated[str | None, typer.Argument(metavar="NAME", help="Print this recipe; without one, all are "
@@ -303,16 +303,16 @@ def recipes(name: Annotated[str | None, typer.Argument(metavar="NAME", help="Pri
 
     if name is not None and name not in ready_recipes():
         raise BadUsage(f"there is no ready recipe '{name}': {nearest(name, ready_recipes())}")
-    found = {n: (READY / f"{n}.yaml").read_text(encoding="utf-8") for n in ([name] if name else ready_recipes())}
+    texts = {n: (READY / f"{n}.yaml").read_text(encoding="utf-8") for n in ([name] if name else ready_recipes())}
     if name is not None and not json_lines:
-        typer.echo(found[name], nl=False)
+        typer.echo(texts[name], nl=False)
         return
-    width = max(map(len, found))
-    for each, text in found.items():
-        said = parse_yaml(text, each)[0]
+    width = max(map(len, texts))
+    for each, text in texts.items():
+        document = parse_yaml(text, each)[0]
         if json_lines:
-            typer.echo(json.dumps({**said["about"], "wants": said.get("wants") or {}, "text": text}))
+            typer.echo(json.dumps({**document["about"], "wants": document.get("wants") or {}, "text": text}))
             continue
-        typer.echo(f"{each:<{width}}  {said['about']['version']}  {said['about']['title']}")
-        for key, how in (said.get("wants") or {}).items():
+        typer.echo(f"{each:<{width}}  {document['about']['version']}  {document['about']['title']}")
+        for key, how in (document.get("wants") or {}).items():
             typer.echo(f"{'':<{width}}     wants --set {key}=PATH: {' '.join(how.split())}")

@@ -24,41 +24,41 @@ HINTS = {
 }
 
 
-def document(store: Store, found: Standing) -> dict[str, Any]:
+def document(store: Store, current: Standing) -> dict[str, Any]:
     """The standing as JSON: what `status --json` prints."""
-    progress = {k: v for k, v in found.progress.items() if k not in ("run", "attempt", "state", "error")}
-    report = f"runs/{found.run}/report.html"
-    return {"run": found.run, "state": found.state, "attempt": found.attempt, "error": found.error,
-            "silent_s": found.silent_s, "age_s": found.age_s,
-            "how": found.facts.get("how"), "address": found.facts.get("address"), "job": found.facts.get("job"),
-            "begun": found.facts.get("begun"), "store": store.root, **progress,
+    progress = {k: v for k, v in current.progress.items() if k not in ("run", "attempt", "state", "error")}
+    report = f"runs/{current.run}/report.html"
+    return {"run": current.run, "state": current.state, "attempt": current.attempt, "error": current.error,
+            "silent_s": current.silent_s, "age_s": current.age_s,
+            "how": current.facts.get("how"), "address": current.facts.get("address"), "job": current.facts.get("job"),
+            "begun": current.facts.get("begun"), "store": store.root, **progress,
             "report": f"{store.root}/{report}" if store.exists(report) else None}
 
 
-def text(store: Store, found: Standing, debug: bool = False) -> str:
+def text(store: Store, current: Standing, debug: bool = False) -> str:
     """The standing for people, a few lines; with `debug` the traceback of what it failed with, too."""
-    p, facts = found.progress, found.facts
-    head = [found.run, found.state]
+    p, facts = current.progress, current.facts
+    head = [current.run, current.state]
     if p.get("seconds"):
-        head.append(clock(p["seconds"] + (0.0 if found.ended else found.age_s or 0.0)))
+        head.append(clock(p["seconds"] + (0.0 if current.ended else current.age_s or 0.0)))
     if facts.get("job"):
         head.append(f"job {facts.get('job')} at {facts.get('address')}")
-    if found.attempt > 1:
-        head.append(f"attempt {found.attempt}")
+    if current.attempt > 1:
+        head.append(f"attempt {current.attempt}")
     lines = ["  ".join(map(str, head))]
-    if found.state in HINTS:
-        lines.append(f"  {HINTS[found.state]}")
-    if found.silent_s is not None:
-        lines += _signs(store, found, found.silent_s)
+    if current.state in HINTS:
+        lines.append(f"  {HINTS[current.state]}")
+    if current.silent_s is not None:
+        lines += _signs(store, current, current.silent_s)
     if p:
-        lines += _progress(p, found.ended)
+        lines += _progress(p, current.ended)
     if p.get("failures"):
         lines.append("failed attempts")
         for f in p["failures"][-SHOWN:]:
             times = f" × {f['times']}" if f["times"] > 1 else ""
             lines.append(f"  {f['node']}  {f['label']}{times}  {f['kind']}: {_first(f['message'])}")
     if p.get("running"):
-        later = found.age_s or 0.0                             # it goes on, though nobody has written that down
+        later = current.age_s or 0.0                             # it goes on, though nobody has written that down
         hung = [t for t in p["running"] if t.get("hangs")]
         if hung:
             lines += ["without progress", *(f"  {t['node']}  {t['label']}  {t['hangs']}" for t in hung)]
@@ -67,29 +67,29 @@ def text(store: Store, found: Standing, debug: bool = False) -> str:
             row = f"  row {t['row']:,}" if t["row"] >= 0 else ""
             where = f"  process {t['pid']} on {t['host']}" if t.get("pid") else ""
             lines.append(f"  {t['node']}  {t['label']}  {clock(t['seconds'] + later)}{row}{where}")
-    if found.error:
-        lines += ["error", *(f"  {line}" for line in found.error.splitlines()[:12])]
+    if current.error:
+        lines += ["error", *(f"  {line}" for line in current.error.splitlines()[:12])]
     if debug and p.get("traceback"):
         lines += ["traceback", *(f"  {line}" for line in p["traceback"].splitlines())]
-    report = f"runs/{found.run}/report.html"
-    if found.state == "done" and store.exists(report):
+    report = f"runs/{current.run}/report.html"
+    if current.state == "done" and store.exists(report):
         lines.append(f"report: {store.root}/{report}")
     return visible("\n".join(lines))
 
 
-def _signs(store: Store, found: Standing, silent_s: float) -> list[str]:
+def _signs(store: Store, current: Standing, silent_s: float) -> list[str]:
     """When the driver last gave a sign of life and made progress; where it gives none any more, what to do."""
     words = [f"last sign of life {age(silent_s)} ago"]
-    if found.age_s is not None:
-        words.append(f"this is as of {age(found.age_s)} ago")
-        if (finished := found.progress.get("finished_s")) is not None:
-            words.append(f"last task finished {age(finished + found.age_s)} ago")
+    if current.age_s is not None:
+        words.append(f"this is as of {age(current.age_s)} ago")
+        if (finished := current.progress.get("finished_s")) is not None:
+            words.append(f"last task finished {age(finished + current.age_s)} ago")
     lines = ["  " + "  ".join(words)]
     if silent_s > SILENT_S:
         driver = driver_of(store)
         lines.append(f"  no sign of life for {age(silent_s)}: its driver (process {driver.get('pid')} on "
                      f"{driver.get('host')}) is stopped or hangs; kill -CONT {driver.get('pid')} there if it was "
-                     f"stopped, else {as_typed('resume', found.run, store)} --takeover goes on without it")
+                     f"stopped, else {as_typed('resume', current.run, store)} --takeover goes on without it")
     return lines
 
 

@@ -73,12 +73,12 @@ def settings(cls: Any) -> dict[str, dict[str, Any]]:
     """Setting → {default, help, role}; `required` where there is no default."""
     from stages.stage import role_of
 
-    found = {}
+    out = {}
     for field, info in cls.Config.model_fields.items():
         default = info.get_default(call_default_factory=True)
-        found[field] = {"help": info.description or "", "role": role_of(cls.Config, field),
+        out[field] = {"help": info.description or "", "role": role_of(cls.Config, field),
                         **({"required": True} if info.is_required() else {"default": _plain(default)})}
-    return found
+    return out
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from stages.document import Document
 from stages.read.reader import Slice
 
 #: what a folder is searched for: the first of these readers that takes a file of it is asked for all
-FOLDER_KINDS = ("parquet", "jsonl", "text")
+FOLDER_READERS = ("parquet", "jsonl", "text")
 
 
 def texts(paths: Sequence[Path], column: str = "text") -> Iterator[str]:
@@ -26,23 +26,24 @@ def documents(file: Path, column: str = "text", keep: Sequence[str] = ()) -> Ite
     Raises:
         BadUsage: no such column, or the file cannot be read to its end.
     """
-    kind = next((kind for kind in FOLDER_KINDS[:-1] if file.name.lower().endswith(reader_class(kind).suffixes)), "text")
-    made = reader_class(kind)
-    reader = made() if kind == "text" else made(text=column, keep=tuple(keep))
-    missing, found = 0, 0
+    lower = file.name.lower()
+    name = next((name for name in FOLDER_READERS[:-1] if lower.endswith(reader_class(name).suffixes)), "text")
+    cls = reader_class(name)
+    reader = cls() if name == "text" else cls(text=column, keep=tuple(keep))
+    missing, count = 0, 0
     with reading(file):
         try:
             for doc in reader.read(str(file), Slice("", file.name)):
                 if isinstance(doc, Document):
-                    found += 1
+                    count += 1
                     yield doc
                 elif doc.fatal:
-                    raise BadUsage(f"{file} is no {kind} file that can be read to its end: {doc.reason} ({doc.detail})")
+                    raise BadUsage(f"{file} is no {name} file that can be read to its end: {doc.reason} ({doc.detail})")
                 else:
                     missing += doc.reason == "missing_text"
         except ValueError as e:                                   # the reader of Parquet has no such column
             raise BadUsage(str(e).replace("with `text:`, and mend `keep:`", "on the command line")) from None
-    if missing and not found:
+    if missing and not count:
         raise BadUsage(f"{file}: no line of it has a text at '{column}'; say which key holds it")
 
 
@@ -56,9 +57,9 @@ def files(paths: Sequence[Path]) -> Iterator[Path]:
             continue
         below = sorted(p for p in path.rglob("*") if p.is_file()
                        and not any(part.startswith((".", "_")) for part in p.relative_to(path).parts))
-        suffixes = [reader_class(kind).suffixes for kind in FOLDER_KINDS]
-        found = next((some for s in suffixes if (some := [p for p in below if p.name.lower().endswith(s)])), [])
-        if not found:
+        suffixes = [reader_class(name).suffixes for name in FOLDER_READERS]
+        chosen = next(filter(None, ([p for p in below if p.name.lower().endswith(s)] for s in suffixes)), [])
+        if not chosen:
             raise BadUsage(f"{path} holds neither Parquet files nor JSON Lines nor texts "
                            f"({', '.join(suffixes[-1][:5])})")
-        yield from found
+        yield from chosen

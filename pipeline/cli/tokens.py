@@ -80,12 +80,12 @@ def train(files: FilesArg,
         else:
             train_sentencepiece(texts(files), vocab, part, model.value)
         os.replace(part, out)                        # a run that loads it meanwhile reads the old or the new one
-    made = load_tokenizer(out)
+    tokenizer = load_tokenizer(out)
     if json_lines:
-        typer.echo(json.dumps({"path": str(out), "vocab_size": made.vocab_size, "eos": made.eos,
-                               "sha256": made.sha256}))
+        typer.echo(json.dumps({"path": str(out), "vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos,
+                               "sha256": tokenizer.sha256}))
     else:
-        typer.echo(f"{out}: {made.vocab_size:,} tokens")
+        typer.echo(f"{out}: {tokenizer.vocab_size:,} tokens")
 
 
 def evaluate(tokenizer: Annotated[Path, typer.Argument(metavar="TOKENIZER",
@@ -163,10 +163,10 @@ def stats(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
     Example:
       tokenmill shards stats store/shards/web/split=train
     """
-    found = opened(shards)
-    m = found.manifest
+    shard_set = opened(shards)
+    m = shard_set.manifest
     row = {"stream": m.stream, "split": m.split, "shards": len(m.shards), "documents": m.documents, "tokens": m.tokens,
-           "targets": found.targets(), "text_bytes": m.text_bytes, "dtype": m.dtype, "vocab_size": m.vocab_size,
+           "targets": shard_set.targets(), "text_bytes": m.text_bytes, "dtype": m.dtype, "vocab_size": m.vocab_size,
            "eos": m.eos, "tokenizer": m.tokenizer, "sha256": m.sha256,
            "tokens_per_document": round(m.tokens / max(m.documents, 1), 1),
            "bytes_per_token": round(m.text_bytes / max(m.tokens - m.documents, 1), 3)}
@@ -189,16 +189,16 @@ def head(shards: ShardsArg,
     from stages.scrub.pii import scrub_text
     from tokenizer.load import load_tokenizer
 
-    found = opened(shards)
-    coder = load_tokenizer(tokenizer or _tokenizer_beside(shards, found.manifest.tokenizer))
-    if coder.sha256 != found.manifest.tokenizer:
+    shard_set = opened(shards)
+    coder = load_tokenizer(tokenizer or _tokenizer_beside(shards, shard_set.manifest.tokenizer))
+    if coder.sha256 != shard_set.manifest.tokenizer:
         raise BadUsage(f"--tokenizer {tokenizer}: the shards were made with another one (sha256 "
-                       f"{found.manifest.tokenizer[:12]}…)")
+                       f"{shard_set.manifest.tokenizer[:12]}…)")
     start = count = 0
-    while start < found.tokens and (count < limit or not limit):
-        [span, *_] = found.documents(start, start + 1)
-        text = scrub_text(coder.decode(found.read(span.start, span.stop - 1)))
-        tokens, counts = span.stop - span.start, found.counts(span.start, span.stop)
+    while start < shard_set.tokens and (count < limit or not limit):
+        [span, *_] = shard_set.documents(start, start + 1)
+        text = scrub_text(coder.decode(shard_set.read(span.start, span.stop - 1)))
+        tokens, counts = span.stop - span.start, shard_set.counts(span.start, span.stop)
         targets = tokens if counts is None else int(counts.sum())
         row = {"id": span.id, "start": span.start, "stop": span.stop, "tokens": tokens, "targets": targets,
                "text": text[:chars] if chars else text}
@@ -238,7 +238,7 @@ def find(shards: ShardsArg,
         raise UserError(f"{shards}: no document {id}; it may be in the other split, or have been dropped")
 
 
-def _places(found: ShardSet, id: str) -> list[dict[str, Any]]:
+def _places(shard_set: ShardSet, id: str) -> list[dict[str, Any]]:
     """Token ranges, in the stream, of the documents whose id begins with `id`."""
     import numpy as np
     import pyarrow as pa
@@ -247,9 +247,9 @@ def _places(found: ShardSet, id: str) -> list[dict[str, Any]]:
     from pipeline.base.parquet import open_parquet
 
     out: list[dict[str, Any]] = []
-    for offset, info in zip(found.offsets, found.manifest.shards):
+    for offset, info in zip(shard_set.offsets, shard_set.manifest.shards):
         before = 0
-        with open_parquet(found.folder / info.table) as f:
+        with open_parquet(shard_set.folder / info.table) as f:
             for batch in f.iter_batches(1 << 16, columns=["id", "end"]):
                 ends = batch.column("end").to_numpy()
                 hits = np.flatnonzero(pc.starts_with(batch.column("id"), id).to_numpy(zero_copy_only=False))

@@ -29,17 +29,17 @@ def look(store: Store, run: str) -> Standing:
 
     from pipeline.cluster.attempts import standing
 
-    found = standing(store, run)
-    if found.state != "submitted":
-        return found
-    job = job_of(found)
+    current = standing(store, run)
+    if current.state != "submitted":
+        return current
+    job = job_of(current)
     if isinstance(job, str):
-        return replace(found, error=f"its cluster cannot be asked: {job}")
+        return replace(current, error=f"its cluster cannot be asked: {job}")
     if job is None:
-        return replace(found, state="died", error="the cluster does not know its job: it was never submitted, or the "
+        return replace(current, state="died", error="the cluster does not know its job: it was never submitted, or the "
                                                   "cluster is another one now; tokenmill resume starts it")
     if not job.ended:
-        return found
+        return current
     now = standing(store, run)                                # it may have begun, and even ended, meanwhile
     if now.state != "submitted":
         return now
@@ -47,17 +47,17 @@ def look(store: Store, run: str) -> Standing:
 
     if job.status == "STOPPED":
         return replace(now, state="cancelled")
-    said = jobs.said(now.facts["address"], now.facts["job"]).strip().splitlines()
+    lines = jobs.said(now.facts["address"], now.facts["job"]).strip().splitlines()
     return replace(now, state="failed", error="\n".join(["its job ended before its driver reached the store:",
-                                                         *(said[-8:] or [job.message])]))
+                                                         *(lines[-8:] or [job.message])]))
 
 
-def job_of(found: Standing) -> Any:
+def job_of(current: Standing) -> Any:
     """What Ray says of the job of a standing: a `JobState`, None when it knows no such job, or why it cannot be
     asked."""
     from pipeline.base import auth
 
-    address, job = found.facts.get("address"), found.facts.get("job")
+    address, job = current.facts.get("address"), current.facts.get("job")
     if not address or not job:
         return None
     try:
@@ -88,8 +88,8 @@ def status(ctx: typer.Context, run: RunArg, store: StoreOpt = "store",
     at, name = resolve_run(run, store)
     shown = None
     while True:
-        found = look(at, name)
-        now = json.dumps(document(at, found)) if json_lines else text(at, found, bool(ctx.obj))
+        current = look(at, name)
+        now = json.dumps(document(at, current)) if json_lines else text(at, current, bool(ctx.obj))
         if watch and not json_lines and sys.stdout.isatty():
             typer.echo("\x1b[2J\x1b[H" + now)
         elif now != shown:
@@ -97,8 +97,8 @@ def status(ctx: typer.Context, run: RunArg, store: StoreOpt = "store",
         shown = now
         if not watch:
             return
-        if found.ended:
-            raise typer.Exit(0 if found.state == "done" else 1)
+        if current.ended:
+            raise typer.Exit(0 if current.state == "done" else 1)
         _pause()
 
 
@@ -116,24 +116,24 @@ def logs(run: RunArg, store: StoreOpt = "store",
     from pipeline.cluster.attempts import LogReader
 
     at, name = resolve_run(run, store)
-    found = look(at, name)
-    if found.facts.get("how") == "local":
+    current = look(at, name)
+    if current.facts.get("how") == "local":
         raise UserError(f"'{name}' was not submitted: what its driver said went to its own terminal; "
                         f"{as_typed('status', name, at)} shows how it stands")
-    reader, attempt = LogReader(at, name, found.attempt), found.attempt
+    reader, attempt = LogReader(at, name, current.attempt), current.attempt
     empty = True
     while True:
-        ended = found.ended                                   # looked at before the last reading
+        ended = current.ended                                   # looked at before the last reading
         for chunk in reader.more():
             empty = False
             typer.echo(visible(chunk), nl=False)
         sys.stdout.flush()
-        if ended or not follow or found.attempt != attempt:
+        if ended or not follow or current.attempt != attempt:
             break
         _pause()
-        found = look(at, name)
+        current = look(at, name)
     if empty:
-        typer.echo(found.error or f"'{name}' has said nothing yet ({found.state})", err=True)
+        typer.echo(current.error or f"'{name}' has said nothing yet ({current.state})", err=True)
 
 
 def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
@@ -149,33 +149,33 @@ def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) 
     from pipeline.cluster.attempts import ask_to_stop
 
     at, name = resolve_run(run, store)
-    found = look(at, name)
-    said = {"run": name, "attempt": found.attempt, "was": found.state, "asked": not found.ended}
-    if found.ended:
-        verb = "has" if found.state in ("died", "failed") else "is"
-        note = f"'{name}' {verb} {found.state}: there is nothing to stop"
+    current = look(at, name)
+    answer = {"run": name, "attempt": current.attempt, "was": current.state, "asked": not current.ended}
+    if current.ended:
+        verb = "has" if current.state in ("died", "failed") else "is"
+        note = f"'{name}' {verb} {current.state}: there is nothing to stop"
     else:
-        ask_to_stop(at, name, found.attempt)
+        ask_to_stop(at, name, current.attempt)
         note = f"'{name}' was asked to stop; {as_typed('status', name, at)} shows when it has"
-        if found.state == "submitted":                        # nobody there yet who would look: its job is stopped
-            note = _stop_job(found) or note
+        if current.state == "submitted":                        # nobody there yet who would look: its job is stopped
+            note = _stop_job(current) or note
     if json_lines:
-        typer.echo(json.dumps(said))
+        typer.echo(json.dumps(answer))
     typer.echo(note, err=json_lines)
 
 
-def _stop_job(found: Standing) -> str | None:
+def _stop_job(current: Standing) -> str | None:
     """Stop a job whose driver has not begun; returns what cannot be done from here."""
     from pipeline.base import auth
 
     try:
-        auth.check_kept_server(found.facts["address"])
+        auth.check_kept_server(current.facts["address"])
         from pipeline.cluster import jobs
 
-        jobs.stop(found.facts["address"], found.facts["job"])
+        jobs.stop(current.facts["address"], current.facts["job"])
         return None
     except (auth.ClusterError, KeyError) as e:
-        return (f"'{found.run}' will stop as soon as it begins; its job cannot be stopped from here: {e}")
+        return (f"'{current.run}' will stop as soon as it begins; its job cannot be stopped from here: {e}")
 
 
 def _pause() -> None:

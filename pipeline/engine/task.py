@@ -65,7 +65,7 @@ class TaskSpec:
     gpus: float = 0.0
     order: int = 0                     # position in the node's plan order
     origin: str = ""                   # source or dataset its part comes from
-    basis: str = ""                    # key without thresholds: an outcome with the same basis can be replayed
+    replay_key: str = ""               # key without thresholds: verdicts of a task with the same one can be replayed
     cpu: str = ""                      # CPU tag in the keys of its numeric stages: it runs nowhere else
     confined: bool = True              # False: a stage of the user's own wants credentials, sockets or other programs
     roots: tuple[str, ...] = ()        # object storage its input files are read from, beside the store

@@ -1,7 +1,7 @@
 """Verdicts replayed from stored signals: the documents that changed thresholds make the pass do again.
 
-A pass that differs from an earlier one in thresholds alone (`decision` fields) has the same *basis*: the content key
-of its task with the stages' keys taken without those fields. For every document the earlier parts hold its signals,
+A pass that differs from an earlier one in thresholds alone (`decision` fields) has the same *replay key*: the content
+key of its task with the stages' keys taken without those fields. For every document the earlier parts hold its signals,
 and the changed stages are asked twice, under the old and under the new thresholds. Where all answers agree, the row
 is taken over as it stands. Where one differs, and for documents the earlier pass had lost to errors, the document
 goes through the chain again. So the outcome is the same to the byte as that of a run from nothing, and the work is
@@ -64,7 +64,7 @@ def _sound() -> Iterator[None]:
 
 
 class Replay:
-    """Settles what the parts of an earlier pass with the same basis decide; read in the order of this pass' documents.
+    """Settles what the parts of an earlier pass with the same replay key decide, in the order of this pass' documents.
 
     `steps` is this pass' chain. The earlier one is the same stages under the earlier thresholds; they share models.
     """

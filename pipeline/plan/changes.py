@@ -26,10 +26,10 @@ def latest_run(store: Store) -> str | None:
 def run_recipe_of(store: Store, run: str) -> dict[str, Any]:
     """recipe.yaml of a run as plain values; {} when it is not there."""
     try:
-        found = yaml.safe_load(store.read(f"runs/{run}/recipe.yaml"))
+        document = yaml.safe_load(store.read(f"runs/{run}/recipe.yaml"))
     except (OSError, yaml.YAMLError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def changes(recipe: Recipe, store: Store) -> dict[str, Any] | None:
@@ -46,20 +46,20 @@ def changes(recipe: Recipe, store: Store) -> dict[str, Any] | None:
         for source in doc["sources"].values():
             source.pop("path", None)
             source.pop("root", None)
-    found: list[dict[str, Any]] = []
-    _compare(was, now, (), found)
-    return {"run": run, "settings": found} if len(found) <= MOST else None
+    differences: list[dict[str, Any]] = []
+    _compare(was, now, (), differences)
+    return {"run": run, "settings": differences} if len(differences) <= MOST else None
 
 
-def _compare(was: Any, now: Any, path: tuple[str | int, ...], found: list[dict[str, Any]]) -> None:
+def _compare(was: Any, now: Any, path: tuple[str | int, ...], differences: list[dict[str, Any]]) -> None:
     if isinstance(was, dict) and isinstance(now, dict):
         for key in [*now, *(k for k in was if k not in now)]:
-            _compare(was.get(key), now.get(key), (*path, key), found)
+            _compare(was.get(key), now.get(key), (*path, key), differences)
     elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now) and _steps(was) == _steps(now):
         for i, (a, b) in enumerate(zip(was, now)):
-            _compare(a, b, (*path, i), found)
+            _compare(a, b, (*path, i), differences)
     elif was != now:
-        found.append({"key": key_path(path), "was": was, "now": now})
+        differences.append({"key": key_path(path), "was": was, "now": now})
 
 
 def _steps(items: list[Any]) -> list[Any]:

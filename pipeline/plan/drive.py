@@ -120,19 +120,20 @@ def survey(nodes: list[Node], get: Callable[[str], PartRecord | None]) -> list[N
             except StopIteration as stop:
                 results[node.name] = stop.value
                 break
-            found = [get(s.key) for s in specs]
-            missing = [s for s, r in zip(specs, found) if r is None]
-            state.fresh += len(found) - len(missing)
+            committed = [get(s.key) for s in specs]
+            missing = [s for s, r in zip(specs, committed) if r is None]
+            state.fresh += len(committed) - len(missing)
             state.stale += len(missing)
             state.replayed += sum("replay" in s.args.get("$volatile", ()) for s in missing)
             state.weight += sum(s.weight for s in missing)
-            state.weight_fresh += sum(s.weight for s, r in zip(specs, found) if r is not None)
+            state.weight_fresh += sum(s.weight for s, r in zip(specs, committed) if r is not None)
             state.tasks += specs
-            state.records += [r for r in found if r is not None]
+            state.records += [r for r in committed if r is not None]
             if missing and any(s.task != DOCUMENTS for s in missing):
                 state.more = node.kind not in ("index", "pass")
                 break
-            records = Known([_pending(s) if r is None else r for s, r in zip(specs, found)], [s.origin for s in specs])
+            records = Known([_pending(s) if r is None else r for s, r in zip(specs, committed)],
+                            [s.origin for s in specs])
         if state.pending and isinstance(results.get(node.name), PassResult):
             known = results[node.name].records
             results[node.name].records = Known([*known, *[_pending(None)] * state.pending],

@@ -95,11 +95,11 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
     if remote and len(remote) != len(patterns):
         raise InputError(f"source '{name}': local and remote paths in one source; make two sources of them")
     if remote:
-        found = _remote(name, patterns, root, suffixes, {} if listings is None else listings)
+        listed = _remote(name, patterns, root, suffixes, {} if listings is None else listings)
     else:
-        found = _local(name, patterns, base, root, suffixes, [] if warnings is None else warnings, follow_symlinks)
+        listed = _local(name, patterns, base, root, suffixes, [] if warnings is None else warnings, follow_symlinks)
     files = []
-    for rel, full_root, size, etag in sorted(set(found)):
+    for rel, full_root, size, etag in sorted(set(listed)):
         path, reason = os.path.join(full_root, rel), ""
         if not remote and not os.access(path, os.R_OK):
             reason = "no_permission"
@@ -114,7 +114,7 @@ def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes
     full = [os.path.abspath(os.path.join(base, os.path.expanduser(p))) for p in patterns]
     dirs = [p if os.path.isdir(p) else fixed_prefix(p) for p in full]
     top = os.path.abspath(os.path.join(base, os.path.expanduser(root))) if root else common_root(dirs)
-    found: list[tuple[str, str, int, str]] = []
+    files: list[tuple[str, str, int, str]] = []
     passed_over: list[str] = []
     links = _Links(None if follow_symlinks else dirs)
     for pattern, given in zip(full, patterns):
@@ -134,7 +134,7 @@ def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes
         except OSError as e:
             raise InputError(f"source '{name}': cannot read '{e.filename}': {e.strerror}; give this user permission, "
                              f"or leave it out of `path:`") from e
-        count = len(found)
+        count = len(files)
         for p in paths:
             try:
                 info = os.stat(p)
@@ -151,8 +151,8 @@ def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes
             rel = os.path.relpath(p, top)
             if rel == ".." or rel.startswith("../"):
                 raise InputError(f"source '{name}': '{p}' is outside its root '{top}'; set `root:` to one above it")
-            found.append((rel.replace(os.sep, "/"), top, info.st_size, str(info.st_mtime_ns)))
-        if len(found) == count:
+            files.append((rel.replace(os.sep, "/"), top, info.st_size, str(info.st_mtime_ns)))
+        if len(files) == count:
             raise InputError(f"source '{name}': no file matches '{given}' (looked in {os.path.dirname(pattern)}); "
                              + (f"{_named(links.leading_out, top)} leads out of it: allow that with "
                                 f"`follow_symlinks: true`" if links.leading_out else
@@ -163,7 +163,7 @@ def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes
     if links.leading_out:
         warnings.append(f"source '{name}': {len(links.leading_out)} passed over for being links that lead out of its "
                         f"folder: {_named(links.leading_out, top)}; `follow_symlinks: true` at the source follows them")
-    return found
+    return files
 
 
 def _named(paths: Iterable[str], top: str) -> str:
@@ -245,7 +245,7 @@ def _remote(name: str, patterns: list[str], root: str | None, suffixes: tuple[st
     if len(places) > 1 or any(glob.has_magic(p) for p in places):
         raise InputError(f"source '{name}': its paths lie in different buckets ({', '.join(patterns)}); "
                          f"make a source of each")
-    dirs, found = [], []
+    dirs, listed = [], []
     for pattern in patterns:
         folder, entries = _listed(pattern.rstrip("/"), listings)
         if folder == pattern.rstrip("/") and suffixes:
@@ -254,10 +254,10 @@ def _remote(name: str, patterns: list[str], root: str | None, suffixes: tuple[st
             raise InputError(f"source '{name}': no object matches '{pattern}'; check `path:` of the source, or pass "
                              f"--input")
         dirs.append(folder)
-        found += entries
+        listed += entries
     top = (root or common_root(dirs)).rstrip("/")
     files = []
-    for url, size, etag in found:
+    for url, size, etag in listed:
         if not url.startswith(top + "/"):
             raise InputError(f"source '{name}': '{url}' is outside its root '{top}'; set `root:` to one above it")
         files.append((url[len(top) + 1:], top, size, etag))
@@ -291,9 +291,9 @@ def _glob(folder: str, pattern: str) -> list[tuple[str, int, str]]:
     cut = len(remote.prefix) + 1
     dotted = any(part.startswith(".") for part in pattern.split("/"))
     full = remote.at(pattern[len(folder) + 1:])
-    found = patiently("list", pattern, lambda: remote.fs.glob(full, detail=True))
+    infos = patiently("list", pattern, lambda: remote.fs.glob(full, detail=True))
     entries = []
-    for path, info in sorted(found.items()):
+    for path, info in sorted(infos.items()):
         rel = path[cut:]
         # as on a disk: a wildcard does not match a name with a dot in front
         if info["type"] == "file" and (dotted or not any(part.startswith(".") for part in rel.split("/"))):

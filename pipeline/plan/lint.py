@@ -37,8 +37,8 @@ def lint(recipe: Recipe, speeds: Mapping[str, float] | None = None) -> list[str]
     """
     rules = (_order(recipe, speeds or {}), _extraction(recipe), _language(recipe), _lineage(recipe), _crawls(recipe),
              _unused(recipe), _overlap(recipe), _epochs(recipe), _tokenizer(recipe), _code(recipe))
-    found = [Problem(recipe.mark(path), path, message) for rule in rules for path, message in rule]
-    return [str(p) for p in sorted(found, key=lambda p: (p.mark.line, p.mark.column))]
+    problems = [Problem(recipe.mark(path), path, message) for rule in rules for path, message in rule]
+    return [str(p) for p in sorted(problems, key=lambda p: (p.mark.line, p.mark.column))]
 
 
 def _is_barrier(step: Step) -> bool:
@@ -80,7 +80,6 @@ def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
     """Expensive before cheap (OLMo 3 saved most of its language identification by reordering)."""
     for name, dataset in recipe.datasets.items():
         costs = [None if _shapes(s) else _cost(s, speeds) for s in dataset.steps]
-        names = [s.name for s in dataset.steps]
         for i, step in enumerate(dataset.steps):
             cost = costs[i]
             if cost is None or not (_filters(step) or _is_barrier(step)):
@@ -91,8 +90,11 @@ def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
             if dearer:
                 yield (*_steps(name), i), (f"'{step.name}' is cheaper than '{dearer[0]}' before it; put it first, so "
                                            f"that what it drops costs nothing more")
-        if names.count("url") and "html" in names[: names.index("url")]:
-            yield (*_steps(name), names.index("url")), "'url' needs no text; put it before 'html', which is dear"
+        extractors = [i for i, s in enumerate(dataset.steps) if stage_class(s.name).extracts]
+        for i, step in enumerate(dataset.steps):
+            if not stage_class(step.name).reads_text and extractors and extractors[0] < i:
+                yield (*_steps(name), i), (f"'{step.name}' needs no text; put it before "
+                                           f"'{dataset.steps[extractors[0]].name}', which is dear")
         for i, (step, cost) in enumerate(zip(dataset.steps, costs)):
             behind = [(s, c) for s, c in zip(dataset.steps[i + 1:], costs[i + 1:]) if c is not None and _filters(s)]
             # (a much cheaper filter is named above; a much dearer one is well behind a barrier)
@@ -152,9 +154,9 @@ def _lineage(recipe: Recipe) -> Iterator[Finding]:
                                                 f"{_list(set().union(*(k or set() for k in left)))}, it takes none")
         for i, step in enumerate(dataset.steps):
             so_far = [[*way, *dataset.steps[:i]] for way in ways]
-            said = [_superfluous(way, step) for way in so_far]
-            if said and all(said):
-                yield (*_steps(name), i), str(said[0])
+            messages = [_superfluous(way, step) for way in so_far]
+            if messages and all(messages):
+                yield (*_steps(name), i), str(messages[0])
             known = [_languages(way) for way in so_far]
             keep = set(map(short, _kept(step)))
             if keep and known and all(k is not None and k.isdisjoint(keep) for k in known):
@@ -243,10 +245,11 @@ def _crawls(recipe: Recipe) -> Iterator[Finding]:
             continue
         for source in reached:
             ways = list(_ways(recipe, name, source))
-            if not any(any(s.name == "language" for s in way) for way in ways) and not _by_language(recipe, name):
+            identified = any(stage_class(s.name).sets_language for way in ways for s in way)
+            if not identified and not _by_language(recipe, name):
                 yield ("datasets", name), (f"pages of '{source}' get here in any language; add "
                                            f"'language: {{keep: [en]}}' (or the languages you want)")
-            if not all(any(s.name == "pii" for s in way) for way in ways):
+            if not all(any(stage_class(s.name).scrubs for s in way) for way in ways):
                 yield ("datasets", name), (f"pages of '{source}' get here with e-mail and IP addresses in them; add "
                                            f"'pii' as the last step before deduplication")
 
@@ -346,12 +349,12 @@ def _code(recipe: Recipe) -> Iterator[Finding]:
     for i, path in enumerate(recipe.code):
         folder = os.path.dirname(os.path.realpath(path))
         for module in sorted(_imports(path)):
-            found = next((p for p in (f"{module}.py", os.path.join(module, "__init__.py"))
+            imported = next((p for p in (f"{module}.py", os.path.join(module, "__init__.py"))
                           if os.path.isfile(os.path.join(folder, p))), None)
-            if found and os.path.realpath(os.path.join(folder, found)) not in named:
-                yield ("code", i), (f"{os.path.basename(path)} imports '{module}' ({found} beside it), which workers "
-                                    f"do not get, and whose changes would make nothing stale; name it under `code:`, "
-                                    f"before this file")
+            if imported and os.path.realpath(os.path.join(folder, imported)) not in named:
+                yield ("code", i), (f"{os.path.basename(path)} imports '{module}' ({imported} beside it), which "
+                                    f"workers do not get, and whose changes would make nothing stale; name it under "
+                                    f"`code:`, before this file")
 
 
 def _imports(path: str) -> set[str]:

@@ -27,7 +27,7 @@ class ChainStep:
 
     name: str
     key: str
-    basis: str                                    # its key without thresholds
+    replay_key: str                               # its key without thresholds
     target: str
     config: dict[str, Any]
     stage: Stage
@@ -64,7 +64,7 @@ class PassResult:
         return zip(self.records, self.records.origins, strict=True)
 
 
-class Splits(Mapping[str, Any]):
+class SplitIndex(Mapping[str, Any]):
     """Path of a big input file → its splits, read from the store when asked for."""
 
     def __init__(self, places: dict[str, tuple[str, str]], read: Callable[[str, str], bytes]) -> None:
@@ -82,7 +82,7 @@ class Splits(Mapping[str, Any]):
 
 
 @dataclass
-class Applied:
+class BarrierResult:
     """What a barrier says: for every part it looked at the removal slice, or None. One that says less is an error
     (ValueError): the documents of a part it forgot would be gone."""
 

@@ -25,11 +25,11 @@ from pipeline.plan.inputs import InputError, Listings, SourceFile, list_source
 from pipeline.plan.nodes import (
     DOCUMENTS,
     INDEX,
-    Applied,
+    BarrierResult,
     ChainStep,
     Node,
     PassResult,
-    Splits,
+    SplitIndex,
     Work,
     result,
     spilled_parts,
@@ -75,14 +75,14 @@ class _PassPlan:
 class Planner:
     """Makes the nodes of a recipe.
 
-    `read_file` is `Store.read_checked` (for the splits of a big input); `quarantined` gives the documents the log
-    says were condemned, for a list of stage keys; `earlier` the latest record of a pass with the same basis; `put_list`
-    writes the long lists of task arguments (`pipeline.store.lists`), None while nothing is to be run.
+    `read_file` is `Store.read_checked` (for the splits of a big input). `quarantined` gives the documents that the log
+    has in quarantine for a list of stage keys, `earlier` the latest record of a pass with the same `replay_key`.
+    `put_list` writes the long lists of task arguments (`pipeline.store.lists`), None while nothing is to be run.
     """
 
     def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *,
                  quarantined: Callable[[list[str]], dict[str, dict[str, Any]]] = lambda keys: {},
-                 earlier: Callable[[str], PartRecord | None] = lambda basis: None, verify_inputs: bool = False,
+                 earlier: Callable[[str], PartRecord | None] = lambda replay_key: None, verify_inputs: bool = False,
                  put_list: Callable[[str, bytes], Any] | None = None) -> None:
         self.recipe = recipe
         self.lists = ListFiles(put_list)
@@ -140,16 +140,16 @@ class Planner:
         current = _PassPlan(name, name, inputs, [], where=dict(dataset.where.items()))
         fresh = True                                    # nothing of this dataset has been placed in `current` yet
         for step in dataset.steps:
-            made = self.step(step)
-            if isinstance(made.stage, Barrier):
-                current = self._barrier(made, current, fresh, plans, dataset.inputs, dataset.priority)
+            placed = self.step(step)
+            if isinstance(placed.stage, Barrier):
+                current = self._barrier(placed, current, fresh, plans, dataset.inputs, dataset.priority)
                 fresh = False
                 continue
             last = current.chain[-1].stage if current.chain else None
-            if not fresh and last is not None and (not last.exact or last.gpus != made.stage.gpus):
+            if not fresh and last is not None and (not last.exact or last.gpus != placed.stage.gpus):
                 plans.append(current)
                 current = _PassPlan(name, name, [("previous", "")], [])
-            current.chain.append(made)
+            current.chain.append(placed)
             fresh = False
         plans.append(current)
         plans[-1].final = True
@@ -162,14 +162,14 @@ class Planner:
         for plan in plans:
             plan.signals = self._signals(plan)
 
-    def _barrier(self, made: ChainStep, current: _PassPlan, fresh: bool, plans: list[_PassPlan], inputs: list[str],
+    def _barrier(self, placed: ChainStep, current: _PassPlan, fresh: bool, plans: list[_PassPlan], inputs: list[str],
                  priority: list[str]) -> _PassPlan:
         """Close the pass before a barrier and open the one that applies it."""
-        barrier = made.stage
+        barrier = placed.stage
         assert isinstance(barrier, Barrier)
         target, config = barrier.prepare()
         prepare = self._made(load(target).name, target, config)
-        nxt = _PassPlan(current.dataset, current.dataset, [], [], barrier_name=made.name)
+        nxt = _PassPlan(current.dataset, current.dataset, [], [], barrier_name=placed.name)
         if fresh and not current.where:          # every input brings its own side table, nothing is written twice
             for kind, source in zip((k for k, _ in current.inputs), inputs, strict=True):
                 if kind == "source":
@@ -183,7 +183,7 @@ class Planner:
             current.add_prepare(prepare)
             plans.append(current)
             nxt.inputs = [("previous", "")]
-        nxt.barrier = f"{current.dataset}/{made.name}.{len(plans)}"
+        nxt.barrier = f"{current.dataset}/{placed.name}.{len(plans)}"
         ranks = list(priority) + [i for i in inputs if i not in priority]
         self.barriers[nxt.barrier] = (f"{prepare.name}-{prepare.key[:8]}", barrier, ranks, inputs)
         return nxt
@@ -203,8 +203,8 @@ class Planner:
 
     def quarantined(self, stage_keys: list[str]) -> Any:
         """Entries of the log for documents these stages condemned, by id: an argument for tasks (`lists.unfold`)."""
-        found = self._quarantined(stage_keys)
-        return self.lists.fold({"entries": [found[id] for id in sorted(found)]})["entries"]
+        entries = self._quarantined(stage_keys)
+        return self.lists.fold({"entries": [entries[id] for id in sorted(entries)]})["entries"]
 
     # -- stages --------------------------------------------------------------------------------------------------
     def step(self, step: Step) -> ChainStep:
@@ -212,12 +212,12 @@ class Planner:
 
     def _made(self, name: str, target: str, config: Mapping[str, Any]) -> ChainStep:
         stage = load(target)(dict(config))
-        key, basis = stage.key(), stage.key(("signal", "resource"))
+        key, replay_key = stage.key(), stage.key(("signal", "resource"))
         if source := own_source(target, self.recipe.code):  # a user's own stage: its source code counts
-            key, basis = content_key(key, 0, source), content_key(basis, 0, source)
+            key, replay_key = content_key(key, 0, source), content_key(replay_key, 0, source)
         resolved = stage.config.model_dump(mode="json")
         resources = {f: file_sha256(path) for f, path in stage.resource_files().items()}
-        return ChainStep(name.rpartition(":")[2], key, basis, target, resolved, stage, resources)
+        return ChainStep(name.rpartition(":")[2], key, replay_key, target, resolved, stage, resources)
 
     # -- work ----------------------------------------------------------------------------------------------------
     def check_inputs(self) -> None:
@@ -306,7 +306,7 @@ class Planner:
                 else:
                     splits = record.files["splits.json"]
                     places[file.path] = splits.path, splits.sha256
-            return Splits(places, self.read_file)
+            return SplitIndex(places, self.read_file)
 
         return work
 
@@ -336,15 +336,15 @@ class Planner:
                   "code": self.recipe.code_args()}
         common = {"chain": chain, "where": plan.where, "signals": list(plan.signals),
                   "signals_mode": self.recipe.run.signals, "$volatile": hidden}
-        bare = [{**entry, "key": s.basis} for entry, s in zip(chain, plan.chain)]
+        undecided = [{**entry, "key": s.replay_key} for entry, s in zip(chain, plan.chain)]
         for order, (args, weight, label, origin) in enumerate(self._pass_inputs(plan, results)):
             spec = self._spec(DOCUMENTS, plan.name, order, weight, label, {**common, **args}, memory)
-            basis = task_key(DOCUMENTS, {**common, **args, "chain": bare})
-            was = self.earlier(basis)
+            replay_key = task_key(DOCUMENTS, {**common, **args, "chain": undecided})
+            was = self.earlier(replay_key)
             if was is not None and was.key != spec.key:
                 replayed = {**hidden, "replay": replay_arg(was)}
                 spec = replace(spec, args={**spec.args, "$volatile": replayed}, memory_mb=memory + REPLAY_MB)
-            yield replace(spec, origin=origin, basis=basis, gpus=gpus, cpu=cpu, confined=confined)
+            yield replace(spec, origin=origin, replay_key=replay_key, gpus=gpus, cpu=cpu, confined=confined)
 
     def _pass_inputs(self, plan: _PassPlan,
                      results: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int, str, str]]:
@@ -405,7 +405,8 @@ class Planner:
                 records = yield (self.draft_spec(f"{plan.barrier}/{wave.name}", i, d) for i, d in enumerate(drafts))
                 done[wave.name] = Spilled(map(result, records), encode=vars, decode=lambda doc: TaskResult(**doc))
                 more = wave.again(done)
-        return Applied(parts, Spilled(barrier.slices(parts, done), encode=lambda ref: ref, decode=lambda ref: ref))
+        slices = Spilled(barrier.slices(parts, done), encode=lambda ref: ref, decode=lambda ref: ref)
+        return BarrierResult(parts, slices)
 
     # -- specs ---------------------------------------------------------------------------------------------------
     def draft_spec(self, node: str, order: int, draft: TaskDraft) -> TaskSpec:

@@ -64,8 +64,8 @@ def _state(row: dict[str, Any]) -> str:
         return "fresh" if row["partitions"] else "nothing to do"
     if row["status"] == "waits":
         return "waits"
-    said = f"{row['stale']} to run" if row["stale"] else ""
-    return ", ".join([said] * bool(said) + [f"{row['pending']} wait"] * bool(row["pending"]))
+    stale = f"{row['stale']} to run" if row["stale"] else ""
+    return ", ".join([stale] * bool(stale) + [f"{row['pending']} wait"] * bool(row["pending"]))
 
 
 def _what_reruns(document: dict[str, Any]) -> list[str]:

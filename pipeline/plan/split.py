@@ -58,8 +58,8 @@ def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[s
             pending.clear()
         size = 0.0
 
-    for name, found in groupby(files, key=lambda f: group(f.path) or f.path):
-        together = list(found)
+    for name, members in groupby(files, key=lambda f: group(f.path) or f.path):
+        together = list(members)
         file = together[0]
         expected = sum(f.size * expansions(f.path) for f in together)
         splits = indexes.get(file.path) if len(together) == 1 else None

@@ -82,8 +82,8 @@ def _tokenizer(recipe: Recipe, planner: Planner, results: Mapping[str, Any]) -> 
         name = TOKENIZER if wave is waves[-1] else f"{TOKENIZER}/{wave.name}"
         records = yield (planner.draft_spec(name, i, d) for i, d in enumerate(wave.tasks(done)))
         done[wave.name] = [result(r) for r in records]
-    [made] = done[waves[-1].name]
-    return tokenizer_info(made, spec.eos)
+    [trained] = done[waves[-1].name]
+    return tokenizer_info(trained, spec.eos)
 
 
 def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], results: Mapping[str, Any]) -> Work:

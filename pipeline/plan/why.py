@@ -1,9 +1,9 @@
 """Why a node is stale: `tokenmill plan --why NODE`. Which of its tasks have to run, because of what, and since when.
 
 A task is stale when the log has no record under its key. What the key was made of is compared with what the runs of
-this store have written down (`pipeline.plan.basis`): settings and thresholds, versions of stages, readers, tasks and
-libraries, contents of resource files, input files, the partition size. What a node only inherits is followed to the
-node where it began.
+this store have written down (`pipeline.plan.provenance`): settings and thresholds, versions of stages, readers, tasks
+and libraries, contents of resource files, input files, the partition size. What a node only inherits is followed to
+the node where it began.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 from pipeline.base.redact import redact_json
 from pipeline.engine.task import TaskSpec
-from pipeline.plan.basis import THRESHOLD, Ingredients, node_ingredients, plain_path, read_bases, read_inputs
 from pipeline.plan.drive import NodeState, survey
 from pipeline.plan.estimate import open_plan
 from pipeline.plan.nodes import Node
+from pipeline.plan.provenance import THRESHOLD, Ingredients, node_ingredients, plain_path, read_inputs, read_provenance
 from pipeline.recipe import Recipe
 from pipeline.recipe.errors import nearest
 
@@ -52,28 +52,28 @@ def explain(recipe: Recipe, store_root: str, name: str, *, verify_inputs: bool =
     """
     plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
     states = {s.node.name: s for s in survey(plan.nodes, plan.log.get)}
-    found = next((n for n in (name, f"{name}:", f"shards:{name}") if n in states), None)
-    if found is None:
+    node = next((n for n in (name, f"{name}:", f"shards:{name}") if n in states), None)
+    if node is None:
         raise UnknownNode(f"--why {name}: there is no such node; "
                           f"{nearest(name, [n.rstrip(':') for n in states])}")
-    made = redact_json(node_ingredients(plan.planner, plan.nodes))
-    return _Why(plan, states, made).of(found)
+    ingredients = redact_json(node_ingredients(plan.planner, plan.nodes))
+    return _Why(plan, states, ingredients).of(node)
 
 
 class _Why:
-    def __init__(self, plan: Any, states: Mapping[str, NodeState], made: Mapping[str, Ingredients]) -> None:
-        self.plan, self.states, self.made = plan, states, made
-        self.bases = read_bases(plan.store)
+    def __init__(self, plan: Any, states: Mapping[str, NodeState], ingredients: Mapping[str, Ingredients]) -> None:
+        self.plan, self.states, self.made = plan, states, ingredients
+        self.runs = read_provenance(plan.store)
         #: where a run of the very same nodes is there, others with a node of the same name mean nothing
-        same = [b for b in self.bases if b[1]["nodes"].keys() == made.keys()]
-        self.bases = same or self.bases
+        same = [b for b in self.runs if b[1]["nodes"].keys() == ingredients.keys()]
+        self.runs = same or self.runs
 
     def _before(self, name: str) -> tuple[str | None, Ingredients | None]:
         """(run, what it made the node of) to compare with: the latest that made it of the same as now, for what that
         run did is still there and nothing is stale for what others did since; else the latest that made it."""
-        found = [(run, basis["nodes"][name]) for run, basis in self.bases if name in basis["nodes"]]
-        same = [f for f in found if not differences(f[1], self.made[name])]
-        return next(iter(same or found), (None, None))
+        versions = [(run, doc["nodes"][name]) for run, doc in self.runs if name in doc["nodes"]]
+        same = [f for f in versions if not differences(f[1], self.made[name])]
+        return next(iter(same or versions), (None, None))
 
     def of(self, name: str) -> dict[str, Any]:
         state = self.states[name]
@@ -83,7 +83,8 @@ class _Why:
         if state.stale:
             causes = self._causes(node, state, run, was)
         else:                                # nothing is known to be stale, but all that is to come will be
-            causes = [Cause(said) for said in differences(was, self.made[name])] if waits and was is not None else []
+            changed = differences(was, self.made[name]) if waits and was is not None else []
+            causes = [Cause(change) for change in changed]
         late = [d for d in node.deps if self.states[d].stale or self.states[d].pending or self.states[d].unknown]
         if state.pending:
             causes.append(Cause(f"{_tasks(state.pending)} of it will be known when {_list(late)} "
@@ -101,11 +102,11 @@ class _Why:
     def _causes(self, node: Node, state: NodeState, run: str | None, was: Ingredients | None) -> list[Cause]:
         stale = [t for t in state.tasks if self.plan.log.get(t.key) is None]
         if run is None or was is None:
-            said = "no run of this store has made it" if self.bases else (
+            change = "no run of this store has made it" if self.runs else (
                 "nothing was run in this store yet" if not len(self.plan.log) else
                 "the runs of this store were made by a version that did not write down what it used")
-            return [Cause(said, len(stale), _labels(stale))]
-        causes = [Cause(said, len(stale)) for said in differences(was, self.made[node.name])]
+            return [Cause(change, len(stale), _labels(stale))]
+        causes = [Cause(change, len(stale)) for change in differences(was, self.made[node.name])]
         causes += self._of_inputs(node, stale, run, settled=bool(causes))
         if not causes:
             causes = self._of_parts(node, stale, run)
@@ -127,15 +128,15 @@ class _Why:
             left = [(t, {plain_path(p) for s, p in files if s == source}) for t, files in read]
             left = [(t, paths) for t, paths in left if paths]
             for kind in ("changed", "added", "named otherwise"):
-                mine = [(t, paths) for t, paths in left if not paths.isdisjoint(kinds[kind])]
-                if mine or (kinds[kind] and settled):
-                    left = [x for x in left if x not in mine]
+                touched = [(t, paths) for t, paths in left if not paths.isdisjoint(kinds[kind])]
+                if touched or (kinds[kind] and settled):
+                    left = [x for x in left if x not in touched]
                     what = f"input files {kind} in source '{source}': {_some(kinds[kind])}"
                     if kind == "named otherwise":
                         one, two = ("content", "time") if _is_hash(now[hashed[0]][1]) else ("time", "content")
                         what = (f"input files of source '{source}' go by their {one} here and went by their {two} "
                                 f"there (--verify-inputs): {_some(hashed)}")
-                    causes.append(Cause(what, len(mine), _labels(t for t, _ in mine)))
+                    causes.append(Cause(what, len(touched), _labels(t for t, _ in touched)))
             moved = [x for x in left if not settled and any(kinds.values())]
             if kinds["removed"]:
                 causes.append(Cause(f"input files removed from source '{source}': {_some(kinds['removed'])}"
@@ -157,8 +158,8 @@ class _Why:
             return [Cause(f"parts it reads came out different: {'; '.join(inherited[:EXAMPLES])}", len(stale))]
         if not self.plan.store.exists(f"runs/{run}/plan.json"):
             return [Cause(f"run {run} had the same settings and did not get to it", len(stale), _labels(stale))]
-        made = Counter(r.node for r in self.plan.log.records())
-        if not made[node.name] and not any(n.startswith(f"{node.name}/") for n in made):
+        records = Counter(r.node for r in self.plan.log.records())
+        if not records[node.name] and not any(n.startswith(f"{node.name}/") for n in records):
             return [Cause("it has no record in the log", len(stale), _labels(stale))]
         upstream = [d for d in node.deps if not d.startswith("index:")]
         if not upstream:
@@ -181,17 +182,17 @@ class _Why:
 
 def _entries(spec: TaskSpec) -> int:
     """Documents the log says a task is to skip; a long list of them is a file (`pipeline.store.lists`)."""
-    said = spec.args.get("$volatile", {}).get("quarantined", [])
-    return said["items"] if isinstance(said, dict) else len(said)
+    entries = spec.args.get("$volatile", {}).get("quarantined", [])
+    return entries["items"] if isinstance(entries, dict) else len(entries)
 
 
 # -- words -----------------------------------------------------------------------------------------------------------
 def differences(was: Ingredients, now: Ingredients) -> list[str]:
     """What is different between two sets of ingredients, a line each; [] when nothing is."""
-    found = []
+    changes = []
     gone: set[str] = set()
     if was.get("steps", []) != now.get("steps", []):
-        found.append(f"steps: {_chain(was.get('steps', []))} became {_chain(now.get('steps', []))}")
+        changes.append(f"steps: {_chain(was.get('steps', []))} became {_chain(now.get('steps', []))}")
         gone = set(was.get("steps", ())) ^ set(now.get("steps", ()))
     for key in [*now, *(k for k in was if k not in now)]:
         if key in ("steps", "signals") or key.removeprefix("step.").split(".")[0].split(" ")[0] in gone:
@@ -199,12 +200,12 @@ def differences(was: Ingredients, now: Ingredients) -> list[str]:
         a, b = was.get(key), now.get(key)
         if a != b:
             name = key.removesuffix(THRESHOLD)
-            found.append(f"{name}: {_value(a)} → {_value(b)}" + (
+            changes.append(f"{name}: {_value(a)} → {_value(b)}" + (
                 " (a threshold: verdicts are replayed)" if key.endswith(THRESHOLD) else ""))
-    if not found and was.get("signals") != now.get("signals"):
+    if not changes and was.get("signals") != now.get("signals"):
         more = sorted(set(now.get("signals", ())) ^ set(was.get("signals", ())))
-        found.append(f"signals that steps before it write: {', '.join(more)}")
-    return found
+        changes.append(f"signals that steps before it write: {', '.join(more)}")
+    return changes
 
 
 def _files(task: TaskSpec) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from pipeline.recipe.hub import is_hub_name
 from pipeline.recipe.model import Recipe, Where
 from pipeline.recipe.train import check_train
 from stages.catalog import UnknownName, reader_class, readers, stage_class, steps
+from stages.read.columns import RESERVED
 from stages.read.reader import Reader
 from stages.stage import Stage, role_of
 
@@ -94,7 +95,7 @@ def _reader(checker: Checker, source: Any, path: KeyPath) -> None:
             checker.fail(path, str(e))
     keep = source.config.get("keep")
     for i, name in enumerate(keep if isinstance(keep, list) else ()):
-        if name in ("cluster", "near_duplicates"):
+        if name in RESERVED:
             checker.fail((*path, "keep", i), f"'{name}' in meta says which near-duplicates belong together; rename "
                                              "the key or column to keep it")
 
@@ -104,8 +105,8 @@ def _step(checker: Checker, step: Any, path: KeyPath) -> None:
         checker.fail(path, f"'{step.name}' is a stage of your own; such code is run only with --allow-custom-stages")
         return
     try:
-        found = stage_class(step.name)
-        config = found.Config
+        cls = stage_class(step.name)
+        config = cls.Config
     except UnknownName:
         checker.fail(path, f"unknown step '{step.name}': {nearest(step.name, steps())}")
         return
@@ -117,11 +118,11 @@ def _step(checker: Checker, step: Any, path: KeyPath) -> None:
         return
     before = len(checker.problems)
     _settings(checker, config, step.config, (*path, step.name))
-    if len(checker.problems) == before and "problems" in vars(found):     # they fit the stage: do they fit its files?
-        for field, message in found(step.config).problems().items():
+    if len(checker.problems) == before and "problems" in vars(cls):     # they fit the stage: do they fit its files?
+        for field, message in cls(step.config).problems().items():
             checker.fail((*path, step.name, field), message)
-    if len(checker.problems) == before and "warnings" in vars(found):
-        checker.warnings += [f"{key_path((*path, step.name))}: {message}" for message in found(step.config).warnings()]
+    if len(checker.problems) == before and "warnings" in vars(cls):
+        checker.warnings += [f"{key_path((*path, step.name))}: {message}" for message in cls(step.config).warnings()]
 
 
 def _not_installed(what: str, e: ImportError) -> str:

@@ -98,15 +98,15 @@ def _did_you_mean(value: Any, known: list[str]) -> str:
 
 
 def _purpose(model: type[BaseModel], loc: tuple[Any, ...]) -> str:
-    found = _model_at(model, loc[:-1])
-    field = found.model_fields.get(str(loc[-1])) if found else None
+    inner = _model_at(model, loc[:-1])
+    field = inner.model_fields.get(str(loc[-1])) if inner else None
     return f" ({field.description})" if field is not None and field.description else ""
 
 
 def _keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
     """Keys allowed at `loc` inside `model`."""
-    found = _model_at(model, loc)
-    return [f.alias or name for name, f in found.model_fields.items()] if found else []
+    inner = _model_at(model, loc)
+    return [f.alias or name for name, f in inner.model_fields.items()] if inner else []
 
 
 def _model_at(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] | None:

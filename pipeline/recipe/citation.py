@@ -31,37 +31,37 @@ def _changed(recipe: Recipe) -> list[str] | None:
     assert recipe.about is not None
     if recipe.about.name not in ready_recipes():
         return None
-    mine = _named(recipe.plain())
+    ours = _named(recipe.plain())
     whole = parse_yaml((READY / f"{recipe.about.name}.yaml").read_text(encoding="utf-8"), recipe.about.name)[0]
     known = [name for name in whole["datasets"] if name in recipe.datasets]
     try:
-        wanted = [f"{key}={json.dumps(value_at(mine, key), ensure_ascii=False)}" for key in whole.get("wants") or ()
+        wanted = [f"{key}={json.dumps(value_at(ours, key), ensure_ascii=False)}" for key in whole.get("wants") or ()
                   if key.split(".")[1] in known]
         ready = load_recipe(recipe.about.name, [f"until={json.dumps(known)}", *wanted], inputs=["any"])
     except RecipeError:                                # what it wants is not where it stands in the ready one
         return None
     if ready.about != recipe.about:
         return None
-    return sorted(set(_differences(_named(ready.plain()), mine)))
+    return sorted(set(_differences(_named(ready.plain()), ours)))
 
 
 def _named(doc: dict[str, Any]) -> dict[str, Any]:
     """A recipe with its steps as `{name: settings}`, without what does not make documents."""
-    made = {k: v for k, v in doc.items() if k not in _NOT_MADE_BY}
-    made["run"] = {"signals": doc["run"]["signals"]}
-    for dataset in made["datasets"].values():
+    out = {k: v for k, v in doc.items() if k not in _NOT_MADE_BY}
+    out["run"] = {"signals": doc["run"]["signals"]}
+    for dataset in out["datasets"].values():
         dataset["steps"] = [{step["name"]: step["config"]} for step in dataset["steps"]]
-    made["readers"] = {name: [source["read"], source["config"]] for name, source in doc["sources"].items()}
-    return made
+    out["readers"] = {name: [source["read"], source["config"]] for name, source in doc["sources"].items()}
+    return out
 
 
-def _differences(theirs: Any, mine: Any, path: KeyPath = ()) -> Iterator[str]:
+def _differences(theirs: Any, ours: Any, path: KeyPath = ()) -> Iterator[str]:
     """Keys at which two plain values differ; a list of another length, or a step of another name, is one key."""
-    if isinstance(theirs, dict) and isinstance(mine, dict):
-        for key in theirs.keys() | mine.keys():
-            yield from _differences(theirs.get(key), mine.get(key), (*path, key))
-    elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
-        for i, (a, b) in enumerate(zip(theirs, mine)):
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in theirs.keys() | ours.keys():
+            yield from _differences(theirs.get(key), ours.get(key), (*path, key))
+    elif isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+        for i, (a, b) in enumerate(zip(theirs, ours)):
             yield from _differences(a, b, (*path, i))
-    elif theirs != mine:
+    elif theirs != ours:
         yield key_path(path)

@@ -38,9 +38,9 @@ def import_code(files: Sequence[str]) -> None:
             raise FileNotFoundError(f"{path}: no such file")
         if known is not None and _same(known.__file__, path):
             continue
-        found = None if known is not None else importlib.util.find_spec(name)
+        taken = None if known is not None else importlib.util.find_spec(name)
         # a worker may have the folder of the recipe on its path already (Ray adds the driver's working directory)
-        if known is not None or (found is not None and not _same(found.origin, path)):
+        if known is not None or (taken is not None and not _same(taken.origin, path)):
             raise ImportError(f"{path}: a module called '{name}' exists already; rename the file")
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:

@@ -101,7 +101,7 @@ def _download(repository: str, revision: str | None, *, local: bool) -> HubToken
         raise TokenizerError(f"tokenizer.load: there is no file '{repository}', and no repository of that name on the "
                              f"Hugging Face hub; mend the name (a private one needs HF_TOKEN)") from None
     except Exception as e:                               # a revision that is not there, an answer that makes no sense
-        said = (str(e).strip() or type(e).__name__).splitlines()[0]
-        raise TokenizerError(f"tokenizer.load: '{repository}' cannot be fetched from the Hugging Face hub: {said}; "
+        message = (str(e).strip() or type(e).__name__).splitlines()[0]
+        raise TokenizerError(f"tokenizer.load: '{repository}' cannot be fetched from the Hugging Face hub: {message}; "
                              f"mend the name or its revision, or name a file") from e
     return None if path is None else HubTokenizer(path, f"{repository}@{path.parent.name}")

@@ -180,10 +180,10 @@ def _prune(data: dict[str, Any], marks: Marks, fed: bool) -> None:
         name = waiting.pop()
         if name not in needed:
             needed.append(name)
-            made = datasets.get(name)
-            inputs = made.get("from") if isinstance(made, dict) else None
+            dataset = datasets.get(name)
+            inputs = dataset.get("from") if isinstance(dataset, dict) else None
             waiting += [str(i) for i in (inputs if isinstance(inputs, list) else [inputs])]
-    data["datasets"] = {name: made for name, made in datasets.items() if name in needed}
+    data["datasets"] = {name: dataset for name, dataset in datasets.items() if name in needed}
     data["sources"] = {name: source for name, source in sources.items() if name in needed}
     if (feeds := data.get("input")) in list(sources) and feeds not in needed:
         if fed:

@@ -114,7 +114,7 @@ def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
         raise fail(node.start_mark, path, f"the tag '{node.tag}' is refused; write plain values without '!' tags")
 
     def mapping(node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        out: dict[str, Any] = {}
         merged: list[tuple[yaml.Node, Any]] = []
         for key, value in node.value:
             if key.tag == "tag:yaml.org,2002:merge":
@@ -123,20 +123,20 @@ def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
             if not isinstance(key, yaml.ScalarNode):
                 raise fail(key.start_mark, path, "a key must be a single word")
             name = key.value
-            if name in found:
+            if name in out:
                 first = marks.at((*path, name))
                 raise fail(key.start_mark, (*path, name), f"the key '{name}' stands here twice (first on line "
                                                           f"{first.line}); remove one")
             marks.places[(*path, name)] = Mark(file, key.start_mark.line + 1, key.start_mark.column + 1)
-            found[name] = build(value, (*path, name))
+            out[name] = build(value, (*path, name))
         for value, key in merged:
             if not isinstance(value, yaml.MappingNode):
                 raise fail(key.start_mark, path, "'<<' takes an alias of a mapping, e.g. '<<: *defaults'")
             saved = dict(marks.places)
             for name, item in mapping(value, path).items():
-                found.setdefault(name, item)
+                out.setdefault(name, item)
             marks.places.update(saved)
-        return found
+        return out
 
     try:
         return (build(root, ()) if root is not None else None), marks

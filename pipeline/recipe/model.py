@@ -341,18 +341,18 @@ class Recipe(Model):
 
     def sources_of(self, dataset: str) -> list[str]:
         """Names of the sources whose documents can reach `dataset`, in the order of the file."""
-        found: set[str] = set()
+        sources: set[str] = set()
 
         def visit(name: str, allowed: set[str]) -> None:
             if name in self.sources:
-                found.update({name} & allowed)
+                sources.update({name} & allowed)
                 return
             picked = self.datasets[name].where.get("source")
             for upstream in self.datasets[name].inputs:
                 visit(upstream, allowed & set(picked) if picked else allowed)
 
         visit(dataset, set(self.sources))
-        return [name for name in self.sources if name in found]
+        return [name for name in self.sources if name in sources]
 
     def plain(self) -> dict[str, Any]:
         """The recipe as plain values under the keys of the file, defaults filled in, paths as written."""

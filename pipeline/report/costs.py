@@ -15,10 +15,10 @@ def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
     second and core, the largest memory of a task (MB)."""
     rows = []
     for node in passes:
-        found = node.counters.get("in", {}).values()
-        docs = sum(s["docs"] for s in found)
+        read = node.counters.get("in", {}).values()
+        docs = sum(s["docs"] for s in read)
         rows.append({"pass": node.name, "tasks": node.tasks, "docs": docs,
-                     "bytes": sum(s["bytes"] for s in found), "cpu_s": node.cpu_s, "wall_s": node.wall_s,
+                     "bytes": sum(s["bytes"] for s in read), "cpu_s": node.cpu_s, "wall_s": node.wall_s,
                      "docs_per_core_s": docs / node.wall_s if node.wall_s > 1e-6 else None,
                      "max_rss_mb": node.max_rss_mb})
     return rows

@@ -27,13 +27,13 @@ def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> di
     """Files and bytes of a source; its records; those that were skipped or unreadable, by reason; values that no
     document has, by column and reason; the files that were quarantined, whole or in part, with the bytes that were not
     read by reason (BAD_FILES of them)."""
-    found: Counters = next((p.counters["read"][name] for p in readers(name, passes)), {})
+    read: Counters = next((p.counters["read"][name] for p in readers(name, passes)), {})
     files: dict[str, dict[str, int]] = {}
     for node in readers(name, passes):
         files |= node.counters.get("bad_files", {}).get(name, {})
     listed = [{"file": shown(file), "reasons": reasons} for file, reasons in sorted(files.items())[:BAD_FILES]]
-    return {**info, "records": found.get("records", 0), "skipped": dict(found.get("skipped", {})),
-            "bad": dict(found.get("bad", {})), **({"lost": found["lost"]} if "lost" in found else {}),
+    return {**info, "records": read.get("records", 0), "skipped": dict(read.get("skipped", {})),
+            "bad": dict(read.get("bad", {})), **({"lost": read["lost"]} if "lost" in read else {}),
             "bad_files": {"files": len(files), "bytes": sum(sum(r.values()) for r in files.values()), "listed": listed}}
 
 
@@ -100,11 +100,11 @@ def merged(passes: Iterable[Node], name: str) -> Counters:
 def pdf_pages(passes: list[Node]) -> dict[str, Any] | None:
     """Pages of the PDFs that passes read, kept or dropped: `pages` by route, `confidence` of those with text in tenths,
     `unread`: documents with pages that nothing could read though something is on them. None where no PDF was read."""
-    found = merged(passes, "tallies").get("pdf")
-    if found is None:
+    tally = merged(passes, "tallies").get("pdf")
+    if tally is None:
         return None
-    return {"docs": found["docs"], "unread": found["unread"], "confidence": dict(sorted(found["confidence"].items())),
-            "pages": {name: found["pages"].get(name, 0) for name in PAGES}}
+    return {"docs": tally["docs"], "unread": tally["unread"], "confidence": dict(sorted(tally["confidence"].items())),
+            "pages": {name: tally["pages"].get(name, 0) for name in PAGES}}
 
 
 def duplicate_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str, Any]:
@@ -119,8 +119,8 @@ def duplicate_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[st
     removed: Counters = {}
     looked_at: dict[str, int] = {}
     for node in appliers:
-        for source, found in node.counters.get("in", {}).items():
-            looked_at[source] = looked_at.get(source, 0) + found["docs"]
+        for source, read in node.counters.get("in", {}).items():
+            looked_at[source] = looked_at.get(source, 0) + read["docs"]
         merge_counters(removed, node.counters.get("stages", {}).get(f"barrier:{step}", {}).get("dropped", {}))
     lost: dict[str, int] = {}
     for by_source in removed.values():

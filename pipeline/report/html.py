@@ -93,32 +93,32 @@ def cost_bar(document: dict[str, Any]) -> list[tuple[str, float, int]]:
 
 def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[str, Any]]:
     """One histogram a source over the final datasets, on a common axis."""
-    found: dict[str, dict[str, int]] = {}
+    by_source: dict[str, dict[str, int]] = {}
     for name in document["names"]["final"]:
         for source, bins in document["datasets"][name]["lengths"].items():
-            into = found.setdefault(source, {})
+            into = by_source.setdefault(source, {})
             for b, n in bins.items():
                 into[b] = into.get(b, 0) + n
-    used = [int(b) for bins in found.values() for b in bins]
-    return [{"source": s, "docs": sum(found[s].values()),
-             "svg": Markup(charts.lengths(found[s], color[s], low=min(used), high=max(used),
+    used = [int(b) for bins in by_source.values() for b in bins]
+    return [{"source": s, "docs": sum(by_source[s].values()),
+             "svg": Markup(charts.lengths(by_source[s], color[s], low=min(used), high=max(used),
                                           label=f"lengths of the documents of {s}"))}
-            for s in document["names"]["sources"] if s in found]
+            for s in document["names"]["sources"] if s in by_source]
 
 
 def language_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Kept documents of the final datasets by source and language (the commonest, the rest together)."""
     out = []
     for source in document["names"]["sources"]:
-        found: dict[str, int] = {}
+        by_language: dict[str, int] = {}
         for name in document["names"]["final"]:
             for language, n in document["datasets"][name]["languages"].get(source, {}).items():
-                found[language] = found.get(language, 0) + n
-        ordered = sorted(((k, n) for k, n in found.items() if k), key=lambda x: (-x[1], x[0]))
+                by_language[language] = by_language.get(language, 0) + n
+        ordered = sorted(((k, n) for k, n in by_language.items() if k), key=lambda x: (-x[1], x[0]))
         rest = sum(n for _, n in ordered[LANGUAGES:])
         parts = [(name, n, i) for i, (name, n) in enumerate(ordered[:LANGUAGES])]
         parts += [("others", rest, REST - 1)] if rest else []
-        parts += [("not identified", found[""], REST)] if found.get("") else []
+        parts += [("not identified", by_language[""], REST)] if by_language.get("") else []
         if parts:
             out.append({"source": source, "parts": parts})
     return out
@@ -138,18 +138,18 @@ def score_charts(document: dict[str, Any]) -> list[dict[str, Any]]:
     out = []
     for dataset in document["names"]["datasets"]:
         for signal, bins in sorted(document["datasets"][dataset]["scores"].items()):
-            found = {int(number): docs for number, docs in bins.items()}
-            total = sum(found.values())
+            by_bin = {int(number): docs for number, docs in bins.items()}
+            total = sum(by_bin.values())
             reached: list[tuple[float, float]] = []
             above = 0
-            for number in sorted(found, reverse=True):
-                above += found[number]
+            for number in sorted(by_bin, reverse=True):
+                above += by_bin[number]
                 while len(reached) < len(SHARES) and above >= SHARES[-1 - len(reached)] * total:
                     reached.append((SHARES[-1 - len(reached)], least(number)))
-            told = [(share, score) for i, (share, score) in enumerate(reached) if score not in
+            distinct = [(share, score) for i, (share, score) in enumerate(reached) if score not in
                     {s for _, s in reached[i + 1:]}]
-            out.append({"dataset": dataset, "signal": signal, "docs": total, "reached": told[::-1],
-                        "svg": Markup(charts.scores(bars_of(found), 0, label=f"{signal} of {dataset}"))})
+            out.append({"dataset": dataset, "signal": signal, "docs": total, "reached": distinct[::-1],
+                        "svg": Markup(charts.scores(bars_of(by_bin), 0, label=f"{signal} of {dataset}"))})
     return out
 
 
@@ -175,10 +175,10 @@ def bars_of(bins: dict[int, int]) -> list[tuple[float, float, int]]:
 def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
     """Of each language of a dataset (the commonest, the rest together) the documents kept and dropped, and the stages
     that dropped them. Empty where there is one language or none."""
-    found: dict[str, dict[str, Any]] = {}
+    by_language_fate: dict[str, dict[str, Any]] = {}
 
     def of(language: str) -> dict[str, Any]:
-        return found.setdefault(language, {"language": language, "kept": 0, "dropped": 0, "stages": {}})
+        return by_language_fate.setdefault(language, {"language": language, "kept": 0, "dropped": 0, "stages": {}})
 
     for by_language in section["languages"].values():
         for language, docs in by_language.items():
@@ -188,7 +188,7 @@ def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
             row = of(language)
             row["dropped"] += docs
             row["stages"][stage] = row["stages"].get(stage, 0) + docs
-    rows = sorted(found.values(), key=lambda r: (-r["kept"] - r["dropped"], r["language"]))
+    rows = sorted(by_language_fate.values(), key=lambda r: (-r["kept"] - r["dropped"], r["language"]))
     if len(rows) < 2:
         return []
     if len(rows) > FATES + 1:

@@ -75,9 +75,9 @@ def take(store: Store, info: FileInfo, rows: list[int], columns: list[str]) -> d
         first = 0
         for group in range(parquet.metadata.num_row_groups):
             stop = first + parquet.metadata.row_group(group).num_rows
-            mine = sorted(r for r in rows if first <= r < stop)
-            if mine:
+            wanted = sorted(r for r in rows if first <= r < stop)
+            if wanted:
                 table = parquet.read_row_group(group, columns=columns, use_threads=False)
-                out.update(zip(mine, table.take([r - first for r in mine]).to_pylist()))
+                out.update(zip(wanted, table.take([r - first for r in wanted]).to_pylist()))
             first = stop
     return out

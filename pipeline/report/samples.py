@@ -75,8 +75,8 @@ def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
     wanted: dict[int, list[int]] = {}
     for _, number, row in places:
         wanted.setdefault(number, []).append(row)
-    return {(found["id"], number, row): found for number, rows in sorted(wanted.items())
-            for row, found in take(store, files[number], rows, columns).items()}
+    return {(values["id"], number, row): values for number, rows in sorted(wanted.items())
+            for row, values in take(store, files[number], rows, columns).items()}
 
 
 def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list[dict[str, Any]]]:
@@ -89,38 +89,38 @@ def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list
                        ["id", "url", "source", "text", "meta", "locator"])
         for (stage, reason), places in chosen.items():
             out.setdefault((stage, reason), []).extend(sample(rows[place], stage) for place in places)
-    return {key: sorted(found, key=lambda s: s["id"])[:SAMPLES] for key, found in out.items()}
+    return {key: sorted(samples, key=lambda s: s["id"])[:SAMPLES] for key, samples in out.items()}
 
 
 def sample(row: dict[str, Any], stage: str = "") -> dict[str, Any]:
     """What the report shows of a document: id, url, file (and what is inside of it), source, characters, excerpt; of a
     duplicate the kept id and how similar it is. Nothing else of `meta`: titles and links are not scrubbed there."""
-    said, place = verdict(row["meta"], stage), row["locator"] or {}
+    removal, place = verdict(row["meta"], stage), row["locator"] or {}
     file = ":".join(filter(None, (place.get("file"), place.get("sub"))))
     return {"id": row["id"], "url": shown(row["url"]), "file": shown(file), "source": row["source"],
             "chars": len(row["text"]), "excerpt": excerpt(row["text"]),
-            **({"kept": said["kept"], "similarity": said["similarity"]} if said else {})}
+            **({"kept": removal["kept"], "similarity": removal["similarity"]} if removal else {})}
 
 
 def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:
     """What a barrier said about a removed document: {kept, similarity}."""
-    said = json.loads(meta or "{}").get(barrier) if barrier and meta and "kept" in meta else None
-    return said if isinstance(said, dict) and "kept" in said else None
+    removal = json.loads(meta or "{}").get(barrier) if barrier and meta and "kept" in meta else None
+    return removal if isinstance(removal, dict) and "kept" in removal else None
 
 
 def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]:
     """A few quarantined records for each (stage, reason): where they are and what was said."""
     columns = ["id", "source", "file", "record", "stage", "reason", "detail"]
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    by_reason: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
         files = _looked_through(node, "quarantine.parquet")
         chosen = smallest(store, files, ["stage", "reason"], SAMPLES)
         rows = rows_at(store, files, (p for places in chosen.values() for p in places), columns)
         for key, places in chosen.items():
             stage, reason = key
-            found.setdefault((stage, reason), []).extend(rows[place] for place in places)
+            by_reason.setdefault((stage, reason), []).extend(rows[place] for place in places)
     return [{**row, "file": shown(row["file"]), "detail": excerpt(row["detail"] or "")}
-            for _, rows in sorted(found.items()) for row in sorted(rows, key=lambda r: r["id"])[:SAMPLES]]
+            for _, rows in sorted(by_reason.items()) for row in sorted(rows, key=lambda r: r["id"])[:SAMPLES]]
 
 
 def pair_samples(store: Store, barrier: str, appliers: list[Node]) -> list[dict[str, Any]]:
@@ -165,12 +165,12 @@ def parting(first: str, second: str) -> tuple[str, str]:
 
 def _find(store: Store, files: list[FileInfo], ids: set[str]) -> dict[str, Place]:
     """Where documents with these ids stand, as far as they are found."""
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     for number, info in enumerate(files):
         row = 0
         for batch in batches(store, info, ["id"]):
             for id in batch.column("id").to_pylist():
                 if id in ids:
-                    found[id] = (id, number, row)
+                    places[id] = (id, number, row)
                 row += 1
-    return found
+    return places

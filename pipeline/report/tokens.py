@@ -19,15 +19,16 @@ def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
     for node in nodes:
         if node.kind != "shards":
             continue
-        found: Counters = {"quarantined": {}, "near_held_out": 0,
+        counters: Counters = {"quarantined": {}, "near_held_out": 0,
                            **{split: {"docs": 0, "tokens": 0, "targets": 0} for split in ("train", "val")}}
-        merge_counters(found, node.counters.get("encode", {}))
+        merge_counters(counters, node.counters.get("encode", {}))
         out[node.name.removeprefix("shards:")] = {
-            "docs": found["train"]["docs"], "tokens": found["train"]["tokens"], "targets": found["train"]["targets"],
-            "val_docs": found["val"]["docs"], "val_tokens": found["val"]["tokens"],
-            "val_targets": found["val"]["targets"], "near_held_out": found["near_held_out"],
-            "sources": {s: {"docs": n["docs"], "tokens": n["tokens"]} for s, n in found.get("sources", {}).items()},
-            "quarantined": found["quarantined"], "quarantine_samples": quarantine_samples(store, [node])}
+            "docs": counters["train"]["docs"], "tokens": counters["train"]["tokens"],
+            "targets": counters["train"]["targets"],
+            "val_docs": counters["val"]["docs"], "val_tokens": counters["val"]["tokens"],
+            "val_targets": counters["val"]["targets"], "near_held_out": counters["near_held_out"],
+            "sources": {s: {"docs": n["docs"], "tokens": n["tokens"]} for s, n in counters.get("sources", {}).items()},
+            "quarantined": counters["quarantined"], "quarantine_samples": quarantine_samples(store, [node])}
     return out
 
 

@@ -62,11 +62,11 @@ def _element(element: ET.Element, more: str = "") -> str:
     name = _name(element)
     if name not in ELEMENTS:
         return ""
-    said = [f'{k}="{v}"' for k, v in element.attrib.items() if k in NUMBERS and _numeric(v)
+    attributes = [f'{k}="{v}"' for k, v in element.attrib.items() if k in NUMBERS and _numeric(v)
             and not (name == "svg" and k in ("width", "height"))]
     if element.get("class") in CLASSES:
-        said.append(f'class="t-{element.get("class")}"')
+        attributes.append(f'class="t-{element.get("class")}"')
     if element.get("text-anchor") in ("start", "middle", "end"):
-        said.append(f'text-anchor="{element.get("text-anchor")}"')
+        attributes.append(f'text-anchor="{element.get("text-anchor")}"')
     inside = escape(element.text or "") if name in ("text", "title") else ""
-    return f"<{name} {' '.join(said)}{more}>{inside}{''.join(_element(child) for child in element)}</{name}>"
+    return f"<{name} {' '.join(attributes)}{more}>{inside}{''.join(_element(child) for child in element)}</{name}>"

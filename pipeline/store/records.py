@@ -46,7 +46,7 @@ class PartRecord:
     cpu_s: float = 0.0
     wall_s: float = 0.0
     rss_mb: float = 0.0
-    basis: str = ""                    # of its spec
+    replay_key: str = ""               # of its spec
 
     def to_json(self) -> dict[str, Any]:
         """Shares counters, quarantine and meta with the record: copying them would take most of a commit's time."""

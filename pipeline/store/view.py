@@ -82,7 +82,7 @@ class LogView:
         self._db = scratch_database()
         self._db.execute("CREATE TABLE record (number INTEGER PRIMARY KEY, key TEXT UNIQUE, data BLOB)")
         self._db.execute("CREATE TABLE retired (key TEXT PRIMARY KEY, contents BLOB) WITHOUT ROWID")   # {file: content}
-        self._db.execute("CREATE TABLE basis (basis TEXT PRIMARY KEY, key TEXT) WITHOUT ROWID")    # its latest record
+        self._db.execute("CREATE TABLE replayable (replay_key TEXT PRIMARY KEY, key TEXT) WITHOUT ROWID")   # the latest
         self._quarantine: dict[str, dict[str, dict[str, Any]]] = {}   # stage key → document id → entry
         self._struck: dict[str, dict[int, tuple[int, str]]] = {}      # key without a record → row → (stage, reason)
 
@@ -91,9 +91,9 @@ class LogView:
         found = self._db.execute("SELECT data FROM record WHERE key = ?", (key,)).fetchone()
         return None if found is None else PartRecord.from_json(json.loads(found[0]))
 
-    def earlier(self, basis: str) -> PartRecord | None:
-        """The latest record of a pass that differs in thresholds alone (`TaskSpec.basis`), or None."""
-        found = self._db.execute("SELECT key FROM basis WHERE basis = ?", (basis,)).fetchone()
+    def earlier(self, replay_key: str) -> PartRecord | None:
+        """The latest record of a pass that differs in thresholds alone (`TaskSpec.replay_key`), or None."""
+        found = self._db.execute("SELECT key FROM replayable WHERE replay_key = ?", (replay_key,)).fetchone()
         return None if found is None else self.get(found[0])
 
     def __contains__(self, key: object) -> bool:
@@ -171,8 +171,8 @@ class LogView:
                                 (record["key"], dumps(record)))
         if not took.rowcount:
             return False
-        if record.get("basis"):
-            self._db.execute("INSERT OR REPLACE INTO basis VALUES (?, ?)", (record["basis"], record["key"]))
+        if record.get("replay_key"):
+            self._db.execute("INSERT OR REPLACE INTO replayable VALUES (?, ?)", (record["replay_key"], record["key"]))
         self._struck.pop(record["key"], None)
         for entry in record["quarantine"]:
             self._condemn(entry)

@@ -55,6 +55,7 @@ class Url(Stage):
     """
 
     name = "url"
+    reads_text = False
     version = 3
     cost_ms = 0.02
     leaves = 0.97

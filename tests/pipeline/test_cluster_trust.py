@@ -295,7 +295,7 @@ HOSTILE = "before\x1b]52;c;cm0gLXJmIH4=\x07\x1b[2J\x9b31m after\r\nnext\tline"
 
 def test_a_page_does_not_command_the_terminal(tmp_path: Path, tokenmill, monkeypatch):
     from pipeline.base.visible import visible
-    from pipeline.cli.look import card
+    from pipeline.cli.inspect import card
 
     assert visible(HOSTILE) == "before\\x1b]52;c;cm0gLXJmIH4=\\x07\\x1b[2J\\x9b31m after\nnext\tline"
     row = {"id": "1", "source": HOSTILE, "url": HOSTILE, "text": HOSTILE, "chars": len(HOSTILE), "meta": HOSTILE,

@@ -27,7 +27,7 @@ from pipeline.cluster.attempts import ask_to_stop, facts_of
 from pipeline.engine.backends.inline import InlineBackend
 from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.scheduler import Scheduler, TaskFailed
-from pipeline.plan.nodes import Applied
+from pipeline.plan.nodes import BarrierResult
 from pipeline.plan.planner import Planner
 from pipeline.plan.why import explain
 from pipeline.recipe import RecipeError, load_recipe
@@ -294,9 +294,9 @@ def test_names_that_nodes_of_the_plan_have_are_refused(tmp_path, section):
 
 def test_a_barrier_that_forgets_a_part_is_an_error():
     part = PartRef("k", "d", 0, 1, 1, {"$ref": "x", "content": "c"}, None)
-    assert list(Applied([part], [None])) == [(part, None)]
+    assert list(BarrierResult([part], [None])) == [(part, None)]
     with pytest.raises(ValueError, match="shorter"):
-        list(Applied([part, part], [None]))
+        list(BarrierResult([part, part], [None]))
 
 
 @pytest.mark.parametrize("many", [1, 20])

@@ -7,7 +7,7 @@ import json
 import pyarrow.dataset as ds
 import pytest
 
-from pipeline.cli.look import mask
+from pipeline.cli.inspect import mask
 from pipeline.passes.storable import language_label
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe

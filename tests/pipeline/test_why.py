@@ -93,7 +93,7 @@ def test_everything_fresh_and_nothing_made(site):
     document = why(site, "clean")
     assert document["state"] == "fresh" and document["causes"] == [] and document["upstream"] == []
     assert "clean: is fresh" in lines(document)[0]
-    (site / "store" / "runs" / document["compared_with"] / "basis.json").unlink()
+    (site / "store" / "runs" / document["compared_with"] / "provenance.json").unlink()
     [unknown] = causes(why(site, "clean", "datasets.clean.steps.gopher_quality.min_stop_words=3"))
     assert "did not write down what it used" in unknown
     shutil.rmtree(site / "store")
@@ -130,7 +130,7 @@ def test_another_version_of_a_stage_and_of_a_library(site, monkeypatch):
     assert causes(document) == [f"step.gopher_quality version: {GopherQuality.version - 1} → {GopherQuality.version}"]
     assert ran(site)["clean"] == document["stale"]
     monkeypatch.setattr("stages.stage.library_versions", lambda names: dict.fromkeys(names, "99.0"))
-    monkeypatch.setattr("pipeline.plan.basis.library_versions", lambda names: dict.fromkeys(names, "99.0"))
+    monkeypatch.setattr("pipeline.plan.provenance.library_versions", lambda names: dict.fromkeys(names, "99.0"))
     assert any("step.gopher_quality library spacy: " in c and "→ 99.0" in c for c in causes(why(site, "clean")))
 
 
@@ -260,7 +260,7 @@ def test_nodes_by_the_names_people_use(site):
 
 def test_what_is_kept_of_a_run_holds_no_secret_and_no_place(site):
     run = why(site, "clean")["compared_with"]
-    said = (site / "store" / "runs" / run / "basis.json").read_text()
+    said = (site / "store" / "runs" / run / "provenance.json").read_text()
     assert str(site) not in said
     assert json.loads(said)["nodes"]["clean"]["step.gopher_quality.min_stop_words (threshold)"] == 2
 

@@ -61,7 +61,7 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
         return PartRecord(
             key=spec.key, task=task.name, node=spec.node, attempt=attempt, files=files, counters=counters or {},
             quarantine=out.condemned, cpu_s=round(_cpu_seconds() - cpu, 3), wall_s=round(time.monotonic() - started, 3),
-            rss_mb=round(peak_rss_mb(), 1), basis=spec.basis)
+            rss_mb=round(peak_rss_mb(), 1), replay_key=spec.replay_key)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -149,15 +149,15 @@ def _list_datasets(store: Store, json_texts: bool) -> None:
         typer.echo(f"no dataset in {store.root} yet", err=True)
     width = max((len(n) for n in names), default=0)
     for name in names:
-        found: dict[str, Any] = {"dataset": name}
+        entry: dict[str, Any] = {"dataset": name}
         for kind, word in KINDS.items():
             table = manifest(store, name, kind)
-            found[word] = pc.sum(table["rows"]).as_py() or 0
+            entry[word] = pc.sum(table["rows"]).as_py() or 0
             if kind == "datasets":
-                found |= {"parts": table.num_rows, "text_bytes": pc.sum(table["text_bytes"]).as_py() or 0}
-        typer.echo(json.dumps(found) if json_texts else
-                   f"{name:<{width}}  {found['kept']:>12,} kept  {found['dropped']:>12,} dropped  "
-                   f"{found['quarantined']:>8,} quarantined  {size(found['text_bytes']):>9} of text")
+                entry |= {"parts": table.num_rows, "text_bytes": pc.sum(table["text_bytes"]).as_py() or 0}
+        typer.echo(json.dumps(entry) if json_texts else
+                   f"{name:<{width}}  {entry['kept']:>12,} kept  {entry['dropped']:>12,} dropped  "
+                   f"{entry['quarantined']:>8,} quarantined  {size(entry['text_bytes']):>9} of text")
 
 
 def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a removed document, or its beginning.")],
@@ -188,24 +188,24 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
                         f"has changed since, run the recipe again")
     config = minhash_config(at, dataset)
     # what differs is shown without punctuation, where nothing tells personal data any more: it goes before
-    found = compare(scrub_text(removed["text"]), scrub_text(kept["text"]), config,
+    comparison = compare(scrub_text(removed["text"]), scrub_text(kept["text"]), config,
                     languages=(removed["language"] or "", kept["language"] or ""))
     if json_texts:
         document = {"removed": removed["id"], "kept": kept["id"], "reason": removed["reason"],
-                    "recorded_similarity": verdict.get("similarity"), "config": config or {}, **found.to_json()}
+                    "recorded_similarity": verdict.get("similarity"), "config": config or {}, **comparison.to_json()}
         typer.echo(json_text(document))
         return
     for row, what in ((removed, "removed"), (kept, "kept")):
         mask(row)
         typer.echo(visible(f"{what:8} {row['id']}  {row['source']}  {row['url'] or ''}".rstrip()))
     recorded = f" ({verdict['similarity']:.4f} recorded)" if verdict.get("similarity") else ""
-    typer.echo(visible(f"{removed['reason']}: similarity {found.similarity:.4f}{recorded}"
-               + (f", threshold {found.threshold}" if found.threshold else "")
-               + f"; {found.common_ngrams:,} of {found.removed_ngrams:,} n-grams in common, "
-                 f"{found.shared_bands} of {found.bands} bands"
-               + ("; the texts are the same but for white space and case" if found.equal_text else "")))
-    for title, stretches in (("only in the removed one", found.only_removed),
-                             ("only in the kept one", found.only_kept)):
+    typer.echo(visible(f"{removed['reason']}: similarity {comparison.similarity:.4f}{recorded}"
+               + (f", threshold {comparison.threshold}" if comparison.threshold else "")
+               + f"; {comparison.common_ngrams:,} of {comparison.removed_ngrams:,} n-grams in common, "
+                 f"{comparison.shared_bands} of {comparison.bands} bands"
+               + ("; the texts are the same but for white space and case" if comparison.equal_text else "")))
+    for title, stretches in (("only in the removed one", comparison.only_removed),
+                             ("only in the kept one", comparison.only_kept)):
         if stretches:
             typer.echo(f"{title}:")
             for stretch in stretches:

@@ -2,7 +2,7 @@
 
 Keys are hashes: they say that something differs, never what. So every run writes down, before its first task,
 
-    runs/RUN/basis.json      {"version", "epoch", "nodes": {NODE: ingredients}}
+    runs/RUN/provenance.json      {"version", "epoch", "nodes": {NODE: ingredients}}
     runs/RUN/inputs.parquet  the input files: source, path, size, etag
 
 The *ingredients* of a node are a flat dict of what enters the keys of its tasks: `step.language.min`, `step.html
@@ -48,44 +48,44 @@ INPUTS = pa.schema([("source", pa.string()), ("path", pa.string()), ("size", pa.
 Ingredients = dict[str, Any]
 
 
-def write_basis(store: Store, run: str, planner: Planner, nodes: list[Node], epoch: int) -> None:
+def write_provenance(store: Store, run: str, planner: Planner, nodes: list[Node], epoch: int) -> None:
     """Write both files of a run whose plan has just been made."""
     document = {"version": VERSION, "epoch": epoch, "nodes": redact_json(node_ingredients(planner, nodes))}
-    store.write(f"runs/{run}/basis.json", json.dumps(document, indent=1, sort_keys=True).encode())
+    store.write(f"runs/{run}/provenance.json", json.dumps(document, indent=1, sort_keys=True).encode())
     out = io.BytesIO()
     with parquet_writer(out, INPUTS) as writer:
         for source in planner.sources_used():
             files = iter(planner.source_files(source))
-            while some := list(islice(files, ROWS)):               # there may be millions
-                writer.write_table(pa.table([[source] * len(some), [plain_path(f.path) for f in some],
-                                             [f.size for f in some], [f.etag for f in some]], schema=INPUTS))
+            while rows := list(islice(files, ROWS)):               # there may be millions
+                writer.write_table(pa.table([[source] * len(rows), [plain_path(f.path) for f in rows],
+                                             [f.size for f in rows], [f.etag for f in rows]], schema=INPUTS))
     store.write(f"runs/{run}/inputs.parquet", out.getvalue())
 
 
 def node_ingredients(planner: Planner, nodes: list[Node]) -> dict[str, Ingredients]:
     """Ingredients of all nodes by name."""
-    plans = {p.name: p for found in planner.passes.values() for p in found}
-    found: dict[str, Ingredients] = {}
+    plans = {p.name: p for out in planner.passes.values() for p in out}
+    out: dict[str, Ingredients] = {}
     for node in nodes:
         if node.kind == "index":
-            made = {**_reader(planner, node.name.removeprefix("index:")), "run.partition": planner.target}
+            ingredients = {**_reader(planner, node.name.removeprefix("index:")), "run.partition": planner.target}
         elif node.kind == "pass":
             plan = plans[node.name]
-            made = {"task version": load(DOCUMENTS).version, "steps": [s.name for s in plan.chain],
+            ingredients = {"task version": load(DOCUMENTS).version, "steps": [s.name for s in plan.chain],
                     "run.signals": planner.recipe.run.signals, "signals": list(plan.signals),
                     **{f"where.{k}": v for k, v in plan.where.items()}}
             for name, step in _named(plan.chain):
-                made |= _step(f"step.{name}", step, planner.recipe)
+                ingredients |= _step(f"step.{name}", step, planner.recipe)
             for source in (n for kind, n in plan.inputs if kind == "source"):
-                made |= {**_reader(planner, source), "run.partition": planner.target}
+                ingredients |= {**_reader(planner, source), "run.partition": planner.target}
         elif node.kind == "barrier":
             _, barrier, ranks, _ = planner.barriers[node.name]
-            made = {**_stage(f"step.{barrier.name}", barrier), "priority": list(ranks),
+            ingredients = {**_stage(f"step.{barrier.name}", barrier), "priority": list(ranks),
                     **_barrier_tasks(barrier)}
         else:
-            made = _tokens(planner.recipe, node)
-        found[node.name] = made
-    return found
+            ingredients = _tokens(planner.recipe, node)
+        out[node.name] = ingredients
+    return out
 
 
 def _named(chain: list[ChainStep]) -> Iterator[tuple[str, ChainStep]]:
@@ -97,25 +97,25 @@ def _named(chain: list[ChainStep]) -> Iterator[tuple[str, ChainStep]]:
 
 
 def _step(prefix: str, step: ChainStep, recipe: Recipe) -> Ingredients:
-    found = _stage(prefix, step.stage)
+    ingredients = _stage(prefix, step.stage)
     if own := own_source(step.target, recipe.code):
-        found[f"{prefix} source code"] = own
-    return found
+        ingredients[f"{prefix} source code"] = own
+    return ingredients
 
 
 def _stage(prefix: str, stage: Stage) -> Ingredients:
     """What `Stage.key` is made of."""
     files = stage.resource_files()
-    found: Ingredients = {f"{prefix} version": stage.version, f"{prefix} Python": python_version()}
+    ingredients: Ingredients = {f"{prefix} version": stage.version, f"{prefix} Python": python_version()}
     for field, value in stage.config.model_dump(mode="json").items():
         role = role_of(type(stage.config), field)
         if not any(name == field or name.startswith(f"{field}.") for name in files):
-            found[f"{prefix}.{field}{THRESHOLD if role == 'decision' else ''}"] = value
-    found |= {f"{prefix}.{field} (content of the file)": file_sha256(path)[:16] for field, path in files.items()}
-    found |= {f"{prefix} library {name}": version for name, version in library_versions(stage.libraries).items()}
+            ingredients[f"{prefix}.{field}{THRESHOLD if role == 'decision' else ''}"] = value
+    ingredients |= {f"{prefix}.{field} (content of the file)": file_sha256(path)[:16] for field, path in files.items()}
+    ingredients |= {f"{prefix} library {name}": version for name, version in library_versions(stage.libraries).items()}
     if not stage.exact:
-        found[f"{prefix} CPU"] = cpu_tag()
-    return found
+        ingredients[f"{prefix} CPU"] = cpu_tag()
+    return ingredients
 
 
 def _reader(planner: Planner, name: str) -> Ingredients:
@@ -134,7 +134,7 @@ def _barrier_tasks(barrier: Stage) -> Ingredients:
     """Versions of the tasks of a barrier: of its module, and of those beside it that this one names, and so on, without
     those of other barriers."""
     package = type(barrier).__module__.rpartition(".")[0]
-    found: Ingredients = {}
+    versions: Ingredients = {}
     names, seen = [type(barrier).__module__], set()
     while names:
         name = names.pop()
@@ -145,10 +145,10 @@ def _barrier_tasks(barrier: Stage) -> Ingredients:
                       and c.__module__ == name and c is not type(barrier)]
             if others:
                 continue
-            found |= _task_versions(name)
+            versions |= _task_versions(name)
             text = inspect.getsource(module)
             names += {m for m in re.findall(r"[\w.]+", text) if m.rpartition(".")[0] == package and _is_module(m)}
-    return found
+    return versions
 
 
 def _is_module(name: str) -> bool:
@@ -169,17 +169,17 @@ def _task_versions(module: str) -> Ingredients:
 def _tokens(recipe: Recipe, node: Node) -> Ingredients:
     """Of the tokenizer, or of the shards of a stream."""
     plain: Mapping[str, Any] = recipe.plain()
-    made: Ingredients = {f"library {name}": version for name, version in libraries().items()}
+    ingredients: Ingredients = {f"library {name}": version for name, version in libraries().items()}
     if node.kind == "tokenizer":
         assert recipe.tokenizer is not None
-        made |= _task_versions(FIT.partition(":")[0])
-        made |= {f"tokenizer.train.{k}": v for k, v in (plain["tokenizer"].get("train") or {}).items()}
+        ingredients |= _task_versions(FIT.partition(":")[0])
+        ingredients |= {f"tokenizer.train.{k}": v for k, v in (plain["tokenizer"].get("train") or {}).items()}
         if recipe.tokenizer.eos:
-            made["tokenizer.eos"] = recipe.tokenizer.eos
-        return made
+            ingredients["tokenizer.eos"] = recipe.tokenizer.eos
+        return ingredients
     name = node.name.removeprefix("shards:")
-    made |= _task_versions(ENCODE.partition(":")[0])
-    return made | {f"shards.{name}.{k}": v for k, v in plain["shards"][name].items() if k != "longest"}
+    ingredients |= _task_versions(ENCODE.partition(":")[0])
+    return ingredients | {f"shards.{name}.{k}": v for k, v in plain["shards"][name].items() if k != "longest"}
 
 
 def plain_path(path: str) -> str:
@@ -188,18 +188,18 @@ def plain_path(path: str) -> str:
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
-def read_bases(store: Store) -> list[tuple[str, dict[str, Any]]]:
-    """(run, basis.json) of the runs of a store, the latest first."""
-    found = []
+def read_provenance(store: Store) -> list[tuple[str, dict[str, Any]]]:
+    """(run, provenance.json) of the runs of a store, the latest first."""
+    out = []
     for path in store.list("runs"):
-        if path.endswith("/basis.json") and path.count("/") == 2:
+        if path.endswith("/provenance.json") and path.count("/") == 2:
             try:
                 document = json.loads(store.read(path))
             except (OSError, ValueError):
                 continue
             if document.get("version") == VERSION:
-                found.append((path.split("/")[1], document))
-    return sorted(found, key=lambda f: -f[1]["epoch"])
+                out.append((path.split("/")[1], document))
+    return sorted(out, key=lambda f: -f[1]["epoch"])
 
 
 def read_inputs(store: Store, run: str, source: str) -> dict[str, tuple[int, str]] | None:
