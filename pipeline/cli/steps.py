@@ -6,15 +6,19 @@ import inspect
 import json
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pipeline.base.visible import visible
-from pipeline.cli.errors import BadUsage
+from pipeline.cli.errors import BadUsage, UserError, reading
 from pipeline.cli.options import JsonOpt
 
 NameArg = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this one with all its settings.")]
+
+CheckOpt = Annotated[Path | None, typer.Option("--check", metavar="FILE",
+                                               help="Run NAME on these test vectors, JSON Lines.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -22,19 +26,24 @@ def register(app: typer.Typer) -> None:
     app.command("readers")(readers)
 
 
-def steps(name: NameArg = None, json_lines: JsonOpt = False) -> None:
+def steps(name: NameArg = None, vectors: CheckOpt = None, json_lines: JsonOpt = False) -> None:
     """List the steps a dataset can have, or show one with its settings.
 
     Those of installed packages are among them. A stage of one's own is shown as 'package.module:Class'.
+    With --check the step is run on test vectors (tests/conformance/README.md), and each difference is a line.
 
     \b
     Examples:
       tokenmill steps
       tokenmill steps gopher_quality
+      tokenmill steps my_filter --check vectors/my_filter.jsonl
     """
     from stages import catalog
     from stages.stage import Stage
 
+    if vectors is not None:
+        _check(name, vectors)
+        return
     _show(name, catalog.steps(), catalog.stage_class, Stage, step_facts, json_lines)
 
 
@@ -52,13 +61,32 @@ def readers(name: NameArg = None, json_lines: JsonOpt = False) -> None:
     _show(name, catalog.readers(), catalog.reader_class, Reader, reader_facts, json_lines)
 
 
+def _check(name: str | None, path: Path) -> None:
+    """Run a step on a file of vectors; exit code 1 when it fails one."""
+    from stages.vectors import failures, read_vectors
+
+    if name is None:
+        raise BadUsage("--check: which step? tokenmill steps NAME --check FILE")
+    try:
+        with reading(path):
+            cases = len(read_vectors(path)[1])
+            problems = failures(name, path)
+    except (ValueError, LookupError, ImportError, AttributeError) as e:
+        raise BadUsage(f"'{name}' --check {path}: {e}") from None
+    for line in problems:
+        typer.echo(visible(line))
+    if problems:
+        raise UserError(f"{path}: {len(problems)} differences in {cases} cases; mend the step or the vectors")
+    typer.echo(f"{path}: {cases} cases, all as they should be")
+
+
 def step_facts(cls: Any) -> dict[str, Any]:
     """What a step says of itself, JSON."""
     from stages.barrier import Barrier
 
     kind = ("deduplicates" if issubclass(cls, Barrier) else "extracts" if cls.extracts else "scrubs" if cls.scrubs
             else "filters" if cls.drops else "edits" if cls.edits else "annotates")
-    return {"kind": kind, "version": cls.version, "cost_ms": cls.cost_ms, "edits": cls.edits,
+    return {"kind": cls.does or kind, "version": cls.version, "cost_ms": cls.cost_ms, "edits": cls.edits,
             "made_for": list(cls.made_for), "signals": list(cls.signals), "exact": cls.exact,
             "libraries": list(cls.libraries), "memory_mb": cls.memory_mb}
 

@@ -124,6 +124,7 @@ class Datatrove(Stage):
     name = "datatrove"
     version = 1
     cost_ms, leaves, edits = 5.0, 0.9, True
+    does = "runs a block"
     Config = BlockConfig
     memory_mb = 900
 

@@ -60,6 +60,7 @@ class Book(Stage):
     read_by = "text"
     version = 2
     cost_ms, edits = 0.8, True
+    does = "extracts"
 
     class Config(StageConfig):
         gutenberg: bool = signal(True, "take away header, licence and credits of Project Gutenberg")

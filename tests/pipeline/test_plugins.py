@@ -92,6 +92,30 @@ def test_it_is_listed_with_its_settings(package, capsys):
     assert "did you mean 'shouting'?" in capsys.readouterr().err
 
 
+def test_its_vectors_are_checked(package, capsys):
+    """What makes a plug-in complete: its Python file and one of vectors."""
+    vectors = package / "vectors" / "shouting.jsonl"
+    vectors.parent.mkdir()
+    vectors.write_text('{"text": "ABcd", "reason": null, "signals": {"shouting_share": 0.5}}\n'
+                       '{"text": "ABCd", "reason": "shouting"}\n'
+                       '{"text": "ABCd", "config": {"most": 0.8}, "reason": null}\n')
+    assert run_command(["steps", "shouting", "--check", str(vectors)]) == 0
+    assert "3 cases" in capsys.readouterr().out
+    vectors.write_text('{"name": "loud", "text": "ABCd", "reason": null}\n')
+    assert run_command(["steps", "shouting", "--check", str(vectors)]) == 1
+    assert "loud: reason: 'shouting' instead of None" in capsys.readouterr().out
+    for line in (["steps", "--check", str(vectors)], ["steps", "shoutin", "--check", str(vectors)],
+                 ["steps", "shouting", "--check", str(package / "none.jsonl")]):
+        assert run_command(line) == 2
+
+
+def test_steps_that_make_texts_are_listed_as_extractors(capsys):
+    assert run_command(["steps", "--json"]) == 0
+    kinds = {d["name"]: d["kind"] for d in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert {kinds[name] for name in ("html", "pdf", "latex", "book")} == {"extracts"}
+    assert kinds["datatrove"] == "runs a block" and kinds["dclm_links"] == "edits"
+
+
 def test_every_step_and_reader_of_ours_is_listed(capsys):
     for command, known in (("steps", catalog.STAGES), ("readers", catalog.READERS)):
         assert run_command([command, "--json"]) == 0

@@ -4,95 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stages.catalog import STAGES, stage_class
-from stages.document import Document
-from stages.stage import Stage, role_of
+from stages import vectors
+from stages.catalog import STAGES
+from stages.stage import Stage
+from stages.vectors import differences, read_vectors
 
 FOLDER = Path(__file__).parents[1] / "conformance"
 FILES = sorted(FOLDER.glob("*.jsonl"))
-KEYS = {"name", "text", "url", "language", "date", "meta", "html", "before", "config", "reason", "text_after",
-        "language_after", "meta_after", "signals"}
-
-
-def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(what the first line says of the file, its cases).
-
-    Raises:
-        ValueError: no case, a line that is not a JSON object, an unknown or a missing key; names file and line.
-    """
-    head: dict[str, Any] = {"stage": path.stem}
-    cases = []
-    # at line feeds alone: texts hold other ends of lines
-    for number, line in enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"), 1):
-        try:
-            found = json.loads(line)
-        except ValueError as e:
-            raise ValueError(f"{path.name}:{number}: not JSON: {e}") from None
-        if not isinstance(found, dict):
-            raise ValueError(f"{path.name}:{number}: not an object")
-        if number == 1 and "text" not in found and "html" not in found:
-            head.update(found)
-            continue
-        unknown, missing = sorted(set(found) - KEYS), sorted({"reason"} - set(found))
-        if unknown or missing or not ("text" in found or "html" in found):
-            raise ValueError(f"{path.name}:{number}: unknown keys {unknown}, missing {missing or 'none'}; "
-                             f"'text' or 'html' must be there")
-        cases.append(found)
-    if not cases:
-        raise ValueError(f"{path.name}: no case in it")
-    return head, cases
-
-
-def expand(text: str | list[Any]) -> str:
-    """A case's text as one string."""
-    if isinstance(text, str):
-        return text
-    return "".join(piece if isinstance(piece, str) else piece[0] * piece[1] for piece in text)
-
-
-def document(case: dict[str, Any]) -> Document:
-    html = case.get("html")
-    return Document("0" * 32, expand(case.get("text", "")), url=case.get("url", ""), language=case.get("language", ""),
-                    date=case.get("date"), meta=dict(case.get("meta", {})), signals=dict(case.get("before", {})),
-                    raw=None if html is None else html.encode(), mime="" if html is None else "text/html",
-                    charset="" if html is None else "utf-8")
-
-
-@cache
-def stage_of(name: str, config: str) -> Stage:
-    """The stage set up with a config given as JSON; paths are below FOLDER."""
-    cls = stage_class(name)
-    settings = json.loads(config)
-    for field, value in settings.items():
-        if field in cls.Config.model_fields and role_of(cls.Config, field) == "resource" and isinstance(value, str):
-            settings[field] = str(FOLDER / value)
-    stage = cls(**settings)
-    stage.setup()
-    return stage
 
 
 def check(stage: Stage, case: dict[str, Any]) -> None:
-    doc = document(case)
-    before = doc.text
-    reason = stage.process_batch([doc])[0] if stage.batched else stage.process(doc)
-    assert reason == case["reason"]
-    assert doc.text == expand(case.get("text_after", before))
-    if "language_after" in case:
-        assert doc.language == case["language_after"]
-    for key, value in case.get("meta_after", {}).items():
-        assert doc.meta.get(key) == value, key
-    for name, value in case.get("signals", {}).items():
-        found = doc.signals.get(name)
-        if value is None or stage.exact:
-            assert found == value, name
-        else:
-            assert found == pytest.approx(value, abs=stage.grid, rel=0), name
+    assert differences(stage, case) == []
+
+
+def stage_of(name: str, config: str) -> Stage:
+    return vectors.stage_of(name, config, FOLDER)
 
 
 def every_case() -> Iterator[Any]:

@@ -17,8 +17,9 @@ import xxhash
 from stages.document import Document
 from stages.filter.url import Url
 from stages.text.hashlist import HashList, LabelledList, write_hashes, write_labelled
+from stages.vectors import read_vectors
 from tests.conftest import shared_data
-from tests.stages.test_conformance_vectors import FOLDER, read_vectors
+from tests.stages.test_conformance_vectors import FOLDER
 
 
 @pytest.fixture

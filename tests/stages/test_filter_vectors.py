@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from stages.catalog import stage_class
-from tests.stages.test_conformance_vectors import FOLDER, check, expand, read_vectors, stage_of
+from stages.vectors import expand, read_vectors
+from tests.stages.test_conformance_vectors import FOLDER, check, stage_of
 from tests.stages.test_filter_fineweb2 import their_reason, theirs
 
 #: reasons each dialect gives

@@ -38,6 +38,7 @@ class Latex(Stage):
     name = "latex"
     version = 2
     cost_ms, leaves, edits = 4.0, 0.6, True
+    does = "extracts"
 
     class Config(StageConfig):
         captions: bool = signal(True, "keep captions of figures and tables")

@@ -1,0 +1,102 @@
+"""Test vectors of a step: JSON Lines that say what it does with given texts, and the comparison with what it does.
+
+The form is in tests/conformance/README.md. `tokenmill steps NAME --check FILE` runs a file against any step, those of
+installed packages too; our own tests run every file of tests/conformance by the same functions.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stages.catalog import stage_class
+from stages.document import Document
+from stages.stage import Stage, role_of
+
+KEYS = {"name", "text", "url", "language", "date", "meta", "html", "before", "config", "reason", "text_after",
+        "language_after", "meta_after", "signals"}
+
+
+def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(what the first line says of the file, its cases).
+
+    Raises:
+        ValueError: no case, a line that is not a JSON object, an unknown or a missing key; names file and line.
+    """
+    head: dict[str, Any] = {"stage": path.stem}
+    cases = []
+    # at line feeds alone: texts hold other ends of lines
+    for number, line in enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"), 1):
+        try:
+            record = json.loads(line)
+        except ValueError as e:
+            raise ValueError(f"{path.name}:{number}: not JSON: {e}") from None
+        if not isinstance(record, dict):
+            raise ValueError(f"{path.name}:{number}: not an object")
+        if number == 1 and "text" not in record and "html" not in record:
+            head.update(record)
+            continue
+        unknown, missing = sorted(set(record) - KEYS), sorted({"reason"} - set(record))
+        if unknown or missing or not ("text" in record or "html" in record):
+            raise ValueError(f"{path.name}:{number}: unknown keys {unknown}, missing {missing or 'none'}; "
+                             f"'text' or 'html' must be there")
+        cases.append(record)
+    if not cases:
+        raise ValueError(f"{path.name}: no case in it")
+    return head, cases
+
+
+def expand(text: str | list[Any]) -> str:
+    """A case's text as one string."""
+    if isinstance(text, str):
+        return text
+    return "".join(piece if isinstance(piece, str) else piece[0] * piece[1] for piece in text)
+
+
+def document(case: dict[str, Any]) -> Document:
+    html = case.get("html")
+    return Document("0" * 32, expand(case.get("text", "")), url=case.get("url", ""), language=case.get("language", ""),
+                    date=case.get("date"), meta=dict(case.get("meta", {})), signals=dict(case.get("before", {})),
+                    raw=None if html is None else html.encode(), mime="" if html is None else "text/html",
+                    charset="" if html is None else "utf-8")
+
+
+@cache
+def stage_of(name: str, config: str, folder: Path) -> Stage:
+    """The stage set up with a config given as JSON; paths are below `folder`, that of the vectors."""
+    cls = stage_class(name)
+    settings = json.loads(config)
+    for field, value in settings.items():
+        if field in cls.Config.model_fields and role_of(cls.Config, field) == "resource" and isinstance(value, str):
+            settings[field] = str(folder / value)
+    stage: Stage = cls(**settings)
+    stage.setup()
+    return stage
+
+
+def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
+    """What the stage does otherwise than a case says, 'WHAT: IS instead of SHOULD BE'; [] when it does that."""
+    doc = document(case)
+    before = doc.text
+    reason = stage.process_batch([doc])[0] if stage.batched else stage.process(doc)
+    pairs = [("reason", reason, case["reason"]), ("text", doc.text, expand(case.get("text_after", before)))]
+    if "language_after" in case:
+        pairs.append(("language", doc.language, case["language_after"]))
+    pairs += [(f"meta.{key}", doc.meta.get(key), value) for key, value in case.get("meta_after", {}).items()]
+    for name, value in case.get("signals", {}).items():
+        score = doc.signals.get(name)
+        near = value is not None and score is not None and not stage.exact and abs(score - value) <= stage.grid
+        pairs.append((f"signals.{name}", value if near else score, value))
+    return [f"{what}: {is_!r} instead of {wanted!r}" for what, is_, wanted in pairs if is_ != wanted]
+
+
+def failures(name: str, path: Path) -> list[str]:
+    """Cases of a file that a step fails, each 'FILE: CASE: WHAT: IS instead of SHOULD BE'. Raises ValueError as
+    `read_vectors`."""
+    out = []
+    for number, case in enumerate(read_vectors(path)[1], 1):
+        stage = stage_of(name, json.dumps(case.get("config", {}), sort_keys=True), path.parent)
+        out += [f"{path.name}: {case.get('name') or f'case {number}'}: {line}" for line in differences(stage, case)]
+    return out
