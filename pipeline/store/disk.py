@@ -11,7 +11,9 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from pipeline.base import files
 from pipeline.base.clock import SYSTEM
+from pipeline.base.files import sync
 from pipeline.store.errors import StoreError, cannot_write
 
 #: what `os.link` answers on a filesystem that has no hard links (FAT, exFAT, some FUSE and network mounts)
@@ -30,10 +32,7 @@ def put_absent(target: Path, data: bytes) -> bool:
     try:
         try:
             make_folder(target.parent)
-            with open(part, "xb") as f:
-                f.write(data)
-                f.flush()
-                os.fsync(f.fileno())
+            files.write_synced(part, data)
         except OSError as e:
             raise cannot_write(target, e) from e
         return link(part, target)
@@ -123,14 +122,6 @@ def beside(target: Path) -> Path:
     return target.parent / f".{target.name}.{SYSTEM.new_id()}{UNFINISHED}"
 
 
-def sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def make_folder(folder: Path) -> None:
     """mkdir -p whose new entries survive a power cut."""
     if folder.is_dir():
@@ -142,19 +133,16 @@ def make_folder(folder: Path) -> None:
 
 def link(source: Path, target: Path, durable: bool = True) -> bool:
     """Hard link; False when `target` exists."""
-    before = os.stat(source).st_nlink
     try:
-        os.link(source, target)
-    except FileExistsError:
-        # an NFS server may have linked, lost its reply and refused the repetition: the link count tells (open(2))
-        if not (os.stat(source).st_nlink > before and os.path.samefile(source, target)):
+        if not files.link(source, target):
             return False
     except OSError as e:
-        if os.stat(source).st_nlink <= before:
-            if e.errno in _NO_LINKS:
-                raise StoreError(f"{target.parent} is on a filesystem without hard links ({e.strerror}), which commits "
-                                 f"need; choose a --store on ext4, xfs, NFS … or on object storage") from e
-            raise cannot_write(target, e) from e
+        if not os.path.exists(source):               # the caller knows whose file is gone
+            raise
+        if e.errno in _NO_LINKS:
+            raise StoreError(f"{target.parent} is on a filesystem without hard links ({e.strerror}), which commits "
+                             f"need; choose a --store on ext4, xfs, NFS … or on object storage") from e
+        raise cannot_write(target, e) from e
     if durable:
         try:
             sync(target.parent)

@@ -21,9 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.base.clock import SYSTEM
+from pipeline.base.files import sync
 from pipeline.base.parquet import open_parquet, read_table
 from pipeline.store import disk
-from pipeline.store.disk import make_folder, swap_folders, sync
+from pipeline.store.disk import make_folder, swap_folders
 from pipeline.store.errors import (
     GONE,
     OTHER_BYTES,

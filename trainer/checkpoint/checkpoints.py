@@ -40,6 +40,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from pipeline.base.files import link, sync, write_synced
 from trainer.checkpoint.config import CheckpointConfig
 from trainer.parallel.world import World, reshard
 
@@ -80,29 +81,13 @@ def put_absent(path: Path, data: bytes) -> bool:
     """Create `path` with `data` if and only if it is not there. True when we created it. Durable on return (POSIX)."""
     part = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     try:
-        with open(part, "xb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        try:
-            os.link(part, path)
-        except FileExistsError:
+        write_synced(part, data)
+        if not link(part, path):
             return False
-        except OSError:
-            if os.stat(part).st_nlink != 2:      # NFS may have linked and lost the reply; the link count tells
-                raise
-        sync_folder(path.parent)
+        sync(path.parent)
         return True
     finally:
         part.unlink(missing_ok=True)
-
-
-def sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def survey(folder: Path) -> tuple[list[Checkpoint], list[Damaged]]:
@@ -345,7 +330,7 @@ class Saver:
             f.flush()
             os.fsync(f.fileno())
         for path in (job.attempt, step, self.folder):
-            sync_folder(path)
+            sync(path)
         names = {p.name for p in job.attempt.iterdir()} | sums.keys()        # a listing over NFS may be an old one
         files = {name: (job.attempt / name).stat().st_size for name in sorted(names)}
         sums |= {name: sha256(job.attempt / name) for name in files if name not in sums}

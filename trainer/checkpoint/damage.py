@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from pipeline.base.files import sync
 from trainer.base.config import TrainingError
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.checkpoints import ASIDE, Checkpoint, CheckpointError
@@ -159,4 +160,4 @@ def set_aside(folder: Path, steps: Sequence[int]) -> None:
         place = folder / f"step_{step:08d}"
         if (place / "COMPLETE").exists():
             os.replace(place / "COMPLETE", place / ASIDE)
-            ckpt.sync_folder(place)
+            sync(place)

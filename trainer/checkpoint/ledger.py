@@ -29,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.files import sync
 from trainer.base.config import ConfigError
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.parallel.world import World
@@ -140,7 +141,7 @@ class Ledger:
                 f.write(json.dumps({**line, "time": round(time.time(), 3)}, ensure_ascii=False).encode() + b"\n")
                 f.flush()
                 os.fsync(f.fileno())
-            ckpt.sync_folder(self.path.parent)
+            sync(self.path.parent)
         self.lines.append(line)
         self._find()
 

@@ -178,7 +178,7 @@ def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, sto
 def put(path: Path, text: str) -> Path:
     """Replace `path` by `text` so that readers see the old or the new one, whole and durable. Returns where the old one
     is kept: NAME.1.SUFFIX, or the first number that is free."""
-    from trainer.checkpoint.checkpoints import sync_folder
+    from pipeline.base import files
 
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     number = 1
@@ -197,5 +197,5 @@ def put(path: Path, text: str) -> Path:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    files.sync(path.parent)
     return kept
