@@ -35,8 +35,8 @@ LAYERS = (
     "trainer", "trainer.launch", "trainer.tools",
     "pipeline.cli",
 )
-#: the most circles of files: a curriculum and its order, a store and its kinds of storage
-CIRCLES = 2
+#: the most circles of files: a store and its kinds of storage
+CIRCLES = 1
 #: imports that cross a seam on purpose, each with its reason
 EXCEPTIONS = {
     # `python -m trainer` may print a sample in words where the tokenizers package is there; without it it says so

@@ -33,7 +33,7 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
     text ends inside a span. ValueError for spans that are none of the text; TokenizerError when the tokenizer puts
     something in front of every text, which the pieces of a document would get, too.
     """
-    if all(some is None for some in spans):
+    if all(own is None for own in spans):
         return *encode_documents(tokenizer, texts), None
     if not _joins(tokenizer):
         raise TokenizerError(f"{tokenizer.path}: puts something in front of every text, or does not decode to what it "
@@ -43,12 +43,12 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
     of: list[int] = []                                          # the document of a piece
     flags: list[int] = []
     ends: list[int] = []                                        # whether its EOS counts
-    for i, (text, some) in enumerate(zip(texts, spans)):
-        cut, last = _cut(text, some)
+    for i, (text, own) in enumerate(zip(texts, spans)):
+        cut, ending = _cut(text, own)
         pieces += [piece for piece, _ in cut]
         flags += [counts for _, counts in cut]
         of += [i] * len(cut)
-        ends.append(last)
+        ends.append(ending)
     ids, lengths = tokenizer.encode_flat(pieces)
     whole = np.zeros(len(texts), np.int64)
     np.add.at(whole, of, lengths)

@@ -54,9 +54,9 @@ class Score:
 def score(tokenizer: Tokenizer, texts: list[str]) -> Score:
     """Scores of some texts (a batch that fits in memory)."""
     ids = tokenizer.encode_batch(texts)
-    found = [m for text in texts for m in WORD.findall(text)]
-    lengths = tokenizer.encode_flat([" " + word for word in found])[1] if found else np.empty(0, np.int64)
-    return Score(len(texts), sum(len(t.encode("utf-8", "surrogatepass")) for t in texts), len(found),
+    words = [m for text in texts for m in WORD.findall(text)]
+    lengths = tokenizer.encode_flat([" " + word for word in words])[1] if words else np.empty(0, np.int64)
+    return Score(len(texts), sum(len(t.encode("utf-8", "surrogatepass")) for t in texts), len(words),
                  sum(len(i) for i in ids), int(lengths.sum()), int((lengths > 1).sum()),
                  sum(tokenizer.decode(i) != text for i, text in zip(ids, texts)))
 
@@ -76,6 +76,6 @@ def evaluate(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]], batch: int 
     for group in list(waiting):
         flush(group)
     total = Score()
-    for found in out.values():
-        total.add(found)
+    for group_score in out.values():
+        total.add(group_score)
     return {**dict(sorted(out.items())), "all": total}

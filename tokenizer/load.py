@@ -56,12 +56,12 @@ class Tokenizer:
     """A tokenizer as the pipeline uses it. `backend` says which implementation encodes."""
 
     def __init__(self, backend: Backend, kind: str, sha256: str, eos: str | int, path: str) -> None:
-        found = backend.token_id(eos) if isinstance(eos, str) else eos
-        token = None if found is None else backend.token(found)
-        if found is None or token is None:
+        id = backend.token_id(eos) if isinstance(eos, str) else eos
+        token = None if id is None else backend.token(id)
+        if id is None or token is None:
             raise TokenizerError(f"{path}: has no token '{eos}' to end documents with: set tokenizer.eos to one it has")
         self._backend, self.kind, self.sha256, self.eos_token, self.path = backend, kind, sha256, token, path
-        self.eos = int(found)
+        self.eos = int(id)
         self.vocab_size = backend.vocab_size
 
     @property
@@ -92,11 +92,11 @@ def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None) -
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; processes are the parallelism
     path = Path(path)
     if path.is_dir():
-        found = [p for p in (path / "tokenizer.json", *sorted(path.glob("*.model"))) if p.is_file()]
-        if not found:
+        files = [p for p in (path / "tokenizer.json", *sorted(path.glob("*.model"))) if p.is_file()]
+        if not files:
             raise TokenizerError(f"{path}: holds neither tokenizer.json nor a SentencePiece .model")
         eos = _declared_eos(path / "tokenizer_config.json") if eos is None else eos
-        path = found[0]
+        path = files[0]
     try:
         data = path.read_bytes()
     except OSError as e:
@@ -134,7 +134,7 @@ class HuggingFace:
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         ids = [e.ids for e in self._native.encode_batch_fast(list(texts), add_special_tokens=False)]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        return np.fromiter((i for some in ids for i in some), np.uint32, int(lengths.sum())), lengths
+        return np.fromiter((id for text_ids in ids for id in text_ids), np.uint32, int(lengths.sum())), lengths
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._native.decode(list(ids), skip_special_tokens=False)
@@ -204,14 +204,15 @@ class SentencePiece:
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         ids = self.native.encode(list(texts), out_type=int, num_threads=1)
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        return np.fromiter((i for some in ids for i in some), np.uint32, int(lengths.sum())), lengths
+        return np.fromiter((id for text_ids in ids for id in text_ids), np.uint32, int(lengths.sum())), lengths
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.native.decode(list(ids))
+        text: str = self.native.decode(list(ids))
+        return text
 
     def token_id(self, token: str) -> int | None:
-        found = self.native.piece_to_id(token)
-        return None if found == self.native.unk_id() and token != self.native.id_to_piece(found) else found
+        id = self.native.piece_to_id(token)
+        return None if id == self.native.unk_id() and token != self.native.id_to_piece(id) else id
 
     def token(self, id: int) -> str | None:
         return self.native.id_to_piece(id) if 0 <= id < self.vocab_size else None

@@ -1,8 +1,8 @@
-"""A chain of stages at work: batches of documents go through it, each announced on the crash cursor before a stage sees
-it, so that its death costs that document and nothing else.
+"""A chain of stages at work: it takes batches of documents through stage by stage.
 
-What becomes of a document does not depend on the batch it is in. Where a stage for batches fails, everything it did is
-undone and the documents go through it one by one, so that the error is that of one of them.
+Every document is announced on the crash cursor before a stage sees it, so that a crash costs that document and nothing
+else. What becomes of a document does not depend on the batch it is in. When a stage that takes batches raises, all it
+did to the batch is undone and the documents go through it one by one, so that the error is charged to one of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Step:
     key: str
     label: str          # "0:html": its place and name, the name of its counters
     stage: Stage
-    foreign: bool = False   # not ours: what it writes is checked
+    foreign: bool = False   # a stage of the user's own: what it writes is checked
     side: str = ""          # name of its side table: two dedups of one pass may want signatures of different kinds
 
     def __post_init__(self) -> None:
@@ -50,12 +50,12 @@ _loaded: dict[str, Step] = {}
 
 
 def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
-    """Stages of a chain, ready to use. A warm child keeps those of its latest chain (models are expensive to load, and
-    to hold: the memory a task declares is for its own)."""
+    """The stages of a chain, ready to use. A warm child keeps those of its latest chain, because models take long to
+    load. It drops all others, because a task declares memory for its own stages only."""
     idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
               for place, entry in enumerate(chain)]
     if gone := _loaded.keys() - set(idents):
-        gc.unfreeze()                                # a child looks no more for garbage in what it has kept for long
+        gc.unfreeze()                                # children freeze what they keep, and dropped stages must go
         for ident in gone:
             del _loaded[ident]
     for place, (ident, entry) in enumerate(zip(idents, chain)):
@@ -77,22 +77,23 @@ def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
 
 
 class Chain:
-    """Takes batches through stages, and counts in `counters`: "stages" by label, and "dropped_bytes"."""
+    """Takes batches through stages. Counts in `counters`: "stages" by label, and "dropped_bytes". `until_drop`: a
+    document goes no further than the stage that drops it."""
 
     def __init__(self, cursor: Cursor, counters: Counters, until_drop: bool) -> None:
         self.cursor, self.counters, self.until_drop = cursor, counters, until_drop
 
     def through(self, steps: list[Step], batch: Batch, sign: int = 1) -> tuple[Verdicts, Failures]:
-        """Stage by stage; counts `sign` times. The documents are changed in place."""
+        """Take a batch through `steps`, which change its documents in place. `sign` -1 takes it out of the counters."""
         verdicts: Verdicts = {}
         failures: Failures = {}
         alive = batch
-        began = _cpu_s()                             # system calls: once a stage, what is between two is the later's
+        began = _cpu_s()                             # asked once a stage, since it is a system call
         for place, step in enumerate(steps):
             if not alive:
                 break
             stats = self.counters["stages"][step.label]
-            # with `signals: all` dropped documents come along for their signals; they are in nobody's funnel
+            # with `signals: all` dropped documents go on for their signals, and are not counted again
             counted = [d for row, d in alive if row not in verdicts] if verdicts else [d for _, d in alive]
             stats["in"] += sign * len(counted)
             stats["bytes_in"] += sign * sum([d.text_bytes if d.raw is None else _payload(d) for d in counted])
@@ -109,7 +110,7 @@ class Chain:
                 if row not in verdicts:
                     verdicts[row] = (place, reason)
                     count(stats["dropped"].setdefault(reason, {}), doc.source, sign)
-                # with `signals: all` a dropped document goes on through filters, to have every signal stored
+                # it goes on through the filters where all signals are wanted, not through what extracts
                 if not (self.until_drop or step.stage.extracts):
                     alive.append(item)
             if step.stage.side is not None:
@@ -127,7 +128,7 @@ class Chain:
 
     def _apply(self, place: int, step: Step, alive: Batch, verdicts: Verdicts,
                failures: Failures) -> list[tuple[tuple[int, Document], str | None]]:
-        """(item, verdict) of those that did not fail."""
+        """(item, verdict) of the documents that the stage did not fail on."""
         stage, foreign, after = step.stage, step.foreign, []
         whole: list[str | None] | None = None           # verdicts of the batch
         before: list[State] = []                        # the documents of the batch before the stage
@@ -140,10 +141,10 @@ class Chain:
                     raise ValueError(f"{len(whole)} verdicts about {len(alive)} documents")
             except MemoryError:
                 raise
-            except Exception:                       # find the culprit: as they were, one by one
+            except Exception:                       # undo, and find the document that it fails on
                 whole = None
-                for (_, doc), state in zip(alive, before):
-                    restore(doc, state)
+                for (_, doc), untouched in zip(alive, before):
+                    restore(doc, untouched)
             if whole is not None and not foreign:
                 return list(zip(alive, whole))
         point = self.cursor.set
@@ -163,7 +164,7 @@ class Chain:
                 raise
             except Exception as e:
                 if not to_blame(e):
-                    raise                           # a full disk, a missing library: no document is to blame
+                    raise                           # a full disk or a missing library is no document's fault
                 if state is not None:
                     restore(doc, state)             # what it wrote before it failed may not be storable
                 if row not in verdicts:

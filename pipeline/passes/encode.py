@@ -86,8 +86,8 @@ class _Encoding:
         self.inputs, self.cursor, self.out, self.args = inputs, cursor, out, inputs.args
         self.tokenizer = _tokenizer(inputs, self.args["tokenizer"], self.args["eos"])
         self.key = encode_key(self.args)
-        said = unfold(self.args.get("$volatile", {}).get("quarantined", []), inputs.store.read)
-        self.condemned = {q["id"]: q for q in said}
+        quarantined = unfold(self.args.get("$volatile", {}).get("quarantined", []), inputs.store.read)
+        self.condemned = {q["id"]: q for q in quarantined}
         self.splits = {name: _PartWriter(out, name) for name in SPLITS}
         self.quarantine = RowWriter(out.path(QUARANTINE), QUARANTINE_SCHEMA)
         self.counters: Counters = {name: _nothing() for name in SPLITS}
@@ -97,9 +97,9 @@ class _Encoding:
         limit = min(BATCH, self.inputs.batch_rows or BATCH)
         columns = ("text", "bytes", "source", "meta", "locator", "loss_spans")
         where = Taken(self.args.get("where"))
-        for some in rows_of(self.inputs.fetch(self.args["part"]), where, columns, limit):
-            self.counters["skipped"] += some.seen - len(some.rows)
-            self._batch(some)
+        for batch in rows_of(self.inputs.fetch(self.args["part"]), where, columns, limit):
+            self.counters["skipped"] += batch.seen - len(batch.rows)
+            self._batch(batch)
         self.cursor.clear()
         for split in self.splits.values():
             split.close()
@@ -107,11 +107,11 @@ class _Encoding:
         self.out.note(QUARANTINE, rows=self.quarantine.rows)
         return self.counters
 
-    def _batch(self, some: Rows) -> None:
-        ids, metas = some.ids, some.column("meta")
+    def _batch(self, batch: Rows) -> None:
+        ids, metas = batch.ids, batch.column("meta")
         lost: dict[int, tuple[str, str]] = {}           # place in the batch → (reason, detail)
         taken: list[int] = []
-        for i, row in enumerate(some.rows.tolist()):
+        for i, row in enumerate(batch.rows.tolist()):
             if row in self.inputs.skip:                 # condemned at this key, by the log or in this very attempt
                 reason = self.inputs.skip[row]["reason"]
                 self.out.quarantine(row, ids[i], STAGE, self.key, reason)
@@ -123,20 +123,20 @@ class _Encoding:
                     self.counters["near_held_out"] += 1
                 else:
                     taken.append(i)
-        taken, tokens, lengths, counts = self._tokens(some, taken, lost)
+        taken, tokens, lengths, counts = self._tokens(batch, taken, lost)
         self.cursor.clear()
         if taken:
-            self._write(some, taken, tokens, lengths, counts)
+            self._write(batch, taken, tokens, lengths, counts)
         for i, (reason, detail) in sorted(lost.items()):
             self.counters["quarantined"][reason] = self.counters["quarantined"].get(reason, 0) + 1
-            locator = some.batch.column("locator")[i].as_py() or {}
-            self.quarantine.write(quarantine_row(ids[i], some.column("source")[i], locator, STAGE, reason, detail))
+            locator = batch.batch.column("locator")[i].as_py() or {}
+            self.quarantine.write(quarantine_row(ids[i], batch.column("source")[i], locator, STAGE, reason, detail))
 
-    def _tokens(self, some: Rows, taken: list[int],
+    def _tokens(self, batch: Rows, taken: list[int],
                 lost: dict[int, tuple[str, str]]) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]:
         """(which, tokens, lengths, which tokens count): tokens, back to back, of those of the documents `taken` that
         can be encoded; `lost` gets the others."""
-        texts, spans, rows = some.column("text"), some.column("loss_spans"), some.rows
+        texts, spans, rows = batch.column("text"), batch.column("loss_spans"), batch.rows
         if taken:
             self.cursor.set(int(rows[taken[0]]), int(rows[taken[-1]]), 0)
             try:
@@ -155,24 +155,24 @@ class _Encoding:
         if not pieces:
             return [], np.empty(0, np.uint16), np.empty(0, np.int64), None
         tokens, lengths, counts = zip(*pieces)
-        said = None if all(c is None for c in counts) else np.concatenate(
+        mask = None if all(c is None for c in counts) else np.concatenate(
             [np.ones(len(t), np.uint8) if c is None else c for t, c in zip(tokens, counts)])
-        return well, np.concatenate(tokens), np.concatenate(lengths), said
+        return well, np.concatenate(tokens), np.concatenate(lengths), mask
 
-    def _write(self, some: Rows, taken: list[int], tokens: np.ndarray, lengths: np.ndarray,
+    def _write(self, batch: Rows, taken: list[int], tokens: np.ndarray, lengths: np.ndarray,
                counts: np.ndarray | None) -> None:
-        ids, sources, sizes = some.ids, some.column("source"), some.column("bytes")
+        ids, sources, sizes = batch.ids, batch.column("source"), batch.column("bytes")
         ends = np.cumsum(lengths)
         targets = lengths if counts is None else np.add.reduceat(counts, ends - lengths, dtype=np.int64)
         held_out = np.array([_held_out(ids[i], self.args["val"]) for i in taken], bool)
         for name in SPLITS:
-            mine = np.flatnonzero(held_out == (name == "val"))
-            if mine.size:
-                self.splits[name].add([tokens[ends[k] - lengths[k]:ends[k]] for k in mine],
-                                      [ids[taken[k]] for k in mine], some.rows[[taken[k] for k in mine]],
-                                      [sizes[taken[k]] for k in mine],
+            which = np.flatnonzero(held_out == (name == "val"))
+            if which.size:
+                self.splits[name].add([tokens[ends[k] - lengths[k]:ends[k]] for k in which],
+                                      [ids[taken[k]] for k in which], batch.rows[[taken[k] for k in which]],
+                                      [sizes[taken[k]] for k in which],
                                       None if counts is None else
-                                      np.concatenate([counts[ends[k] - lengths[k]:ends[k]] for k in mine]))
+                                      np.concatenate([counts[ends[k] - lengths[k]:ends[k]] for k in which]))
         for k, i in enumerate(taken):
             source = self.counters["sources"].setdefault(sources[i], _nothing())
             for into in (source, self.counters["val" if held_out[k] else "train"]):
@@ -296,11 +296,11 @@ class AssembleShard:
 # -- what a planner calls ----------------------------------------------------------------------------------------
 def libraries() -> dict[str, str | None]:
     """Versions of LIBRARIES (None: not installed), for task arguments: another version may cut a text otherwise."""
-    found: dict[str, str | None] = dict.fromkeys(LIBRARIES)
+    versions: dict[str, str | None] = dict.fromkeys(LIBRARIES)
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
-            found |= library_versions((name,))
-    return found
+            versions |= library_versions((name,))
+    return versions
 
 
 def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config: Mapping[str, Any],
@@ -322,7 +322,8 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []
     for split in SPLITS:
-        pieces, total = [], 0
+        pieces: list[dict[str, Any]] = []
+        total = 0
         for part, result in enumerate(encoded):
             tokens = result.files[f"{split}.tokens"]
             if tokens["rows"]:
@@ -335,14 +336,15 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
             stop = start + step
             while pieces[first]["offset"] + pieces[first]["tokens"]["rows"] <= start:
                 first += 1
-            mine = []
+            overlapping = []
             for piece in pieces[first:]:
                 if piece["offset"] >= stop:
                     break
-                mine.append(piece)
-            args = {"split": split, "index": index, "start": start, "stop": stop, "pieces": mine,
+                overlapping.append(piece)
+            args = {"split": split, "index": index, "start": start, "stop": stop, "pieces": overlapping,
                     "vocab_size": tokenizer["vocab_size"], "eos": tokenizer["eos"]}
-            drafts.append(TaskDraft(ASSEMBLE, args, sum(p["tokens"]["bytes"] for p in mine), f"{split} shard {index}"))
+            weight = sum(piece["tokens"]["bytes"] for piece in overlapping)
+            drafts.append(TaskDraft(ASSEMBLE, args, weight, f"{split} shard {index}"))
     return drafts
 
 
@@ -371,22 +373,23 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
         for kind in names:
             file = "table.parquet" if kind == "table" else kind
             links.append((result.files[file]["$ref"], f"shards/{name}/split={split}/{names[kind]}"))
-        shards[split].append(Shard(**facts, **names, table_sha256=sums["table"]))
+        shards[split].append(Shard(**{**facts, **names}, table_sha256=sums["table"]))
     for _ in store.map(lambda pair: link_committed(store, *pair), links):
         pass
     info: dict[str, Any] = {"name": name, "tokenizer": tokenizer["sha256"],
                             "dtype": token_dtype(tokenizer["vocab_size"]).name}
     for split in SPLITS:
-        mine = tuple(sorted(shards[split], key=lambda s: s.index))
-        tokens, documents = sum(s.tokens for s in mine), sum(s.documents for s in mine)
-        text_bytes = sum(s.text_bytes for s in mine)
-        made = Manifest(name, split, info["dtype"], tokenizer["sha256"], tokenizer["vocab_size"], tokenizer["eos"],
-                        tokens, documents, text_bytes, mine, tuple(p.key for p in parts), source=dict(source or {}))
-        made = replace(made, sha256=made.identity())
+        members = tuple(sorted(shards[split], key=lambda s: s.index))
+        tokens, documents = sum(s.tokens for s in members), sum(s.documents for s in members)
+        text_bytes = sum(s.text_bytes for s in members)
+        manifest = Manifest(name, split, info["dtype"], tokenizer["sha256"], tokenizer["vocab_size"], tokenizer["eos"],
+                            tokens, documents, text_bytes, members, tuple(p.key for p in parts),
+                            source=dict(source or {}))
+        manifest = replace(manifest, sha256=manifest.identity())
         folder = f"shards/{name}/split={split}"
         verify()
-        for file in (f"shards-{made.sha256[:16]}.json", MANIFEST):
-            store.write(f"{folder}/{file}", made.dumps().encode())
-        info[split] = {"path": folder, "sha256": made.sha256, "tokens": tokens, "documents": documents,
+        for file in (f"shards-{manifest.sha256[:16]}.json", MANIFEST):
+            store.write(f"{folder}/{file}", manifest.dumps().encode())
+        info[split] = {"path": folder, "sha256": manifest.sha256, "tokens": tokens, "documents": documents,
                        "bytes": text_bytes} if tokens or split == "train" else None
     return info

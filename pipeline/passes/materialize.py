@@ -87,10 +87,10 @@ class ScatterWindows:
             with out.segments(f"phase{p}.seg", dtype, -(-phase.samples // per_file), memory=SEGMENT_BYTES) as to:
                 for first in range(args["first"], args["stop"], step):
                     stop = min(first + step, args["stop"])
-                    found = order.samples_of(s, first, stop, p)
-                    if p not in found:
+                    drawn = order.samples_of(s, first, stop, p)
+                    if p not in drawn:
                         continue
-                    n, window, epoch = found[p]
+                    n, window, epoch = drawn[p]
                     base = first * longest
                     tokens, flags, counts = source.read(base, stop * longest + 1)
                     for a in range(0, len(n), at):
@@ -191,7 +191,7 @@ class WriteRows:
         rows, length = args["rows"], args["sequence"]
         token = np.dtype(args["dtype"]).newbyteorder("<")
         dtype = record_dtype(length, token.itemsize, args.get("masked", False))
-        held = {kind: np.empty(rows, dtype[kind]) for kind in dtype.names if kind != "n"}
+        held = {kind: np.empty(rows, dtype[kind]) for kind in dtype.names or () if kind != "n"}
         seen = np.zeros(rows, np.uint8)
         for ref in args["segments"]:
             records = np.asarray(inputs.segment(ref, args["bucket"])).view(dtype)
@@ -241,9 +241,9 @@ def _write_parquet(path: str, args: Mapping[str, Any], token: np.dtype, held: Ma
                        pa.ListArray.from_arrays(pa.array(np.cumsum([0, *map(len, ends)]).astype(np.int32)),
                                                 pa.array(np.concatenate(ends).astype(np.uint32)))]
             if "loss" in held:
-                said = [unpack_loss(row, length) if some else None
-                        for row, some in zip(_bits(held["loss"][a:b]), _masked(held["loss"][a:b], length))]
-                columns.append(pa.array(said, pa.list_(pa.bool_())))
+                masks = [unpack_loss(row, length) if partly else None
+                         for row, partly in zip(_bits(held["loss"][a:b]), _masked(held["loss"][a:b], length))]
+                columns.append(pa.array(masks, pa.list_(pa.bool_())))
             to.write_batch(pa.record_batch(columns, schema=schema))
 
 
@@ -265,7 +265,7 @@ def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = Non
     read = sum(order.supers[s] * curriculum.longest * np.dtype(curriculum.streams[s].dtype).itemsize for s in used)
     # a window goes to each of its epochs' files: read / files is a file's share of it, whatever the epochs
     map_bytes = map_bytes or max(MAP_BYTES, -(-read // file_bytes) * SEGMENT)
-    drafts, said = [], curriculum.to_json()
+    drafts, document = [], curriculum.to_json()
     sets = {s: _shards(store, curriculum.streams[s].train, curriculum.streams[s].sha256) for s in used}
     # one stream with a mask makes room for one in the rows of all: they go to the same files
     masked = {"masked": True} if any("loss" in shard for shards in sets.values() for shard in shards) else {}
@@ -275,8 +275,8 @@ def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = Non
         for first in range(0, order.supers[s], step):
             stop = min(first + step, order.supers[s])
             a, b = first * curriculum.longest, stop * curriculum.longest + 1
-            mine = [x for x in shards if x["offset"] < b and x["offset"] + x["tokens"] >= a]
-            args = {"curriculum": said, "stream": s, "first": first, "stop": stop, "shards": mine,
+            overlapping = [x for x in shards if x["offset"] < b and x["offset"] + x["tokens"] >= a]
+            args = {"curriculum": document, "stream": s, "first": first, "stop": stop, "shards": overlapping,
                     "file_bytes": file_bytes, **masked}
             drafts.append(TaskDraft(MAP, args, (b - a) * np.dtype(stream.dtype).itemsize,
                                     f"scatter {stream.name} [{first}, {stop})"))
@@ -349,8 +349,8 @@ def publish_rows(store: Store, folder: str, curriculum: Curriculum, drafts: Sequ
             names[kind] = f"p{phase}-{number:05d}.{sums[kind][:12]}.{kind}"
             link_committed(store, ref["$ref"], f"{folder}/{names[kind]}")
         files.append(RowFile(phase, a["first"], a["rows"], a["sequence"], names, sums))
-    made = RowManifest(drafts[0].args["format"], _dtype(curriculum).name, curriculum.order,
-                       tuple(s.name for s in curriculum.streams), curriculum.samples, tuple(files))
+    manifest = RowManifest(drafts[0].args["format"], _dtype(curriculum).name, curriculum.order,
+                           tuple(s.name for s in curriculum.streams), curriculum.samples, tuple(files))
     verify()
-    store.write(f"{folder}/{ROWS}", made.dumps().encode())
-    return made
+    store.write(f"{folder}/{ROWS}", manifest.dumps().encode())
+    return manifest

@@ -106,8 +106,9 @@ class Partition:
 
     def _items(self) -> Iterator[tuple[int, Item, int]]:
         """(number, item, its bytes) of every record that `where` takes, each counted."""
-        read = self.counters["read"].setdefault(self.args["source"], {"records": 0, "skipped": {}, "bad": {}}) \
-            if "source" in self.args else {"records": 0, "skipped": {}, "bad": {}}
+        read: dict[str, Any] = {"records": 0, "skipped": {}, "bad": {}}
+        if "source" in self.args:
+            self.counters["read"][self.args["source"]] = read
         where, only, records = Taken(self.args.get("where")), self.inputs.only, 0
         suspects = bool(self._skip or self.condemned)
         for row, record in self._records():

@@ -1,7 +1,7 @@
 """The records of a task's input files, and what becomes of a file that cannot be read.
 
-A file ends early in one of three ways: its reader says so (a fatal `BadRecord`: damage), its reader raises, or reading
-kills the process. The rest of the file (for Parquet: its row group) is then one record that is quarantined, counted
+A file ends early in one of three ways: its reader yields a fatal `BadRecord`, its reader raises, or reading kills the
+process. The rest of the file (for Parquet: its row group) is then one record that is quarantined, counted
 under `bad_files` in the counters, and the next file is read. What kills the process stands in the log from then on
 (`pipeline.store.view`), so that every later task that reads this piece of this file ends it at the same record.
 """
@@ -35,11 +35,11 @@ Stop = tuple[int, str]
 
 
 class _NotFetched(Exception):
-    """The file could not be had: no reader has seen it."""
+    """The file could not be fetched, so it is not to blame."""
 
 
 def to_blame_file(error: Exception) -> bool:
-    """Whether an error that a reader raised can be the doing of the file, not of who may read it."""
+    """Whether a file may have caused an error that its reader raised. Missing permissions are not its doing."""
     if isinstance(error, PermissionError) and error.errno != errno.EPERM:       # EPERM is what confinement says
         return False
     return to_blame(error) and not isinstance(error, (ChangedInput, StoreError))
@@ -61,7 +61,7 @@ def _needs(reader: Reader, piece: Slice | None, size: int,
     except Exception as e:
         if not to_blame_file(e):
             raise
-        return None                                  # all of it: reading says what is wrong
+        return None                                  # fetch all of it; reading it will raise the error
 
 
 class SourceFiles:
@@ -80,9 +80,9 @@ class SourceFiles:
             for arg in args["slices"]]
         self._at: Slice | None = None                # of which the next record comes
         self.condemned: dict[str, list[Stop]] = {}
-        for said in condemned:
-            file = said["file"]
-            self.condemned.setdefault(_identity(file), []).append((file["records"], said["reason"]))
+        for entry in condemned:
+            file = entry["file"]
+            self.condemned.setdefault(_identity(file), []).append((file["records"], entry["reason"]))
 
     def __iter__(self) -> Iterator[tuple[int, Document | BadRecord]]:
         row = 0
@@ -210,13 +210,13 @@ class SourceFiles:
 
 
 def _identity(file: dict[str, Any]) -> str:
-    """A piece of a file as it was when it killed its reader: one that has changed since is read as any other."""
+    """Names a piece of a file in one version: after a change it is read like any other file."""
     return json.dumps([file[k] for k in ("path", "size", "etag", "start", "stop")])
 
 
 def _offset(record: Document | BadRecord) -> int:
     offset = record.locator.get("offset")
-    return offset if isinstance(offset, int) else 0          # a reader of the user's own says what it likes
+    return offset if isinstance(offset, int) else 0          # a reader of the user's own may say anything
 
 
 def _next_record(slice: Slice, last: Document | BadRecord | None) -> int:

@@ -197,7 +197,7 @@ class Replay:
 
 def _drop_zeros(counters: Counters) -> None:
     """Remove counters that dropped to zero: a pass from nothing would not have them."""
-    sources = set()
+    sources: set[str] = set()
     for stats in counters["stages"].values():
         stats["dropped"] = without_zeros(stats["dropped"])
         sources.update(*stats["dropped"].values())

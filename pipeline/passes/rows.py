@@ -1,4 +1,4 @@
-"""Rows of document parts as tasks about tokens read them: those a stream takes, in bounded batches."""
+"""How the tasks that make tokens read parts: the rows that a stream takes, in bounded batches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _scripts(batch: pa.RecordBatch) -> list[float | None]:
 
 @dataclass
 class Rows:
-    """Some rows of a part that were taken, in order."""
+    """A batch of the rows of a part that were taken, in order."""
 
     batch: pa.RecordBatch
     rows: np.ndarray              # their row numbers in the part, int64
@@ -70,7 +70,7 @@ class Rows:
 
 def rows_of(path: str, wanted: Taken, columns: Sequence[str], batch: int = BATCH) -> Iterator[Rows]:
     """The rows of a part that are wanted, at most `batch` of them and BATCH_BYTES of text (or one longer document)
-    at a time. The column `bytes` is there without the texts. Memory: one row group of what is read."""
+    at a time. The column `bytes` does not need the texts to be read. Memory: one row group of the columns read."""
     need = {"id", *columns, *wanted.columns} - {"bytes"}
     if "bytes" in columns:
         need |= {"signals.bytes"}

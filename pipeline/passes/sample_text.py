@@ -78,19 +78,19 @@ class CutSample:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        size, found = np.uint64(args["sample"]), {"documents": 0, "bytes": 0, "max_rank": -1}
+        size, counters = np.uint64(args["sample"]), {"documents": 0, "bytes": 0, "max_rank": -1}
         for number in range(RANGES):
             for block in inputs.segments(args["ranks"], number):
-                total = np.cumsum(block["bytes"]) + np.uint64(found["bytes"])
+                total = np.cumsum(block["bytes"]) + np.uint64(counters["bytes"])
                 n = int(np.searchsorted(total, size, "right"))
-                if n == 0 and not found["documents"]:
+                if n == 0 and not counters["documents"]:
                     n = 1                                # however long it is
                 if n:
-                    found = {"documents": found["documents"] + n, "bytes": int(total[n - 1]),
-                             "max_rank": int(block["rank"][n - 1])}
+                    counters = {"documents": counters["documents"] + n, "bytes": int(total[n - 1]),
+                                "max_rank": int(block["rank"][n - 1])}
                 if n < len(block):
-                    return found
-        return found
+                    return counters
+        return counters
 
 
 class PickTexts:
@@ -119,8 +119,8 @@ class PickTexts:
 
             for ref in args["parts"]:
                 path = inputs.fetch(ref)
-                mine, rows = _chosen(path, where, seed, last)
-                for id, text in zip(mine, texts_at(path, rows)):
+                chosen, rows = _chosen(path, where, seed, last)
+                for id, text in zip(chosen, texts_at(path, rows)):
                     ids.append(id)
                     texts.append(text)
                     held += len(text)
@@ -137,8 +137,8 @@ def _chosen(path: str, where: Taken, seed: int, last: int) -> tuple[list[str], n
     """(ids, rows) of the documents of a part that are in the sample."""
     ids: list[str] = []
     rows: list[int] = []
-    for some in rows_of(path, where, ()):
-        for id, row in zip(some.ids, some.rows.tolist()):
+    for batch in rows_of(path, where, ()):
+        for id, row in zip(batch.ids, batch.rows.tolist()):
             if rank_of(seed, id) <= last:
                 ids.append(id)
                 rows.append(row)
@@ -166,9 +166,9 @@ def sample_waves(parts: Sequence[PartRef], where: Mapping[str, Any], sample: int
                             f"ranks of the texts of {g.size} parts", 500 + g.rows * 200 // 2**20)
 
     def cut(done: Done) -> list[TaskDraft]:
-        found = files_of(done["rank"], "ranks.seg")
-        return [TaskDraft("pipeline.passes.sample_text:CutSample", {"ranks": found, "sample": sample},
-                          sum(f["bytes"] for f in found), "cut of the sample")] if found else []
+        files = files_of(done["rank"], "ranks.seg")
+        return [TaskDraft("pipeline.passes.sample_text:CutSample", {"ranks": files, "sample": sample},
+                          sum(f["bytes"] for f in files), "cut of the sample")] if files else []
 
     def pick(done: Done) -> Iterator[TaskDraft]:
         for end in done["cut"]:

@@ -121,9 +121,9 @@ def _check_columns(doc: Document, who: str) -> None:
         raise TypeError(f"the {who} set date to {_shown(doc.date)}, it must be a string or None")
     if type(doc.meta) is not dict:
         raise TypeError(f"the {who} set meta to {_shown(doc.meta)}, it must be a dict")
-    said = json.dumps(doc.meta, sort_keys=True)
+    stored = json.dumps(doc.meta, sort_keys=True)
     if not _flat(doc.meta):
-        doc.meta = json.loads(said)
+        doc.meta = json.loads(stored)
     if type(doc.signals) is not dict:
         raise TypeError(f"the {who} set signals to {_shown(doc.signals)}, it must be a dict")
     for name, value in doc.signals.items():

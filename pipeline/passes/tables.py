@@ -14,9 +14,9 @@ from stages.read.jsonl import clean
 from stages.scrub.pii import scrub_text
 from stages.stage import ProcessDied
 
-#: a row of `quarantine/NAME/`: whose it is, where the record stands in its source, what became of it where, and the
-#: message of the error as far as there is one, scrubbed and without secrets of the node it was raised on. `bytes`: how
-#: many of the stored file were not read, where the record stands for the rest of a file
+#: a row of `quarantine/NAME/`: the document and its source, the place of the record in the source, the stage, the
+#: reason, and the error's message if there is one, scrubbed and without secrets of the node. `bytes`: for a record that
+#: stands for the rest of a file, how many bytes of the stored file were not read
 QUARANTINE_SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("file", pa.string()),
                                ("record", pa.int64()), ("stage", pa.string()), ("reason", pa.string()),
                                ("detail", pa.string()), ("bytes", pa.int64())])
@@ -32,9 +32,9 @@ def quarantine_row(id: str, source: str, locator: Mapping[str, Any], stage: str,
 
 
 def to_blame(error: Exception) -> bool:
-    """Whether an error that was raised over a document can be the document's doing. It is not when memory is short, a
-    library missing, or the disk full; what a stage's own process died of is for the supervisor to find out. What
-    confinement refuses, a parser tried over this document."""
+    """Whether the document may have caused an error that was raised while a stage worked on it. Short memory, a missing
+    library and a full disk are not its doing. What killed a process of the stage's own is for the supervisor to find
+    out. What confinement refuses is the document's doing: a parser tried it on this document."""
     if isinstance(error, PermissionError) and confinement.sealed():
         return True
     return not (isinstance(error, (MemoryError, ImportError, ProcessDied)) or (isinstance(error, OSError)

@@ -84,9 +84,9 @@ class Tally:
             into[0] += 1
             into[1] += doc.text_bytes
             for name in pii:
-                found = doc.signals.get(name)
-                if found and abs(found) < MOST_PII:
-                    pii[name] += int(found)
+                value = doc.signals.get(name)
+                if value and abs(value) < MOST_PII:
+                    pii[name] += int(value)
             if seen:
                 self._seen(doc, self._end)
 
@@ -116,9 +116,9 @@ class Tally:
                 bins = self._bins.setdefault(name, {})
                 bins[number] = bins.get(number, 0) + 1
         for place, step in self._counting:
-            found = step.stage.counts(doc) if place <= last else None
-            if found:
-                merge_counters(self._tallies.setdefault(step.name, {}), found)
+            counts = step.stage.counts(doc) if place <= last else None
+            if counts:
+                merge_counters(self._tallies.setdefault(step.name, {}), counts)
 
     def into(self, counters: Counters) -> None:
         """Add all of it to the counters of the pass."""
@@ -131,10 +131,10 @@ class Tally:
         lost: dict[str, Any] = {}
         for (stage, language), docs in self._lost.items():
             count(lost.setdefault(stage, {}), language, docs)
-        found = {"dropped_languages": lost, "pii": self._pii,
-                 "scores": {name: _keyed(bins) for name, bins in self._bins.items()},
-                 "similarity": {name: _keyed(bins) for name, bins in self._similar.items()}, "tallies": self._tallies}
-        counters.update({name: said for name, said in found.items() if said})
+        totals = {"dropped_languages": lost, "pii": self._pii,
+                  "scores": {name: _keyed(bins) for name, bins in self._bins.items()},
+                  "similarity": {name: _keyed(bins) for name, bins in self._similar.items()}, "tallies": self._tallies}
+        counters.update({name: total for name, total in totals.items() if total})
 
 
 def _keyed(bins: dict[int, int]) -> dict[str, int]:

@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from tokenizer.mixture.order import CurriculumError, Order, check_weights
+from tokenizer.mixture.phases import Phase, Stream
 
 __all__ = ["Curriculum", "CurriculumError", "Order", "Phase", "Stream", "TokenizerRef", "cut", "edit"]
 
@@ -39,80 +40,6 @@ class TokenizerRef:
     vocab_size: int               # ids are below this
     eos: int                      # ends every document
     path: str                     # relative to the store
-
-
-@dataclass(frozen=True)
-class Stream:
-    """The unit of a mixture: (source, language, quality bucket) as one virtual concatenation of tokens."""
-
-    name: str
-    train: str                    # folder (or manifest) of the split=train shard set, relative to the store
-    val: str | None               # of split=val; None when nothing was held out
-    sha256: str                   # pins the train shard set
-    val_sha256: str | None
-    tokens: int                   # in split=train, EOS included
-    val_tokens: int
-    dtype: str                    # uint16 or uint32
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One stretch of the run with its own mixture.
-
-    `lr` is one of RATES (what the schedule of the whole run does here), or a mapping {peak: the rate itself, warmup:
-    tokens, shape: one of RATE_SHAPES, floor: share of the peak at the end}: the rate then follows this curve over the
-    tokens of the phase, and the run's schedule does not count. `rope_theta` and `rope_scaling` (the model's keys; None:
-    what `train.model` says) hold in this phase. Fields that have a default need not stand in the file.
-    """
-
-    name: str
-    start: int                    # first sample number
-    samples: int                  # how many; a multiple of `batch`
-    reserved: int                 # samples planned when it was first resolved; >= samples, larger once an edit cut it
-    sequence: int                 # L: targets of a sample
-    batch: int                    # sequences (samples) of a step
-    weights: dict[str, int]       # stream → integer weight; streams not named give nothing
-    lr: str | dict[str, Any]      # one of RATES, or a curve of its own
-    max_epochs: dict[str, float]  # stream → epochs it may have been read by the end of the phase (default 1)
-    on_exhausted: str             # "error" | "repeat"
-    extra: bool = False           # beyond the total: shares of it (a warm-up of 2%) do not count these tokens
-    reset_optimizer: bool = False # moments start from nothing at the phase's first step
-    rope_theta: float | None = None
-    rope_scaling: dict[str, Any] | None = None
-    ramp: list[list[int]] | None = None     # [[stop, batch], …]: smaller batches, each up to sample `stop` of the phase
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.samples
-
-    @property
-    def stretches(self) -> list[tuple[int, int, int]]:
-        """(first, stop, batch): its samples, from 0, that are read in steps of `batch`; one, or more when it grows."""
-        found, first = [], 0
-        for stop, batch in [*(self.ramp or ()), (self.samples, self.batch)]:
-            stop = min(stop, self.samples)           # an edit may have cut it
-            if stop > first:
-                found.append((first, stop, batch))
-            first = max(first, stop)
-        return found
-
-    @property
-    def steps(self) -> int:
-        return sum((stop - first) // batch for first, stop, batch in self.stretches)
-
-    @property
-    def whole(self) -> bool:
-        """Whether its samples are whole steps."""
-        return all((stop - first) % batch == 0 for first, stop, batch in self.stretches)
-
-    def batch_at(self, sample: float) -> int:
-        """The batch of the step in which sample number `sample` of the phase is."""
-        return next((batch for _, stop, batch in self.stretches if sample < stop), self.batch)
-
-    @property
-    def tokens(self) -> int:
-        """Targets of the phase: n × L."""
-        return self.samples * self.sequence
 
 
 @dataclass(frozen=True)
@@ -160,14 +87,14 @@ class Curriculum:
             raise CurriculumError(f"{where}: no curriculum, which is a JSON object")
         if doc.get("version") != VERSION:
             raise CurriculumError(f"{where}: this Tokenmill reads version {VERSION}, not {doc.get('version')!r}")
-        made = cls(**{
+        curriculum = cls(**{
             **_exact(cls, doc, where),
             "tokenizer": TokenizerRef(**_exact(TokenizerRef, doc["tokenizer"], f"{where}: tokenizer")),
             "streams": tuple(Stream(**_exact(Stream, s, f"{where}: streams[{i}]"))
                              for i, s in enumerate(doc["streams"])),
             "phases": tuple(Phase(**_exact(Phase, p, f"{where}: phases[{i}]")) for i, p in enumerate(doc["phases"]))})
-        made.validate(where)
-        return made
+        curriculum.validate(where)
+        return curriculum
 
     @classmethod
     def load(cls, path: str | Path) -> Curriculum:
@@ -270,7 +197,7 @@ def _exact(cls: type, doc: Mapping[str, Any], where: str) -> dict[str, Any]:
     return dict(doc)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -304,9 +231,9 @@ def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequenc
     for phase in phases:
         kept.append(replace(phase, start=start))
         start = kept[-1].stop
-    made = replace(old, phases=tuple(kept), streams=(*old.streams, *streams), order="")
-    made.validate()
-    return replace(made, order=Order(made).hash())
+    curriculum = replace(old, phases=tuple(kept), streams=(*old.streams, *streams), order="")
+    curriculum.validate()
+    return replace(curriculum, order=Order(curriculum).hash())
 
 
 def cut(old: Curriculum, sample: int) -> list[Phase]:

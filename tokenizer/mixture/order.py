@@ -22,14 +22,12 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from pipeline.base.errors import TokenmillError
-
-if TYPE_CHECKING:
-    from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.phases import Phase, Stream
 
 ROUNDS = 6
 #: samples over which the order hash is taken (docs/contracts.md: Identity)
@@ -204,10 +202,29 @@ class Located(NamedTuple):
     sequence: np.ndarray          # L
 
 
+class Mixture(Protocol):
+    """What of a curriculum the order follows from."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def longest(self) -> int: ...
+
+    @property
+    def streams(self) -> tuple[Stream, ...]: ...
+
+    @property
+    def phases(self) -> tuple[Phase, ...]: ...
+
+    @property
+    def samples(self) -> int: ...
+
+
 class Order:
     """The order a curriculum stands for. Its size is (phases × streams × epochs), never the number of samples."""
 
-    def __init__(self, curriculum: Curriculum) -> None:
+    def __init__(self, curriculum: Mixture) -> None:
         self.curriculum = curriculum
         self.longest = curriculum.longest
         self.names = [s.name for s in curriculum.streams]
@@ -237,7 +254,7 @@ class Order:
                     raise CurriculumError(
                         f"stream '{name}' has fewer tokens ({self.curriculum.streams[s].tokens}) than one window of "
                         f"`longest` = {self.longest} needs: lower shards.*.longest, or leave '{name}' out of the mix")
-                found: list[Extent] = []
+                extents: list[Extent] = []
                 draw = spare = 0
                 old = left.get((s, phase.sequence))
                 if old is not None and old[0].epoch == (used[s] - 1) // self.supers[s]:
@@ -245,7 +262,7 @@ class Order:
                     spare = piece.windows - offset
                     draw = min(spare, want[s])
                     if draw:
-                        found.append(Extent(p, 0, draw, piece, offset))
+                        extents.append(Extent(p, 0, draw, piece, offset))
                         left[s, phase.sequence] = (piece, offset + draw)
                 # the size of a reservation follows what was planned, also when an edit cut the phase short: the
                 # permutation inside it, hence history, stays as it was
@@ -255,10 +272,10 @@ class Order:
                     size = min(missing, self.supers[s] - first)
                     piece = Piece(s, epoch, p, first, size, phase.sequence, size * ratio)
                     take = min(piece.windows, want[s] - draw)
-                    found.append(Extent(p, draw, draw + take, piece, 0))
+                    extents.append(Extent(p, draw, draw + take, piece, 0))
                     left[s, phase.sequence] = (piece, take)
                     draw, used[s], missing = draw + take, used[s] + size, missing - size
-                row.append(found)
+                row.append(extents)
             self.extents.append(row)
             self.used.append(list(used))
 
@@ -269,7 +286,8 @@ class Order:
         q = permute(index, piece.windows, permutation_key(seed, name, piece.epoch, piece.reservation))
         row = permute(piece.first + q // ratio, self.supers[piece.stream],
                       permutation_key(seed, name, piece.epoch, "super"))
-        return row * ratio + q % ratio
+        windows: np.ndarray = row * ratio + q % ratio
+        return windows
 
     def locate(self, n0: int, n1: int) -> Located:
         """What samples [n0, n1) are; O(n1 - n0) time and memory, from anywhere in the run."""
@@ -305,7 +323,7 @@ class Order:
         for p, row in enumerate(self.extents):
             for extent in row[stream] if phase in (None, p) else ():
                 pieces.setdefault(extent.piece, []).append(extent)
-        found: dict[int, list[np.ndarray]] = {}
+        rows_of_phase: dict[int, list[np.ndarray]] = {}
         supers = np.arange(first, stop, dtype=np.int64)
         places: dict[int, np.ndarray] = {}
         for piece, extents in pieces.items():
@@ -325,10 +343,10 @@ class Order:
                 if not js.size:
                     continue
                 n = self.curriculum.phases[extent.phase].start + sample_of(stream, js, self.weights[extent.phase])
-                found.setdefault(extent.phase, []).append(
+                rows_of_phase.setdefault(extent.phase, []).append(
                     np.stack([n, windows[drawn], np.full(n.size, piece.epoch, np.int64)]))
         out = {}
-        for p, rows in sorted(found.items()):
+        for p, rows in sorted(rows_of_phase.items()):
             table = np.concatenate(rows, axis=1)
             n, window, epoch = table[:, np.lexsort((table[2], table[1]))]
             out[p] = (n, window, epoch)

@@ -75,7 +75,8 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
     stream name to what `pipeline.passes.encode.publish_shards` returned. `tokenizer`: sha256, vocab_size, eos, path.
     Streams stand in order of name, so that the order does not hang on the order of lines in a recipe.
     """
-    spec, warnings = recipe["curriculum"], []
+    spec = recipe["curriculum"]
+    warnings: list[str] = []
     names = sorted(shard_sets)
     if not names:
         raise CurriculumError("shards: at least one stream is needed")
@@ -89,9 +90,9 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
         warnings.append(f"curriculum.total: whole steps of the phases make {done:,} tokens, not {total:,}")
     longest = _longest(recipe.get("shards") or {}, names, max(p.sequence for p in phases))
     ref = TokenizerRef(**{f.name: tokenizer[f.name] for f in fields(TokenizerRef)})
-    made = Curriculum(int(spec.get("seed", 0)), ref, longest, streams, tuple(phases), "")
-    made.validate()
-    order = Order(made)
+    curriculum = Curriculum(int(spec.get("seed", 0)), ref, longest, streams, tuple(phases), "")
+    curriculum.validate()
+    order = Order(curriculum)
     for s, name in enumerate(names):
         epochs = order.used[-1][s] / order.supers[s] if order.supers[s] else 0
         if epochs > WORTHWHILE_EPOCHS:
@@ -100,7 +101,7 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
     unused = [name for name in names if not any(p.weights.get(name) for p in phases)]
     if unused:
         warnings.append(f"curriculum: no phase draws from {', '.join(unused)}")
-    return replace(made, order=order.hash()), warnings
+    return replace(curriculum, order=order.hash()), warnings
 
 
 def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warnings: list[str],
@@ -191,10 +192,10 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
 
 def _epochs(value: Any, key: str) -> dict[str, float]:
     """`max_epochs` of a phase: stream → how often it may be read."""
-    found = {k: _float(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
-    if not isinstance(value, Mapping) or not all(is_number(v) and v >= 0 for v in found.values()):
+    epochs = {k: _float(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
+    if not isinstance(value, Mapping) or not all(is_number(v) and v >= 0 for v in epochs.values()):
         raise CurriculumError(f"{key}: epochs by stream, e.g. {{code: 2}}, not {value!r}")
-    return found
+    return epochs
 
 
 def _float(value: Any) -> Any:
@@ -208,15 +209,15 @@ def own_rate(value: Any, tokens: int, key: str) -> Any:
     """`lr` of a phase of `tokens` tokens as `Phase` has it: defaults filled in, the warm-up in tokens."""
     if not isinstance(value, Mapping):
         return value
-    made = {"warmup": 0, "shape": "cosine", "floor": 0.0, **value}
-    warmup = made["warmup"]
+    rate = {"warmup": 0, "shape": "cosine", "floor": 0.0, **value}
+    warmup = rate["warmup"]
     if str(warmup).strip().endswith("%"):
-        made["warmup"] = _until(warmup, tokens, f"{key}.warmup")
+        rate["warmup"] = _until(warmup, tokens, f"{key}.warmup")
     elif warmup != 0:
-        made["warmup"] = parse_count(warmup, f"{key}.warmup")
-    made |= {name: _float(made.get(name)) for name in ("peak", "floor")}
-    check_rate(made, tokens, key)
-    return {name: made[name] for name in RATE_KEYS}
+        rate["warmup"] = parse_count(warmup, f"{key}.warmup")
+    rate |= {name: _float(rate.get(name)) for name in ("peak", "floor")}
+    check_rate(rate, tokens, key)
+    return {name: rate[name] for name in RATE_KEYS}
 
 
 def _stream(name: str, info: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> Stream:
@@ -242,8 +243,9 @@ def _until(value: Any, total: int, key: str) -> int:
 
 
 def _longest(shards: Mapping[str, Any], names: list[str], default: int) -> int:
-    found = {name: parse_count(shards[name]["longest"], f"shards.{name}.longest") for name in names
-             if (shards.get(name) or {}).get("longest") is not None}
-    if len(set(found.values())) > 1:
-        raise CurriculumError(f"shards: `longest` differs between streams ({found}): give all of a curriculum the same")
-    return next(iter(found.values()), default)
+    lengths = {name: parse_count(shards[name]["longest"], f"shards.{name}.longest") for name in names
+               if (shards.get(name) or {}).get("longest") is not None}
+    if len(set(lengths.values())) > 1:
+        raise CurriculumError(f"shards: `longest` differs between streams ({lengths}): give all of a "
+                              f"curriculum the same")
+    return next(iter(lengths.values()), default)

@@ -137,22 +137,22 @@ class Manifest:
             _check_fields(cls, doc, where)
             for shard in doc["shards"]:
                 _check_fields(Shard, shard, where)
-            made = cls(**{**doc, "shards": tuple(Shard(**s) for s in doc["shards"]), "parts": tuple(doc["parts"])})
+            manifest = cls(**{**doc, "shards": tuple(Shard(**s) for s in doc["shards"]), "parts": tuple(doc["parts"])})
         except (TypeError, KeyError) as e:
             raise ShardError(f"{where}: damaged ({e}): {REMEDY}") from e
-        if made.identity() != made.sha256:
+        if manifest.identity() != manifest.sha256:
             raise ShardError(f"{where}: its sha256 does not follow from its contents: edited by hand? {REMEDY}")
-        if made.dtype != token_dtype(made.vocab_size).name:
-            raise ShardError(f"{where}: dtype {made.dtype} does not fit a vocabulary of {made.vocab_size}")
+        if manifest.dtype != token_dtype(manifest.vocab_size).name:
+            raise ShardError(f"{where}: dtype {manifest.dtype} does not fit a vocabulary of {manifest.vocab_size}")
         for count in ("tokens", "documents", "text_bytes"):
-            if getattr(made, count) != sum(getattr(s, count) for s in made.shards):
-                raise ShardError(f"{where}: shards do not add up to {getattr(made, count)} {count}")
-        for s in made.shards:                # names follow from sums, so that a manifest names no file but its own
+            if getattr(manifest, count) != sum(getattr(s, count) for s in manifest.shards):
+                raise ShardError(f"{where}: shards do not add up to {getattr(manifest, count)} {count}")
+        for s in manifest.shards:                # names follow from sums, so that a manifest names no file but its own
             wrong = [k for k, sha in s.sums().items() if getattr(s, k) != file_name(s.index, k, sha)]
             if wrong:
                 raise ShardError(f"{where}: {getattr(s, wrong[0])!r} is no name of shard {s.index}'s {wrong[0]}: "
                                  f"{REMEDY}")
-        return made
+        return manifest
 
 
 def _check_fields(kind: type[Manifest | Shard], doc: Mapping[str, Any], where: str) -> None:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -58,7 +58,7 @@ class ShardSet:
             [path / f"shards-{(sha256 or '')[:16]}.json", path / MANIFEST]
         try:
             there = self.filesystem.get_file_info([str(name) for name in names])
-            path = next((p for p, found in zip(names, there) if found.type == fs.FileType.File), names[-1])
+            path = next((p for p, info in zip(names, there) if info.type == fs.FileType.File), names[-1])
             with self.filesystem.open_input_stream(str(path)) as f:
                 text = f.read()
         except FileNotFoundError as e:
@@ -127,6 +127,9 @@ class ShardSet:
             return None
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self.tokens}")
+        return self._mask(start, stop)
+
+    def _mask(self, start: int, stop: int) -> np.ndarray:
         out = np.ones(stop - start, bool)
         for shard, a, b, at in self._pieces(start, stop):
             info = self.manifest.shards[shard]
@@ -138,12 +141,12 @@ class ShardSet:
 
     def targets(self) -> int:
         """How many tokens of the set count for the loss. Reads its masks."""
-        return sum(int(np.count_nonzero(self.counts(a, b))) if info.loss else info.tokens
+        return sum(int(np.count_nonzero(self._mask(a, b))) if info.loss else info.tokens
                    for info, a, b in zip(self.manifest.shards, self.offsets, self.offsets[1:]))
 
     def ends(self, start: int, stop: int) -> np.ndarray:
         """Exclusive document ends e with start <= e < stop, int64, as offsets in the virtual concatenation."""
-        found = []
+        blocks = []
         # an end equal to a shard's first token belongs to the shard before it
         first = max(0, bisect.bisect_left(self.offsets, start) - 1)
         for shard in range(first, len(self.manifest.shards)):
@@ -152,14 +155,14 @@ class ShardSet:
                 break
             ends = self._shard_ends(shard)
             a, b = self._place(shard, max(0, start - offset), stop - offset)
-            found.append(ends[a:b].astype(np.int64) + offset)
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+            blocks.append(ends[a:b].astype(np.int64) + offset)
+        return np.concatenate(blocks) if blocks else np.empty(0, np.int64)
 
     def documents(self, start: int, stop: int) -> list[DocumentSpan]:
         """The documents that hold tokens [start, stop), in order."""
         if not 0 <= start < stop <= self.tokens:
             return []
-        found: list[DocumentSpan] = []
+        documents: list[DocumentSpan] = []
         for shard, a, b, _ in self._pieces(start, stop):
             offset, begin = self.offsets[shard], 0
             with self.table(shard) as table:
@@ -171,27 +174,27 @@ class ShardSet:
                         i, j = np.searchsorted(ends, np.array([a, b - 1], ENDS), side="right").tolist()
                         begin = int(ends[i - 1]) if i else begin
                         for row in rows.slice(i, j + 1 - i).to_pylist():
-                            found.append(DocumentSpan(row["id"], begin + offset, row["end"] + offset, row["part"],
-                                                      row["row"], row["n_bytes"]))
+                            documents.append(DocumentSpan(row["id"], begin + offset, row["end"] + offset, row["part"],
+                                                          row["row"], row["n_bytes"]))
                             begin = row["end"]
                     if last >= b:
                         break
                     begin = last
-        return found
+        return documents
 
     def spans(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(first token, exclusive end, UTF-8 bytes), int64, of the documents that hold tokens [start, stop): what
         `documents` gives without ids, at the price of one column."""
-        found = []
+        blocks = []
         for shard, a, b, _ in self._pieces(max(0, start), min(stop, self.tokens)):
             ends = self._shard_ends(shard)
             first, last = self._place(shard, a + 1, b)          # the ends after tokens a and b - 1
             begins = np.concatenate((ends[first - 1:first] if first else [0], ends[first:last]))
             sizes = [row["n_bytes"] for row in self._table_rows(shard, first, last + 1, ["n_bytes"])]
-            found.append(np.stack([begins.astype(np.int64) + self.offsets[shard],
-                                   ends[first:last + 1].astype(np.int64) + self.offsets[shard],
-                                   np.array(sizes, np.int64)]))
-        return tuple(np.concatenate(found, 1)) if found else (np.empty(0, np.int64),) * 3
+            blocks.append(np.stack([begins.astype(np.int64) + self.offsets[shard],
+                                    ends[first:last + 1].astype(np.int64) + self.offsets[shard],
+                                    np.array(sizes, np.int64)]))
+        return tuple(np.concatenate(blocks, 1)) if blocks else (np.empty(0, np.int64),) * 3
 
     # -- files ---------------------------------------------------------------------------------------------------
     @contextmanager
@@ -286,7 +289,7 @@ class ShardSet:
             self._maps[name] = (np.frombuffer(memory, dtype) if memory else np.empty(0, dtype), memory)
         return self._maps[name]
 
-    def _pieces(self, start: int, stop: int):
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         """(shard, first token, end in the shard, offset in [start, stop)) of every shard the range touches."""
         shard = bisect.bisect_right(self.offsets, start) - 1
         at = start
@@ -296,8 +299,8 @@ class ShardSet:
                 yield shard, at - self.offsets[shard], end - self.offsets[shard], at - start
             at, shard = end, shard + 1
 
-    def _table_rows(self, shard: int, first: int, stop: int, columns: list[str] | None = None) -> list[dict]:
-        rows: list[dict] = []
+    def _table_rows(self, shard: int, first: int, stop: int, columns: list[str] | None = None) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
         with self.table(shard) as table:
             for group in range(first // TABLE_ROWS, (stop - 1) // TABLE_ROWS + 1):
                 start = group * TABLE_ROWS

@@ -18,21 +18,21 @@ def verify(path: str | Path, sha256: str | None = None) -> list[str]:
     """What is wrong with the shard set at `path`, one line each; [] when everything holds. Reads every byte once, in
     blocks of a few MB. A manifest that cannot be read raises ShardError."""
     shards = ShardSet(path, sha256)
-    found: list[str] = []
+    problems: list[str] = []
     for i, info in enumerate(shards.manifest.shards):
         for name, expected in ((getattr(info, kind), sha) for kind, sha in info.sums().items()):
             try:
                 if file_sha256(shards.folder / name) != expected:
-                    found.append(f"{name}: sha256 differs from the manifest: damaged or replaced")
+                    problems.append(f"{name}: sha256 differs from the manifest: damaged or replaced")
             except OSError as e:
-                found.append(f"{name}: cannot be read ({e.strerror})")
+                problems.append(f"{name}: cannot be read ({e.strerror})")
         try:
             if info.loss and (size := (shards.folder / info.loss).stat().st_size) != info.tokens:
-                found.append(f"{info.loss}: {size} bytes, one a token would be {info.tokens}")
-            found += _documents(shards, i)
+                problems.append(f"{info.loss}: {size} bytes, one a token would be {info.tokens}")
+            problems += _documents(shards, i)
         except (ShardError, OSError, ValueError) as e:
-            found.append(f"{info.body}: {e}")
-    return found
+            problems.append(f"{info.body}: {e}")
+    return problems
 
 
 def file_sha256(path: str | Path) -> str:
@@ -45,7 +45,7 @@ def _documents(shards: ShardSet, shard: int) -> list[str]:
     info = shards.manifest.shards[shard]
     body = shards.body(shard)
     ends = np.memmap(shards.folder / info.ends, ENDS, "r")
-    found: list[str] = []
+    problems: list[str] = []
     if len(ends) != info.documents:
         return [f"{info.ends}: {len(ends)} documents, the manifest says {info.documents}"]
     if len(ends) and int(ends[-1]) != info.tokens:
@@ -57,15 +57,16 @@ def _documents(shards: ShardSet, shard: int) -> list[str]:
             return [f"{info.ends}: ends do not increase near document {a}"]
         if (body[block - 1] != shards.eos).any():
             bad = a + int(np.flatnonzero(body[block - 1] != shards.eos)[0])
-            found.append(f"{info.body}: document {bad} does not end in EOS ({shards.eos})")
+            problems.append(f"{info.body}: document {bad} does not end in EOS ({shards.eos})")
             break
         before = int(block[-1])
     for a in range(0, info.tokens, _BLOCK):
         block = body[a:a + _BLOCK]
         if int(block.max()) >= shards.vocab_size:
-            found.append(f"{info.body}: token id {int(block.max())} is outside the vocabulary of {shards.vocab_size}")
+            problems.append(f"{info.body}: token id {int(block.max())} is outside the vocabulary of "
+                            f"{shards.vocab_size}")
             break
-    return found + _table(shards, shard, ends)
+    return problems + _table(shards, shard, ends)
 
 
 def _table(shards: ShardSet, shard: int, ends: np.ndarray) -> list[str]:
@@ -81,10 +82,10 @@ def _table(shards: ShardSet, shard: int, ends: np.ndarray) -> list[str]:
             n_bytes = batch.column("n_bytes").to_pylist()
             ids.update("".join(f"{i} {n}\n" for i, n in zip(batch.column("id").to_pylist(), n_bytes)).encode())
             at, text_bytes = at + len(batch), text_bytes + sum(n_bytes)
-    found = []
+    problems = []
     if at != info.documents or text_bytes != info.text_bytes:
-        found.append(f"{info.table}: {at} documents of {text_bytes} bytes, the manifest says {info.documents} of "
-                     f"{info.text_bytes}")
+        problems.append(f"{info.table}: {at} documents of {text_bytes} bytes, the manifest says {info.documents} of "
+                        f"{info.text_bytes}")
     if ids.hexdigest() != info.ids_sha256:
-        found.append(f"{info.table}: document ids differ from the manifest")
-    return found
+        problems.append(f"{info.table}: document ids differ from the manifest")
+    return problems

@@ -1,0 +1,81 @@
+"""What a curriculum mixes, and in which stretches: streams and phases, as `curriculum.json` holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The unit of a mixture: (source, language, quality bucket) as one virtual concatenation of tokens."""
+
+    name: str
+    train: str                    # folder (or manifest) of the split=train shard set, relative to the store
+    val: str | None               # of split=val; None when nothing was held out
+    sha256: str                   # pins the train shard set
+    val_sha256: str | None
+    tokens: int                   # in split=train, EOS included
+    val_tokens: int
+    dtype: str                    # uint16 or uint32
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of the run with its own mixture.
+
+    `lr` is a word of `curriculum.RATES` (what the schedule of the whole run does here), or a mapping {peak: the rate
+    itself, warmup: tokens, shape: one of `curriculum.RATE_SHAPES`, floor: share of the peak at the end}: the rate then
+    follows this curve over the tokens of the phase, and the run's schedule does not count. `rope_theta` and
+    `rope_scaling` (the model's keys; None: what `train.model` says) hold in this phase. A field with a default may be
+    left out of the file.
+    """
+
+    name: str
+    start: int                    # first sample number
+    samples: int                  # how many; a multiple of `batch`
+    reserved: int                 # samples planned when it was first resolved; >= samples, larger once an edit cut it
+    sequence: int                 # L: targets of a sample
+    batch: int                    # sequences (samples) of a step
+    weights: dict[str, int]       # stream → integer weight; streams not named give nothing
+    lr: str | dict[str, Any]      # one of RATES, or a curve of its own
+    max_epochs: dict[str, float]  # stream → epochs it may have been read by the end of the phase (default 1)
+    on_exhausted: str             # "error" | "repeat"
+    extra: bool = False           # beyond the total: shares of it (a warm-up of 2%) do not count these tokens
+    reset_optimizer: bool = False # moments start from nothing at the phase's first step
+    rope_theta: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    ramp: list[list[int]] | None = None     # [[stop, batch], …]: smaller batches, each up to sample `stop` of the phase
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.samples
+
+    @property
+    def stretches(self) -> list[tuple[int, int, int]]:
+        """(first, stop, batch): its samples, from 0, that are read in steps of `batch`; one, or more when it grows."""
+        stretches, first = [], 0
+        for stop, batch in [*(self.ramp or ()), (self.samples, self.batch)]:
+            stop = min(stop, self.samples)           # an edit may have cut it
+            if stop > first:
+                stretches.append((first, stop, batch))
+            first = max(first, stop)
+        return stretches
+
+    @property
+    def steps(self) -> int:
+        return sum((stop - first) // batch for first, stop, batch in self.stretches)
+
+    @property
+    def whole(self) -> bool:
+        """Whether its samples are whole steps."""
+        return all((stop - first) % batch == 0 for first, stop, batch in self.stretches)
+
+    def batch_at(self, sample: float) -> int:
+        """The batch of the step in which sample number `sample` of the phase is."""
+        return next((batch for _, stop, batch in self.stretches if sample < stop), self.batch)
+
+    @property
+    def tokens(self) -> int:
+        """Targets of the phase: n × L."""
+        return self.samples * self.sequence
