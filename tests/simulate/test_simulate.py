@@ -36,6 +36,10 @@ def test_a_driver_killed_while_it_cleans_up_ended_there() -> None:
     assert run(History.of(21119)) is None
 
 
+def test_a_fenced_driver_may_know_verdicts_that_were_taken_back() -> None:
+    assert run(History.of(5861)) is None
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     with mutant.planted():
