@@ -20,6 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from pipeline.engine.messages import Assignment, Done, Event
+from pipeline.store.records import FileInfo, PartRecord
+
 ROOT = Path(__file__).resolve().parent.parent
 SPLITS = 100              # of a file
 SLOTS = 1000
@@ -95,7 +98,7 @@ class Simulated:
     interruptible, slots = False, SLOTS
 
     def __init__(self) -> None:
-        self._open: list[dict[str, Any]] = []
+        self._open: list[Assignment] = []
 
     def start(self, memory_mb: int = 0) -> None: ...
 
@@ -111,22 +114,22 @@ class Simulated:
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
         return self.slots - len(self._open)
 
-    def submit(self, assignment: dict[str, Any]) -> None:
+    def submit(self, assignment: Assignment) -> None:
         self._open.append(assignment)
 
-    def wait(self, timeout: float) -> list[dict[str, Any]]:
+    def wait(self, timeout: float) -> list[Event]:
         done, self._open = self._open, []
-        return [{"event": "done", "id": a["id"], "record": record(a)} for a in done]
+        return [Done(a.id, record(a)) for a in done]
 
 
-def record(assignment: dict[str, Any]) -> dict[str, Any]:
+def record(assignment: Assignment) -> PartRecord:
     """What a task of the usual size leaves: counters as of real passes, three files."""
-    spec = assignment["spec"]
-    key = spec["key"]
-    index = spec["node"].startswith("index:")
+    spec = assignment.spec
+    key = spec.key
+    index = spec.node.startswith("index:")
     names = ["splits.json"] if index else ["kept.parquet", "dropped.parquet", "quarantine.parquet"]
-    files = {n: {"path": f"objects/{key}/{assignment['attempt']}-00000000.{n}", "bytes": 1 << 20, "rows": 1000,
-                 "sha256": key * 2, "content": key * 2, "meta": {"text_bytes": 3 << 20}} for n in names}
+    files = {n: FileInfo(f"objects/{key}/{assignment.attempt}-00000000.{n}", 1 << 20, key * 2, key * 2, 1000,
+                         {"text_bytes": 3 << 20}) for n in names}
     stage = {"in": 1000, "bytes_in": 1 << 24, "bytes_out": 1 << 22, "cpu_s": 3.2,
              "dropped": {"gopher_short_doc": {"web": 120}, "gopher_enough_stop_words": {"web": 31}}}
     counters = {"files": 1, "unsplittable": 0, "records": 100} if index else {
@@ -135,8 +138,8 @@ def record(assignment: dict[str, Any]) -> dict[str, Any]:
         "stages": {"0:html": stage, "1:gopher_quality": stage, "2:pii": stage}, "dropped_bytes": {"web": 1 << 18},
         "quarantined": {}, "languages": {"web": {"en": 700, "de": 149}},
         "lengths": {"web": {str(b): 80 for b in range(6, 18)}}}
-    return {"key": key, "task": spec["task"], "node": spec["node"], "attempt": assignment["attempt"], "files": files,
-            "counters": counters, "cpu_s": 3.4, "wall_s": 3.5, "rss_mb": 400.0, "replay_key": spec["replay_key"]}
+    return PartRecord(key, spec.task, spec.node, assignment.attempt, files, counters, cpu_s=3.4, wall_s=3.5,
+                      rss_mb=400.0, replay_key=spec.replay_key)
 
 
 if __name__ == "__main__":

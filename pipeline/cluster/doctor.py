@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.base.auth import ClusterError, loopback_url
 from pipeline.base.clock import SYSTEM
 from pipeline.cluster.examine import Check, check, clock, examine
-from pipeline.engine.backends.fingerprint import declared_libraries, differences, fingerprint
+from pipeline.engine.backends.fingerprint import Fingerprint, declared_libraries, differences, fingerprint
 from pipeline.store.fs import Store
 
 HERE = "here"
@@ -77,7 +77,7 @@ def _witness(store: Store | None) -> Iterator[str | None]:
                 folder.rmdir()
 
 
-def _node(node: dict[str, Any], ours: dict[str, Any]) -> Iterator[Check]:
+def _node(node: dict[str, Any], ours: Fingerprint) -> Iterator[Check]:
     where = node["name"]
     if node.get("error"):
         yield {"where": where, **check("answers", "red", node["error"], "see that Tokenmill is installed on it, in the "
@@ -85,7 +85,7 @@ def _node(node: dict[str, Any], ours: dict[str, Any]) -> Iterator[Check]:
                                                                          "--ship-code), and that it is not overloaded")}
         return
     theirs = node["result"]
-    wrong = differences(ours, theirs["fingerprint"])
+    wrong = differences(ours, Fingerprint(**theirs["fingerprint"]))
     yield {"where": where, **check("code and versions", "red" if wrong else "green",
                                    "; ".join(wrong) or "the same as here",
                                    "install the same version on every node, or run with --ship-code")}

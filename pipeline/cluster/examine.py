@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def examine(store_root: str | None = None, witness: str | None = None) -> dict[s
     checks = [found for part in parts for found in part()]
     if store_root is not None:
         checks += list(look_at_store(Store(store_root), witness))
-    return {"fingerprint": fingerprint(declared_libraries()), "time": began, "checks": checks}
+    return {"fingerprint": asdict(fingerprint(declared_libraries())), "time": began, "checks": checks}
 
 
 def _level(value: float, limits: tuple[float, float]) -> str:

@@ -27,7 +27,7 @@ import re
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
@@ -48,6 +48,15 @@ class Kind(NamedTuple):
     memory_mb: int
     gpus: float = 0.0                  # a share of one device below 1, else whole devices
     cpu: str = ""                      # CPU tag its numbers depend on (`stages.stage.cpu_tag`); "": any will do
+
+
+class Skip(NamedTuple):
+    """A row that killed its process, at which stage, and how: to be quarantined instead of processed. With a stage of
+    `Cursor.reading` it is a record that could not be read, and its file is not read from there on."""
+
+    row: int
+    stage: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,8 @@ class TaskSpec:
         return Kind(self.memory_mb, self.gpus, self.cpu)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Its fields by name; `args` is shared, not copied."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> TaskSpec:
@@ -141,16 +151,15 @@ class Cursor:
 class Inputs:
     """What a task may read: its arguments and the files they name."""
 
-    def __init__(self, spec: TaskSpec, store: Store, scratch: str, *, skip: Mapping[int, dict[str, Any]] | None = None,
+    def __init__(self, spec: TaskSpec, store: Store, scratch: str, *, skip: Iterable[Skip] = (),
                  only: Iterable[int] | None = None, batch_rows: int | None = None, file: int | None = None,
                  confine: Callable[[Sequence[str]], None] = lambda programs: None) -> None:
         from pipeline.store.lists import unfold
 
         self.spec, self.key, self.store, self.scratch = spec, spec.key, store, scratch
         self.args: dict[str, Any] = unfold(spec.args, store.read)
-        #: rows of this partition to quarantine instead of processing: {row: {"stage": index, "reason": …}}; with a
-        #: stage of `Cursor.reading` the file of the row is not read from there on
-        self.skip = dict(skip or {})
+        #: rows of this partition to quarantine instead of processing
+        self.skip: dict[int, Skip] = {fault.row: fault for fault in skip}
         #: None, or the only rows to process while a crash is looked into; what such a run writes is thrown away
         self.only = None if only is None else frozenset(only)
         #: largest number of documents between two cursor positions; 1 while a dead batch is replayed one by one

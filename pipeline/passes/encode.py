@@ -113,7 +113,7 @@ class _Encoding:
         taken: list[int] = []
         for i, row in enumerate(batch.rows.tolist()):
             if row in self.inputs.skip:                 # condemned at this key, by the log or in this very attempt
-                reason = self.inputs.skip[row]["reason"]
+                reason = self.inputs.skip[row].reason
                 self.out.quarantine(row, ids[i], STAGE, self.key, reason)
                 lost[i] = (reason, "")
             elif ids[i] in self.condemned:              # in another part, or for another stream

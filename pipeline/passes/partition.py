@@ -86,7 +86,7 @@ class Partition:
         keys, reader = {step.key for step in steps}, self.args.get("reader", {}).get("key")
         self.condemned = {entry["id"]: entry for entry in quarantined if entry["stage_key"] in keys}
         self._bad_files = [entry for entry in quarantined if "file" in entry and entry["stage_key"] == reader]
-        self._skip = {row: fault for row, fault in inputs.skip.items() if fault.get("stage", 0) > READING}
+        self._skip = {row: fault for row, fault in inputs.skip.items() if fault.stage > READING}
         self._reader: Reader | None = None
 
     def batches(self) -> Iterator[Items]:
@@ -179,9 +179,9 @@ class Partition:
         did in an earlier one; None for any other."""
         if row in self._skip:
             fault = self._skip[row]
-            step = self.steps[fault["stage"]] if 0 <= fault.get("stage", -1) < len(self.steps) else self.steps[0]
-            self.out.quarantine(row, doc.id, step.name, step.key, fault["reason"])
-            return Quarantined(doc.id, doc.source, doc.locator, step.name, fault["reason"])
+            step = self.steps[fault.stage] if 0 <= fault.stage < len(self.steps) else self.steps[0]
+            self.out.quarantine(row, doc.id, step.name, step.key, fault.reason)
+            return Quarantined(doc.id, doc.source, doc.locator, step.name, fault.reason)
         if doc.id in self.condemned:
             entry = self.condemned[doc.id]
             return Quarantined(doc.id, doc.source, doc.locator, entry["stage"], entry["reason"])

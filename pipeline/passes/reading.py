@@ -164,11 +164,11 @@ class SourceFiles:
                     "stop": slice.stop}
         stops = dict(self.condemned.get(_identity(identity), ()))
         for at, fault in self.inputs.skip.items():
-            if fault["stage"] == READING - file:
+            if fault.stage == READING - file:
                 read = max(0, at - row)
-                stops.setdefault(read, fault["reason"])
+                stops.setdefault(read, fault.reason)
                 self.out.quarantine(at, document_id(self.source, _identity(identity), "", read), "read", self.key,
-                                    fault["reason"], {**identity, "records": read})
+                                    fault.reason, {**identity, "records": read})
         return sorted(stops.items())
 
     def _beyond(self, piece: Piece, last: Document | BadRecord | None) -> Slice | None:

@@ -78,8 +78,8 @@ class Rows:
                 continue
             if row in inputs.skip:
                 said = inputs.skip[row]
-                out.quarantine(row, f"doc{a['first'] + row}", "square", "k" * 32, said["reason"])
-                bad[said["reason"]] = bad.get(said["reason"], 0) + 1
+                out.quarantine(row, f"doc{a['first'] + row}", "square", "k" * 32, said.reason)
+                bad[said.reason] = bad.get(said.reason, 0) + 1
                 continue
             batch.append(row)
             if len(batch) == size:
@@ -231,7 +231,7 @@ class Reads:
         for file in range(a["files"]):
             for row in range(3 * file, 3 * file + 3 if inputs.file in (None, file) else 0):
                 cursor.reading(row, file)
-                if row in inputs.skip and inputs.skip[row]["stage"] == READING - file:
+                if row in inputs.skip and inputs.skip[row].stage == READING - file:
                     break
                 if a["poison"].get(str(file), [None])[0] == row:
                     POISON[a["poison"][str(file)][1]](a)

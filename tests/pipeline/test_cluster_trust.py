@@ -14,6 +14,7 @@ from pipeline.base import auth
 from pipeline.base.auth import ClusterError
 from pipeline.cluster import attempts, connect
 from pipeline.cluster.attend import DriverLog
+from pipeline.engine.messages import Failed, Failure
 from pipeline.store.fs import Store
 from tests.gcs import gcs
 from tests.pipeline.cli_site import process
@@ -264,10 +265,8 @@ def test_a_node_masks_its_own_secrets_before_it_tells_of_a_failure(tmp_path, mon
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     supervisor = Supervisor(str(tmp_path / "store"), 1, Limits(), memory_mb=1000, scratch=str(tmp_path))
     try:
-        supervisor._event(SimpleNamespace(assignment={"id": 7}), "failed", kind="exception", message=f"x {SECRET}",
-                          traceback=f"y {SECRET}")
-        assert supervisor._events[-1] == {"event": "failed", "id": 7, "kind": "exception", "message": "x ***",
-                                          "traceback": "y ***"}
+        supervisor._failed(SimpleNamespace(id=7), Failure("exception", f"x {SECRET}", traceback=f"y {SECRET}"))
+        assert supervisor._events[-1] == Failed(7, Failure("exception", "x ***", traceback="y ***"))
     finally:
         supervisor.close()
 

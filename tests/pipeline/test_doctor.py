@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections import namedtuple
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -134,7 +135,7 @@ def cluster(monkeypatch, *, change=None, error="", open_=False, dashboard="127.0
         return not open_
 
     def on_every_node(address, target, arguments):
-        theirs = {**fingerprint(declared_libraries()), **(change or {})}
+        theirs = {**asdict(fingerprint(declared_libraries())), **(change or {})}
         now = time.time()
         node = {"name": "n1", "id": "1", "began": now, "ended": now}
         asked = {"fingerprint": theirs, "time": now + late, "checks": []}
@@ -193,7 +194,7 @@ def test_every_node_of_a_cluster_is_asked(ray_session, tmp_path):
                                                                        "witness": "runs/here"}, timeout=600)
     [node] = found["nodes"]
     assert node["began"] - 1 < node["result"]["time"] < node["ended"] + 1
-    assert node["result"]["fingerprint"] == fingerprint(declared_libraries())
+    assert node["result"]["fingerprint"] == asdict(fingerprint(declared_libraries()))
     assert by_name(node["result"]["checks"])["store: commits"]["level"] == "green"
     [node] = on_every_node(address, "pipeline.cluster.examine:examine", {"nonsense": 1}, timeout=600)["nodes"]
     assert "nonsense" in node["error"]

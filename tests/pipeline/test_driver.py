@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.engine.driver.scheduler import Scheduler
+from pipeline.engine.messages import Assignment, Done, Event
 from pipeline.engine.task import TaskSpec
 from pipeline.plan.drive import TooManyErrors, check_error_rate, drive, survey
 from pipeline.plan.nodes import Node
@@ -56,14 +57,14 @@ class Backend:
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
         return self.slots - len(self.open)
 
-    def submit(self, assignment: dict) -> None:
+    def submit(self, assignment: Assignment) -> None:
         self.open.append(assignment)
 
-    def wait(self, timeout: float) -> list[dict]:
-        done = next((a for a in self.open if a["spec"]["key"] != self.slow), self.open[0])
+    def wait(self, timeout: float) -> list[Event]:
+        done = next((a for a in self.open if a.spec.key != self.slow), self.open[0])
         self.open.remove(done)
-        self.order.append(done["spec"]["key"])
-        return [{"event": "done", "id": done["id"], "record": record(done["spec"]["key"]).to_json()}]
+        self.order.append(done.spec.key)
+        return [Done(done.id, record(done.spec.key))]
 
 
 def test_nodes_run_together_and_get_their_own_records():

@@ -15,6 +15,7 @@ import sys
 import textwrap
 import time
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -27,6 +28,7 @@ from pipeline.cluster.attempts import ask_to_stop, facts_of
 from pipeline.engine.backends.inline import InlineBackend
 from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.scheduler import Scheduler, TaskFailed
+from pipeline.engine.messages import Done, Failed, Failure, Quarantined
 from pipeline.plan.nodes import BarrierResult
 from pipeline.plan.planner import Planner
 from pipeline.plan.why import explain
@@ -35,6 +37,7 @@ from pipeline.store import dataset, temp
 from pipeline.store.errors import EnvironmentFailure
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.log import Fenced, Log, attempt_name
+from pipeline.store.records import PartRecord
 from pipeline.store.temp import scratch_database
 from stages.barrier import PartRef
 from tests.pipeline import engine_tasks as t
@@ -119,10 +122,9 @@ def test_what_ended_together_with_a_failure_is_committed():
         def wait(self, timeout):
             if len(self.queue) < 2:
                 return []
-            (bad, good), self.queue = sorted(self.queue, key=lambda a: a["spec"]["key"] != specs[0].key), []
-            done = {"key": good["spec"]["key"], "task": "x", "node": "t", "attempt": "a", "files": {}, "counters": {}}
-            return [{"event": "failed", "id": bad["id"], "kind": "exception", "message": "no"},
-                    {"event": "done", "id": good["id"], "record": done}]
+            (bad, good), self.queue = sorted(self.queue, key=lambda a: a.spec.key != specs[0].key), []
+            return [Failed(bad.id, Failure("exception", "no")),
+                    Done(good.id, PartRecord(good.spec.key, "x", "t", "a", {}, {}))]
 
     specs, log = t.row_specs(parts=2), t.MemoryLog()
     with pytest.raises(TaskFailed, match="no"):
@@ -130,8 +132,8 @@ def test_what_ended_together_with_a_failure_is_committed():
     assert log.appended == [specs[1].key] and log.flushed == 1
 
 
-CONDEMNED = [{"event": "condemned", "row": row, "stage": 2, "reason": "crash:SIGSEGV"} for row in range(5)]
-TOO_MANY = {"event": "failed", "kind": "exception", "message": "bad code, not bad data"}
+QUARANTINED = [partial(Quarantined, row=row, stage=2, reason="crash:SIGSEGV") for row in range(5)]
+BAD_CODE = "bad code, not bad data"
 
 
 def test_a_task_that_fails_for_good_condemns_nobody(tmp_path):
@@ -139,17 +141,17 @@ def test_a_task_that_fails_for_good_condemns_nobody(tmp_path):
     store, [spec] = Store(tmp_path / "store"), t.row_specs(parts=1)
     with Log.open(store) as log:
         log.condemn("other", 1, 0, "memory")
-        b = Scripted({spec.key: [[*CONDEMNED, TOO_MANY]] * 2})
+        b = Scripted({spec.key: [[*QUARANTINED, Failure("exception", BAD_CODE)]] * 2})
         with pytest.raises(TaskFailed, match="bad code"):
             Scheduler(b, log, max_attempts=2).run([spec])
-        assert [len(a["skip"]) for a in b.taken] == [0, 5], "within the run they are remembered"
+        assert [len(a.skip) for a in b.taken] == [0, 5], "within the run they are remembered"
         assert log.condemned(spec.key) == {}
         assert Log.read(store).condemned(spec.key) == {}, "it is in the log when the run ends"
     with Log.open(store) as log:
         assert log.condemned("other") == {1: (0, "memory")}
-        b = Scripted({spec.key: [[CONDEMNED[0], {**TOO_MANY, "kind": "environment"}]]})
+        b = Scripted({spec.key: [[QUARANTINED[0], Failure("environment", BAD_CODE)]]})
         Scheduler(b, log).run([spec])
-        assert [a["skip"] for a in b.taken] == [[], [[0, 2, "crash:SIGSEGV"]]]
+        assert [a.skip for a in b.taken] == [(), ((0, 2, "crash:SIGSEGV"),)]
 
 
 def test_a_verdict_after_an_acquittal_counts(store):

@@ -26,6 +26,7 @@ import ray
 from ray.cluster_utils import Cluster
 from pipeline.engine.backends.ray_backend import RayBackend
 from pipeline.engine.driver.scheduler import Scheduler
+from pipeline.engine.messages import Lost, Returned
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 
@@ -41,7 +42,7 @@ def backend_at(address, **kw):
     def noted(a):
         submit(a)
         posts = list(backend.fleet.posts.values())
-        backend.places.setdefault(a["spec"]["label"], []).append(next(p.host for p in posts if a["id"] in p.open))
+        backend.places.setdefault(a.spec.label, []).append(next(p.host for p in posts if a.id in p.open))
         backend.most = max(backend.most, sum(len(p.open) for p in posts))
     backend.submit = noted
     return backend
@@ -234,8 +235,8 @@ backend = backend_at(cluster.address)
 returned, wait = [], backend.wait
 def noted(timeout):
     events = wait(timeout)
-    returned.extend(i for e in events if e["event"] == "returned" for i in e["ids"])
-    returned.extend(-i for e in events if e["event"] == "lost" for i in e["ids"])
+    returned.extend(i for e in events if isinstance(e, Returned) for i in e.ids)
+    returned.extend(-i for e in events if isinstance(e, Lost) for i in e.ids)
     return events
 backend.wait = noted
 run = Run(backend, """ + HELD.format(parts=10) + """)

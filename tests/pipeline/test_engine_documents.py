@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engine.backends.inline import InlineBackend
-from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.engine.task import Cursor, Skip, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.recipe import load_recipe
 from pipeline.recipe.model import Recipe
@@ -111,7 +111,7 @@ def test_how_records_are_batched_is_not_to_be_seen_in_any_file(tmp_path):
 
     class Noting(InlineBackend):
         def submit(self, assignment):
-            specs.append(TaskSpec.from_json(assignment["spec"]))
+            specs.append(assignment.spec)
             super().submit(assignment)
 
     run_recipe(recipe, str(tmp_path / "store"), make_backend=Noting, report=False)
@@ -128,7 +128,7 @@ def test_how_records_are_batched_is_not_to_be_seen_in_any_file(tmp_path):
         for rows in (1, 7):
             assert files(spec, batch_rows=rows) == whole
         if spec.args["chain"]:
-            some = [files(spec, batch_rows=rows, skip={8: {"stage": 0, "reason": "memory"}}) for rows in (None, 1)]
+            some = [files(spec, batch_rows=rows, skip=[Skip(8, 0, "memory")]) for rows in (None, 1)]
             assert some[0] == some[1] != whole
 
 

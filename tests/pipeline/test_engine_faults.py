@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import signal
+from dataclasses import replace
 
 import pytest
 
+from pipeline.engine.messages import Failure
 from pipeline.engine.task import Cursor
 from pipeline.engine.worker.faults import (
     CPU_LIMIT,
@@ -225,12 +227,12 @@ def test_a_cursor_read_while_its_writer_is_preempted_has_rows():
 
 
 @pytest.mark.parametrize(("error", "told"), [
-    (SettingsError("a: no column 'text'"), {"kind": "permanent", "message": "a: no column 'text'"}),
-    (EnvironmentFailure("the disk is full"), {"kind": "environment", "message": "the disk is full"}),
-    (KeyError("x"), {"kind": "exception", "message": "KeyError: 'x'", "row": 7}),
-    (OSError("reset"), {"kind": "exception", "message": "OSError: reset"})])
+    (SettingsError("a: no column 'text'"), Failure("permanent", "a: no column 'text'")),
+    (EnvironmentFailure("the disk is full"), Failure("environment", "the disk is full")),
+    (KeyError("x"), Failure("exception", "KeyError: 'x'", row=7)),
+    (OSError("reset"), Failure("exception", "OSError: reset"))])
 def test_what_an_attempt_that_raised_tells(error, told):
-    assert failure(error, 7) == told
+    assert replace(failure(error, 7), traceback="") == told
 
 
 def test_errors_that_are_each_others_context_name_no_file():

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,31 +16,82 @@ import pytest
 from pipeline.base import process
 from pipeline.base.scratch import Scratch, user_folder
 from pipeline.engine.backends.fingerprint import code_hash, declared_libraries, differences, fingerprint
+from pipeline.engine.messages import (
+    ANSWERS,
+    ASSIGNMENTS,
+    EVENTS,
+    MAX_BYTES,
+    ORDERS,
+    Assignment,
+    Done,
+    Failed,
+    Failure,
+    Finished,
+    Hanging,
+    Hindered,
+    Lost,
+    NeedsFreshProcess,
+    ProtocolError,
+    Quarantined,
+    Raised,
+    Ready,
+    Returned,
+    StatusReport,
+    TaskStatus,
+    Work,
+    pack,
+)
+from pipeline.engine.task import Skip, TaskSpec
 from pipeline.engine.worker import limits
-from pipeline.engine.worker.child import MAX_MESSAGE, pack, unpack
 from pipeline.engine.worker.process import _environment
+from pipeline.store.records import FileInfo, PartRecord
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
 def test_messages_come_whole_whatever_the_pipe_does():
-    sent = [{"n": i, "text": "ü" * i} for i in range(5)]
+    sent = [Raised(Failure("exception", "ü" * i, row=i)) for i in range(5)]
     wire = b"".join(map(pack, sent))
     for step in (1, 3, 7, len(wire)):
         buffer, found = bytearray(), []
         for i in range(0, len(wire), step):
             buffer += wire[i:i + step]
-            while (message := unpack(buffer)) is not None:
+            while (message := ANSWERS.unpack(buffer)) is not None:
                 found.append(message)
         assert found == sent
         assert not buffer
 
 
 def test_a_length_beyond_reason_is_refused():
-    with pytest.raises(ValueError, match="not the engine's protocol"):
-        unpack(bytearray(struct.pack(">I", MAX_MESSAGE + 1)))
-    with pytest.raises(json.JSONDecodeError):
-        unpack(bytearray(struct.pack(">I", 3) + b"{{{"))
+    with pytest.raises(ProtocolError, match="not the engine's protocol"):
+        ANSWERS.unpack(bytearray(struct.pack(">I", MAX_BYTES + 1)))
+
+
+@pytest.mark.parametrize("body", [b"{{{", b"[]", b"3", b"{}", b'{"type":"Done"}',
+                                  b'{"type":"Done","id":1,"record":{}}',
+                                  b'{"type":"Raised"}', b'{"type":"Raised","failure":7}',
+                                  b'{"type":"Finished","more":1}'])
+def test_anything_but_an_expected_message_is_refused(body):
+    """A child that was taken over must not speak as a backend does, nor make its supervisor fail."""
+    with pytest.raises(ProtocolError):
+        ANSWERS.unpack(bytearray(struct.pack(">I", len(body)) + body))
+
+
+def test_every_message_survives_the_border():
+    spec = TaskSpec("k", "m:T", "n", {"a": [1, {"b": None}]}, weight=3, gpus=0.5, roots=("s3://b", "gs://c"))
+    record = PartRecord("k", "t", "n", "1-1", {"a": FileInfo("objects/k/1-1.a", 3, "ab", "cd", 1, {"x": 1})}, {"n": 2})
+    skip, status = (Skip(3, -2, "memory"), Skip(7, 0, "cpu_limit")), TaskStatus(1, 5, 2, 1.5, 0.5, "n1", 77, "waiting")
+    sent = [
+        (ASSIGNMENTS, Assignment(1, spec, "1-1", skip)), (EVENTS, Ready(fingerprint([]), {"landlock": 3}, True)),
+        (EVENTS, Done(1, record)), (EVENTS, Failed(1, Failure("damaged", "gone", path="objects/x", traceback="T"))),
+        (EVENTS, Hindered(1, "full")), (EVENTS, Lost((1, 2), "died")), (EVENTS, Returned((3,), "drained")),
+        (EVENTS, Hanging(status)), (EVENTS, Quarantined(1, 7, 0, "cpu_limit")), (EVENTS, StatusReport((status,))),
+        (ORDERS, Work(spec, "1-1", "/store", "/scratch", skip, (3, 4), None, 1)),
+        (ORDERS, Work(spec, "1-1", "/s", "/t")),
+        (ANSWERS, Finished(record)), (ANSWERS, Raised(Failure("exception", "no", row=3))),
+        (ANSWERS, NeedsFreshProcess())]
+    for channel, message in sent:
+        assert channel.unpack(bytearray(pack(message))) == message
 
 
 @linux
@@ -137,10 +189,9 @@ def test_a_folder_that_others_may_write_is_refused(tmp_path):
 def test_fingerprints_tell_code_and_libraries_apart(tmp_path):
     ours = fingerprint(declared_libraries())
     assert differences(ours, ours) == []
-    assert ours["libraries"]["pyarrow"]
-    assert differences(ours, {**ours, "roots": {"pipeline": "/elsewhere"}, "node": "n2", "cpu": "arm-base"}) == []
-    theirs = {**ours, "code": "0", "python": "3.10.1",
-              "libraries": {**ours["libraries"], "pyarrow": "1.0", "numpy": ""}}
+    assert ours.libraries["pyarrow"]
+    assert differences(ours, replace(ours, roots={"pipeline": "/elsewhere"}, node="n2", cpu="arm-base")) == []
+    theirs = replace(ours, code="0", python="3.10.1", libraries={**ours.libraries, "pyarrow": "1.0", "numpy": ""})
     said = "; ".join(differences(ours, theirs))
     for words in ("other code", "Python 3.10.1 instead of", "pyarrow 1.0 instead of", "numpy missing"):
         assert words in said

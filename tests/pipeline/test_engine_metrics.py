@@ -24,6 +24,7 @@ from pipeline.run import run_recipe
 from pipeline.store.fs import Store
 from pipeline.store.records import PartRecord
 from tests.corpus import write_warcs
+from tests.simulate.clock import VirtualClock
 
 RECIPE = """
 version: 1
@@ -62,12 +63,12 @@ def values(run: str, snapshot: dict, lost: int = 0) -> dict[tuple[str, ...], flo
 
 
 def test_a_snapshot_becomes_tasks_by_state_and_documents_by_outcome():
-    now = [0.0]
-    progress = Progress("quiet", clock=lambda: now[0])
+    clock = VirtualClock()
+    progress = Progress("quiet", clock=clock)
     specs = [TaskSpec(f"k{i}", "m:T", node, {}, weight=100) for i, node in
              enumerate(["index:web:0", "clean:1", "clean", "clean", "deduped/minhash.0", "shards:web", "tokenizer:"])]
     progress.planned(specs, {"k2": record(specs[2], a_pass(1000, 1000, 0, 0))})
-    now[0] = 10.0
+    clock.time = 10.0
     progress.failed(specs[1], "exception", "no", True)
     progress.repeated(specs[1])
     progress.doubled(specs[3])

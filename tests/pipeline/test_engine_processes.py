@@ -19,10 +19,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline.base.clock import Clock
 from pipeline.engine.backends.inline import InlineBackend
 from pipeline.engine.backends.local import ProcessBackend
 from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.scheduler import CannotRun, Interrupted, Scheduler, TaskFailed
+from pipeline.engine.messages import Assignment, Done, Ready, StatusReport
 from pipeline.engine.task import Cursor
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.faults import CPU_LIMIT, Inquest
@@ -100,9 +102,9 @@ def judged(backend, row, **limits):
     supervisor = backend.supervisor
     patient, excess = supervisor.limits, supervisor._excess
 
-    def judge(child, now):
+    def judge(child, job, now):
         supervisor.limits = replace(patient, **limits) if child.cursor.read()[0] == row else patient
-        return excess(child, now)
+        return excess(child, job, now)
 
     supervisor._excess = judge
     return backend
@@ -178,11 +180,11 @@ def test_what_a_child_uses_while_it_is_measured_is_charged_to_no_document(store,
     monkeypatch.setattr(measure, "cpu_seconds", stands_still)
     supervisor = Supervisor(store.root, 1, Limits(cpu_s=1.0), scratch=str(tmp_path))
     try:
-        assert supervisor._excess(child, 1.0) is None
+        assert supervisor._excess(child, child.job, 1.0) is None
         found = []
         for cpu in (15.2, 16.1, 16.3):
             monkeypatch.setattr(measure, "cpu_seconds", lambda pid, cpu=cpu: cpu)
-            found.append(supervisor._excess(child, 2.0))
+            found.append(supervisor._excess(child, child.job, 2.0))
         assert found == [None, None, CPU_LIMIT], "a second at row 9"
     finally:
         supervisor.close()
@@ -274,22 +276,26 @@ def test_a_child_that_stands_still_is_run_again_but_its_document_is_not_condemne
     assert log.appended == []
 
 
-def test_a_supervisor_nobody_asked_for_a_while_takes_no_child_for_stalled(store, tmp_path, monkeypatch):
+def test_a_supervisor_nobody_asked_for_a_while_takes_no_child_for_stalled(store, tmp_path):
     """A machine, or a driver, that stood still for an hour: what happened meanwhile nobody has seen."""
-    ahead = [0.0]
-    monkeypatch.setattr("pipeline.engine.worker.supervisor.time", SimpleNamespace(
-        monotonic=lambda: time.monotonic() + ahead[0], sleep=time.sleep))
-    supervisor = Supervisor(store.root, 1, Limits(wall_s=120.0, hanging_s=120.0), scratch=str(tmp_path))
+    class Jumping(Clock):
+        ahead = 0.0
+
+        def now(self):
+            return super().now() + self.ahead
+
+    clock = Jumping()
+    supervisor = Supervisor(store.root, 1, Limits(wall_s=120.0, hanging_s=120.0), scratch=str(tmp_path), clock=clock)
     try:
         spec = t.spec(t.Waits, mark=str(tmp_path / "mark"))
-        events = supervisor.poll([{"id": 1, "spec": spec.to_json(), "attempt": "1-1", "skip": []}], 0.5)
+        events = supervisor.poll([Assignment(1, spec, "1-1")], 0.5)
         pids = supervisor.pids
-        ahead[0] = 3600.0
+        clock.ahead = 3600.0
         events += supervisor.poll([], 0.3)
         assert supervisor.pids == pids
         (tmp_path / "mark").touch()
-        until(lambda: events.extend(supervisor.poll([], 0.2)) or any(e["event"] == "done" for e in events))
-        assert {e["event"] for e in events} <= {"fingerprint", "progress", "done"}
+        until(lambda: events.extend(supervisor.poll([], 0.2)) or any(isinstance(e, Done) for e in events))
+        assert {type(e) for e in events} <= {Ready, StatusReport, Done}
     finally:
         supervisor.close()
 
@@ -418,12 +424,12 @@ def test_declared_memory_bounds_what_runs_together(store, tmp_path):
     supervisor = Supervisor(store.root, 4, memory_mb=1000, scratch=str(tmp_path))
     try:
         specs = t.row_specs(parts=5, ms=10, memory_mb=450)
-        commands = [{"id": i, "spec": s.to_json(), "attempt": f"1-{i}", "skip": []} for i, s in enumerate(specs)]
+        commands = [Assignment(i, s, f"1-{i}") for i, s in enumerate(specs)]
         done, most = 0, 0
         while done < 5:
             events = supervisor.poll(commands, 0.2)
             commands = []
-            done += sum(e["event"] == "done" for e in events)
+            done += sum(isinstance(e, Done) for e in events)
             most = max(most, sum(c.job is not None for c in supervisor._children))
         assert most == 2
     finally:
@@ -577,12 +583,12 @@ def test_a_large_task_is_overtaken_but_not_for_ever(store, tmp_path):
     try:
         sizes = [600, 900, *[300] * 12]
         specs = [t.spec(t.Devices, order=i, n=i, memory_mb=m) for i, m in enumerate(sizes)]
-        commands = [{"id": i, "spec": s.to_json(), "attempt": f"1-{i}", "skip": []} for i, s in enumerate(specs)]
+        commands = [Assignment(i, s, f"1-{i}") for i, s in enumerate(specs)]
         ended = []
         while len(ended) < len(specs):
             events = supervisor.poll(commands, 0.2)
             commands = []
-            ended += [e["id"] for e in events if e["event"] == "done"]
+            ended += [e.id for e in events if isinstance(e, Done)]
     finally:
         supervisor.close()
     place = ended.index(1)

@@ -11,6 +11,7 @@ from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.scheduler import Running
 from pipeline.engine.task import TaskSpec
 from pipeline.store.records import PartRecord
+from tests.simulate.clock import VirtualClock
 
 SPEC = TaskSpec("k", "m:T", "clean", {"chain": [{"name": "html"}, {"name": "pii"}]}, label="web: a.warc [3/8]")
 
@@ -56,10 +57,10 @@ def test_people_read_it_too_and_a_task_that_ends_hangs_no_more():
 
 def test_a_long_look_at_what_is_done_already_is_seen_from_outside():
     """A run all of whose tasks are in the log has nothing else to tell."""
-    now, snaps = [0.0], []
-    progress = Progress("quiet", snaps.append, clock=lambda: now[0])
+    clock, snaps = VirtualClock(), []
+    progress = Progress("quiet", snaps.append, clock=clock)
     for i in range(10):
         spec = TaskSpec(f"k{i}", "m:T", "clean", {})
-        now[0] += 1.0
+        clock.time += 1.0
         progress.planned([spec], {spec.key: PartRecord(spec.key, "m:T", "clean", "a", {}, {})})
     assert [s["done"] for s in snaps] == [3, 6, 9]

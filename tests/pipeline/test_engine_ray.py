@@ -126,7 +126,7 @@ def test_a_node_that_runs_other_code_is_refused_by_name(on_ray, monkeypatch):
     from pipeline.engine.backends import ray_backend
 
     real = ray_backend.fingerprint
-    monkeypatch.setattr(ray_backend, "fingerprint", lambda names: {**real(names), "code": "0" * 64})
+    monkeypatch.setattr(ray_backend, "fingerprint", lambda names: replace(real(names), code="0" * 64))
     with pytest.raises(ray_backend.NoNodes, match=f"{os.uname().nodename} .*other code"):
         Scheduler(on_ray(1), t.MemoryLog()).run(t.row_specs(parts=1))
 
@@ -138,7 +138,7 @@ def test_our_own_code_is_what_it_was_when_we_began(on_ray, monkeypatch):
 
     backend, real = on_ray(1), ray_backend.fingerprint
     backend.start()
-    monkeypatch.setattr(ray_backend, "fingerprint", lambda names: {**real(names), "code": "0" * 64})
+    monkeypatch.setattr(ray_backend, "fingerprint", lambda names: replace(real(names), code="0" * 64))
     assert len(Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=1))) == 1
     stale = on_ray(1)
     stale.start()
@@ -353,7 +353,7 @@ while not backend.slots:
 [post] = backend.fleet.posts.values()
 backend.close()
 cluster.shutdown()
-print(sorted("py_modules" in place for place in post.fingerprint["roots"].values()))
+print(sorted("py_modules" in place for place in post.fingerprint.roots.values()))
 """
 
 

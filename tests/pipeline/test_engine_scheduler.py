@@ -9,17 +9,21 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from pipeline.engine.backends.inline import InlineBackend
 from pipeline.engine.driver.progress import Progress, clock
 from pipeline.engine.driver.scheduler import MAX_LOST, Interrupted, Running, Scheduler, TaskFailed
+from pipeline.engine.messages import Done, Failed, Failure, Hindered, Lost, Quarantined
 from pipeline.engine.task import Cursor, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
+from pipeline.store.records import PartRecord
 from tests.pipeline import engine_tasks as t
+from tests.simulate.clock import VirtualClock
 
 
 @pytest.fixture
@@ -101,15 +105,16 @@ def test_a_task_that_always_raises_ends_the_run_with_its_message(backend):
     assert log.flushed == len(log.appended)
 
 
-RAISED = {"event": "failed", "kind": "exception", "traceback": "Traceback …"}
+def raised(message, row=None, kind="exception"):
+    return Failure(kind, message, row=row, traceback="Traceback …")
 
 
 @pytest.mark.parametrize(("answers", "tried"), [
-    ([{**RAISED, "kind": "permanent", "message": "no column 'text'"}], 1),
-    ([{**RAISED, "message": "KeyError: 'x'", "row": 3}] * 2, 2),
-    ([{**RAISED, "message": "KeyError: 'x'", "row": 3}, {**RAISED, "message": "KeyError: 'x'", "row": 4}] * 2, 4),
-    ([{**RAISED, "message": "KeyError: 'x'", "row": 3}, {**RAISED, "message": "KeyError: 'y'", "row": 3}] * 2, 4),
-    ([{**RAISED, "message": "OSError: reset"}] * 4, 4)])            # without a row: of the system, or of a child
+    ([raised("no column 'text'", kind="permanent")], 1),
+    ([raised("KeyError: 'x'", 3)] * 2, 2),
+    ([raised("KeyError: 'x'", 3), raised("KeyError: 'x'", 4)] * 2, 4),
+    ([raised("KeyError: 'x'", 3), raised("KeyError: 'y'", 3)] * 2, 4),
+    ([raised("OSError: reset")] * 4, 4)])            # without a row: of the system, or of a child
 def test_what_can_only_fail_again_is_not_tried_again(answers, tried):
     specs = t.row_specs(parts=1)
     b = Scripted({specs[0].key: [[a] for a in answers]})
@@ -124,8 +129,7 @@ def test_a_full_disk_is_said_once_however_many_meet_it():
     specs, out = t.row_specs(parts=2), io.StringIO()
     said = [f"cannot write /disk/st/objects/{i:032x}/a.parquet: No space left on device; free some space" for i in
             range(2 * MAX_LOST)]
-    b = Scripted({s.key: [[{"event": "hindered", "message": said[2 * i + n]},
-                           {**ENVIRONMENT, "message": said[2 * i + n], "traceback": "Traceback …"}]
+    b = Scripted({s.key: [[partial(Hindered, message=said[2 * i + n]), raised(said[2 * i + n], kind="environment")]
                           for i in range(MAX_LOST)] for n, s in enumerate(specs)})
     progress = Progress("rich", stream=out)
     with pytest.raises(TaskFailed) as caught:
@@ -183,7 +187,7 @@ class Scripted:
     def close(self): ...
 
     def cancel(self, ids):
-        self.queue = [a for a in self.queue if a["id"] not in ids]
+        self.queue = [a for a in self.queue if a.id not in ids]
 
     def expect(self, waiting):
         return {}
@@ -200,22 +204,21 @@ class Scripted:
         if not self.queue:
             return []
         a = self.queue.pop(0)
-        key = a["spec"]["key"]
+        key = a.spec.key
         if self.script.get(key):
-            found = self.script[key].pop(0)
-            return [{"ids": [a["id"]], **e} if e["event"] == "lost" else {"id": a["id"], **e} for e in found]
-        record = {"key": key, "task": "x", "node": "t", "attempt": a["attempt"], "files": {}, "counters": {}}
-        return [{"event": "done", "id": a["id"], "record": record}]
+            return [Failed(a.id, e) if isinstance(e, Failure) else e(a.id) for e in self.script[key].pop(0)]
+        return [Done(a.id, PartRecord(key, "x", "t", a.attempt, {}, {}))]
 
 
-ENVIRONMENT = {"event": "failed", "kind": "environment", "message": "SIGKILL from outside"}
+ENVIRONMENT = Failure("environment", "SIGKILL from outside")
+QUARANTINED = partial(Quarantined, row=7, stage=2, reason="crash:SIGSEGV")
 
 
 def test_environment_failures_are_not_charged_but_bounded():
     specs = t.row_specs(parts=3)
     ok = Scripted({specs[0].key: [[ENVIRONMENT]] * (MAX_LOST - 1)})
     assert len(Scheduler(ok, t.MemoryLog(), max_attempts=1).run(specs)) == 3
-    lost = Scripted({specs[0].key: [[{"event": "lost", "message": "node n1 died"}]] * MAX_LOST})
+    lost = Scripted({specs[0].key: [[lambda id: Lost((id,), "node n1 died")]] * MAX_LOST})
     with pytest.raises(TaskFailed, match="node n1 died"):
         Scheduler(lost, t.MemoryLog(), max_attempts=1).run(specs)
 
@@ -232,17 +235,15 @@ def test_an_environment_in_which_nothing_gets_done_ends_the_run_however_many_tas
 
 def test_later_attempts_know_who_was_condemned():
     specs = t.row_specs(parts=1)
-    condemned = {"event": "condemned", "row": 7, "stage": 2, "reason": "crash:SIGSEGV"}
-    b = Scripted({specs[0].key: [[condemned, ENVIRONMENT]]})
+    b = Scripted({specs[0].key: [[QUARANTINED, ENVIRONMENT]]})
     Scheduler(b, t.MemoryLog()).run(specs)
-    assert [a["skip"] for a in b.taken] == [[], [[7, 2, "crash:SIGSEGV"]]]
-    assert len({a["attempt"] for a in b.taken}) == 2
+    assert [a.skip for a in b.taken] == [(), ((7, 2, "crash:SIGSEGV"),)]
+    assert len({a.attempt for a in b.taken}) == 2
 
 
 def test_a_condemnation_is_durable_before_the_part_goes_on(tmp_path):
     """It is in the log's files when the next events are asked for, and the first attempt of the next driver has it."""
     store, specs = Store(tmp_path / "store"), t.row_specs(parts=1)
-    condemned = {"event": "condemned", "row": 7, "stage": 2, "reason": "crash:SIGSEGV"}
 
     class Killed(BaseException):
         pass
@@ -257,12 +258,12 @@ def test_a_condemnation_is_durable_before_the_part_goes_on(tmp_path):
 
     first = Log.open(store)
     with pytest.raises(Killed):
-        Scheduler(Dies({specs[0].key: [[condemned]]}), first).run(specs)
+        Scheduler(Dies({specs[0].key: [[QUARANTINED]]}), first).run(specs)
     assert Log.read(store).condemned(specs[0].key) == {7: (2, "crash:SIGSEGV")}
     with Log.open(store, takeover=True) as log:                        # nobody closed the first one
         b = Scripted()
         Scheduler(b, log).run(specs)
-        assert [a["skip"] for a in b.taken] == [[[7, 2, "crash:SIGSEGV"]]]
+        assert [a.skip for a in b.taken] == [((7, 2, "crash:SIGSEGV"),)]
         assert log.condemned(specs[0].key) == {}
 
 
@@ -333,12 +334,12 @@ def test_a_straggler_gets_a_twin_and_the_first_commit_counts():
         """Never answers the first assignment of one key."""
 
         def submit(self, assignment):
-            lame = assignment["spec"]["key"] == specs[-1].key and not any(
-                a["spec"]["key"] == specs[-1].key for a in self.taken)
+            lame = assignment.spec.key == specs[-1].key and not any(
+                a.spec.key == specs[-1].key for a in self.taken)
             super().submit(assignment)
             if lame:
                 self.queue.pop()
-                self.stuck = assignment["id"]
+                self.stuck = assignment.id
 
         def cancel(self, ids):
             self.cancelled = [*getattr(self, "cancelled", []), *ids]
@@ -348,7 +349,7 @@ def test_a_straggler_gets_a_twin_and_the_first_commit_counts():
     b = Lame()
     log = t.MemoryLog()
     assert len(Scheduler(b, log, straggler_s=0.05).run(specs)) == 8
-    assert sum(a["spec"]["key"] == specs[-1].key for a in b.taken) == 2
+    assert sum(a.spec.key == specs[-1].key for a in b.taken) == 2
     assert b.stuck in b.cancelled
     assert sorted(log.appended) == sorted(s.key for s in specs)
 
@@ -356,7 +357,7 @@ def test_a_straggler_gets_a_twin_and_the_first_commit_counts():
 # -- progress ----------------------------------------------------------------------------------------------------------
 def test_json_progress_is_one_event_a_line_and_the_snapshot_adds_up(backend):
     stream, snaps = io.StringIO(), []
-    with Progress("json", snaps.append, stream=stream, clock=lambda: 0.0) as progress:       # nothing between
+    with Progress("json", snaps.append, stream=stream, clock=VirtualClock()) as progress:       # nothing between
         Scheduler(backend, t.MemoryLog(), progress).run(t.row_specs(parts=3))
     events = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [e["event"] for e in events] == ["planned", "done", "done", "done", "end"]
@@ -367,29 +368,27 @@ def test_json_progress_is_one_event_a_line_and_the_snapshot_adds_up(backend):
 
 
 def test_eta_comes_from_bytes():
-    now = [0.0]
-    p = Progress("quiet", clock=lambda: now[0])
+    clock = VirtualClock()
+    p = Progress("quiet", clock=clock)
     specs = [TaskSpec(str(i), "x", "n", {}, weight=w) for i, w in enumerate([900, 50, 50])]
     p.planned(specs, {})
     p.running(1, [Running(specs[0], 0.0, -1)])
-    now[0] = 9.0
+    clock.time = 9.0
     record = run_record(specs[0])
     p.done(specs[0], record)
     s = p.snapshot()
     assert s["eta_s"] == 1
     assert s["nodes"]["n"]["bytes_per_s"] == 100
-    now[0] = 10.0
+    clock.time = 10.0
     for spec in specs[1:]:
         p.done(spec, run_record(spec))
-    now[0] = 60.0
+    clock.time = 60.0
     assert p.snapshot()["nodes"]["n"]["seconds"] == 10        # waiting is not running
     p.close("failed")
     assert p.snapshot()["state"] == "failed"
 
 
 def run_record(spec):
-    from pipeline.store.records import PartRecord
-
     return PartRecord(spec.key, spec.task, spec.node, "a", {}, {"in": {"web": {"docs": 5, "bytes": 9}}})
 
 

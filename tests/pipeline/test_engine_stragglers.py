@@ -7,10 +7,13 @@ import pytest
 from pipeline.base.prf import prf
 from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.driver.stragglers import Flight, to_double
+from pipeline.engine.messages import Assignment, Done, Event
 from pipeline.engine.task import TaskSpec
 from pipeline.plan.drive import drive
 from pipeline.plan.nodes import Node
+from pipeline.store.records import PartRecord
 from tests.pipeline.engine_tasks import MemoryLog
+from tests.simulate.clock import VirtualClock
 
 TIMES = {"a": [10.0] * 19 + [40.0], "b": [10.0] * 4}
 
@@ -49,9 +52,9 @@ class Machine:
     interruptible = False
 
     def __init__(self, seed: int, slots: int, lame: str) -> None:
-        self.seed, self.slots, self.lame, self.now = seed, slots, lame, 0.0
-        self.waiting: list[dict] = []
-        self.open: dict[int, tuple[float, dict]] = {}        # id → when it ends
+        self.seed, self.slots, self.lame, self.clock = seed, slots, lame, VirtualClock()
+        self.waiting: list[Assignment] = []
+        self.open: dict[int, tuple[float, Assignment]] = {}        # id → when it ends
         self.begun: list[str] = []
         self.ended: dict[str, float] = {}
 
@@ -62,39 +65,38 @@ class Machine:
         return {}
 
     def cancel(self, ids: list[int]) -> None:
-        self.waiting = [a for a in self.waiting if a["id"] not in ids]
+        self.waiting = [a for a in self.waiting if a.id not in ids]
         for i in ids:
             self.open.pop(i, None)
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
         return self.slots - len(self.open) - len(self.waiting)
 
-    def submit(self, assignment: dict) -> None:
+    def submit(self, assignment: Assignment) -> None:
         self.waiting.append(assignment)
 
     def begin(self) -> None:
         while self.waiting and len(self.open) < self.slots:
             a = self.waiting.pop(0)
-            key = a["spec"]["key"]
+            key = a.spec.key
             takes = 86400.0 if key == self.lame and key not in self.begun else 8.0 + prf(self.seed, "takes", key) % 5
             self.begun.append(key)
-            self.open[a["id"]] = self.now + takes, a
+            self.open[a.id] = self.clock.time + takes, a
 
-    def wait(self, timeout: float) -> list[dict]:
+    def wait(self, timeout: float) -> list[Event]:
         """The next to end; at most a second goes by, as between two looks at real workers."""
         self.begin()
         if not self.open:
             return []
-        end, a = min(self.open.values(), key=lambda job: (job[0], job[1]["id"]))
-        if end > self.now + 1.0:
-            self.now += 1.0
+        end, a = min(self.open.values(), key=lambda job: (job[0], job[1].id))
+        if end > self.clock.time + 1.0:
+            self.clock.time += 1.0
             return []
-        self.now = max(self.now, end)
-        del self.open[a["id"]]
-        key = a["spec"]["key"]
-        self.ended.setdefault(key, self.now)
-        record = {"key": key, "task": "x", "node": "t", "attempt": a["attempt"], "files": {}, "counters": {}}
-        return [{"event": "done", "id": a["id"], "record": record}]
+        self.clock.time = max(self.clock.time, end)
+        del self.open[a.id]
+        key = a.spec.key
+        self.ended.setdefault(key, self.clock.time)
+        return [Done(a.id, PartRecord(key, "x", "t", a.attempt, {}, {}))]
 
 
 def node(name: str, tasks: int, deps: tuple[str, ...] = ()) -> Node:
@@ -112,7 +114,7 @@ def test_later_nodes_do_not_wait_for_a_straggler_until_the_whole_queue_is_empty(
     """c waits for a, whose last task stands still; b has work for all slots for a long while."""
     machine = Machine(seed, slots=4, lame="a11")
     nodes = [node("a", 12), node("b", 200), node("c", 4, ("a",) if awaited else ())]
-    scheduler = Scheduler(machine, MemoryLog(), straggler_s=5.0, clock=lambda: machine.now)
+    scheduler = Scheduler(machine, MemoryLog(), straggler_s=5.0, clock=machine.clock)
     drive(nodes, scheduler, lambda n, r: None)
     last_b = max(at for key, at in machine.ended.items() if key.startswith("b"))
     assert [k for k in set(machine.begun) if machine.begun.count(k) > 1] == ["a11"] and machine.begun.count("a11") == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -180,8 +181,8 @@ def test_one_name_from_two_packages_is_refused(package, capsys):
 
 def test_nodes_compare_its_version(package):
     ours = fingerprint(declared_libraries())
-    assert ours["libraries"]["loud"] == "1.0"
-    theirs = {**ours, "libraries": {**ours["libraries"], "loud": "0.9"}}
+    assert ours.libraries["loud"] == "1.0"
+    theirs = replace(ours, libraries={**ours.libraries, "loud": "0.9"})
     assert differences(ours, theirs) == ["loud 0.9 instead of 1.0"]
 
 

@@ -10,6 +10,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.driver.scheduler import DamageFound, TaskFailed
+from pipeline.engine.messages import (
+    Done,
+    Event,
+    Failed,
+    Failure,
+    Hanging,
+    Hindered,
+    Lost,
+    Quarantined,
+    Returned,
+)
 from pipeline.store.errors import StoreError
 from pipeline.store.log import Fenced, Held
 from pipeline.store.view import CorruptLog, LogView
@@ -214,40 +225,43 @@ class Audit:
         if sum(s.key == spec.key for s in told.flights.values()) > 2:
             raise self.broken(f"{driver.name} runs {spec.label} more than twice at a time")
 
-    def told(self, driver: Driver, events: list[dict[str, Any]]) -> None:
+    def told(self, driver: Driver, events: list[Event]) -> None:
         """By the rules of `scheduler`'s docstring: an event about an attempt that is not in flight says nothing."""
         told = self._told[driver.name]
         for event in events:
-            for number in event["ids"] if "ids" in event else [event["id"]]:
+            for number in _attempts(event):
                 spec = told.flights.get(number)
                 if spec is not None:
                     self._one(told, number, spec, event)
 
-    def _one(self, told: Told, number: int, spec: TaskSpec, event: dict[str, Any]) -> None:
-        match event["event"]:
-            case "done":
+    def _one(self, told: Told, number: int, spec: TaskSpec, event: Event) -> None:
+        match event:
+            case Done():
                 told.accepted += 1
                 told.hindered = 0
                 told.due.add(spec.key)
                 told.flights = {n: s for n, s in told.flights.items() if s.key != spec.key}
                 for counts in (told.exceptions, told.lost, told.raised):
                     counts.pop(spec.key, None)
-            case "condemned":
-                told.verdicts.add((spec.key, event["row"]))
-            case "returned":
+            case Quarantined(_, row):
+                told.verdicts.add((spec.key, row))
+            case Returned():
                 del told.flights[number]
-            case "failed" | "lost":
+            case Failed(_, failure):
                 del told.flights[number]
-                self._failed(told, spec.key, event)
+                self._failed(told, spec.key, failure)
+            case Lost(_, message):
+                del told.flights[number]
+                self._failed(told, spec.key, Failure("lost", message))
 
-    def _failed(self, told: Told, key: str, event: dict[str, Any]) -> None:
-        kind = event.get("kind", "lost")
+    def _failed(self, told: Told, key: str, failure: Failure) -> None:
+        kind = failure.kind
         if kind == "damaged":
             return
         told.exceptions[key] += kind == "exception"
         told.lost[key] += kind != "exception"
         told.hindered += kind == "environment"
-        raised = (event["message"], event["row"]) if "row" in event else None
+        raised = None if failure.row is None else (failure.message, failure.row)
         if (told.exceptions[key] >= EXCEPTIONS or told.lost[key] >= LOST
                 or (raised is not None and told.raised.get(key) == raised)):
             told.final.add(key)
@@ -336,3 +350,15 @@ class Audit:
             reader = LogView(self.world.store("reader"))
             reader.refresh()
             self._same_view(reader, "a reader")
+
+
+def _attempts(event: Event) -> tuple[int, ...]:
+    """The attempts an event is about."""
+    match event:
+        case Lost(ids) | Returned(ids):
+            return ids
+        case Done(id) | Failed(id) | Hindered(id) | Quarantined(id):
+            return (id,)
+        case Hanging(status):
+            return (status.id,)
+    return ()

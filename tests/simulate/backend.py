@@ -7,6 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipeline.engine.messages import (
+    Assignment,
+    Done,
+    Event,
+    Failed,
+    Failure,
+    FailureKind,
+    Hanging,
+    Hindered,
+    Lost,
+    Quarantined,
+    Returned,
+    TaskStatus,
+)
 from pipeline.engine.task import Kind, TaskSpec
 from pipeline.store.records import FileInfo, PartRecord
 from tests.simulate.faults import Odds
@@ -66,11 +80,11 @@ class SimBackend:
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
         return self.slots - len(self.running)
 
-    def submit(self, assignment: dict[str, Any]) -> None:
+    def submit(self, assignment: Assignment) -> None:
         self.driver.point("submit")
-        spec = TaskSpec.from_json(assignment["spec"])
-        skip = {row: reason for row, _, reason in assignment["skip"]}
-        self.world.audit.dispatched(self.driver, assignment["id"], spec, skip)
+        spec = assignment.spec
+        skip = {fault.row: fault.reason for fault in assignment.skip}
+        self.world.audit.dispatched(self.driver, assignment.id, spec, skip)
         for row in spec.args.get("skip", ()):
             skip.setdefault(row, "quarantined")
         fate = self.world.faults.pick(f"task {spec.label}", ODDS)
@@ -79,7 +93,7 @@ class SimBackend:
             fate = self.world.faults.pick(f"failing {label}", ((how, 1.0),)) or fate
         if fate == "innocent" and (spec.node != "first" or self.world.audit.was_recorded(spec.key)):
             fate = ""                              # a part that was made is made again the same, or not at all
-        attempt = Attempt(assignment["id"], spec, assignment["attempt"], skip, fate, self._random.randrange(NODES))
+        attempt = Attempt(assignment.id, spec, assignment.attempt, skip, fate, self._random.randrange(NODES))
         self.running[attempt.id] = attempt
         seconds = 0.1 + self._random.expovariate(0.5)
         slow = SLOW if fate in ("straggle", "fail late") else 1
@@ -91,7 +105,7 @@ class SimBackend:
             if i in self.running:
                 self.running.pop(i).cancelled = self._random.random() < 0.5      # or it ends before it hears of it
 
-    def wait(self, timeout: float) -> list[dict[str, Any]]:
+    def wait(self, timeout: float) -> list[Event]:
         self.driver.point("wait")
         self.driver.wait(timeout, lambda: bool(self.inbox))
         events, self.inbox = self.inbox, []
@@ -106,18 +120,17 @@ class SimBackend:
         self.running.clear()
 
     # -- what the workers do -----------------------------------------------------------------------------------------
-    def _say(self, event: dict[str, Any]) -> None:
+    def _say(self, event: Event) -> None:
         fault = self.world.faults.pick(f"event {self.driver.name}", EVENT_ODDS)
         for delay in ([0.05, 3.0] if fault == "twice" else [8.0] if fault == "late" else [0.05]):
-            self.world.later(delay, lambda: self.inbox.append(dict(event)))
+            self.world.later(delay, lambda: self.inbox.append(event))
 
-    def _end(self, attempt: Attempt, event: dict[str, Any]) -> None:
+    def _end(self, attempt: Attempt, event: Event) -> None:
         self.running.pop(attempt.id, None)
         self._say(event)
 
-    def _fail(self, attempt: Attempt, kind: str, message: str, **more: Any) -> None:
-        self._end(attempt, {"event": "failed", "id": attempt.id, "kind": kind, "message": message, "traceback": "",
-                            **more})
+    def _fail(self, attempt: Attempt, kind: FailureKind, message: str, row: int | None = None, path: str = "") -> None:
+        self._end(attempt, Failed(attempt.id, Failure(kind, message, row, path)))
 
     def _work(self, attempt: Attempt) -> None:
         """The middle of an attempt, where most of what may happen happens."""
@@ -128,7 +141,7 @@ class SimBackend:
         innocent = {int(self._random.random() * ROWS)} - attempt.skip.keys() if attempt.fate == "innocent" else set()
         for row in sorted({*guilty, *innocent}):
             attempt.skip[row] = "crash:SIGSEGV"
-            self._say({"event": "condemned", "id": number, "row": row, "stage": 0, "reason": "crash:SIGSEGV"})
+            self._say(Quarantined(number, row, 0, "crash:SIGSEGV"))
         match attempt.fate:
             case "exception" | "fail late":
                 self._fail(attempt, "exception", f"it failed at {self.world.time}")
@@ -137,12 +150,11 @@ class SimBackend:
             case "environment":
                 self._fail(attempt, "environment", "memory")
             case "returned":
-                self._end(attempt, {"event": "returned", "ids": [number], "message": "drained"})
+                self._end(attempt, Returned((number,), "drained"))
             case "lost":
                 self._lose(attempt.node)
             case "hanging":
-                self._say({"event": "hanging", "id": number, "row": 1, "stage": 0, "seconds": 1.0, "still": 1.0,
-                           "host": "h", "pid": 1, "does": ""})
+                self._say(Hanging(TaskStatus(number, 1, 0, 1.0, 1.0, "h", 1, "")))
                 self._upload(attempt, 1)
             case _:
                 self._upload(attempt, 1)
@@ -153,7 +165,7 @@ class SimBackend:
         for attempt in gone:
             attempt.cancelled = True
             del self.running[attempt.id]
-        self._say({"event": "lost", "ids": [a.id for a in gone], "message": "node died"})
+        self._say(Lost(tuple(a.id for a in gone), "node died"))
 
     def _upload(self, attempt: Attempt, tries: int) -> None:
         """Read the inputs, write the file, say so."""
@@ -171,7 +183,7 @@ class SimBackend:
             if tries == TRIES:
                 self._fail(attempt, "environment", f"cannot write {path}: {e}")
                 return
-            self._say({"event": "hindered", "id": attempt.id, "message": str(e)})
+            self._say(Hindered(attempt.id, str(e)))
             self.world.later(RETRY_S, lambda: self._upload(attempt, tries + 1))
             return
         if attempt.fate == "vanish":
@@ -180,13 +192,13 @@ class SimBackend:
             return
         self._end(attempt, self._done(attempt, name, path, data, sha256))
 
-    def _done(self, attempt: Attempt, name: str, path: str, data: bytes, sha256: str) -> dict[str, Any]:
+    def _done(self, attempt: Attempt, name: str, path: str, data: bytes, sha256: str) -> Done:
         spec = attempt.spec
         quarantine = [{"row": row, "id": f"{spec.label}/{row}", "stage": STAGE, "stage_key": STAGE, "reason": reason}
                       for row, reason in sorted(attempt.skip.items())]
         record = PartRecord(spec.key, "rows", spec.node, name, {FILE: FileInfo(path, len(data), sha256, sha256, 1)},
                             {"records": ROWS}, quarantine)
-        return {"event": "done", "id": attempt.id, "record": record.to_json()}
+        return Done(attempt.id, record)
 
     def _damage(self, spec: TaskSpec) -> str | None:
         """The first input that is not what its record says. Reading it does not fail: `storage` does that enough."""

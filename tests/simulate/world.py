@@ -202,9 +202,9 @@ class Driver:
                 log.verify()
                 self.store.write(PROGRESS, repr(doc["nodes"]).encode())
 
-            progress = Progress("quiet", snapshot, clock=self.clock.now)
+            progress = Progress("quiet", snapshot, clock=self.clock)
             scheduler = self.scheduler = SimScheduler(
-                self.backend, log, progress, straggler_s=5.0, clock=self.clock.now)
+                self.backend, log, progress, straggler_s=5.0, clock=self.clock)
             healed = dict(log.collect_garbage().damaged)
             self._offer_again(log)
             yield

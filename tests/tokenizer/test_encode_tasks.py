@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.base.prf import prf
-from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.engine.task import Cursor, Skip, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.passes import encode as encode_module
 from pipeline.passes.encode import (
@@ -305,7 +305,7 @@ def test_a_condemned_document_is_left_out_and_logged_and_other_tasks_replay_it(e
     docs = encoding.docs
     whole = encoding()
     assert (whole.files["quarantine.parquet"].rows, encoding.lost(whole)) == (0, [])
-    record = encoding(skip={5: {"stage": 0, "reason": "crash"}}, batch_rows=1)
+    record = encoding(skip=[Skip(5, 0, "crash")], batch_rows=1)
     assert record.counters["train"]["docs"] == 39
     assert record.counters["quarantined"] == {"crash": 1}
     assert [(q["row"], q["id"], q["stage"], q["reason"]) for q in record.quarantine] == \
@@ -343,7 +343,7 @@ def test_a_condemned_document_is_left_out_and_logged_and_other_tasks_replay_it(e
 def test_a_text_the_tokenizer_fails_on_is_quarantined_and_nothing_else_changes(encoding, batch_rows):
     docs, well = encoding.docs, encoding()
     encoding.fails = {docs[i].text: ValueError(f"cannot {i}: someone@mail.example.org") for i in (0, 13, 39)}
-    record = encoding(batch_rows=batch_rows, skip={20: {"stage": 0, "reason": "memory"}})
+    record = encoding(batch_rows=batch_rows, skip=[Skip(20, 0, "memory")])
     assert [(r["id"], r["reason"]) for r in encoding.lost(record)] == [
         (docs[0].id, "error:ValueError"), (docs[13].id, "error:ValueError"), (docs[20].id, "memory"),
         (docs[39].id, "error:ValueError")]                 # in the order of the part, however it was cut into batches

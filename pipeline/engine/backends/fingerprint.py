@@ -11,9 +11,9 @@ import importlib.util
 import platform
 import re
 import socket
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from stages.catalog import GROUPS
 from stages.stage import cpu_tag
@@ -53,8 +53,21 @@ def code_hash(places: dict[str, str]) -> str:
     return h.hexdigest()
 
 
-def fingerprint(libraries: list[str]) -> dict[str, Any]:
-    """{"node", "code", "roots", "python", "libraries": {name: version or ""}, "cpu"} of this process."""
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a process runs. `code` is a hash over the four packages, `roots` say where they lie, `libraries` has
+    versions by name ("": not installed), `cpu` is the tag of `stages.stage.cpu_tag`."""
+
+    node: str
+    code: str
+    roots: dict[str, str]
+    python: str
+    libraries: dict[str, str]
+    cpu: str
+
+
+def fingerprint(libraries: list[str]) -> Fingerprint:
+    """That of this process."""
     places = roots()
     versions = {}
     for name in libraries:
@@ -62,19 +75,18 @@ def fingerprint(libraries: list[str]) -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = ""
-    return {"node": socket.gethostname(), "code": code_hash(places), "roots": places,
-            "python": platform.python_version(), "libraries": versions, "cpu": cpu_tag()}
+    return Fingerprint(socket.gethostname(), code_hash(places), places, platform.python_version(), versions, cpu_tag())
 
 
-def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+def differences(ours: Fingerprint, theirs: Fingerprint) -> list[str]:
     """What about `theirs` would make results differ, in words; empty when nothing does. Places may differ, and so may
     the CPU: only numeric tasks depend on it, and they say so (`TaskSpec.cpu`)."""
-    found = []
-    if ours["code"] != theirs["code"]:
-        found.append(f"other code (there: {', '.join(sorted({r or 'missing' for r in theirs['roots'].values()}))})")
-    if ours["python"] != theirs["python"]:
-        found.append(f"Python {theirs['python']} instead of {ours['python']}")
-    for name, version in ours["libraries"].items():
-        if theirs["libraries"].get(name, "") != version:
-            found.append(f"{name} {theirs['libraries'].get(name) or 'missing'} instead of {version or 'none'}")
-    return found
+    result = []
+    if ours.code != theirs.code:
+        result.append(f"other code (there: {', '.join(sorted({r or 'missing' for r in theirs.roots.values()}))})")
+    if ours.python != theirs.python:
+        result.append(f"Python {theirs.python} instead of {ours.python}")
+    for name, version in ours.libraries.items():
+        if theirs.libraries.get(name, "") != version:
+            result.append(f"{name} {theirs.libraries.get(name) or 'missing'} instead of {version or 'none'}")
+    return result

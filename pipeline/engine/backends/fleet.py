@@ -20,7 +20,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.engine.backends.fingerprint import Fingerprint
 from pipeline.engine.backends.pools import OWN_MB, Box, Free, Shape, Turns, cannot, needs
+from pipeline.engine.messages import Assignment
 from pipeline.engine.task import Kind
 
 FIT_S = 600.0            # how long a node is waited for that a task would fit on
@@ -76,12 +78,12 @@ class Post(Box):
     leaving: bool = False
     late: bool = False
     drained: bool = False            # its node is about to go
-    fingerprint: dict[str, Any] = field(default_factory=dict)
+    fingerprint: Fingerprint | None = None                       # once it has told it
     started: float = 0.0
     idle_since: float = 0.0
     served: bool = False             # it has had a task
     running: set[int] = field(default_factory=set)               # as it said last
-    unsent: list[dict[str, Any]] = field(default_factory=list)   # assignments for its next poll
+    unsent: list[Assignment] = field(default_factory=list)       # assignments for its next poll
     actor: Any = None
     poll: Any = None                 # the poll in flight, None when there is none
     polled: float = 0.0              # when it began
@@ -260,8 +262,9 @@ class Fleet:
         return any(p.ready or p.host not in self._falls for p in self.posts.values())
 
     def _patience(self, host: str) -> float:
-        """Seconds until a supervisor must be ready: some machines are slow, and were given up too soon."""
-        return PENDING_S * 2 ** min(self._falls.get(host, (0, 0.0))[0], 3)
+        """Seconds until a supervisor must be ready. Each one that failed doubles them, up to eight times as
+        long: a slow machine would otherwise never get one up."""
+        return PENDING_S * float(2 ** min(self._falls.get(host, (0, 0.0))[0], 3))
 
     def stuck(self, now: float) -> str | None:
         """Why waiting for supervisors any longer makes no sense; None while it does."""

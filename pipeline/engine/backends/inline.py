@@ -6,13 +6,14 @@ the other backends; only a document that crashes the interpreter takes the run w
 
 from __future__ import annotations
 
-import traceback
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.scratch import Scratch
-from pipeline.engine.task import Cursor, Kind, TaskSpec
+from pipeline.engine.messages import Assignment, Done, Event, Failed
+from pipeline.engine.task import Cursor, Kind
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.engine.worker.faults import failure
 from pipeline.store.fs import Store
@@ -21,13 +22,13 @@ from pipeline.store.fs import Store
 class InlineBackend:
     """Runs one assignment for each `wait`. See `scheduler.Backend` for the interface."""
 
-    def __init__(self, store: Store, *, scratch: str | None = None) -> None:
-        self.store, self.scratch = store, scratch
+    def __init__(self, store: Store, *, scratch: str | None = None, clock: Clock = SYSTEM) -> None:
+        self.store, self.scratch, self._clock = store, scratch, clock
         self._own: Scratch | None = None             # swept by whoever comes next, if we are killed
         #: True from when a task is taken until it has run: a stop signal then interrupts it at once (there is no child
         #: that could be killed)
         self.interruptible = False
-        self._queue: deque[dict[str, Any]] = deque()
+        self._queue: deque[Assignment] = deque()
 
     def start(self, memory_mb: int = 0) -> None:
         if self.scratch is None:
@@ -44,29 +45,26 @@ class InlineBackend:
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
         return 1 - len(self._queue)
 
-    def submit(self, assignment: dict[str, Any]) -> None:
+    def submit(self, assignment: Assignment) -> None:
         self._queue.append(assignment)
         self.interruptible = True
 
     def cancel(self, ids: list[int]) -> None:
-        self._queue = deque(a for a in self._queue if a["id"] not in ids)
+        self._queue = deque(a for a in self._queue if a.id not in ids)
         self.interruptible = bool(self._queue)
 
-    def wait(self, timeout: float) -> list[dict[str, Any]]:
+    def wait(self, timeout: float) -> list[Event]:
         if not self._queue:
             return []
         a = self._queue.popleft()
-        spec = TaskSpec.from_json(a["spec"])
         cursor = Cursor()
         try:
-            record = run_attempt(spec, self.store, a["attempt"], cursor, self.scratch,
-                                 skip={row: {"stage": stage, "reason": reason} for row, stage, reason in a["skip"]})
+            return [Done(a.id, run_attempt(a.spec, self.store, a.attempt, cursor, self.scratch, skip=a.skip,
+                                           clock=self._clock))]
         except Exception as e:
-            return [{"event": "failed", "id": a["id"], **failure(e, cursor.read()[0]),
-                     "traceback": traceback.format_exc()[-8000:]}]
+            return [Failed(a.id, failure(e, cursor.read()[0]))]
         finally:
             self.interruptible = False
-        return [{"event": "done", "id": a["id"], "record": record.to_json()}]
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
         """Nobody watches but the terminal and the store."""

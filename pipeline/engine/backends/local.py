@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.base import confinement
+from pipeline.base.clock import SYSTEM, Clock
 from pipeline.engine.backends.pools import Box, Turns, cannot, room_in
-from pipeline.engine.task import Kind, TaskSpec
+from pipeline.engine.messages import Assignment, Done, Event, Failed
+from pipeline.engine.task import Kind
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.limits import Limits
 from pipeline.engine.worker.supervisor import Supervisor
@@ -26,18 +27,18 @@ class ProcessBackend:
     interruptible = False
 
     def __init__(self, store: Store, workers: int | None = None, *, limits: Limits | None = None,
-                 memory_mb: int | None = None, scratch: str | None = None) -> None:
+                 memory_mb: int | None = None, scratch: str | None = None, clock: Clock = SYSTEM) -> None:
         self.store, self.slots = store, workers or len(os.sched_getaffinity(0))
-        self.limits, self.memory_mb, self._scratch = limits, memory_mb, scratch
+        self.limits, self.memory_mb, self._scratch, self._clock = limits, memory_mb, scratch, clock
         self.supervisor: Supervisor | None = None
-        self._waiting: list[dict[str, Any]] = []     # assignments for the next poll
+        self._waiting: list[Assignment] = []         # assignments for the next poll
         self.box: Box | None = None                  # what the supervisor can take
         self._turns = Turns()
 
     def start(self, memory_mb: int = 0) -> None:
         if self.supervisor is None:
             self.supervisor = Supervisor(self.store.root, self.slots, self.limits, memory_mb=self.memory_mb,
-                                         scratch=self._scratch)
+                                         scratch=self._scratch, clock=self._clock)
             if gaps := confinement.missing(confinement.support()):
                 log.warning("workers cannot be confined as they should be on this machine: %s", gaps)
             # nothing is reserved here: what declares more than is free just now runs alone
@@ -47,30 +48,30 @@ class ProcessBackend:
 
     def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
         assert self.box is not None, "start() comes first"
-        self._turns.look([self.box], waiting, time.monotonic())
+        self._turns.look([self.box], waiting, self._clock.now())
         here = [(self.box.name, self.box.largest_mb, self.box.gpus, self.box.cpu)]
         return {kind: cannot(kind, here) for kind in waiting if not self.box.takes(kind)}
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
         return room_in([self.box] if self.box else [], Kind(memory_mb, gpus, cpu))
 
-    def submit(self, assignment: dict[str, Any]) -> None:
+    def submit(self, assignment: Assignment) -> None:
         assert self.box is not None, "start() comes first"
         self._waiting.append(assignment)
-        self.box.add(assignment["id"], TaskSpec.from_json(assignment["spec"]).kind)
+        self.box.add(assignment.id, assignment.spec.kind)
 
     def cancel(self, ids: list[int]) -> None:
         if self.box is not None:
             self.box.remove(ids)
-        self._waiting = [a for a in self._waiting if a["id"] not in ids]
+        self._waiting = [a for a in self._waiting if a.id not in ids]
         if self.supervisor is not None:
             self.supervisor.cancel(ids)
 
-    def wait(self, timeout: float) -> list[dict[str, Any]]:
+    def wait(self, timeout: float) -> list[Event]:
         assert self.supervisor is not None and self.box is not None, "start() comes first"
         assignments, self._waiting = self._waiting, []
         events = self.supervisor.poll(assignments, timeout)
-        self.box.remove(e["id"] for e in events if e["event"] in ("done", "failed"))
+        self.box.remove(e.id for e in events if isinstance(e, Done | Failed))
         return events
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pipeline.engine.task import Kind
 
@@ -107,6 +108,9 @@ class Box:
                 self._gpus += gpus
 
 
+B = TypeVar("B", bound=Box)
+
+
 def room_in(boxes: Sequence[Box], kind: Kind) -> int:
     """`Backend.room_for` over several boxes: a full one does not make an idle one less idle."""
     free = sum(b.room(kind) for b in boxes if b.has_slot)
@@ -120,7 +124,7 @@ def room_in(boxes: Sequence[Box], kind: Kind) -> int:
     return -at_hand if at_hand < capacity else -max(1, sum(b.slots for b in boxes))
 
 
-def most_room(boxes: Sequence[Box], kind: Kind) -> list[Box]:
+def most_room(boxes: Sequence[B], kind: Kind) -> list[B]:
     """The boxes an assignment of this kind may go to, best first: those that would start it at once, if there are any.
     Equals stay in their order."""
     rooms = [(-room, place, b) for place, b in enumerate(boxes) if b.has_slot and (room := b.room(kind))]

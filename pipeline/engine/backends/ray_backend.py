@@ -14,9 +14,7 @@ import os
 import sys
 import tempfile
 import threading
-import time
 import traceback
-import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,15 +25,37 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.base import confinement
 from pipeline.base.auth import ClusterError
+from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.errors import TokenmillError
 from pipeline.base.scratch import Scratch
 from pipeline.engine.backends.deaths import cause
-from pipeline.engine.backends.fingerprint import code_hash, declared_libraries, differences, fingerprint, roots
+from pipeline.engine.backends.fingerprint import (
+    Fingerprint,
+    code_hash,
+    declared_libraries,
+    differences,
+    fingerprint,
+    roots,
+)
 from pipeline.engine.backends.fleet import IDLE_S, NOTHING, Fleet, Host, Post
 from pipeline.engine.backends.head import mind_head
 from pipeline.engine.backends.pools import OWN_MB, Shape, most_room, room_in, share
 from pipeline.engine.driver.metrics import samples
-from pipeline.engine.task import Kind, TaskSpec
+from pipeline.engine.messages import (
+    ASSIGNMENTS,
+    EVENTS,
+    Assignment,
+    Done,
+    Event,
+    Failed,
+    Lost,
+    ProtocolError,
+    Ready,
+    Returned,
+    StatusReport,
+    encode,
+)
+from pipeline.engine.task import Kind
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.limits import Limits
 from pipeline.engine.worker.supervisor import Supervisor
@@ -58,14 +78,15 @@ class NoNodes(TokenmillError):
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class SupervisorActor:
-    """`Supervisor` behind a process boundary."""
+    """`Supervisor` behind a process boundary: assignments and events travel encoded."""
 
     def __init__(self, store: str, slots: int, limits: dict[str, Any], **kw: Any) -> None:
         devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         self._supervisor = Supervisor(store, slots, Limits(**limits), devices=devices, **kw)
 
     def poll(self, assignments: list[dict[str, Any]], timeout: float) -> list[dict[str, Any]]:
-        return self._supervisor.poll(assignments, timeout)
+        events = self._supervisor.poll([ASSIGNMENTS.decode(a) for a in assignments], timeout)
+        return [encode(e) for e in events]
 
     def cancel(self, ids: list[int]) -> None:
         self._supervisor.cancel(ids)
@@ -105,8 +126,9 @@ class RayBackend:
 
     def __init__(self, store: Store, workers: int | None = None, address: str | None = None, *,
                  object_store_mb: int = 200, child_memory_mb: int = 500, limits: Limits | None = None,
-                 scratch: str | None = None, ship_code: bool = False, idle_s: float = IDLE_S) -> None:
-        self.ship_code = ship_code
+                 scratch: str | None = None, ship_code: bool = False, idle_s: float = IDLE_S,
+                 clock: Clock = SYSTEM) -> None:
+        self.ship_code, self._clock = ship_code, clock
         self.store, self.workers, self.address = store, workers, address
         self.object_store_mb, self.child_memory_mb = object_store_mb, child_memory_mb
         self.limits, self.scratch = limits or Limits(), scratch
@@ -114,14 +136,14 @@ class RayBackend:
         self.nodes_lost = 0                           # supervisors that were ready and died
         self._keys: dict[int, str] = {}               # of the tasks of open assignments
         self._wishes: dict[Kind, list[Any]] = {}
-        self._given_back: list[dict[str, Any]] = []   # events for the next wait
+        self._given_back: list[Event] = []            # events for the next wait
         self._head: threading.Event | None = None     # ends the watch over it
         self._started = self._own = False
         self._temp: Scratch | None = None
         self._witness: str | None = None
         self._gaps: set[str] = set()                  # of confinement, that have been told
         self._libraries = declared_libraries()
-        self._print: dict[str, Any] = {}              # fingerprint of this process, as it began
+        self._print: Fingerprint | None = None        # fingerprint of this process, as it began
         self._grown = float("-inf")
         self._metrics: dict[str, Counter | Gauge] = {}
         self._counted: dict[tuple[str, ...], float] = {}       # what was added to counters so far
@@ -132,7 +154,7 @@ class RayBackend:
             return
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if not ray.is_initialized():
-            quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+            quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
             if self.address is not None:
                 code = {"py_modules": [r for r in roots().values() if r]} if self.ship_code else None
                 ray.init(address=self.address, runtime_env=code, **quiet)
@@ -159,7 +181,7 @@ class RayBackend:
         if self._temp is None:
             self._head = mind_head(ray.get_runtime_context().gcs_address)
         if self._temp is None and self.store.local is not None:
-            self._witness = f"runs/{WITNESS}{uuid.uuid4().hex}"    # a local path must be a shared one on a cluster
+            self._witness = f"runs/{WITNESS}{self._clock.new_id()}"    # a local path must be a shared one on a cluster
             self.store.write(self._witness, b"")
         self.fleet.waiting = {Kind(max(self.child_memory_mb, memory_mb)): 1}       # until `expect` says more
         self._print = fingerprint(self._libraries)    # now: who edits our files later must not pass for us
@@ -190,30 +212,30 @@ class RayBackend:
     def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
         if set(waiting) - set(self.fleet.waiting):
             self._grown = float("-inf")               # somebody new: see to it now
-        return self.fleet.expect(waiting, time.monotonic())
+        return self.fleet.expect(waiting, self._clock.now())
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
         return room_in(self.fleet.usable, Kind(memory_mb, gpus, cpu))
 
-    def submit(self, assignment: dict[str, Any]) -> None:
-        spec = TaskSpec.from_json(assignment["spec"])
+    def submit(self, assignment: Assignment) -> None:
+        spec = assignment.spec
         fitting = most_room(self.fleet.usable, spec.kind)
         # a second attempt beside a slow one is for another supervisor: that one may be what is slow
         post = next((p for p in fitting if p.room(spec.kind) and all(self._keys[i] != spec.key for i in p.open)),
                     fitting[0])
-        self._keys[assignment["id"]] = spec.key
-        post.add(assignment["id"], spec.kind)
+        self._keys[assignment.id] = spec.key
+        post.add(assignment.id, spec.kind)
         post.unsent.append(assignment)
 
     def cancel(self, ids: list[int]) -> None:
         for post in self.fleet.posts.values():
             mine = self._settle(post, ids)
-            post.unsent = [a for a in post.unsent if a["id"] not in mine]
+            post.unsent = [a for a in post.unsent if a.id not in mine]
             if mine:
                 post.actor.cancel.remote(sorted(mine))     # after the poll in flight; what it finds may still come
 
-    def wait(self, timeout: float) -> list[dict[str, Any]]:
-        now = time.monotonic()
+    def wait(self, timeout: float) -> list[Event]:
+        now = self._clock.now()
         self.fleet.look(now)
         if now - self._grown > GROW_S:
             self._grown = now
@@ -221,14 +243,14 @@ class RayBackend:
         self._dismiss([p for p in self.fleet.posts.values() if p.leaving and not p.open])
         for post in self.fleet.posts.values():
             if post.poll is None and post.open:
-                post.poll, post.polled = post.actor.poll.remote(post.unsent, POLL_S), now
+                post.poll, post.polled = post.actor.poll.remote([encode(a) for a in post.unsent], POLL_S), now
                 post.unsent = []
         polls = {p.poll: p for p in self.fleet.posts.values() if p.poll is not None}
         events, self._given_back = self._given_back, []
         if not polls:
             self._check_any()
             if not events:
-                time.sleep(min(timeout, 0.2))
+                self._clock.sleep(min(timeout, 0.2))
             return events
         done, _ = ray.wait(list(polls), timeout=0 if events else timeout)
         if done:                                           # and all others that are ready by now
@@ -237,13 +259,16 @@ class RayBackend:
             post = polls.pop(ref)
             post.poll, post.late = None, False
             try:
-                found = ray.get(ref)
+                answer = ray.get(ref)
             except RayError as e:
                 events += self._lost(post, cause(e), getattr(e, "preempted", False))
                 continue
-            events += self._heard(post, found)
+            try:
+                events += self._heard(post, [EVENTS.decode(e) for e in answer])
+            except ProtocolError as e:
+                events += self._lost(post, f"it does not speak the engine's protocol: {e}")
         for post in polls.values():
-            silent = time.monotonic() - post.polled
+            silent = self._clock.now() - post.polled
             late, post.late = post.late, post.ready and silent > POLL_S + LATE_S
             if post.late and not late:
                 log.warning("the workers on node %s have not answered for %.0f s; what they hold goes to others in "
@@ -254,15 +279,16 @@ class RayBackend:
         self._check_any()
         return events
 
-    def _heard(self, post: Post, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        for event in found:
-            if event["event"] == "fingerprint":
-                self._greet(post, event)
-            elif event["event"] == "progress":
-                post.running = {r["id"] for r in event["running"]}
-            elif event["event"] in ("done", "failed"):
-                self._settle(post, [event["id"]])
-        return [e for e in found if e["event"] != "fingerprint"]
+    def _heard(self, post: Post, events: list[Event]) -> list[Event]:
+        for event in events:
+            match event:
+                case Ready():
+                    self._greet(post, event)
+                case StatusReport(running):
+                    post.running = {status.id for status in running}
+                case Done(id) | Failed(id):
+                    self._settle(post, [id])
+        return [e for e in events if not isinstance(e, Ready)]
 
     def _settle(self, post: Post, ids: Iterable[int]) -> set[int]:
         """Assignments it need not see to any more; returns those of `ids` it had."""
@@ -303,10 +329,11 @@ class RayBackend:
 
     def _hosts(self) -> list[Host]:
         """The living nodes. What neither is free nor ours belongs to others."""
-        state = ray._private.state
+        state: Any = ray._private.state
+        nodes: list[dict[str, Any]] = state.nodes()
         draining, free = set(state.state.get_draining_nodes()), state.available_resources_per_node()
         found = []
-        for info in ray.nodes():
+        for info in nodes:
             if not info["Alive"]:
                 continue
             id, total = info["NodeID"], info["Resources"]
@@ -336,22 +363,25 @@ class RayBackend:
 
     def _spawn(self, host: Host, number: int, shape: Shape) -> None:
         post = self.fleet.post(host, number, shape)
-        post.actor = SupervisorActor.options(
+        actors: Any = SupervisorActor          # what the decorator made of the class
+        post.actor = actors.options(
             num_cpus=shape.cpus, num_gpus=shape.gpus, memory=None if self._temp else shape.memory_mb << 20,
             scheduling_strategy=NodeAffinitySchedulingStrategy(host.id, soft=False),
         ).remote(self.store.root, shape.slots, self.limits.to_json(), memory_mb=post.memory_mb, scratch=self.scratch,
                  libraries=self._libraries, witness=self._witness)
-        post.poll, post.polled = post.actor.poll.remote([], 0.0), time.monotonic()
+        post.poll, post.polled = post.actor.poll.remote([], 0.0), self._clock.now()
         post.started = post.idle_since = post.polled
         self.fleet.posts[host.id, number] = post
 
-    def _greet(self, post: Post, theirs: dict[str, Any]) -> None:
+    def _greet(self, post: Post, ready: Ready) -> None:
         """The first answer of a supervisor: may it work?"""
+        assert self._print is not None, "start() comes first"
+        ours, theirs = self._print, ready.fingerprint
         post.fingerprint = theirs
-        wrong = differences(self._print, theirs)
-        if wrong and theirs["code"] == code_hash(roots()) != self._print["code"]:
+        wrong = differences(ours, theirs)
+        if wrong and theirs.code == code_hash(roots()) != ours.code:
             wrong.append("which is what stands here by now: the code was changed since this run began; run again")
-        if theirs.get("sees_store") is False:
+        if ready.sees_store is False:
             wrong.append(f"it does not see the store {self.store.root}; put the store on a file system that all nodes "
                          f"share, or on object storage")
         if wrong:
@@ -359,15 +389,15 @@ class RayBackend:
             log.warning("node %s is refused: %s", post.name, self.fleet.refused[post.name])
             self._dismiss([p for p in self.fleet.posts.values() if p.host == post.host])
             return
-        gaps = confinement.missing(theirs["confinement"])
+        gaps = confinement.missing(ready.confinement)
         if gaps and gaps not in self._gaps:
             self._gaps.add(gaps)
             log.warning("workers cannot be confined as they should be on node %s and others: %s", post.name, gaps)
-        self.fleet.tags[post.host] = theirs["cpu"]
+        self.fleet.tags[post.host] = theirs.cpu
         for p in self.fleet.posts.values():
             if p.host == post.host:
-                p.cpu = theirs["cpu"]
-        self.fleet.greeted(post, time.monotonic())
+                p.cpu = theirs.cpu
+        self.fleet.greeted(post, self._clock.now())
 
     def _vacate(self, post: Post) -> None:
         """Give it no more work; what it has not begun goes back at once, and it goes when the rest is done."""
@@ -375,29 +405,29 @@ class RayBackend:
         waiting = set(post.open) - post.running
         if waiting:
             why = f"node {post.name} is drained" if post.drained else f"node {post.name} makes way"
-            self._given_back.append({"event": "returned", "ids": sorted(waiting), "message": why})
+            self._given_back.append(Returned(tuple(sorted(waiting)), why))
             self.cancel(sorted(waiting))
         if post.drained:
             log.warning("node %s is drained: %d tasks finish there, %d go elsewhere", post.name, len(post.open),
                         len(waiting))
 
-    def _lost(self, post: Post, why: str, preempted: bool = False) -> list[dict[str, Any]]:
+    def _lost(self, post: Post, why: str, preempted: bool = False) -> list[Event]:
         """A supervisor is gone: what it had goes back to the scheduler; another one follows when there is room."""
         self.nodes_lost += post.ready
-        ids, unsent = sorted(post.open), {a["id"] for a in post.unsent}
+        ids, unsent = sorted(post.open), {a.id for a in post.unsent}
         free = ids if preempted or post.drained else [i for i in ids if i in unsent]
         words = f"node {post.name} lost its supervisor: {why}"
         log.warning("%s", words)
         self._settle(post, ids)
         self._drop(post)
         if not (preempted or post.drained):
-            self.fleet.died(post, time.monotonic(), why)
-        found = {"returned": free, "lost": [i for i in ids if i not in free]}
-        return [{"event": event, "ids": them, "message": words} for event, them in found.items() if them]
+            self.fleet.died(post, self._clock.now(), why)
+        lost = [i for i in ids if i not in free]
+        return [*([Returned(tuple(free), words)] if free else []), *([Lost(tuple(lost), words)] if lost else [])]
 
     def _drop(self, post: Post) -> None:
         self.fleet.posts.pop((post.host, post.number), None)
-        self._grown = time.monotonic() - GROW_S + 0.5          # look for a place again soon
+        self._grown = self._clock.now() - GROW_S + 0.5          # look for a place again soon
         with contextlib.suppress(RayError):
             ray.kill(post.actor)
 
@@ -427,5 +457,5 @@ class RayBackend:
 
     def _check_any(self) -> None:
         """Raise NoNodes when waiting any longer makes no sense."""
-        if (why := self.fleet.stuck(time.monotonic())) is not None:
+        if (why := self.fleet.stuck(self._clock.now())) is not None:
             raise NoNodes(why)

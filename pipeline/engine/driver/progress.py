@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
+from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.humanize import size
 from pipeline.base.redact import redact
 from pipeline.base.visible import visible
@@ -92,14 +92,15 @@ class Progress:
     """
 
     def __init__(self, mode: str = "rich", snapshot: Callable[[dict[str, Any]], None] | None = None, *,
-                 stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic,
+                 stream: TextIO | None = None, clock: Clock = SYSTEM,
                  facts: Mapping[str, Any] | None = None) -> None:
         if mode not in ("rich", "quiet", "json"):
             raise ValueError(f"progress mode '{mode}': use rich, quiet or json")
         self.mode, self._snapshot, self._clock = mode, snapshot, clock
         self._stream = stream or (sys.stdout if mode == "json" else sys.stderr)
         self.nodes: dict[str, _Node] = {}
-        self.state, self.slots, self.tasks = "running", 0, []
+        self.state, self.slots = "running", 0
+        self.tasks: list[dict[str, Any]] = []
         self.facts = dict(facts or {})
         self.error: str | None = None
         self.traceback: str | None = None
@@ -108,7 +109,7 @@ class Progress:
         self._told: dict[str, float] = {}                            # gist of a message → when it was said
         self._hung: dict[str, tuple[int, int]] = {}                  # key of a task → row and stage it stands at
         self._finished: float | None = None                          # when the last task did
-        self._written = self._said = self._begun = clock()
+        self._written = self._said = self._begun = clock.now()
         self._bars: Bars | None = None
         self._ids: dict[str, TaskID] = {}
         self._lines_said: dict[str, str] = {}
@@ -145,8 +146,8 @@ class Progress:
     def done(self, spec: TaskSpec, record: PartRecord) -> None:
         node = self.nodes[spec.node]
         self._hung.pop(spec.key, None)
-        self._finished = self._clock()
-        node.start(self._clock() - record.wall_s)
+        self._finished = self._clock.now()
+        node.start(self._clock.now() - record.wall_s)
         node.done += 1
         node.weight_done += spec.weight
         node.weight_run += spec.weight
@@ -156,7 +157,7 @@ class Progress:
         node.cpu_s += record.cpu_s
         self._count(node, record)
         if node.done == node.parts:
-            node.stop(self._clock())
+            node.stop(self._clock.now())
         self._event("done", node=spec.node, key=spec.key, label=spec.label, parts=node.parts, done=node.done,
                     docs=docs_in(record), bytes=spec.weight, cpu_s=record.cpu_s, wall_s=record.wall_s,
                     rss_mb=record.rss_mb, quarantined=len(record.quarantine))
@@ -220,7 +221,7 @@ class Progress:
         for name, node in self.nodes.items():
             node.running, node.hung = counts[name], hung[name]
         for t in tasks:
-            self.nodes[t.spec.node].start(self._clock() - t.seconds)
+            self.nodes[t.spec.node].start(self._clock.now() - t.seconds)
         for name in counts:
             self._draw(name)
         self._tick()
@@ -228,7 +229,7 @@ class Progress:
     # -- what we tell --------------------------------------------------------------------------------------------
     def snapshot(self) -> dict[str, Any]:
         """The state as JSON: totals, ETA in seconds (None: unknown), and a dict for each node."""
-        now = self._clock()
+        now = self._clock.now()
         nodes = {name: node.snapshot(now) for name, node in self.nodes.items()}
         left = sum(n.weight - n.weight_done for n in self.nodes.values())
         spent = max(now - self._begun, 1e-3)
@@ -236,7 +237,7 @@ class Progress:
         failures = [{"node": node, "label": label, "kind": kind, "message": message, "times": times}
                     for (node, kind, _), (label, message, times) in self.failures.items()]
         finished = None if self._finished is None else round(now - self._finished, 1)
-        return {**self.facts, "state": self.state, "at": round(time.time(), 1), "finished_s": finished,
+        return {**self.facts, "state": self.state, "at": round(self._clock.wall(), 1), "finished_s": finished,
                 "seconds": round(now - self._begun, 1), "slots": self.slots,
                 "parts": sum(n.parts for n in self.nodes.values()), "done": sum(n.done for n in self.nodes.values()),
                 "docs": sum(n.docs for n in self.nodes.values()),
@@ -278,7 +279,7 @@ class Progress:
         node.quarantined += len(record.quarantine)
 
     def _tick(self) -> None:
-        now = self._clock()
+        now = self._clock.now()
         if now - self._written >= SNAPSHOT_S:
             self._written = now
             self._write()
@@ -304,7 +305,7 @@ class Progress:
 
     def _say_once(self, message: str, line: str) -> None:
         """Say `line` unless the gist of its message was said lately: what one worker meets, all of them meet."""
-        now, key = self._clock(), gist(message)
+        now, key = self._clock.now(), gist(message)
         if now - self._told.get(key, -AGAIN_S) >= AGAIN_S:
             self._told[key] = now
             self._say(line)
@@ -316,7 +317,7 @@ class Progress:
                 self._say(f"{name}: {words}")
 
     def _words(self, node: _Node) -> str:
-        s = node.snapshot(self._clock())
+        s = node.snapshot(self._clock.now())
         words = [f"{s['done']}/{s['parts']}"]
         if s["reused"]:
             words.append(f"{s['reused']} reused")

@@ -1,20 +1,9 @@
 """The scheduler: hands tasks to a backend, commits what comes back, repeats what failed for reasons of its own.
 
-Runs in the driver. It knows no Ray and no process: a backend takes *assignments* and gives *events*, both plain JSON,
-which is all that ever crosses a process or machine boundary:
+Runs in the driver. It knows no Ray and no process: a backend takes an `Assignment` and gives events
+(`pipeline.engine.messages`).
 
-    assignment  {"id", "spec", "attempt", "skip": [[row, stage, reason], …]}
-    event       {"event": "done",      "id", "record"}
-                {"event": "failed",    "id", "kind", "message", "traceback"}   exception | environment | permanent;
-                                           damaged, with "path"; "row": where the task itself raised
-                {"event": "hindered",  "id", "message"}                        a full disk, silent storage: it waits
-                {"event": "lost",      "ids", "message"}                       the node died; nobody is to blame
-                {"event": "returned",  "ids", "message"}                       never started, or its node was drained
-                {"event": "hanging",   "id", …}                                makes no progress; fields as below
-                {"event": "condemned", "id", "row", "stage", "reason"}         a document is out
-                {"event": "progress",  "running": [{"id", "row", "stage", "seconds", "still", "host", "pid", "does"}]}
-
-A condemnation goes into the log at once: whatever happens to this driver, later attempts at that key skip the row,
+A quarantined row goes into the log at once: whatever happens to this driver, later attempts at that key skip the row,
 unless the task fails for good: that takes back what was said of its rows, since it may all have been the task's doing.
 An `exception` is the task's own doing and counts against `max_attempts`; raised twice in a row with the same message at
 the same row it is deterministic and ends the run, and so does a `permanent` one at once (a setting that does not fit).
@@ -30,16 +19,32 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.errors import TokenmillError
 from pipeline.engine.driver.bad_files import BadFiles
 from pipeline.engine.driver.queue import Batch, Records, TaskQueue
 from pipeline.engine.driver.stragglers import Flight, to_double
+from pipeline.engine.messages import (
+    Assignment,
+    Done,
+    Event,
+    Failed,
+    Failure,
+    FailureKind,
+    Hanging,
+    Hindered,
+    Lost,
+    Quarantined,
+    Returned,
+    StatusReport,
+    TaskStatus,
+    skips,
+)
 from pipeline.engine.task import Kind, TaskSpec
 from pipeline.engine.worker.faults import gist
 from pipeline.store.errors import StoreError, remedy_of
@@ -73,12 +78,12 @@ class Backend(Protocol):
         """Assignments of this kind it would start at once. 0 or less: none, and as many are at hand already; -slots or
         less: it takes no more."""
 
-    def submit(self, assignment: dict[str, Any]) -> None: ...
+    def submit(self, assignment: Assignment) -> None: ...
 
     def cancel(self, ids: list[int]) -> None:
         """Forget these assignments, killing what runs of them. Their events may or may not still come."""
 
-    def wait(self, timeout: float) -> list[dict[str, Any]]:
+    def wait(self, timeout: float) -> list[Event]:
         """Events, as soon as there are any, after `timeout` seconds at the latest."""
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
@@ -123,7 +128,7 @@ class Listener(Protocol):
 
     def planned(self, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> None: ...
     def done(self, spec: TaskSpec, record: PartRecord) -> None: ...
-    def failed(self, spec: TaskSpec, kind: str, message: str, again: bool) -> None: ...
+    def failed(self, spec: TaskSpec, kind: FailureKind, message: str, again: bool) -> None: ...
     def hindered(self, spec: TaskSpec, message: str) -> None: ...
     def repeated(self, spec: TaskSpec) -> None: ...
     def doubled(self, spec: TaskSpec) -> None: ...
@@ -196,13 +201,13 @@ class Scheduler:
 
     `add` takes the tasks of a node, `step` goes on with all of them, `finished` gives those that are complete.
     `dispatch_seed` shuffles the order of dispatch (tests: nothing may depend on it); by default the largest goes first.
-    `grace_s`: for how long what runs may go on after a SIGTERM. `clock` measures how long tasks take. `bad_files` is
+    `grace_s`: for how long what runs may go on after a SIGTERM. `bad_files` is
     told of input files that could not be read, and may end the run.
     """
 
     def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
                  dispatch_seed: int | None = None, straggler_s: float = STRAGGLER_S, grace_s: float = 0.0,
-                 clock: Callable[[], float] = time.monotonic, bad_files: BadFiles | None = None) -> None:
+                 clock: Clock = SYSTEM, bad_files: BadFiles | None = None) -> None:
         self.backend, self.log, self.progress, self.bad_files = backend, log, progress, bad_files
         self.max_attempts, self.straggler_s, self.grace_s = max_attempts, straggler_s, grace_s
         self.executed = self.reused = 0              # tasks: run here, and found in the log
@@ -284,8 +289,9 @@ class Scheduler:
             self._left.update({s.key: s.node for s in specs if s.key not in fresh}.values())
             if self.progress:
                 self.progress.planned(specs, fresh)
-            for record in fresh.values() if self.bad_files else ():
-                self.bad_files.done(record)
+            if self.bad_files:
+                for record in fresh.values():
+                    self.bad_files.done(record)
         if not (len(self._queue) or self._again or self._flights):
             if self._damaged and not self._queue.unread:
                 raise DamageFound(self._damaged)
@@ -303,65 +309,67 @@ class Scheduler:
             except TaskFailed as e:      # what came with it is not to be lost
                 failure = failure or e
         # a verdict cost two children and more: it is committed before the part goes on
-        if any(e["event"] == "condemned" for e in events) or self._clock() - self._flushed > FLUSH_S:
+        if any(isinstance(e, Quarantined) for e in events) or self._clock.now() - self._flushed > FLUSH_S:
             self.log.flush()
-            self._flushed = self._clock()
+            self._flushed = self._clock.now()
         if failure is not None:
             self.log.acquit(failure.spec.key)
             raise failure
         if self.bad_files:
             self.bad_files.check()
 
-    def _take(self, event: dict[str, Any]) -> None:
-        match event["event"]:
-            case "done" if event["id"] in self._flights:
-                self._commit(event)
-            case "failed" if event["id"] in self._flights:
-                self._failed(self._flights.pop(event["id"]).spec, event)
-            case "lost":
-                for i in event["ids"]:
-                    if i in self._flights:
-                        self._failed(self._flights.pop(i).spec, {"kind": "lost", **event})
-            case "returned":
-                for i in event["ids"]:
-                    if i in self._flights:
-                        self._repeat(self._flights.pop(i).spec)
-            case "hanging" if event["id"] in self._flights:
-                if self.progress:
-                    self.progress.hanging(self._running(event))
-            case "hindered" if event["id"] in self._flights:
-                if self.progress:
-                    self.progress.hindered(self._flights[event["id"]].spec, event["message"])
-            case "condemned" if event["id"] in self._flights:
-                spec = self._flights[event["id"]].spec
-                self.log.condemn(spec.key, event["row"], event["stage"], event["reason"])
-                if self.bad_files:
-                    self.bad_files.condemned(spec, event["stage"], event["reason"])
-                if self.progress:
-                    self.progress.condemned(spec, event["row"], event["reason"])
-            case "progress":
-                self._show(event["running"])
+    def _take(self, event: Event) -> None:
+        """Act upon one event. Those of attempts that were given up in the meantime are passed over."""
+        match event:
+            case Done(id, record) if id in self._flights:
+                self._commit(id, record)
+            case Failed(id, failure) if id in self._flights:
+                self._failed(self._flights.pop(id).spec, failure)
+            case Lost(ids, message):
+                for flight in self._landed(ids):
+                    self._failed(flight.spec, Failure("lost", message))
+            case Returned(ids):
+                for flight in self._landed(ids):
+                    self._repeat(flight.spec)
+            case Quarantined(id, row, stage, reason) if id in self._flights:
+                self._quarantine(self._flights[id].spec, row, stage, reason)
+            case Hanging(status) if self.progress and status.id in self._flights:
+                self.progress.hanging(self._running(status))
+            case Hindered(id, message) if self.progress and id in self._flights:
+                self.progress.hindered(self._flights[id].spec, message)
+            case StatusReport(running) if self.progress:
+                self.progress.running(self.backend.slots, [self._running(s) for s in running if s.id in self._flights])
+
+    def _landed(self, ids: Iterable[int]) -> Iterator[_Flight]:
+        """Those of these attempts that were under way; they are not any more."""
+        for id in ids:
+            if id in self._flights:
+                yield self._flights.pop(id)
+
+    def _running(self, status: TaskStatus) -> Running:
+        return Running(self._flights[status.id].spec, status.seconds, status.row, status.stage, status.still,
+                       status.host, status.pid, status.does)
 
     def _start(self) -> None:
         if not self._started:
             # before the signal handlers: ray.init installs its own
             self.backend.start(max([*(k.memory_mb for k in self._queue.waiting), *(s.memory_mb for s in self._again)]))
             self._ending.enter_context(self._signals())
-            self._started, self._flushed = True, self._clock()
+            self._started, self._flushed = True, self._clock.now()
 
-    def _commit(self, event: dict[str, Any]) -> None:
-        flight = self._flights[event["id"]]
-        spec, record = flight.spec, PartRecord.from_json(event["record"])
+    def _commit(self, id: int, record: PartRecord) -> None:
+        flight = self._flights[id]
+        spec = flight.spec
         self.log.append(record)
         self.executed += 1
         self._hindered = 0
         self._queue.done(spec.key)
-        self._times[spec.node].append(self._clock() - flight.started)
+        self._times[spec.node].append(self._clock.now() - flight.started)
         self._history.pop(spec.key, None)
         twins = [i for i, f in self._flights.items() if f.spec.key == spec.key]
         for i in twins:
             del self._flights[i]
-        self.backend.cancel([i for i in twins if i != event["id"]])
+        self.backend.cancel([i for i in twins if i != id])
         first = self.log.get(spec.key) or record                             # the first one counts
         if self.bad_files:
             self.bad_files.done(first)
@@ -397,18 +405,16 @@ class Scheduler:
 
     def _dispatch(self, spec: TaskSpec) -> None:
         self._serial += 1
-        self._flights[self._serial] = _Flight(spec, self._clock())
+        self._flights[self._serial] = _Flight(spec, self._clock.now())
         skip = self.log.condemned(spec.key)      # by attempts of this driver and of those before it
-        self.backend.submit({"id": self._serial, "spec": spec.to_json(),
-                             "attempt": attempt_name(self.log.epoch, self._serial),
-                             "skip": [[row, stage, reason] for row, (stage, reason) in sorted(skip.items())]})
+        self.backend.submit(Assignment(self._serial, spec, attempt_name(self.log.epoch, self._serial), skips(skip)))
 
     def _double_stragglers(self, idle: bool) -> None:
         """Start a second attempt of tasks that take suspiciously long. Whoever commits first counts."""
         specs = {f.spec.key: f.spec for f in self._flights.values()}
         unfinished = {*(node for node, n in self._left.items() if n > 0), *(s.node for s in self._again)}
         for key in to_double([Flight(f.spec.key, f.spec.node, f.started) for f in self._flights.values()], self._times,
-                             self._clock(), idle=idle, unfinished=unfinished, awaited=self._awaited,
+                             self._clock.now(), idle=idle, unfinished=unfinished, awaited=self._awaited,
                              slots=self.backend.slots, least_s=self.straggler_s):
             # among what is at hand of tasks that wait, or on an idle slot
             if self.backend.room_for(*specs[key].kind) > (0 if idle else -self.backend.slots):
@@ -417,28 +423,36 @@ class Scheduler:
                     self.progress.doubled(specs[key])
 
     # -- failure -------------------------------------------------------------------------------------------------
-    def _failed(self, spec: TaskSpec, event: dict[str, Any]) -> None:
+    def _quarantine(self, spec: TaskSpec, row: int, stage: int, reason: str) -> None:
+        """Keep the verdict for every later attempt at this key, also of other drivers."""
+        self.log.condemn(spec.key, row, stage, reason)
+        if self.bad_files:
+            self.bad_files.condemned(spec, stage, reason)
+        if self.progress:
+            self.progress.condemned(spec, row, reason)
+
+    def _failed(self, spec: TaskSpec, failure: Failure) -> None:
         """Note a failed attempt, and repeat it; raises TaskFailed when it was the last one. One that met a damaged file
         is not repeated before that file is made anew (`DamageFound`)."""
-        if event["kind"] == "damaged":
-            self._damaged[event["path"]] = event["message"]
+        if failure.kind == "damaged":
+            self._damaged[failure.path] = failure.message
             return
         past = self._history[spec.key]
-        past.reasons.append(event["message"])
-        if event.get("traceback"):
-            past.tracebacks.append(event["traceback"].rstrip())
-        raised = (event["message"], event["row"]) if "row" in event else None
-        final = event["kind"] == "permanent" or (raised is not None and raised == past.raised)
+        past.reasons.append(failure.message)
+        if failure.traceback:
+            past.tracebacks.append(failure.traceback.rstrip())
+        raised = None if failure.row is None else (failure.message, failure.row)
+        final = failure.kind == "permanent" or (raised is not None and raised == past.raised)
         past.raised = raised
-        if event["kind"] == "exception":
+        if failure.kind == "exception":
             past.exceptions += 1
         else:
             past.lost += 1
-        self._hindered += event["kind"] == "environment"
+        self._hindered += failure.kind == "environment"
         final = (final or past.exceptions >= self.max_attempts or past.lost >= MAX_LOST
                  or self._hindered >= MAX_LOST * max(1, self.backend.slots))
         if self.progress:
-            self.progress.failed(spec, event["kind"], event["message"], not final)
+            self.progress.failed(spec, failure.kind, failure.message, not final)
         if final:
             raise TaskFailed(spec, past.reasons, past.tracebacks)
         self._repeat(spec)
@@ -449,13 +463,6 @@ class Scheduler:
             self._again.append(spec)
             if self.progress:
                 self.progress.repeated(spec)
-
-    def _show(self, running: list[dict[str, Any]]) -> None:
-        if self.progress:
-            self.progress.running(self.backend.slots, [self._running(r) for r in running if r["id"] in self._flights])
-
-    def _running(self, said: Mapping[str, Any]) -> Running:
-        return Running(self._flights[said["id"]].spec, **{k: v for k, v in said.items() if k not in ("id", "event")})
 
     # -- stop ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
@@ -484,12 +491,12 @@ class Scheduler:
     def stop(self, signum: int = signal.SIGTERM, grace_s: float = 0.0) -> None:
         """Ask for a stop, from any thread: nothing new begins, what runs may finish within `grace_s`. Then it kills its
         children, commits what is finished and raises Interrupted. The earliest of several requests counts."""
-        at = self._clock() + grace_s
+        at = self._clock.now() + grace_s
         if self._stop is None or at < self._stop_at:
             self._stop_at, self._stop = at, signum
 
     def check_stop(self) -> None:
         """Raises Interrupted when a stop was asked for, and nothing runs any more or its time is up."""
-        if self._stop is not None and (not self._flights or self._clock() >= self._stop_at):
+        if self._stop is not None and (not self._flights or self._clock.now() >= self._stop_at):
             signum, self._stop = self._stop, None
             raise Interrupted(signum)

@@ -7,7 +7,7 @@ by the fields of a *key*; without fields they follow each other as they stand.
 from __future__ import annotations
 
 import os
-import uuid
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -132,12 +132,13 @@ def in_few(runs: Sequence[Run], key: Sequence[str] | None, dtype: np.dtype[Any],
            memory: int = MEMORY) -> list[Run]:
     """The same records in at most FAN_IN runs, in the same order of ties: where there are more, groups of consecutive
     ones are merged into files below the folder `scratch`. None of them stays open."""
-    runs, files = [run for run in runs if run[1]], []
+    runs = [run for run in runs if run[1]]
+    files: list[str] = []
     while len(runs) > FAN_IN and (key is None or key):
         made = []
         for a in range(0, len(runs), FAN_IN):
-            path = os.path.join(scratch, f"merged.{uuid.uuid4().hex}")
-            with open(path, "wb") as file:
+            number, path = tempfile.mkstemp(prefix="merged.", dir=scratch)
+            with open(number, "wb") as file:
                 for block in merge(runs[a:a + FAN_IN], key, dtype.itemsize, memory):
                     file.write(np.ascontiguousarray(block).view(np.uint8).data)
             made.append(path)

@@ -14,12 +14,10 @@ import resource
 import shutil
 import sys
 import tempfile
-import time
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
-from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out, Task, TaskSpec
+from pipeline.base.clock import SYSTEM, Clock
+from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out, Skip, Task, TaskSpec
 from pipeline.store.errors import FULL, DamagedFile, EnvironmentFailure, StoreError, disk_full
 from pipeline.store.fs import Store
 from pipeline.store.keys import ref_contents
@@ -31,9 +29,10 @@ COVERS = 1000
 
 
 def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch: str | None = None, *,
-                skip: Mapping[int, dict[str, Any]] | None = None, only: Iterable[int] | None = None,
+                skip: Iterable[Skip] = (), only: Iterable[int] | None = None,
                 batch_rows: int | None = None, file: int | None = None,
-                confine: Callable[[Sequence[str]], None] = lambda programs: None) -> PartRecord:
+                confine: Callable[[Sequence[str]], None] = lambda programs: None,
+                clock: Clock = SYSTEM) -> PartRecord:
     """Run `spec` once and return its record; raises whatever the task or the store raised.
 
     `name` is the attempt as the scheduler numbers it, `scratch` a folder for temporary files (default: the system's).
@@ -41,7 +40,7 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
     raises, the cursor still says where. `confine` takes from this process what a parser must not have
     (`base.confinement`).
     """
-    started, cpu = time.monotonic(), _cpu_seconds()
+    started, cpu = clock.now(), _cpu_seconds()
     _reset_peak_rss()
     cursor.clear()
     folder = tempfile.mkdtemp(prefix="attempt-", dir=scratch)
@@ -56,11 +55,11 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
             counters = _run(task, inputs, cursor, out)
         cursor.clear()
         inputs.check()
-        attempt = f"{name}-{uuid.uuid4().hex[:8]}"
+        attempt = f"{name}-{clock.new_id()[:8]}"
         files = {} if only is not None else _deliver(spec, store, attempt, out)
         return PartRecord(
             key=spec.key, task=task.name, node=spec.node, attempt=attempt, files=files, counters=counters or {},
-            quarantine=out.condemned, cpu_s=round(_cpu_seconds() - cpu, 3), wall_s=round(time.monotonic() - started, 3),
+            quarantine=out.condemned, cpu_s=round(_cpu_seconds() - cpu, 3), wall_s=round(clock.now() - started, 3),
             rss_mb=round(peak_rss_mb(), 1), replay_key=spec.replay_key)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,9 +1,9 @@
 """The child: runs tasks for a supervisor, one after the other, and may be killed at any moment.
 
 `python -m pipeline.engine.worker.child CURSOR_FD PARENT_PID [BROKER_FD SECRETS]`; with the latter it is confined: this
-way it reaches object storage (`store.broker`), and these files (JSON) it must not read. Messages are JSON after their
-length (4 bytes, big-endian), on what were stdin and stdout; anything a library prints goes to stderr, which the
-supervisor keeps the end of. Models and caches stay warm between tasks. A crash cursor in shared memory says which
+way it reaches object storage (`store.broker`), and these files (JSON) it must not read. It takes `Work` and answers on
+what were stdin and stdout (`engine.messages`); anything a library prints goes to stderr, which the supervisor keeps the
+end of. Models and caches stay warm between tasks. A crash cursor in shared memory says which
 document is in work (168 ns to write).
 """
 
@@ -16,15 +16,14 @@ import json
 import mmap
 import os
 import socket
-import struct
 import sys
-import traceback
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, BinaryIO
+from io import BufferedReader, TextIOWrapper
 
 from pipeline.base import confinement, process
-from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.engine.messages import ORDERS, Answer, Finished, NeedsFreshProcess, Raised, Work, pack
+from pipeline.engine.task import Cursor
 from pipeline.engine.worker import limits
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.engine.worker.faults import MEMORY_EXIT, failure
@@ -34,34 +33,16 @@ from pipeline.store.remote import connect_through
 from stages.stage import ProcessDied
 from stages.text.compiled import keep_in
 
-_LENGTH = struct.Struct(">I")
-MAX_MESSAGE = 64 << 20      # a record is about 1 KB; more than this is not our protocol
 
-
-def pack(message: dict[str, Any]) -> bytes:
-    body = json.dumps(message, separators=(",", ":")).encode()
-    return _LENGTH.pack(len(body)) + body
-
-
-def unpack(buffer: bytearray) -> dict[str, Any] | None:
-    """Take the first whole message off `buffer`; None while there is none. Raises ValueError for anything else."""
-    if len(buffer) < _LENGTH.size:
-        return None
-    (n,) = _LENGTH.unpack_from(buffer)
-    if n > MAX_MESSAGE:
-        raise ValueError(f"a message of {n} bytes: this is not the engine's protocol")
-    if len(buffer) < _LENGTH.size + n:
-        return None
-    body = bytes(buffer[_LENGTH.size:_LENGTH.size + n])
-    del buffer[:_LENGTH.size + n]
-    return json.loads(body)
-
-
-def _receive(source: BinaryIO) -> dict[str, Any] | None:
-    head = source.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    return json.loads(source.read(_LENGTH.unpack(head)[0]))
+def _receive(source: BufferedReader) -> Work | None:
+    """The next order; None when the supervisor has closed the pipe."""
+    buffer = bytearray()
+    while (order := ORDERS.unpack(buffer)) is None:
+        data = source.read1(1 << 16)
+        if not data:
+            return None
+        buffer += data
+    return order
 
 
 def main() -> None:
@@ -75,7 +56,7 @@ def main() -> None:
         connect_through(broker.connect)
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)                                       # whatever prints cannot disturb the protocol
-    if sys.stdout is not None:
+    if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)     # and what it said before a crash is there
     devnull = os.open(os.devnull, os.O_RDONLY)
     os.dup2(devnull, 0)
@@ -93,8 +74,8 @@ def main() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 10, 50)
     empty = process.data_bytes()                        # what interpreter and libraries reserve before any work
-    while (message := _receive(source)) is not None:
-        sink.write(pack(_work(message, cursor, empty, broker is not None)))
+    while (order := _receive(source)) is not None:
+        sink.write(pack(_work(order, cursor, empty, broker is not None)))
         sink.flush()
         cursor.clear()
         if broker is not None:
@@ -105,33 +86,27 @@ def main() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _work(message: dict[str, Any], cursor: Cursor, empty: int, confined: bool) -> dict[str, Any]:
-    store = Store(message["store"])
-    confine = partial(_seal, store, message["scratch"]) if confined else _stay_open
-    spec = TaskSpec.from_json(message["spec"])
-    file, rows = message["file"], message["rows"]
-    only = range(rows[0], rows[1] + 1) if rows is not None else None if file is None else ()
+def _work(order: Work, cursor: Cursor, empty: int, confined: bool) -> Answer:
+    store, spec, rows = Store(order.store), order.spec, order.rows
+    confine = partial(_seal, store, order.scratch) if confined else _stay_open
+    only = range(rows[0], rows[1] + 1) if rows is not None else None if order.file is None else ()
     # CUDA and torch reserve far more address space than they use: the supervisor polls their memory instead
     polled = spec.gpus > 0 or "torch" in sys.modules
     process.limit_data(None if polled else empty + (spec.memory_mb << 20))
     try:
-        record = run_attempt(spec, store, message["attempt"], cursor, message["scratch"],
-                             skip={row: {"stage": stage, "reason": reason} for row, stage, reason in message["skip"]},
-                             only=only, batch_rows=message["batch_rows"], file=file, confine=confine)
+        return Finished(run_attempt(spec, store, order.attempt, cursor, order.scratch, skip=order.skip, only=only,
+                                    batch_rows=order.batch_rows, file=order.file, confine=confine))
     except confinement.FreshProcess:
-        return {"fresh": True}
+        return NeedsFreshProcess()
     except MemoryError:
         os._exit(MEMORY_EXIT)                           # the cursor still says where
     except ProcessDied as e:
         print(f"{e}", file=sys.stderr, flush=True)
         limits.die_of(-e.returncode)
     except Exception as e:
-        failed = failure(e, cursor.read()[0])
-        failed["message"] += confinement.hint(e)
-        return {"failed": failed, "traceback": traceback.format_exc()[-8000:]}
+        return Raised(failure(e, cursor.read()[0], confinement.hint(e)))
     finally:
         process.limit_data(None)
-    return {"record": record.to_json()}
 
 
 def _stay_open(programs: Sequence[str]) -> None:

@@ -22,9 +22,10 @@ from __future__ import annotations
 import errno
 import re
 import signal
+import traceback
 from dataclasses import dataclass, field
-from typing import Any
 
+from pipeline.engine.messages import Failure, FailureKind
 from pipeline.store.errors import FULL, DamagedFile, EnvironmentFailure, StoreError
 from pipeline.store.records import READING
 
@@ -82,16 +83,17 @@ def permanent(error: Exception) -> bool:
     return getattr(error, "permanent", False) is True
 
 
-def failure(error: Exception, row: int) -> dict[str, Any]:
-    """What an attempt that raised `error` at `row` tells of it: a "failed" event but for its id and traceback. An error
-    of the operating system has no row: it may pass, so its repetition proves nothing."""
+def failure(error: Exception, row: int, hint: str = "") -> Failure:
+    """What an attempt that raised `error` at `row`, and is handling it now, tells of it. An error of the operating
+    system has no row: it may pass, so its repetition proves nothing."""
+    message, trace = describe(error) + hint, traceback.format_exc()[-8000:]
     if path := damaged_path(error):
-        return {"kind": "damaged", "message": describe(error), "path": path}
+        return Failure("damaged", message, path=path, traceback=trace)
     if hinders(error):
-        return {"kind": "environment", "message": describe(error)}
+        return Failure("environment", message, traceback=trace)
     if permanent(error):
-        return {"kind": "permanent", "message": describe(error)}
-    return {"kind": "exception", "message": describe(error), **({} if isinstance(error, OSError) else {"row": row})}
+        return Failure("permanent", message, traceback=trace)
+    return Failure("exception", message, row=None if isinstance(error, OSError) else row, traceback=trace)
 
 
 def describe(error: BaseException) -> str:
@@ -126,7 +128,7 @@ _TOO_BIG = ("; reading or writing its files takes more memory than its reader an
 class GaveUp(Exception):
     """The inquiry ends without a verdict. `kind`: exception (the task is wrong) or environment (the node is)."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
 

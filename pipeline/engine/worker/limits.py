@@ -14,7 +14,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pipeline.base.process import status_kb
 
@@ -51,7 +51,8 @@ class Limits:
     def hangs(self, still: float, idle: float, told: int) -> bool:
         """Whether to say that a task makes no progress: its cursor has not moved for `still` seconds and it has used no
         CPU time for `idle`. Said again (after `told` times) whenever that has lasted twice as long."""
-        return still >= self.hanging_s * 2 ** told or min(still, idle) >= self.idle_s * 2 ** told
+        doubled = float(2 ** told)
+        return still >= self.hanging_s * doubled or min(still, idle) >= self.idle_s * doubled
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,7 +85,7 @@ def anonymous_mb(pid: int) -> float:
     return status_kb(pid, ("RssAnon:", "RssShmem:", "VmSwap:")) / 1024
 
 
-def die_of(number: int) -> None:
+def die_of(number: int) -> NoReturn:
     """End as a process of ours did, of that signal, so that whoever watches us judges its death as it would ours."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()                              # it would say where we are, and that is not the place

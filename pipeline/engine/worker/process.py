@@ -13,16 +13,16 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 from pipeline.base import confinement
 from pipeline.base.auth import TOKEN
+from pipeline.base.clock import Clock
+from pipeline.engine.messages import ANSWERS, Answer, ProtocolError, Work, pack
 from pipeline.engine.task import Cursor
 from pipeline.engine.worker import limits as measure
-from pipeline.engine.worker.child import pack, unpack
+from pipeline.engine.worker.job import Job
 
 SAID_BYTES = 16 << 10        # of stderr that are kept for a failure message
 #: one thread a child: parallelism is the number of children, and results must not depend on it
@@ -34,20 +34,25 @@ class ChildProcess:
     """A living child. `job` is what it works on, None while it is idle. Its own process group, so that what it leaves
     behind ends with it, and so that Ctrl-C reaches the driver alone."""
 
-    def __init__(self, scratch: str, env: Mapping[str, str], store: str, *, confined: bool = True) -> None:
-        self.scratch, self.confined = scratch, confined
+    def __init__(self, scratch: str, env: Mapping[str, str], store: str, clock: Clock, *,
+                 confined: bool = True) -> None:
+        self.scratch, self.confined, self._clock = scratch, confined, clock
         self.broker = StorageBroker(store, f"{scratch}-storage", env) if confined else None
         memory = os.memfd_create("tokenmill-cursor")      # shared memory without a name: nothing to clean up
-        ends = (memory,) if self.broker is None else (memory, self.broker.theirs.fileno())
+        confined_arguments: list[str] = []
+        inherited = [memory]
+        if self.broker is not None:
+            inherited.append(self.broker.theirs.fileno())
+            confined_arguments = [str(inherited[1]), json.dumps(confinement.secret_files(env))]
         try:
             os.ftruncate(memory, mmap.PAGESIZE)
             self._map = mmap.mmap(memory, mmap.PAGESIZE)
             self.cursor = Cursor(self._map)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipeline.engine.worker.child", str(memory), str(os.getpid()),
-                 *([str(ends[1]), json.dumps(confinement.secret_files(env))] if confined else [])],
+                 *confined_arguments],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-                pass_fds=ends, start_new_session=True,
+                pass_fds=inherited, start_new_session=True,
                 env=_environment(confinement.scrubbed(env) if confined else env, scratch))
         finally:
             os.close(memory)
@@ -55,12 +60,13 @@ class ChildProcess:
                 self.broker.theirs.close()
         self.pid = self._process.pid
         self.returncode = 0
-        self.job: Any = None
+        self.job: Job | None = None
         self.node = ""            # of its latest task
         self.empty_mb = 96.0      # more than what it holds before any work (22 MB with numpy and pyarrow)
         self.position = self.last_position = (-1, -1, -1)
         self.cpu_position = self.cpu_quiet = 0.0
-        self.quiet_since = time.monotonic()
+        self.quiet_since = clock.now()
+        assert self._process.stdin and self._process.stdout and self._process.stderr         # all three are pipes
         self._in, self._out, self._err = self._process.stdin, self._process.stdout, self._process.stderr
         for pipe in (self._in, self._out, self._err):
             os.set_blocking(pipe.fileno(), False)         # a stopped child must not stop us
@@ -74,13 +80,13 @@ class ChildProcess:
         if self.broker is not None:
             selector.register(self.broker.ours, selectors.EVENT_READ, (self, "storage"))
 
-    def give(self, job: Any, message: dict[str, Any]) -> None:
+    def give(self, job: Job, order: Work) -> None:
         """Send work. What does not fit into the pipe at once waits for `send`."""
         self.cursor.clear()
-        self.job, self.position, self.quiet_since = job, (-1, -1, -1), time.monotonic()
+        self.job, self.position, self.quiet_since = job, (-1, -1, -1), self._clock.now()
         with contextlib.suppress(OSError):
             self.cpu_position = self.cpu_quiet = measure.cpu_seconds(self.pid)
-        self._sending += pack(message)
+        self._sending += pack(order)
         self.send()
 
     def send(self) -> bool:
@@ -94,9 +100,9 @@ class ChildProcess:
             self._sending.clear()                          # it is dead: `exited` will say so
         return bool(self._sending)
 
-    def move(self, what: str, selector: selectors.BaseSelector) -> dict[str, Any] | None:
-        """Read what is there from "out" or "err". Returns an answer when one is complete; ValueError for nonsense. The
-        first word on "storage" starts the child's broker."""
+    def move(self, what: str, selector: selectors.BaseSelector) -> Answer | None:
+        """Read what is there from "out" or "err". Returns an answer when one is complete; raises ProtocolError for
+        nonsense. The first word on "storage" starts the child's broker."""
         if what == "storage":
             assert self.broker is not None
             selector.unregister(self.broker.ours)
@@ -118,17 +124,17 @@ class ChildProcess:
             self._keep(data)
             return None
         self._received += data
-        return unpack(self._received)
+        return ANSWERS.unpack(self._received)
 
-    def drain(self) -> dict[str, Any] | None:
+    def drain(self) -> Answer | None:
         """Read all that a dead child left in its pipes; its last answer if it got that far."""
         for pipe, keep in ((self._err, self._keep), (self._out, self._received.extend)):
             with contextlib.suppress(OSError, ValueError):
                 while data := os.read(pipe.fileno(), 1 << 16):
                     keep(data)
         try:
-            return unpack(self._received)
-        except ValueError:
+            return ANSWERS.unpack(self._received)
+        except ProtocolError:
             return None
 
     def _keep(self, data: bytes) -> None:

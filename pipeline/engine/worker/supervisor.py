@@ -2,7 +2,7 @@
 
 One call does everything, `poll(assignments, timeout) -> events`, from one thread, always the same: a child dies with
 the *thread* that spawned it (PR_SET_PDEATHSIG), and between two calls nothing happens except that children work.
-Assignments and events are those of `scheduler`; the first event of all is {"event": "fingerprint", …}.
+The first event of all is `Ready`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,37 @@ import selectors
 import shutil
 import socket
 import sys
-import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 from pipeline.base import confinement
-from pipeline.base.redact import redact_json
+from pipeline.base.clock import SYSTEM, Clock
+from pipeline.base.redact import redact
 from pipeline.base.scratch import Scratch, user_folder
 from pipeline.engine.backends.fingerprint import fingerprint
-from pipeline.engine.backends.pools import OWN_MB, share
-from pipeline.engine.task import TaskSpec
+from pipeline.engine.backends.pools import OWN_MB
+from pipeline.engine.messages import (
+    Answer,
+    Assignment,
+    Done,
+    Event,
+    Failed,
+    Failure,
+    Finished,
+    Hanging,
+    Hindered,
+    NeedsFreshProcess,
+    ProtocolError,
+    Quarantined,
+    Raised,
+    Ready,
+    StatusReport,
+    TaskStatus,
+    Work,
+    skips,
+)
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.faults import (
     CPU_LIMIT,
@@ -38,6 +56,7 @@ from pipeline.engine.worker.faults import (
     classify,
     describe,
 )
+from pipeline.engine.worker.job import Job
 from pipeline.engine.worker.limits import READING_BYTES, RECORD_BYTES, Devices, Limits, visible_gpus
 from pipeline.engine.worker.process import ChildProcess
 from pipeline.store.errors import EnvironmentFailure, disk_full
@@ -51,20 +70,6 @@ PRESSURE_S = 1.0         # how often memory pressure is looked at
 RELIEF_S = 60.0          # without pressure, after which one more child may run again
 
 
-@dataclass
-class _Job:
-    assignment: dict[str, Any]
-    spec: TaskSpec
-    inquest: Inquest
-    started: float = 0.0     # monotonic, when its first child got it
-    rests: float = 0.0       # monotonic, until when it waits for the environment to recover
-    overtaken: int = 0       # jobs that were behind it and started before it
-    place: tuple[int, int, int] = (-1, -1, -1)      # of its cursor,
-    since: float = 0.0       # when it moved there,
-    told: int = 0            # and how often it was said that it stands there
-    fresh: bool = False      # a warm child was sealed for other stages: it wants one of its own
-
-
 class Supervisor:
     """Owns up to `slots` children. `memory_mb` bounds the declared memory of what runs at the same time (default: what
     the cgroup leaves), `devices` are the GPUs its children share (default: all of this machine), `libraries` and
@@ -72,57 +77,59 @@ class Supervisor:
 
     def __init__(self, store: str, slots: int, limits: Limits | None = None, *, memory_mb: int | None = None,
                  devices: Sequence[str] | None = None, scratch: str | None = None,
-                 libraries: list[str] | None = None, witness: str | None = None) -> None:
+                 libraries: list[str] | None = None, witness: str | None = None, clock: Clock = SYSTEM) -> None:
         if sys.platform != "linux":
             raise OSError("child processes need Linux (parent-death signal, /proc); use the inline backend here")
-        self.store, self.slots, self.limits = store, slots, limits or Limits()
+        self.store, self.slots, self.limits, self._clock = store, slots, limits or Limits(), clock
         used, total = measure.memory_use()
         self.memory_mb = memory_mb or max(0, int((self.limits.memory_share * total - used) / 2**20) - OWN_MB)
         confinement.not_dumpable()               # our environment is not for those who parse
         self.devices = Devices(visible_gpus() if devices is None else devices)
         self.scratch = Scratch(scratch)
-        own_print = {**fingerprint(libraries or []), "confinement": confinement.support()}
-        if witness is not None:                  # a file the driver wrote into the store
-            own_print["sees_store"] = Store(store).exists(witness)
-        self._env = {"NUMBA_CACHE_DIR": str(user_folder() / f"numba-{own_print['code'][:16]}"),
+        own = fingerprint(libraries or [])
+        # the witness is a file the driver wrote into the store
+        ready = Ready(own, confinement.support(), None if witness is None else Store(store).exists(witness))
+        self._env = {"NUMBA_CACHE_DIR": str(user_folder() / f"numba-{own.code[:16]}"),
                      "TOKENMILL_CACHE": str(user_folder(scratch) / "cache"), **os.environ}
         self._host = socket.gethostname()
         self._allowed = slots                    # fewer once memory got short
-        self._queue: deque[_Job] = deque()
+        self._queue: deque[Job] = deque()
         self._children: list[ChildProcess] = []
         self._parts: dict[ChildProcess, dict[str, float]] = {}       # of the devices, which children have
-        self._events: list[dict[str, Any]] = [{"event": "fingerprint", **own_print}]
+        self._events: list[Event] = [ready]
         self._selector = selectors.DefaultSelector()
-        self._said = self._squeezed = self._short = self._looked = time.monotonic()
+        self._said = self._squeezed = self._short = self._looked = clock.now()
 
     # -- the one call --------------------------------------------------------------------------------------------
-    def poll(self, assignments: list[dict[str, Any]], timeout: float) -> list[dict[str, Any]]:
+    def poll(self, assignments: Sequence[Assignment], timeout: float) -> list[Event]:
         """Take `assignments`, work, and return as soon as there is an event, after `timeout` seconds at the latest (at
         once when there is nothing to do)."""
         for assignment in assignments:
-            self._queue.append(self._job(assignment))
-        deadline = time.monotonic() + timeout
+            inquest = Inquest({s.row: (s.stage, s.reason) for s in assignment.skip},
+                              max_condemned=self.limits.max_condemned)
+            self._queue.append(Job(assignment, inquest))
+        deadline = self._clock.now() + timeout
         while True:
             self._start()
-            self._listen(min(TICK_S, max(0.0, deadline - time.monotonic())))
+            self._listen(min(TICK_S, max(0.0, deadline - self._clock.now())))
             self._watch()
             busy = self._queue or any(c.job for c in self._children)
-            if self._events or not busy or time.monotonic() >= deadline:
+            if self._events or not busy or self._clock.now() >= deadline:
                 break
         self._start()                            # nobody waits for our caller
         events, self._events = self._events, []
-        if time.monotonic() - self._said >= PROGRESS_S:
-            self._said = time.monotonic()
-            events.append({"event": "progress", "running": [
-                {"id": c.job.assignment["id"], **self._standing(c, c.job, self._said), "row": c.cursor.read()[0]}
-                for c in self._children if c.job]})
+        if self._clock.now() - self._said >= PROGRESS_S:
+            self._said = self._clock.now()
+            events.append(StatusReport(tuple(
+                self._status(c, c.job, self._said)._replace(row=c.cursor.read()[0])
+                for c in self._children if c.job)))
         return events
 
     def cancel(self, ids: list[int]) -> None:
         """Forget these assignments and kill the children that work on them. They give no more events."""
-        self._queue = deque(j for j in self._queue if j.assignment["id"] not in ids)
+        self._queue = deque(j for j in self._queue if j.id not in ids)
         for child in list(self._children):
-            if child.job and child.job.assignment["id"] in ids:
+            if child.job and child.job.id in ids:
                 self._bury(child)
 
     def close(self) -> None:
@@ -139,11 +146,6 @@ class Supervisor:
         return [c.pid for c in self._children]
 
     # -- starting ------------------------------------------------------------------------------------------------
-    def _job(self, assignment: dict[str, Any]) -> _Job:
-        inquest = Inquest({row: (stage, reason) for row, stage, reason in assignment["skip"]},
-                          max_condemned=self.limits.max_condemned)
-        return _Job(assignment, TaskSpec.from_json(assignment["spec"]), inquest)
-
     def _start(self) -> None:
         """Give waiting jobs to children, as slots, declared memory and devices allow."""
         while (job := self._next()) is not None:
@@ -154,28 +156,25 @@ class Supervisor:
                 self._hindered(job, describe(e))
                 continue
             child.node = job.spec.node
-            job.started = job.started or time.monotonic()
-            job.place, job.since, job.told = (-1, -1, -1), time.monotonic(), 0
-            rows, skip, file = job.inquest.rows, job.inquest.skip, job.inquest.file
-            child.give(job, {
-                "spec": job.assignment["spec"], "attempt": job.assignment["attempt"], "store": self.store,
-                "scratch": child.scratch, "rows": rows, "file": file,
-                "batch_rows": 1 if rows else job.inquest.batch_rows,
-                "skip": [[row, stage, reason] for row, (stage, reason) in sorted(skip.items())]})
+            job.started = job.started or self._clock.now()
+            job.place, job.since, job.told = (-1, -1, -1), self._clock.now(), 0
+            inquest = job.inquest
+            child.give(job, Work(job.spec, job.assignment.attempt, self.store, child.scratch, skips(inquest.skip),
+                                 inquest.rows, inquest.file, 1 if inquest.rows else inquest.batch_rows))
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> Job | None:
         """The job to start now: the first that fits. One that others overtook too often holds up all behind it, so that
         it finds its memory and devices free some day."""
         busy = [c.job for c in self._children if c.job]
         if len(busy) >= self._allowed:
             return None
         taken = sum(j.spec.memory_mb for j in busy)
-        now = time.monotonic()
+        now = self._clock.now()
         for place, job in enumerate(self._queue):
             if job.rests > now:
                 continue
             if (not busy or taken + job.spec.memory_mb <= self.memory_mb) and (
-                    self._warm(job) or self._could_have(_share(job))):
+                    self._warm(job) or self._could_have(job.share)):
                 for passed in islice(self._queue, place):
                     passed.overtaken += 1
                 return job
@@ -191,20 +190,20 @@ class Supervisor:
                 trial.give_back(self._parts[child])
         return trial.take(share) is not None
 
-    def _warm(self, job: _Job) -> ChildProcess | None:
+    def _warm(self, job: Job) -> ChildProcess | None:
         """An idle child that may take the job."""
         if job.fresh or job.inquest.fresh:
             return None
         return next((c for c in self._children if not c.job and self._suits(c, job)), None)
 
-    def _suits(self, child: ChildProcess, job: _Job) -> bool:
+    def _suits(self, child: ChildProcess, job: Job) -> bool:
         """Whether it has the devices, and what it still holds (models of another node) leaves the memory the job
         declared."""
         if child.confined != job.spec.confined:
             return False
         if child.broker is not None and child.broker.roots not in (None, job.spec.roots):
             return False                         # it would be denied what the job reads
-        if abs(sum(self._parts[child].values()) - _share(job)) > 1e-6:
+        if abs(sum(self._parts[child].values()) - job.share) > 1e-6:
             return False
         if child.node in ("", job.spec.node):
             return True
@@ -215,20 +214,20 @@ class Supervisor:
         except OSError:
             return False
 
-    def _spawn(self, job: _Job) -> ChildProcess:
+    def _spawn(self, job: Job) -> ChildProcess:
         """A new child with the devices of the job. An idle one makes room for it: of its sort where there is one."""
         idle = [c for c in self._children if not c.job]
         alike = [c for c in idle if bool(self._parts[c]) == bool(job.spec.gpus)]
         if alike or len(self._children) >= self.slots:
             self._bury((alike or idle)[0])
-        while (part := self.devices.take(_share(job))) is None:
+        while (part := self.devices.take(job.share)) is None:
             self._bury(next(c for c in self._children if not c.job and self._parts[c]))
         folder = ""
         try:
             with disk_full(self.scratch.path):
                 folder = self.scratch.folder()
             child = ChildProcess(folder, {**self._env, "CUDA_VISIBLE_DEVICES": ",".join(part)},
-                                 self.store, confined=job.spec.confined)
+                                 self.store, self._clock, confined=job.spec.confined)
         except BaseException:
             self.devices.give_back(part)
             if folder:
@@ -244,7 +243,7 @@ class Supervisor:
         """Move bytes between us and the children for at most `timeout` seconds."""
         if not self._children:
             if self._queue:
-                time.sleep(timeout)
+                self._clock.sleep(timeout)
             return
         sending = [child.send() for child in self._children]
         for key, _ in self._selector.select(min(timeout, 0.01) if any(sending) else timeout):
@@ -252,51 +251,58 @@ class Supervisor:
             if child not in self._children:      # an earlier event of this round ended it
                 continue
             try:
-                message = child.move(what, self._selector)
-            except ValueError as e:
+                answer = child.move(what, self._selector)
+            except ProtocolError as e:
                 self._died(child, Fault(f"protocol: {e}", False))
                 continue
-            if message is not None and child.job:
-                self._answered(child, message)
+            if answer is not None and child.job:
+                self._answered(child, child.job, answer)
 
-    def _answered(self, child: ChildProcess, message: dict[str, Any]) -> None:
-        job = child.job
+    def _answered(self, child: ChildProcess, job: Job, answer: Answer) -> None:
+        if isinstance(answer, Finished) and not job.made(answer.record):
+            self._died(child, Fault("protocol: a record that is not of its task", False))
+            return
         child.finished()
-        if "fresh" in message and not job.fresh:
-            job.fresh = True
-            self._queue.appendleft(job)
-        elif "fresh" in message:
-            self._event(job, "failed", kind="exception", message="a new child refused its work as a sealed one does",
-                        traceback="")
-        elif "failed" in message and message["failed"]["kind"] == "environment":
-            self._hindered(job, message["failed"]["message"], message["traceback"])
-        elif "failed" in message:
-            self._event(job, "failed", **message["failed"], traceback=message["traceback"])
-        else:
-            try:
-                if job.inquest.passed():
-                    self._event(job, "done", record=message["record"])
-                else:
-                    self._queue.appendleft(job)
-            except GaveUp as e:
-                self._event(job, "failed", kind=e.kind, message=str(e), traceback="")
+        match answer:
+            case NeedsFreshProcess() if not job.fresh:
+                job.fresh = True
+                self._queue.appendleft(job)
+            case NeedsFreshProcess():
+                self._failed(job, Failure("exception", "a new child refused its work as a sealed one does"))
+            case Raised(failure) if failure.kind == "environment":
+                self._hindered(job, failure.message, failure.traceback)
+            case Raised(failure):
+                self._failed(job, failure)
+            case Finished(record):
+                try:
+                    if job.inquest.passed():
+                        self._events.append(Done(job.id, record))
+                    else:
+                        self._queue.appendleft(job)
+                except GaveUp as e:
+                    self._failed(job, Failure(e.kind, str(e)))
         # a failed attempt is repeated in a child that has seen nothing: what it held may have been the reason
-        if "record" not in message or child.cpu_seconds() >= self.limits.recycle_cpu_s:
+        if not isinstance(answer, Finished) or child.cpu_seconds() >= self.limits.recycle_cpu_s:
             self._bury(child)
 
-    def _hindered(self, job: _Job, message: str, traceback: str = "") -> None:
+    def _hindered(self, job: Job, message: str, traceback: str = "") -> None:
         """The environment kept it from its work: again in a while, or elsewhere."""
         try:
-            job.rests = time.monotonic() + job.inquest.hindered(message)
+            job.rests = self._clock.now() + job.inquest.hindered(message)
             self._queue.append(job)
-            self._event(job, "hindered", message=message)
+            self._events.append(Hindered(job.id, redact(message)))
         except GaveUp as e:
-            self._event(job, "failed", kind=e.kind, message=str(e), traceback=traceback)
+            self._failed(job, Failure(e.kind, str(e), traceback=traceback))
+
+    def _failed(self, job: Job, failure: Failure) -> None:
+        """Report it without the secrets of this node, which the driver may not know."""
+        self._events.append(Failed(job.id, replace(failure, message=redact(failure.message),
+                                                   traceback=redact(failure.traceback))))
 
     # -- watching ------------------------------------------------------------------------------------------------
     def _watch(self) -> None:
         """Look for dead children, and for those that use too much."""
-        now = time.monotonic()
+        now = self._clock.now()
         if (blind := now - self._looked) > BLIND_S:
             # a machine that stood still, or a driver that did: only time that is watched counts as standing still
             for child in self._children:
@@ -306,35 +312,33 @@ class Supervisor:
         self._looked = now
         for child in list(self._children):
             if child.exited():
-                message = child.drain()          # it may have died just after its answer
-                if message is not None and child.job:
-                    self._answered(child, message)
+                answer = child.drain()           # it may have died just after its answer
+                if answer is not None and child.job:
+                    self._answered(child, child.job, answer)
                 if child in self._children:
                     self._died(child, None)
             elif child.job:
                 self._mind(child, child.job, child.cursor.read(), now)
-                fault = self._excess(child, now)
+                fault = self._excess(child, child.job, now)
                 if fault is not None:
                     self._died(child, fault)
         if now - self._squeezed >= PRESSURE_S:
             self._squeezed = now
             self._relieve()
 
-    def _mind(self, child: ChildProcess, job: _Job, cursor: tuple[int, int, int], now: float) -> None:
+    def _mind(self, child: ChildProcess, job: Job, cursor: tuple[int, int, int], now: float) -> None:
         """Say which task makes no progress, and where; again whenever that has lasted twice as long."""
         if cursor != job.place:
             job.place, job.since, job.told = cursor, now, 0
         elif self.limits.hangs(now - job.since, now - child.quiet_since, job.told):
             job.told += 1
-            self._event(job, "hanging", **self._standing(child, job, now))
+            self._events.append(Hanging(self._status(child, job, now)))
 
-    def _standing(self, child: ChildProcess, job: _Job, now: float) -> dict[str, Any]:
-        """Where the task of a child stands, and for how long it has."""
-        return {"row": job.place[0], "stage": job.place[2], "seconds": round(now - job.started, 1),
-                "still": round(now - job.since, 1), "host": self._host, "pid": child.pid,
-                "does": measure.doing(child.pid)}
+    def _status(self, child: ChildProcess, job: Job, now: float) -> TaskStatus:
+        return TaskStatus(job.id, job.place[0], job.place[2], round(now - job.started, 1), round(now - job.since, 1),
+                          self._host, child.pid, measure.doing(child.pid))
 
-    def _excess(self, child: ChildProcess, now: float) -> Fault | None:
+    def _excess(self, child: ChildProcess, job: Job, now: float) -> Fault | None:
         """The limit a child is over, if any."""
         cursor = child.cursor.read()
         try:
@@ -350,14 +354,14 @@ class Supervisor:
             child.position, child.cpu_position = cursor, cpu
         (first, last, stage), used = cursor, cpu - child.cpu_position
         if first >= 0 and stage <= READING:
-            if used > self.limits.record_cpu_s + child.job.spec.weight / RECORD_BYTES:
+            if used > self.limits.record_cpu_s + job.spec.weight / RECORD_BYTES:
                 return CPU_LIMIT
         elif first < 0 or stage < 0:
-            if used > self.limits.reading_cpu_s + child.job.spec.weight / READING_BYTES:
+            if used > self.limits.reading_cpu_s + job.spec.weight / READING_BYTES:
                 return ENDLESS
         elif used > self.limits.batch_cpu_s(last - first + 1):
             return CPU_LIMIT
-        if memory > child.job.spec.memory_mb + child.empty_mb:
+        if memory > job.spec.memory_mb + child.empty_mb:
             return MEMORY
         if now - child.quiet_since > self.limits.wall_s:
             return STALLED
@@ -399,25 +403,14 @@ class Supervisor:
         try:
             condemned = job.inquest.died(fault, cursor)
             if condemned:
-                row, stage, reason = condemned
-                self._event(job, "condemned", row=row, stage=stage, reason=reason)
+                self._events.append(Quarantined(job.id, *condemned))
             self._queue.appendleft(job)
         except GaveUp as e:
-            said = child.said()
-            self._event(job, "failed", kind=e.kind, message=str(e),
-                        traceback=f"last words of the child:\n{said}" if said else "")
+            stderr = child.said()
+            self._failed(job, Failure(e.kind, str(e),
+                                      traceback=f"last words of the child:\n{stderr}" if stderr else ""))
 
     def _bury(self, child: ChildProcess) -> None:
         child.end(self._selector)
         self._children.remove(child)
         self.devices.give_back(self._parts.pop(child))
-
-    def _event(self, job: _Job, event: str, **fields: Any) -> None:
-        if event in ("failed", "hindered"):       # secrets of this node: the driver may not know them
-            fields = redact_json(fields)
-        self._events.append({"event": event, "id": job.assignment["id"], **fields})
-
-
-def _share(job: _Job) -> float:
-    """The part of the devices it takes."""
-    return share(job.spec.gpus) if job.spec.gpus else 0.0

@@ -1,0 +1,268 @@
+"""What driver, supervisors and children say to each other, and the one codec that carries it over a border.
+
+* An `Assignment` goes from the scheduler to a backend. Events come back: `Done`, `Failed`, `Hindered`, `Lost`,
+  `Returned`, `Hanging`, `Quarantined`, `StatusReport`, and `Ready` as a supervisor's first.
+* A `Work` order goes from a supervisor to a child, which answers with `Finished`, `Raised` or `NeedsFreshProcess`.
+
+Inside a process the objects themselves are passed. Over a border, which is a child's pipe or a call of a Ray actor,
+`encode` makes JSON of a message and the `Channel` of that direction makes the message again. So a spec is written down
+twice at most: on its way to another node, and on its way into a child. Nothing is unpickled. A child parses what
+strangers wrote and may have been taken over by it, so what it answers is read as JSON, and only as one of the messages
+that are expected of it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from pipeline.engine.backends.fingerprint import Fingerprint
+from pipeline.engine.task import Skip, TaskSpec
+from pipeline.store.records import PartRecord
+
+M = TypeVar("M")
+_LENGTH = struct.Struct(">I")
+MAX_BYTES = 64 << 20         # of one message; a record is about 1 kB
+
+#: whose fault a failure is. `exception`: the task's own, and repeated a few times. `permanent`: every other attempt
+#: would meet the same. `environment`: the machine's or the storage's. `lost`: the node's. `damaged`: a file of the
+#: store is not what its record says
+FailureKind = Literal["exception", "permanent", "environment", "lost", "damaged"]
+
+
+class ProtocolError(ValueError):
+    """Bytes that are no message, or one that was not expected here."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt failed. `row`: the row at which the task itself raised; None where nothing says that repeating it
+    would meet the same. `path`: the damaged file."""
+
+    kind: FailureKind
+    message: str
+    row: int | None = None
+    path: str = ""
+    traceback: str = ""
+
+
+class TaskStatus(NamedTuple):
+    """Where a running attempt stands. `row` and `stage` are those of its cursor (-1: outside any document), `seconds`
+    it has been at work, for `still` of them its cursor has not moved; `does` is what its process does
+    (`worker.limits.doing`)."""
+
+    id: int
+    row: int
+    stage: int
+    seconds: float
+    still: float
+    host: str
+    pid: int
+    does: str
+
+
+# -- scheduler to backend ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Assignment:
+    """One attempt at a task. `id` is unique within a driver, `attempt` names its files, `skip` are the rows earlier
+    attempts were killed by."""
+
+    id: int
+    spec: TaskSpec
+    attempt: str
+    skip: tuple[Skip, ...] = ()
+
+
+# -- backend to scheduler ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Ready:
+    """A supervisor has started. `confinement`: what its node offers to confine children with. `sees_store`: whether it
+    found the file the driver wrote into the store; None where it was not to look."""
+
+    fingerprint: Fingerprint
+    confinement: dict[str, Any]
+    sees_store: bool | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """The task has run, and its files are in the store."""
+
+    id: int
+    record: PartRecord
+
+
+@dataclass(frozen=True)
+class Failed:
+    id: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Hindered:
+    """A full disk or silent storage keeps the task from its work. It waits and is tried again where it is."""
+
+    id: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The node died under these attempts. Nobody is to blame."""
+
+    ids: tuple[int, ...]
+    message: str
+
+
+@dataclass(frozen=True)
+class Returned:
+    """These attempts never started, or their node was drained. That counts for nothing."""
+
+    ids: tuple[int, ...]
+    message: str
+
+
+@dataclass(frozen=True)
+class Hanging:
+    """The cursor of an attempt has stood still for long."""
+
+    status: TaskStatus
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A document, or an input file from one of its records on, is proved to kill the process that works on it. Later
+    attempts skip it."""
+
+    id: int
+    row: int
+    stage: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class StatusReport:
+    """Where everything stands that this supervisor runs."""
+
+    running: tuple[TaskStatus, ...]
+
+
+Event = Ready | Done | Failed | Hindered | Lost | Returned | Hanging | Quarantined | StatusReport
+
+
+# -- supervisor to child -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Work:
+    """Run `spec`, for the store at `store`, on the folder `scratch`. `rows` and `file` restrict an inquiry into a crash
+    to some rows or one input file; what it writes is thrown away."""
+
+    spec: TaskSpec
+    attempt: str
+    store: str
+    scratch: str
+    skip: tuple[Skip, ...] = ()
+    rows: tuple[int, int] | None = None          # first and last
+    file: int | None = None
+    batch_rows: int | None = None
+
+
+# -- child to supervisor -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Finished:
+    record: PartRecord
+
+
+@dataclass(frozen=True)
+class Raised:
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class NeedsFreshProcess:
+    """This child was sealed for other stages: the task needs a process of its own."""
+
+
+Answer = Finished | Raised | NeedsFreshProcess
+
+
+# -- the codec ---------------------------------------------------------------------------------------------------------
+#: how a field that JSON has no type for is read back
+_READ: dict[str, Callable[[Any], Any]] = {
+    "spec": TaskSpec.from_json,
+    "record": PartRecord.from_json,
+    "failure": lambda doc: Failure(**doc),
+    "fingerprint": lambda doc: Fingerprint(**doc),
+    "status": lambda row: TaskStatus(*row),
+    "running": lambda rows: tuple(TaskStatus(*row) for row in rows),
+    "skip": lambda rows: tuple(Skip(*row) for row in rows),
+    "ids": tuple,
+    "rows": lambda rows: rows if rows is None else (rows[0], rows[1]),
+}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, TaskSpec | PartRecord):
+        return value.to_json()
+    if isinstance(value, Failure | Fingerprint):
+        return {f.name: getattr(value, f.name) for f in fields(value)}
+    return value
+
+
+def encode(message: Any) -> dict[str, Any]:
+    """A message as JSON-able values; what is JSON already is shared, not copied."""
+    return {"type": type(message).__name__, **{f.name: _plain(getattr(message, f.name)) for f in fields(message)}}
+
+
+def pack(message: Any) -> bytes:
+    """A message for a pipe: its length (4 bytes, big-endian) and its JSON."""
+    body = json.dumps(encode(message), separators=(",", ":")).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+class Channel(Generic[M]):
+    """One direction of a border: reads the messages that may come that way, and nothing else."""
+
+    def __init__(self, *kinds: type[Any]) -> None:
+        self._kinds = {kind.__name__: kind for kind in kinds}
+
+    def decode(self, doc: Any) -> M:
+        """The message behind what `encode` gave. Raises ProtocolError for anything else."""
+        try:
+            kind = self._kinds[doc["type"]]
+            message: M = kind(**{name: _READ[name](value) if name in _READ else value
+                                 for name, value in doc.items() if name != "type"})
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
+            raise ProtocolError(f"not a message that may come here ({type(e).__name__}: {e}): {str(doc)[:200]}") from e
+        return message
+
+    def unpack(self, buffer: bytearray) -> M | None:
+        """Take the first whole message off `buffer`; None while there is none. Raises ProtocolError for anything else.
+        """
+        if len(buffer) < _LENGTH.size:
+            return None
+        (size,) = _LENGTH.unpack_from(buffer)
+        if size > MAX_BYTES:
+            raise ProtocolError(f"a message of {size} bytes: this is not the engine's protocol")
+        if len(buffer) < _LENGTH.size + size:
+            return None
+        body = bytes(buffer[_LENGTH.size:_LENGTH.size + size])
+        del buffer[:_LENGTH.size + size]
+        try:
+            doc = json.loads(body)
+        except ValueError as e:
+            raise ProtocolError(f"not a message of the engine: {body[:200]!r}") from e
+        return self.decode(doc)
+
+
+ASSIGNMENTS: Channel[Assignment] = Channel(Assignment)
+EVENTS: Channel[Event] = Channel(Ready, Done, Failed, Hindered, Lost, Returned, Hanging, Quarantined, StatusReport)
+ORDERS: Channel[Work] = Channel(Work)
+ANSWERS: Channel[Answer] = Channel(Finished, Raised, NeedsFreshProcess)
+
+
+def skips(rows: Mapping[int, tuple[int, str]]) -> tuple[Skip, ...]:
+    """`rows` {row: (stage, reason)} as a message carries them, in order."""
+    return tuple(Skip(row, stage, reason) for row, (stage, reason) in sorted(rows.items()))
