@@ -17,6 +17,7 @@ import uuid
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pipeline.base.errors import TokenmillError
@@ -166,7 +167,7 @@ def _zip(archive: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
     with zipfile.ZipFile(archive) as f:
         for info in f.infolist()[:MAX_MEMBERS]:
             if not info.is_dir():
-                yield info.filename, info.file_size, lambda info=info: f.read(info)
+                yield info.filename, info.file_size, partial(f.read, info)
 
 
 def _tar(archive: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
@@ -175,7 +176,7 @@ def _tar(archive: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
             if count >= MAX_MEMBERS:
                 return
             if info.isreg():
-                yield info.name.partition("/")[2], info.size, lambda info=info: _content(f, info)
+                yield info.name.partition("/")[2], info.size, partial(_content, f, info)
 
 
 def _content(f: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:

@@ -81,7 +81,8 @@ def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
     doc = document(case)
     before = doc.text
     reason = stage.process_batch([doc])[0] if stage.batched else stage.process(doc)
-    pairs = [("reason", reason, case["reason"]), ("text", doc.text, expand(case.get("text_after", before)))]
+    pairs: list[tuple[str, Any, Any]] = [
+        ("reason", reason, case["reason"]), ("text", doc.text, expand(case.get("text_after", before)))]
     if "language_after" in case:
         pairs.append(("language", doc.language, case["language_after"]))
     pairs += [(f"meta.{key}", doc.meta.get(key), value) for key, value in case.get("meta_after", {}).items()]
