@@ -46,8 +46,7 @@ class Noting(ProcessBackend):
         self.kinds: dict[str, set[Kind]] = {}
 
     def submit(self, assignment):
-        spec = assignment["spec"]
-        self.kinds.setdefault(spec["node"], set()).add(Kind(spec["memory_mb"], spec["gpus"], spec["cpu"]))
+        self.kinds.setdefault(assignment.spec.node, set()).add(assignment.spec.kind)
         super().submit(assignment)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from trainer.loop import resume
 from trainer.loop import train as loop
 from trainer.loop.config import SampleConfig
 from trainer.loop.generate import generate
@@ -118,7 +119,7 @@ def parity(run: str, out: str, here: World) -> None:
         loop.train(open_run(run, None, f"{out}/{name}", []), here, stop, quiet)
     for name, overrides in TWO.items():
         loop.train(open_run(run, None, f"{out}/{name}", overrides), here, 22, quiet)
-    with mock.patch.object(loop, "initialise", one_global_seed):
+    with mock.patch.object(resume, "initialise", one_global_seed):
         loop.train(open_run(run, None, f"{out}/mutant-two", []), here, 22, quiet)
         loop.train(open_run(run, None, f"{out}/mutant-tensor", ["parallel.tensor=2"]), here, 22, quiet)
     shards(run, out, here, ["parallel.tensor=2"])

@@ -274,7 +274,7 @@ def test_a_step_that_was_left_out_says_nothing_about_the_noise(done, monkeypatch
     fake = types.SimpleNamespace(meters=meters, say=lambda _: None, steps=9)
     for bad in (True, False):
         with pytest.raises(Told):
-            MetricsBuffer.tell(fake, StepRecord(3, 9.0, 99.0, bad, 2.0, 3.0, 4.0), {"loss": 9.0})
+            MetricsBuffer.write(fake, StepRecord(3, 9.0, 99.0, bad, 2.0, 3.0, 4.0), {"loss": 9.0})
     assert seen == [True, None]
     measured = []
     monkeypatch.setattr(NoiseScale, "measure", lambda *_: measured.append(1))

@@ -13,6 +13,7 @@ from tests.trainer.processes import launch
 from tests.trainer.ranks import MODEL, TWO, initial_hashes, one_global_seed, quiet, text
 from tests.trainer.synthetic import make_run
 from trainer.checkpoint import checkpoints as ckpt
+from trainer.loop import resume
 from trainer.loop import train as loop
 from trainer.loop.run import open_run
 from trainer.observe.metrics import read
@@ -42,7 +43,7 @@ def out(tmp_path_factory):
         (out / "text.alone.json").write_text(json.dumps(text(run, here, [])))
         loop.train(open_run(run, None, str(out / "one"), []), here, None, quiet)
         loop.train(open_run(run, None, str(out / "one-then-two"), []), here, 30, quiet)
-        with mock.patch.object(loop, "initialise", one_global_seed):
+        with mock.patch.object(resume, "initialise", one_global_seed):
             loop.train(open_run(run, None, str(out / "mutant-one"), []), here, 22, quiet)
     launch("tests.trainer.ranks", 2, "parity", run, str(out))
     with world("cpu") as here:
