@@ -45,11 +45,11 @@ from trainer.checkpoint.config import CheckpointConfig
 from trainer.parallel.world import World, reshard
 
 VERSION = 1
-#: folders of checkpoints, and not of the copies somebody may have put beside them
+#: folders of checkpoints; copies a user put beside them under other names do not match
 STEP = "step_" + "[0-9]" * 8
 #: what COMPLETE is called once the checkpoint has turned out to be damaged
 ASIDE = "DAMAGED"
-#: how long a listing over NFS may be an old one (its default is at most 60 s)
+#: how long a listing over NFS may be stale (by default at most 60 s)
 PATIENCE_S = 90
 
 
@@ -265,8 +265,8 @@ class Saver:
             self.poll()
 
     def poll(self) -> None:
-        """Hear whether the checkpoint in flight is on disk everywhere; every rank calls it. Raises CheckpointError when
-        it could not be written."""
+        """Check whether the checkpoint in flight is on disk on all ranks; every rank calls it. Raises CheckpointError
+        when it could not be written."""
         job = self.writing
         if job is None:
             return
@@ -331,7 +331,7 @@ class Saver:
             os.fsync(f.fileno())
         for path in (job.attempt, step, self.folder):
             sync(path)
-        names = {p.name for p in job.attempt.iterdir()} | sums.keys()        # a listing over NFS may be an old one
+        names = {p.name for p in job.attempt.iterdir()} | sums.keys()        # a listing over NFS may be stale
         files = {name: (job.attempt / name).stat().st_size for name in sorted(names)}
         sums |= {name: sha256(job.attempt / name) for name in files if name not in sums}
         job.size = sum(files.values())
@@ -360,17 +360,17 @@ def kept(found: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
 
 
 def retain(folder: Path, config: CheckpointConfig) -> None:
-    """Delete checkpoints that do not stay, and older attempts nobody committed. Damaged ones are left alone."""
+    """Delete checkpoints that do not stay, and older attempts that were not committed. Damaged ones are left alone."""
     found, damaged = survey(folder)
     stay = kept(found, config)
     for old in found:
         if old.step not in stay:
-            (old.folder.parent / "COMPLETE").unlink()      # first it stops to exist, then it goes
+            (old.folder.parent / "COMPLETE").unlink()      # readers must stop seeing it before its files go
     committed, untouched = {c.folder for c in found if c.step in stay}, {d.step for d in damaged}
     for attempt in folder.glob(f"{STEP}/*/"):
         step = int(attempt.parent.name.removeprefix("step_"))
         if attempt not in committed and step not in untouched and step <= found[-1].step:
-            shutil.rmtree(attempt, ignore_errors=True)     # what cannot go yet (NFS: somebody reads it) goes next time
+            shutil.rmtree(attempt, ignore_errors=True)     # NFS keeps files that are being read; they go next time
     for place in folder.glob(f"{STEP}/"):
         if {p.name for p in place.iterdir()} <= {ASIDE}:
             (place / ASIDE).unlink(missing_ok=True)

@@ -14,7 +14,7 @@ lines, and what has been done is a pure function of the curriculum and of them:
         at step 800, where it resumed, the curriculum ahead was another than at the checkpoint
 
 A checkpoint remembers how many lines there were. One of a later step than a rewind went back to, written before that
-rewind, belongs to a past that was given up: it is not `sound`. So a kill between the line and the going back loses
+rewind, belongs to an abandoned history: it is not `sound`. So a kill between writing the line and rewinding loses
 nothing.
 """
 
@@ -50,7 +50,7 @@ class Ledger:
 
     @classmethod
     def read(cls, out: Path) -> Ledger:
-        """The ledger of a run, to look at. Raises CheckpointError when it is damaged."""
+        """The ledger of a run, for inspection. Raises CheckpointError when it is damaged."""
         path = out / NAME
         return cls(out, parse(path.read_bytes(), path) if path.exists() else ())
 
@@ -77,8 +77,8 @@ class Ledger:
         return [line for line in self.lines if line["event"] == "rewind"]
 
     def sound(self, meta: dict[str, Any]) -> bool:
-        """Whether a checkpoint belongs to the past that was not given up. Raises CheckpointError when it knows of more
-        lines than there are."""
+        """Whether a checkpoint belongs to the history in force, not to one that a rewind abandoned. Raises
+        CheckpointError when it counts more lines than the ledger has."""
         known = meta.get("ledger", 0)
         if known > len(self.lines):
             raise ckpt.CheckpointError(f"{self.path}: has {len(self.lines)} lines, the checkpoint of step "
@@ -103,10 +103,10 @@ class Ledger:
         gone = []
         for found in ckpt.survey(checkpoints)[0] if world.first else ():
             if not self.sound(found.meta):
-                (found.folder.parent / "COMPLETE").unlink()          # first it stops to exist, then it goes
+                (found.folder.parent / "COMPLETE").unlink()          # readers must stop seeing it before its files go
                 shutil.rmtree(found.folder.parent)
                 gone.append(found.folder.parent.name)
-        world.broadcast(b"\0")                                       # nobody looks for a checkpoint before that
+        world.broadcast(b"\0")                                       # no rank lists checkpoints before this
         return gone
 
     # -- what is added to it -----------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Ledger:
         self._find()
 
     def _find(self) -> None:
-        """What the lines amount to: `manual` ranges, and `passed`, all ranges with their reasons."""
+        """Derive from the lines: `manual` ranges, and `passed`, all ranges with their reasons."""
         self.manual: list[Range] = []
         for line in self.lines:
             if line["event"] == "manual":

@@ -146,8 +146,8 @@ def touched(shards: ShardSet, start: int, count: int) -> range:
 
 
 def refuse_short(shards: ShardSet, shard: int) -> None:
-    """Raise ShardError when a file of a shard has been cut since it was mapped: reading it would end the process by
-    SIGBUS, without a word."""
+    """Raise ShardError when a file of a shard has been cut since it was mapped: reading it would kill the process by
+    SIGBUS, without a message."""
     info = shards.manifest.shards[shard]
     for name, size in ((info.body, info.tokens * shards.dtype.itemsize), (info.ends, info.documents * ENDS.itemsize)):
         path = f"{shards.folder}/{name}"

@@ -126,7 +126,7 @@ def shard_set(run: Stored, stream: Stream) -> ShardSet:
 
 @contextlib.contextmanager
 def reading(run: Stored) -> Iterator[None]:
-    """What a bucket answers while it is read, as an error that says what to do."""
+    """Turn errors of a bucket while it is read into errors that name the remedy."""
     try:
         yield
     except OSError as error:
@@ -204,7 +204,7 @@ def _whole(file: Path, size: int | None) -> bool:
 
 
 def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> None:
-    """Copy one file, whole or not at all, and see that it is what its hash says."""
+    """Copy one file, whole or not at all, and check its hash."""
     to.parent.mkdir(parents=True, exist_ok=True)
     part = to.parent / f".{to.name}.{uuid.uuid4().hex}"
     digest = hashlib.sha256()
@@ -214,7 +214,7 @@ def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> No
                 digest.update(block)
                 f.write(block)
             f.flush()
-            os.fsync(f.fileno())                # a name that survives a power cut must not stand for half a file
+            os.fsync(f.fileno())                # after a power cut the name must not refer to a partial file
         if sha256 is not None and digest.hexdigest() != sha256:
             raise ConfigError(f"{path}: damaged, its sha256 is not the one its manifest names; publish the shards "
                               f"again by running the recipe")

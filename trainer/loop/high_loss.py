@@ -32,7 +32,7 @@ class HighLossRows:
         self.read: list[tuple[float, ...]] = []
 
     def begin(self, step: int) -> None:
-        """Training goes on after `step`: what is written of later ones is void."""
+        """Training continues after `step`: lines already written for later steps are void."""
         self.write()
         self.rows = None
         self._append([{"event": "from", "step": step}])
@@ -60,7 +60,7 @@ class HighLossRows:
         return out.flatten()
 
     def unpack(self, values: list[float]) -> None:
-        """What `packed` gave, summed over ranks and read."""
+        """Take in the values of `packed`, summed over ranks and copied to the host."""
         at, k = values, self.most
         for rank in range(self.world.data_size if k else 0):
             losses, *rest = (at[(4 * rank + i) * k:(4 * rank + i + 1) * k] for i in range(4))
@@ -68,7 +68,7 @@ class HighLossRows:
         self.read = sorted(self.read, key=order)[:k]
 
     def write(self) -> None:
-        """Write what there is and begin anew: at the end of an interval, and before a checkpoint."""
+        """Write the rows and clear them: at the end of an interval, and before a checkpoint."""
         self._append([{"step": int(step), "sample": int(sample), "stream": self.streams[int(stream)],
                        "loss": loss if math.isfinite(loss) else None}
                       for loss, step, sample, stream in self.read])
@@ -98,7 +98,7 @@ def read_high_loss(out: Path, step: int, passed: bool = False) -> list[dict[str,
                 continue
             try:
                 line = json.loads(text)
-            except json.JSONDecodeError:                 # a kill in the middle of a line
+            except json.JSONDecodeError:                 # a kill cut the line off
                 continue
             if line.get("event") == "from":
                 void = void or line["step"] < step

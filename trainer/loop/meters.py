@@ -64,7 +64,7 @@ class Meters:
         metrics.export(planned=run.curriculum.tokens, world=world.size, alerts=self.standing())
 
     def lines(self) -> list[dict[str, Any]]:
-        """Of metrics.jsonl what former processes leave behind, in order; on the first rank."""
+        """The lines of metrics.jsonl that former processes wrote, in order; on the first rank."""
         self.metrics.flush()
         rest: list[tuple[int, dict[str, Any]]] = []
         recent = deque[tuple[int, dict[str, Any]]](maxlen=RECENT)
@@ -128,7 +128,7 @@ class Meters:
         dist.all_reduce(sums)                        # over all ranks, also those that share every layer
         small, *moved = (sums[:3].tolist(), *sums[3:].view(-1, 3).tolist())
         found = {**norms.told(self.optimizer.param_groups, moved), **hardware.summary(ranks)}
-        # a gradient out of all proportion would outweigh every other for the next hundreds of steps
+        # an outlier gradient would outweigh all others for hundreds of steps
         found["noise"] = None if line.get("skipped") else self.noise.measure(small, line["grad_norm"], line["targets"])
         slow = max(ranks, key=lambda rank: rank["data_wait_s"])
         waiting = {"p50": round(slow["data_wait_p50_ms"], 3), "p99": round(slow["data_wait_p99_ms"], 3)}
@@ -168,7 +168,7 @@ class Meters:
         self.alarm(number, self.alerts.step(bad))
 
     def evaluated(self, number: int, tokens: int, values: Mapping[str, Any]) -> None:
-        """What `Heldout.evaluate` found."""
+        """Take in the result of `Heldout.evaluate`."""
         self.metrics.write("eval", number, tokens=tokens, **values)
         self.metrics.export(heldout=values["loss"], heldout_streams=values["streams"])
         self.metrics.flush()             # a checkpoint may follow, and after it this step is not evaluated again
@@ -183,14 +183,14 @@ class Meters:
         self.records[number] = self.goodput.record()
 
     def saved(self, number: int, seconds: float, **values: Any) -> None:
-        """It is complete; the training has waited `seconds` for it."""
+        """The checkpoint is complete; training waited `seconds` for it."""
         self.saved_at = time.perf_counter()
         self.metrics.write("checkpoint", number, seconds=round(seconds, 3), **values,
                            goodput=self.records.pop(number))
         self.metrics.export(checkpoint_s=seconds, checkpoint_step=number)
 
     def rewound(self, number: int) -> None:
-        """Training goes on after step `number`: what came later was in vain."""
+        """Training continues after step `number`: the time spent on later steps counts as lost."""
         self.goodput.rewind(self.lines(), number)
 
     def alarm(self, number: int, alerts: Sequence[Alert]) -> None:

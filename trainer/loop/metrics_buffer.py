@@ -75,7 +75,7 @@ class MetricsBuffer:
             return signalled, []
         high_loss = self.world.sum(self.high_loss.packed())
         steps = torch.stack([torch.cat((r.sums, r.norm.detach().double()[None], r.verdict)) for r in waiting])
-        values = torch.cat((steps.flatten(), high_loss)).tolist()            # here, and nowhere else, the host waits
+        values = torch.cat((steps.flatten(), high_loss)).tolist()            # the only place where the host waits
         seconds = time.perf_counter() - self.since
         self.high_loss.unpack(values[steps.numel():])
         rows = [values[i:i + steps.shape[1]] for i in range(0, steps.numel(), steps.shape[1])]
@@ -135,7 +135,7 @@ def finite(x: float | None) -> float | None:
 
 
 def diverged(run: Run, step: int, seen: str) -> str:
-    """What to say when numbers are no longer numbers."""
+    """The error message for a loss that is NaN or infinite."""
     last = ckpt.latest(run.out / "checkpoints")
     return (f"step {step}: {seen}: training has diverged. "
             + (f"{last.folder.parent} is sound; " if last else "There is no checkpoint yet; ")

@@ -124,7 +124,7 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
     config = build(TrainConfig, train, f"{folder / 'recipe.yaml'}: train")
     made = Run(folder, Path(store) if store else folder.absolute().parent.parent,
                Path(out) if out else folder / "train", curriculum, config, source)
-    made.schedule()               # its errors belong here, before anything starts
+    made.schedule()               # raises its errors here, before anything starts
     for first, stop in config.skip:
         if first > curriculum.steps:
             raise ConfigError(f"train.skip: [{first}, {stop}]: the curriculum has {curriculum.steps:,} steps; name "
@@ -137,7 +137,7 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
 def differences(meta: dict[str, Any], run: Run) -> list[str]:
     """What a checkpoint's `meta` and a run disagree about, one line each; [] means the run may go on from it.
 
-    What `changes` and `edits` tell may be another.
+    What `changes` and `edits` report may differ.
     """
     found = unequal(meta["config"], run.config.identity(), defaults(run.config))
     was, now = meta["curriculum"], run.curriculum.to_json()
@@ -179,8 +179,8 @@ def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
 
 
 def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, Any]) -> list[str]:
-    """What else is another now than when the checkpoint of this very training was written, and may be: one line each.
-    Of the curriculum `edits` tells."""
+    """Permitted changes since the checkpoint of this training was written, one line each. `edits` covers the
+    curriculum."""
     found = unequal({"world": meta["world"], **{k: meta.get(k, v) for k, v in machine.items()}},
                     {"world": world, **machine}, {}, "")
     decided = flat(run.config.identity())
@@ -193,7 +193,7 @@ def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, An
 
 
 def edits(meta: dict[str, Any], run: Run) -> list[str]:
-    """What the curriculum says ahead of a checkpoint that it did not when that was written, one line each."""
+    """Changes to the curriculum after the position of a checkpoint since it was written, one line each."""
     was, now = meta["curriculum"], run.curriculum.to_json()
     found = [f"stream {s['name']}: new" for s in now["streams"][len(was["streams"]):]]
     old, new = ({phase["name"]: phase for phase in side["phases"]} for side in (was, now))
@@ -209,12 +209,12 @@ def edits(meta: dict[str, Any], run: Run) -> list[str]:
 
 
 def version(sums: Mapping[str, str | None]) -> str:
-    """Code as a person may know it: commit or version, and the hash that decides."""
+    """Code for people to read: commit or version, and the hash, which is what is compared."""
     return f"{(sums['commit'] or sums['package'] or 'unknown')[:12]} ({(sums['sha256'] or '')[:8]})"
 
 
 def defaults(config: TrainConfig) -> dict[str, Any]:
-    """What keys that a checkpoint does not know of, being older than these, stood for."""
+    """Values of keys that are newer than a checkpoint and therefore missing from it."""
     m = config.model
     plain = replace(config, model=ModelConfig(m.layers, m.width, m.heads), optimizer=type(config.optimizer)(),
                     schedule=ScheduleConfig(), loss=LossConfig())
@@ -223,8 +223,8 @@ def defaults(config: TrainConfig) -> dict[str, Any]:
 
 def unequal(old: Mapping[str, Any], new: Mapping[str, Any], missing: Mapping[str, Any],
             prefix: str = "train.") -> list[str]:
-    """'train.KEY: checkpoint 1, now 2' for each key of which two (nested) mappings disagree; a key that `old` has not
-    counts as `missing` says."""
+    """'train.KEY: checkpoint 1, now 2' for each key on which two (nested) mappings disagree; a key absent from `old`
+    has its value in `missing`."""
     then, now = flat(dict(old)), flat(dict(new))
     # what was None as a whole (rewind: null) has no keys either, but is known
     unknown = [k for k in now.keys() - then.keys() if not any(k.startswith(f"{told}.") for told in then)]
@@ -234,7 +234,7 @@ def unequal(old: Mapping[str, Any], new: Mapping[str, Any], missing: Mapping[str
 
 
 def written(key: str) -> str:
-    """checkpoint.async_ → checkpoint.async, as a recipe has it."""
+    """checkpoint.async_ → checkpoint.async, the spelling in a recipe."""
     return ".".join(part.removesuffix("_") for part in key.split("."))
 
 

@@ -56,7 +56,7 @@ class SpikeDetector:
         limit = mean + (self.config.sigma or math.inf) * spread
         limit = torch.where(ready & ~limit.isnan(), limit, math.inf)
         bad = ~now.isfinite().all() | (now > limit).any()
-        take = ~bad & (targets > 0)                          # a step of prompts alone says nothing
+        take = ~bad & (targets > 0)                          # a step of prompts alone has no loss to judge
         at = self.count % self.config.window
         self.ring.copy_(torch.where(take & (self.slots == at), now[:, None], self.ring))
         self.count += take
@@ -67,7 +67,7 @@ class SpikeDetector:
         return {"phase": self.phase, "count": int(self.count), "ring": self.ring.tolist()}
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """What `state` gave; None, or one of another window, begins anew."""
+        """Restore what `state` returned. None, or a state of another window size, starts empty."""
         if state is None or len(state["ring"][0]) != self.config.window:
             state = {"phase": -1, "count": 0, "ring": [[0.0] * self.config.window] * 2}
         self.phase = state["phase"]
@@ -76,7 +76,7 @@ class SpikeDetector:
 
 
 class StepRecord(NamedTuple):
-    """A performed step as the host knows it, afterwards."""
+    """The numbers of a performed step, read back to the host."""
 
     step: int                     # from 1
     loss: float | None            # None: it had no target
@@ -117,8 +117,8 @@ class StabilityMonitor:
         self.above = 0
 
     def review(self, steps: Iterable[StepRecord], reports: str) -> Rewind | None:
-        """The first rewind that `steps` (those since the last call) give rise to, or None. Raises TrainingError when
-        there is no use in going on; `reports` is how to look at a step ('tokenmill train explain RUN')."""
+        """The first rewind that `steps` (those since the last call) trigger, or None. Raises TrainingError when
+        training cannot continue; `reports` is the command that inspects a step ('tokenmill train explain RUN')."""
         for record in steps:
             if rewind := self._rewind(record):
                 return rewind
@@ -171,9 +171,9 @@ class StabilityMonitor:
 
 def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, world: World,
             say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
-    """Decide where to go back to, write it down, and clear away what lies between; every rank calls it. Returns the
-    checkpoint to go on from, None for the start; a damaged one is skipped. Raises TrainingError when there is no
-    way back, or none any more."""
+    """Choose the checkpoint to rewind to, record it in the ledger, and delete the later ones; every rank calls it.
+    Returns the checkpoint, None for the start; damaged ones are not used. Raises TrainingError when no rewind is
+    possible, or no more are allowed."""
     if len(ledger.rewinds) >= rewind.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
         raise TrainingError(f"step {rewind.step}: {rewind.why}, since step {rewind.first}; the steps {past} "
@@ -189,7 +189,7 @@ def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, worl
 
 
 def rewind_target(found: Sequence[Checkpoint], rewind: Rewind) -> tuple[Checkpoint | None, int]:
-    """(the checkpoint to go back to, first step to pass over). None: to the start.
+    """(the checkpoint to go back to, first step to skip). None: to the start.
 
     The latest one before the steps that are to be skipped; where none is left, the earliest before the first
     suspect step, and only what comes after it is skipped. Raises TrainingError when all are later than that.

@@ -4,8 +4,9 @@ torch takes a thread a core. The operators of a small model are shorter than it 
 machine every operator waits for the thread whose core does something else: 72 thousand parameters then train a hundred
 times slower. So the machine is watched while torch is imported, and what others use of the cores is left to them.
 
-The number of threads changes the last bits of sums. It is said at the start and stands in metrics and checkpoints; a
-resume says when it is another. OMP_NUM_THREADS decides where it is set, as launchers (torchrun, Slurm, Ray) do.
+The number of threads changes the last bits of sums. It is printed at the start and stored in metrics and
+checkpoints; a resume reports when it has changed. OMP_NUM_THREADS decides where it is set, as launchers (torchrun,
+Slurm, Ray) do.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ def affinity() -> set[int]:
 
 
 class Watch:
-    """What the cores do from here on."""
+    """Measures the load of the cores from its creation on."""
 
     def __init__(self) -> None:
         self.since, self.own, self.idle = time.monotonic(), time.process_time(), idle()
 
     def free(self) -> float:
-        """Cores that nobody else has used since: idle ones, and what this process used itself. All of them where the
-        system does not tell."""
+        """Cores that other processes have not used since: idle ones, and those this process used. All cores where the
+        system does not report idle time."""
         time.sleep(max(0.0, WATCHED_S - (time.monotonic() - self.since)))
         now, own = idle(), time.process_time() - self.own
         if self.idle is None or now is None:

@@ -56,7 +56,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     say = say if world.first else (lambda _text: None)
     world = arranged(world, run.config.parallel)
     ledger = Ledger.open(run.out, world)
-    ledger.clear(run.out / "checkpoints", world)   # a kill may have come between deciding on a rewind and doing it
+    ledger.clear(run.out / "checkpoints", world)   # a kill may have come between recording a rewind and performing it
     checkpoint, following, finished = resume_point(run, world, ledger, stop_at, say)
     summary_file = run.out / "summary.json"
     if finished:
@@ -64,7 +64,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
             + ("the end of the curriculum" if following is None
                else f"or beyond step {stop_at}, where this was to stop"))
         return json.loads(summary_file.read_text(encoding="utf-8")) if following is None and world.first else {}
-    # at the end without a summary: an earlier process died between its last checkpoint and the end, so do the rest
+    # all steps done but no summary: an earlier process died after its last checkpoint, so do what comes after the steps
     trainer = Trainer(run, world, ledger, checkpoint, goodput, say)
     if world.first and following is not None:
         summary_file.unlink(missing_ok=True)           # of a curriculum that has been prolonged since
@@ -77,8 +77,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
 
 
 class Trainer:
-    """All that a training holds, on each rank, from its first step in this process to its last. `number`, `samples` and
-    `tokens` are its position: steps done, samples read, targets read."""
+    """The state of a training on one rank, while this process runs. `number`, `samples` and `tokens` are its position:
+    steps done, samples read, targets read."""
 
     def __init__(self, run: Run, world: World, ledger: Ledger, checkpoint: ckpt.Checkpoint | None, goodput: Goodput,
                  say: Callable[[str], None]) -> None:
@@ -120,13 +120,13 @@ class Trainer:
         self.say(optim.describe(self.optimizer))
 
     def restore(self, checkpoint: ckpt.Checkpoint | None) -> None:
-        """Model, optimiser, detectors and hash chain as they were at a checkpoint, or (None) at the start."""
+        """Set model, optimiser, detectors and hash chain to their state at a checkpoint, or (None) at the start."""
         restore(checkpoint, self.run, self.data, self.model, self.optimizer, self.detector, self.monitor, self.world,
                 self.dtype)
         self.chain = history(checkpoint) if self.world.first else GENESIS
 
     def resumed(self, checkpoint: ckpt.Checkpoint) -> list[str]:
-        """What is another now than when the checkpoint was written, one line each; printed, and edits kept."""
+        """What has changed since the checkpoint was written, one line each. Prints it and records curriculum edits."""
         edited = edits(checkpoint.meta, self.run)
         self.ledger.edited(self.number, edited)
         changed = [*changes(checkpoint.meta, self.run, self.world.size, self.machine), *edited]
@@ -147,8 +147,9 @@ class Trainer:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     def steps(self, stop_at: int | None, interrupted: Callable[[], int]) -> Rewind | None:
-        """Perform the steps ahead, to the end of the curriculum or to step `stop_at`: returns None then, or earlier the
-        rewind that the loss asks for. Raises SystemExit after a signal, when the checkpoint is written."""
+        """Perform the remaining steps, to the end of the curriculum or to step `stop_at`. Returns None there, or stops
+        early and returns the rewind that the loss requires. After a signal, writes a checkpoint and raises
+        SystemExit."""
         config, curriculum = self.run.config, self.run.curriculum
         self.goodput.enter("warmup")
         self.buffer.restart()
@@ -172,7 +173,7 @@ class Trainer:
             evaluate = self.number % config.evaluate.every == 0 or ends
             if not (self.world.device.type == "cpu" or self.meters.cold or self.meters.due(self.number) or save
                     or evaluate):
-                continue                                # nothing has to be known yet: the host runs ahead of the device
+                continue                                # no number is needed yet: the host runs ahead of the device
             stopping, records = self.buffer.flush(interrupted())
             if rewind := self.monitor.review(records, f"tokenmill train explain {self.run.folder}"):
                 return rewind
@@ -201,7 +202,7 @@ class Trainer:
         sums, norm = forward_backward(self.model, step, batch, self.run, self.data, self.high_loss, self.meters.micro,
                                       self.world, self.dtype)
         verdict = self.detector.judge(step.phase, sums[HEAD:], norm)
-        # offloaded parameters step on the CPU, and torch would read this before it has arrived there
+        # offloaded parameters step on the CPU, where torch would read this before its copy has arrived
         device = "cpu" if self.run.config.parallel.offload else self.world.device
         optim.skip_when(self.optimizer, verdict[0].to(device).float())
         self.meters.before(step)
@@ -213,7 +214,7 @@ class Trainer:
         self.buffer.add(Row(step, self.tokens, self.run.config.optimizer.lr * factor, sums, norm, verdict))
 
     def rewind(self, rewind: Rewind) -> None:
-        """Go back to a checkpoint before the trouble; the steps around its beginning will be skipped."""
+        """Go back to a checkpoint before the spike; the steps around its beginning will be skipped."""
         self.saver.wait()
         checkpoint = rewind_to_checkpoint(rewind, self.ledger, self.checkpoints, self.world, self.say)
         self.number, self.samples, self.tokens = position(checkpoint)
@@ -235,7 +236,7 @@ class Trainer:
 
     # -- evaluation and checkpoints ----------------------------------------------------------------------------------
     def evaluate(self) -> dict[str, Any]:
-        """Held-out loss at windows of the first phase's length, and of this phase's if it is another."""
+        """Held-out loss on windows of the first phase's length, and of this phase's where that differs."""
         run, heldout, chunk = self.run, self.heldout, self.run.config.loss.chunk
         with self.goodput.of("evaluation"):
             values = heldout.evaluate(self.model, run.micro_rows(heldout.length), self.dtype, chunk, self.world)
@@ -249,13 +250,13 @@ class Trainer:
         return values
 
     def save(self, step: Step, heldout: float | None) -> None:
-        """Write a checkpoint after `step`, or begin to. Raises TrainingError when the model is beyond use."""
+        """Write a checkpoint after `step`, or (async) begin to. Raises TrainingError when the model is unusable."""
         run, phase = self.run, self.run.curriculum.phases[step.phase]
         self.high_loss.write()
         self.meters.saving(self.number)
         rows = list(range(step.stop - min(PROBE_ROWS, step.batch), step.stop))
         probe = probe_loss(rows, run, self.data, self.model, self.world, self.dtype)
-        if not math.isfinite(probe):                    # the step's own loss is of the parameters before it
+        if not math.isfinite(probe):                    # the step's own loss was computed before its update
             raise TrainingError(diverged(run, self.number, f"loss {probe} after it"))
         lines = len(self.ledger.lines)
         self.saver.save(self.model, self.optimizer, {
