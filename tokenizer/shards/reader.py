@@ -35,7 +35,7 @@ def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
 
 
 class DocumentSpan(NamedTuple):
-    """A document as it stands in the stream."""
+    """The place of a document in the stream, and its source."""
 
     id: str
     start: int                    # first token in the stream's virtual concatenation
@@ -49,7 +49,7 @@ class ShardSet:
     """`path`: a folder with `shards.json`, or a manifest file. `sha256` refuses any other set than the pinned one.
 
     With `filesystem` (pyarrow's, say of a bucket) `path` is a path of it: of such a set the manifest and the document
-    tables can be read, which is enough for `documents`; tokens are memory maps and want files.
+    tables can be read, which is enough for `documents`. Tokens are memory maps and need local files.
     """
 
     def __init__(self, path: str | Path, sha256: str | None = None, filesystem: fs.FileSystem | None = None) -> None:
@@ -217,8 +217,8 @@ class ShardSet:
     def ahead(self, start: int, stop: int) -> None:
         """Have the system read tokens [start, stop) from the disk, without waiting for it.
 
-        A loader says so of all windows of a batch before it reads the first: they are fetched side by side, and only
-        they. A page fault would wait for each in turn and read megabytes around it, of which nothing is wanted.
+        A loader calls it for all windows of a batch before it reads the first, so that exactly these are fetched, in
+        parallel. Page faults would fetch them one after the other, each with megabytes around it that are not needed.
         """
         for shard, a, b, _ in self._pieces(start, stop):
             info = self.manifest.shards[shard]

@@ -1,7 +1,7 @@
 """Alerts: five rules over the numbers of a training, each raised once and taken back once.
 
 An alert is printed, kept as a line `event: alert` of metrics.jsonl, and a gauge of trainer.prom that is 1 while it
-stands; Prometheus' Alertmanager (or whatever reads one of these) notifies people. No rule stops a training: that is
+stands; Prometheus' Alertmanager (or another reader of these) notifies people. No rule stops a training: that is
 decided in `trainer.loop.stability`.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 RULES = ("throughput", "evaluation", "spikes", "data_wait", "checkpoint")
 #: log intervals the speed is compared with, and how many there must be
 INTERVALS, ENOUGH = 50, 8
-#: steps the spike score is of (OLMo-core's stability monitor)
+#: steps the spike score covers (OLMo-core's stability monitor)
 SCORED = 1000
 
 
@@ -47,7 +47,7 @@ class AlertsConfig:
 
 @dataclass(frozen=True)
 class Alert:
-    """A rule that was raised (`on`) or taken back; `text` says what was seen."""
+    """A rule that was raised (`on`) or taken back; `text` describes the observation."""
 
     rule: str
     on: bool
@@ -116,7 +116,7 @@ class Alerts:
                            + ("; ".join(self.regressed.values()) or "no more"))
 
     def settle(self, rule: str, on: bool, text: str) -> list[Alert]:
-        """What is new about `rule`: nothing while it stays as it is."""
+        """The change in the state of `rule`; nothing while it stays the same."""
         if on == (rule in self.standing):
             return []
         if on:

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer.observe.metrics import standing
 
-#: cause → how it is called when it is told
+#: cause → its name in printed lines
 CAUSES = {
     "training": "training",               # forward, backward, optimiser of steps that count
     "warmup": "compile and warm-up",      # the first step of a process and of a phase of another shape
@@ -26,7 +26,7 @@ CAUSES = {
     "restart": "restarts",                # from the last line of a process to the start of the next
     "lost": "steps lost",                 # skipped, or done again after a kill or a rewind
 }
-#: what steps cost: it is lost with them
+#: causes that belong to steps: when steps are lost, this time is lost with them
 OF_STEPS = ("training", "warmup", "data")
 
 
@@ -40,7 +40,7 @@ class Goodput:
         self.since, self.began = time.perf_counter(), time.time()
 
     def enter(self, cause: str) -> None:
-        """What follows belongs to `cause`."""
+        """Count the time from now on as `cause`."""
         now = time.perf_counter()
         self.seconds[self.cause] += now - self.since
         self.capacity += (now - self.since) * (self.peak or 0.0)
@@ -56,7 +56,7 @@ class Goodput:
             self.enter(before)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """`seconds` already counted as `source` were `target`'s; never more than there are."""
+        """Move `seconds` already counted as `source` to `target`; at most what `source` has."""
         seconds = min(max(0.0, seconds), self.seconds[source])
         self.seconds[source] -= seconds
         self.seconds[target] += seconds
@@ -112,7 +112,7 @@ class Goodput:
         self.flops = before.get("flops", 0.0)
 
     def told(self) -> str:
-        """'1:02:10 of wall time: training 91.2%, evaluation 3.1%, …', the largest first, without what took nothing."""
+        """'1:02:10 of wall time: training 91.2%, evaluation 3.1%, …', the largest first, without unused causes."""
         self.enter(self.cause)
         parts = [f"{CAUSES[cause]} {seconds / self.wall:.1%}" for cause, seconds in
                  sorted(self.seconds.items(), key=lambda item: -item[1]) if seconds / max(self.wall, 1e-9) >= 0.0005]
@@ -126,7 +126,7 @@ class Goodput:
 
 
 def at(line: Mapping[str, Any]) -> float:
-    """When the line's record was taken."""
+    """The time at which the line's record was taken."""
     return line["goodput"].get("at", line["time"])
 
 

@@ -1,7 +1,7 @@
 """What the machine does meanwhile: memory, and of GPUs temperature, utilisation and power; and which rank is slow.
 
 Temperature, utilisation and power come from NVML through `torch.cuda`, which needs the package `pynvml`
-(nvidia-ml-py); without it they are left out, which is said once. Nothing here runs on the step path.
+(nvidia-ml-py); without it they are left out, which is printed once. Nothing here runs on the step path.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 from trainer.parallel.world import World
 
-#: what NVML is asked for: (key, torch.cuda function, factor to the key's unit)
+#: readings requested from NVML: (key, torch.cuda function, factor to the key's unit)
 NVML = (("gpu_temperature_c", "temperature", 1.0), ("gpu_utilization", "utilization", 0.01),
         ("gpu_power_w", "power_draw", 0.001))
-#: what of the ranks' readings a metrics line keeps
+#: the parts of the ranks' readings that a metrics line keeps
 OVER_RANKS: dict[str, Callable[[list[float]], float]] = {
     "host_memory_bytes": max, "gpu_memory_bytes": max, "gpu_reserved_bytes": max, "gpu_temperature_c": max,
     "gpu_utilization": fmean, "gpu_power_w": sum}
@@ -32,7 +32,7 @@ FIELDS = ("probe_s", "data_wait_p50_ms", "data_wait_p99_ms", "data_wait_s", *OVE
 
 
 class Hardware:
-    """Reads this rank's machine. `say` hears once what cannot be read."""
+    """Reads this rank's machine. Reports once through `say` what cannot be read."""
 
     def __init__(self, world: World, say: Callable[[str], None]) -> None:
         self.world, self.cuda = world, world.device.type == "cuda"
@@ -70,7 +70,7 @@ class Hardware:
         """Seconds of one fixed matrix product on this rank's device, the best of three.
 
         In synchronous training all ranks take the same time for a step, since each waits for the slowest in the
-        collectives; only work that waits for nobody tells which one that is (a GPU that throttles, a busy host).
+        collectives; only work without collectives shows which rank that is (a GPU that throttles, a busy host).
         """
         best = float("inf")
         for _ in range(3):

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from trainer.model.tensor import copies
 
-#: of an estimate to the next one; what one measurement says is mostly noise
+#: of an estimate to the next one; a single measurement is mostly noise
 KEEP = 0.95
 
 
@@ -86,7 +86,7 @@ def part(grad: Tensor, shared: int) -> Tensor:
 
 def estimate(small: float, inverse: float, big: float, targets: float) -> tuple[float, float]:
     """Unbiased (tr Σ per token, |G|²) from the mean of |G_i|² over micro-batches, the mean of 1/n_i, the squared norm
-    of the step's gradient, and its number of targets. Either may come out negative: means over steps say something.
+    of the step's gradient, and its number of targets. Either may come out negative; use means over steps.
     Raises ValueError when the step was one micro-batch."""
     spread = inverse - 1 / targets
     if spread <= 1e-9 * inverse:
@@ -100,7 +100,7 @@ class NoiseScale:
 
     def __init__(self, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.trace = self.signal = self.weight = 0.0
-        for line in lines:                           # what a former process measured
+        for line in lines:                           # measurements of former processes
             if "noise" in line:
                 self.add(line["noise"]["trace"], line["noise"]["signal"])
 

@@ -2,7 +2,7 @@
 
 An update is what the parameters changed by, whatever the optimiser; so they must be copied before the step. A copy of
 everything would cost 4 bytes a parameter: above SAMPLE values a rank copies the first part of every tensor, and the
-ratio is of those. (About 10⁻³ of the norm a step is usual for Adam; far more is a rate too high, far less one too low.)
+ratio is of those. (About 10⁻³ of the norm a step is usual for Adam; far more: rate too high, far less: too low.)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Updates:
 
 
 def told(groups: Sequence[Mapping[str, Any]], sums: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What a metrics line keeps of `Updates.sums` over all ranks: {"parameter_norm", "updates": {group:
+    """The part of a metrics line from `Updates.sums` over all ranks: {"parameter_norm", "updates": {group:
     {"parameter_norm", "update_norm", "ratio"}}}. The update norm is the ratio times the parameter norm."""
     found = {}
     for group, (whole, part, change) in zip(groups, sums):
