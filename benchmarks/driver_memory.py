@@ -108,7 +108,7 @@ class Simulated:
 
     def cancel(self, ids: list[int]) -> None: ...
 
-    def expect(self, waiting: dict) -> dict:
+    def set_demand(self, waiting: dict) -> dict:
         return {}
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from stages import task
 
 
-class Kind(NamedTuple):
+class ResourceRequest(NamedTuple):
     """What a task needs of the place it runs at. Tasks of one kind wait in one queue."""
 
     memory_mb: int
@@ -80,8 +80,8 @@ class TaskSpec:
     roots: tuple[str, ...] = ()        # object storage its input files are read from, beside the store
 
     @property
-    def kind(self) -> Kind:
-        return Kind(self.memory_mb, self.gpus, self.cpu)
+    def kind(self) -> ResourceRequest:
+        return ResourceRequest(self.memory_mb, self.gpus, self.cpu)
 
     def to_json(self) -> dict[str, Any]:
         """Its fields by name; `args` is shared, not copied."""

@@ -51,7 +51,7 @@ class Backend:
     def close(self) -> None: ...
     def cancel(self, ids: list[int]) -> None: ...
 
-    def expect(self, waiting: dict) -> dict:
+    def set_demand(self, waiting: dict) -> dict:
         return {}
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:

@@ -41,9 +41,9 @@ def backend_at(address, **kw):
     submit = backend.submit
     def noted(a):
         submit(a)
-        posts = list(backend.fleet.posts.values())
-        backend.places.setdefault(a.spec.label, []).append(next(p.host for p in posts if a.id in p.open))
-        backend.most = max(backend.most, sum(len(p.open) for p in posts))
+        worker_slots = list(backend.fleet.worker_slots.values())
+        backend.places.setdefault(a.spec.label, []).append(next(p.host for p in worker_slots if a.id in p.open))
+        backend.most = max(backend.most, sum(len(p.open) for p in worker_slots))
     backend.submit = noted
     return backend
 
@@ -111,8 +111,8 @@ small = cluster.add_node(num_cpus=2, memory=1500 << 20, **NODE)
 large = cluster.add_node(num_cpus=2, num_gpus=1, memory=6000 << 20, **NODE)
 backend = backend_at(cluster.address)
 greet = backend._greet
-def as_other(post, theirs):                    # the small node says it has another type of CPU
-    greet(post, {**theirs, "cpu": "arm-base"} if post.host == small.node_id else theirs)
+def as_other(slot, theirs):                    # the small node says it has another type of CPU
+    greet(slot, {**theirs, "cpu": "arm-base"} if slot.host == small.node_id else theirs)
 backend._greet = as_other
 
 kinds = {"cpu": (8, 300, 0.0, ""), "gpu": (4, 500, 0.5, ""), "big": (2, 3000, 0.0, ""),
@@ -132,10 +132,10 @@ while run.is_alive():
     stats = reply()
     peak, spilled = max(peak, stats.object_store_bytes_used), max(spilled, stats.spilled_bytes_total)
     time.sleep(0.1)
-posts = [[p.host, p.slots, p.memory_mb, p.gpus] for p in backend.fleet.posts.values()]
+worker_slots = [[p.host, p.slots, p.memory_mb, p.gpus] for p in backend.fleet.worker_slots.values()]
 seen = {s.label: r.counters["seen"] for s, r in zip(specs, run.records or [])}
 backend.close()
-say(run, small=small.node_id, large=large.node_id, peak=peak, spilled=spilled, posts=posts, seen=seen, said=said,
+say(run, small=small.node_id, large=large.node_id, peak=peak, spilled=spilled, posts=worker_slots, seen=seen, said=said,
     outcome=None)
 cluster.shutdown()
 """
@@ -245,14 +245,14 @@ doomed = nodes[0].node_id
 gcs = ray._raylet.GcsClient(address=cluster.address)
 reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
 assert gcs.drain_node(doomed, reason, "spot price", int(time.time() * 1000) + 60_000)[0]
-until(lambda: not any(p.host == doomed and not p.leaving for p in backend.fleet.posts.values()))
+until(lambda: not any(p.host == doomed and not p.leaving for p in backend.fleet.worker_slots.values()))
 given = len([h for hosts in backend.places.values() for h in hosts if h == doomed])
 if sys.argv[3:] == ["at once"] or os.environ.get("AT_ONCE"):
     cluster.remove_node(nodes[0], allow_graceful=False)
 release()
 run.join()
 after = len([h for hosts in backend.places.values() for h in hosts if h == doomed])
-left = [p.host for p in backend.fleet.posts.values()]
+left = [p.host for p in backend.fleet.worker_slots.values()]
 backend.close()
 say(run, given=given, after=after, lost=sum(i < 0 for i in returned), returned=sum(i > 0 for i in returned),
     gone=doomed not in left)
@@ -274,12 +274,12 @@ MEMORY = """
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **NODE})
 backend = backend_at(cluster.address)
 lost, real = [], backend._lost
-backend._lost = lambda post, why, preempted=False: (lost.append(why), real(post, why, preempted))[1]
+backend._lost = lambda slot, why, preempted=False: (lost.append(why), real(slot, why, preempted))[1]
 run = Run(backend, """ + HELD.format(parts=6) + """)
 until(lambda: any(p.running for p in backend.fleet.usable))
 
-[post] = backend.fleet.usable
-post.actor.__ray_call__.remote(lambda self: [bytearray(b"x" * (64 << 20)) for _ in range(64)] and None)
+[slot] = backend.fleet.usable
+slot.actor.__ray_call__.remote(lambda self: [bytearray(b"x" * (64 << 20)) for _ in range(64)] and None)
 until(lambda: lost)
 release()
 run.join()
@@ -360,14 +360,15 @@ try:
     while many.is_alive() and len(many.log.appended) < 12:
         seen.update(alive())
         # one that leaves is still there until its node has gone, while the one after it may be there already
-        most_posts = max(most_posts, sum(not p.leaving for p in list(backend.fleet.posts.values())))
+        most_posts = max(most_posts, sum(not p.leaving for p in list(backend.fleet.worker_slots.values())))
         time.sleep(0.2)
     until(lambda: len(alive()) == 1 or not many.is_alive())
-    left, posts, working = len(alive()), len(backend.fleet.posts), many.is_alive()
+    left, worker_slots, working = len(alive()), len(backend.fleet.worker_slots), many.is_alive()
     mark.touch()
     many.join()
     backend.close()
-    say(many, few=few.error, one=one, nodes=len(seen), left=left, posts=posts, most_posts=most_posts, working=working)
+    say(many, few=few.error, one=one, nodes=len(seen), left=left, posts=worker_slots,
+        most_posts=most_posts, working=working)
 finally:
     for folder in Path("/proc").glob("[0-9]*"):        # those of the autoscaler have sessions of their own
         try:

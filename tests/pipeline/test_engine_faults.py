@@ -1,4 +1,4 @@
-"""The inquest: who is condemned, who is not. Pure, so every path can be walked."""
+"""The triage: who is condemned, who is not. Pure, so every path can be walked."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pipeline.engine.worker.faults import (
     MEMORY,
     PRESSURE,
     STALLED,
+    CrashTriage,
     GaveUp,
-    Inquest,
     classify,
     damaged_path,
     failure,
@@ -40,7 +40,7 @@ def test_exit_statuses():
 
 
 def test_a_single_row_is_probed_alone_and_then_condemned():
-    q = Inquest()
+    q = CrashTriage()
     assert q.died(SEGV, (7, 7, 2)) is None
     assert (q.mode, q.rows, q.fresh, q.skip) == ("probe", (7, 7), True, {})
     assert q.died(SEGV, (7, 7, 2)) == (7, 2, "crash:SIGSEGV")
@@ -49,7 +49,7 @@ def test_a_single_row_is_probed_alone_and_then_condemned():
 
 
 def test_a_batch_is_replayed_then_the_suspect_probed_then_the_rest_replayed():
-    q = Inquest()
+    q = CrashTriage()
     q.died(CPU_LIMIT, (8, 15, 1))
     assert (q.mode, q.rows) == ("replay", (8, 15))
     q.died(CPU_LIMIT, (11, 11, 1))
@@ -64,7 +64,7 @@ def test_a_batch_is_replayed_then_the_suspect_probed_then_the_rest_replayed():
 
 
 def test_a_probe_that_passes_condemns_nobody():
-    q = Inquest()
+    q = CrashTriage()
     q.died(MEMORY, (4, 4, 0))
     assert not q.passed()
     assert (q.mode, q.skip, q.unproven) == ("run", {}, 1)
@@ -79,14 +79,14 @@ def test_a_probe_that_passes_condemns_nobody():
 
 
 def test_a_batch_that_dies_only_together_goes_on_one_by_one():
-    q = Inquest()
+    q = CrashTriage()
     q.died(SEGV, (0, 7, 0))
     assert not q.passed()
     assert (q.mode, q.batch_rows, q.skip) == ("run", 1, {})
 
 
 def test_standing_still_condemns_nobody_and_is_repeated_once():
-    q = Inquest()
+    q = CrashTriage()
     assert q.died(STALLED, (3, 3, 0)) is None
     assert (q.mode, q.skip) == ("run", {})
     with pytest.raises(GaveUp, match="stood still 2 times, at row 3, stage 0"):
@@ -97,7 +97,7 @@ def test_standing_still_condemns_nobody_and_is_repeated_once():
 @pytest.mark.parametrize("fault", [OUTSIDE, PRESSURE])
 @pytest.mark.parametrize("mode", ["run", "probe"])
 def test_the_environment_is_never_charged_to_a_document(fault, mode):
-    q = Inquest()
+    q = CrashTriage()
     if mode == "probe":
         q.died(SEGV, (3, 3, 0))
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_the_environment_is_never_charged_to_a_document(fault, mode):
 
 
 def test_a_crash_in_set_up_is_never_charged_to_a_document():
-    q = Inquest()
+    q = CrashTriage()
     for _ in range(3):
         assert q.died(SEGV, (-1, -1, -1)) is None
     with pytest.raises(GaveUp, match="outside any document") as e:
@@ -118,7 +118,7 @@ def test_a_crash_in_set_up_is_never_charged_to_a_document():
 
 
 def test_memory_that_no_document_took_says_what_would_help():
-    q = Inquest()
+    q = CrashTriage()
     for _ in range(3):
         assert q.died(MEMORY, (-1, -1, -1)) is None
     with pytest.raises(GaveUp, match="smaller files"):
@@ -126,17 +126,17 @@ def test_memory_that_no_document_took_says_what_would_help():
 
 
 def test_a_task_that_does_not_skip_or_single_out_is_told_so():
-    q = Inquest({5: (0, "memory")})
+    q = CrashTriage({5: (0, "memory")})
     with pytest.raises(GaveUp, match=r"honour inputs\.skip"):
         q.died(SEGV, (5, 5, 0))
-    q = Inquest()
+    q = CrashTriage()
     q.died(SEGV, (5, 5, 0))
     with pytest.raises(GaveUp, match=r"honour inputs\.only"):
         q.died(SEGV, (6, 6, 0))
 
 
 def test_condemnations_are_bounded():
-    q = Inquest(max_condemned=2)
+    q = CrashTriage(max_condemned=2)
     for row in (0, 1):
         q.died(SEGV, (row, row, 0))
         q.died(SEGV, (row, row, 0))
@@ -146,7 +146,7 @@ def test_condemnations_are_bounded():
 
 
 def test_what_happens_while_a_record_is_read_is_not_its_documents_fault():
-    q = Inquest()
+    q = CrashTriage()
     for _ in range(3):
         assert q.died(SEGV, (6, 6, -1)) is None
     with pytest.raises(GaveUp, match="while reading record 6") as e:
@@ -155,7 +155,7 @@ def test_what_happens_while_a_record_is_read_is_not_its_documents_fault():
 
 
 def test_a_file_that_kills_its_reader_alone_is_not_read_on():
-    q = Inquest()
+    q = CrashTriage()
     assert q.died(SEGV, (6, 6, READING - 2)) is None             # file 2 of the partition
     assert (q.mode, q.file, q.fresh) == ("read", 2, True)
     assert q.died(SEGV, (4, 4, READING - 2)) == (6, READING - 2, "crash:SIGSEGV")      # alone it counts from elsewhere
@@ -164,7 +164,7 @@ def test_a_file_that_kills_its_reader_alone_is_not_read_on():
 
 
 def test_a_file_costs_two_deaths_for_each_of_three_records_at_most():
-    q = Inquest()
+    q = CrashTriage()
     for row in (9, 5, 3):
         assert q.died(MEMORY, (row, row, READING)) is None
         assert q.died(MEMORY, (row, row, READING)) == (row, READING, "memory")
@@ -177,7 +177,7 @@ def test_a_file_costs_two_deaths_for_each_of_three_records_at_most():
 
 
 def test_a_file_that_can_be_read_alone_is_acquitted():
-    q = Inquest(max_unproven=1)
+    q = CrashTriage(max_unproven=1)
     q.died(SEGV, (6, 6, READING))
     assert not q.passed()
     assert (q.mode, q.file, q.batch_rows, q.skip) == ("run", None, 1, {})
@@ -188,7 +188,7 @@ def test_a_file_that_can_be_read_alone_is_acquitted():
 
 def test_what_kills_while_a_file_is_read_from_outside_or_for_no_reason_costs_no_file():
     for fault in (classify(-9), PRESSURE, STALLED):
-        q = Inquest()
+        q = CrashTriage()
         assert q.died(fault, (6, 6, READING)) is None
         assert (q.mode, q.skip) == ("run", {})
 
@@ -197,12 +197,12 @@ def test_what_kills_while_a_file_is_read_from_outside_or_for_no_reason_costs_no_
                                                ((12, 12, -1), "while reading record 12")])
 def test_what_never_ends_outside_documents_is_the_tasks_own_doing(cursor, place):
     with pytest.raises(GaveUp, match=place) as e:
-        Inquest().died(ENDLESS, cursor)
+        CrashTriage().died(ENDLESS, cursor)
     assert e.value.kind == "exception"
 
 
 def test_the_environment_is_given_time_and_then_another_node():
-    q = Inquest()
+    q = CrashTriage()
     assert [q.hindered("the disk is full") for _ in range(3)] == [1.0, 2.0, 4.0]
     with pytest.raises(GaveUp, match="the disk is full") as e:
         q.hindered("the disk is full")
@@ -223,7 +223,7 @@ def test_a_cursor_read_while_its_writer_is_preempted_has_rows():
     cursor = Cursor()
     cursor.set(6309, 6308, 0)
     assert cursor.read() == (6309, 6309, 0)
-    assert Inquest().died(CPU_LIMIT, cursor.read()) is None, "a suspect to be probed, not a row that was to be skipped"
+    assert CrashTriage().died(CPU_LIMIT, cursor.read()) is None, "a suspect to be probed, not a row to be skipped"
 
 
 @pytest.mark.parametrize(("error", "told"), [

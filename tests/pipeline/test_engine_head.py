@@ -50,7 +50,7 @@ def test_a_head_that_goes_is_said_once_each_time(monkeypatch, caplog):
         port = held.getsockname()[1]
         with answering(port):
             others = threading.enumerate()
-            closed = head.mind_head(f"127.0.0.1:{port}")
+            closed = head.watch_head(f"127.0.0.1:{port}")
             [watch] = set(threading.enumerate()) - set(others)
             looked(5)
         try:

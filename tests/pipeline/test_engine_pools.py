@@ -7,51 +7,52 @@ import random
 import pytest
 
 from pipeline.engine.backends.deaths import cause
-from pipeline.engine.backends.fleet import Fleet, Host, Post
+from pipeline.engine.backends.fleet import Fleet, Host, WorkerSlot
 from pipeline.engine.backends.pools import (
     OWN_MB,
-    Box,
-    Free,
-    Shape,
-    Turns,
+    Available,
+    Capacity,
+    ResourceShape,
+    StarvationGuard,
     cannot,
     most_room,
     per_devices,
     room_in,
     share,
 )
-from pipeline.engine.task import Kind
+from pipeline.engine.task import ResourceRequest
 from pipeline.engine.worker.limits import Devices, visible_gpus
 
-SMALL, LARGE, GPU = Kind(500), Kind(8000), Kind(500, 1.0)
+SMALL, LARGE, GPU = ResourceRequest(500), ResourceRequest(8000), ResourceRequest(500, 1.0)
 GB = 1000
 
 
-# -- boxes ---------------------------------------------------------------------------------------------------------
+# -- workers ---------------------------------------------------------------------------------------------------------
 def test_a_box_holds_what_its_memory_holds_whatever_its_slots():
-    box = Box(16, 8000)
-    assert [box.capacity(k) for k in (SMALL, LARGE, Kind(8001), Kind(3000))] == [16, 1, 0, 2]
-    box.add(1, Kind(3000))
-    assert [box.room(k) for k in (SMALL, LARGE, Kind(3000), Kind(6000))] == [10, 0, 1, 0]
-    box.add(2, Kind(6000))                                    # does not fit beside the first: it is at hand
-    assert (box.at_hand, box.room(SMALL)) == (1, 10)
-    assert box.remove([1, 7]) == {1}
-    assert (box.at_hand, box.room(SMALL), box.room(Kind(3000))) == (0, 4, 0)
+    worker = Capacity(16, 8000)
+    assert [worker.capacity(k) for k in (SMALL, LARGE, ResourceRequest(8001), ResourceRequest(3000))] == [16, 1, 0, 2]
+    worker.add(1, ResourceRequest(3000))
+    assert [worker.room(k) for k in (SMALL, LARGE, ResourceRequest(3000), ResourceRequest(6000))] == [10, 0, 1, 0]
+    worker.add(2, ResourceRequest(6000))                     # does not fit beside the first: it is prefetched
+    assert (worker.prefetched, worker.room(SMALL)) == (1, 10)
+    assert worker.remove([1, 7]) == {1}
+    assert (worker.prefetched, worker.room(SMALL), worker.room(ResourceRequest(3000))) == (0, 4, 0)
 
 
 def test_shares_of_devices():
     assert [share(g) for g in (0.3, 0.5, 1, 1.5, 2)] == [pytest.approx(1 / 3), 0.5, 1, 2, 2]
     assert [per_devices(4, g) for g in (0.3, 0.5, 1, 1.5, 3, 8)] == [12, 8, 4, 2, 1, 0]
-    box = Box(8, 64 * GB, gpus=2)
-    assert [box.capacity(Kind(1, g)) for g in (0.25, 0.5, 1, 2, 3)] == [8, 4, 2, 1, 0]
-    assert not box.takes(SMALL) and Box(8, 64 * GB, gpus=2, shared=True).takes(SMALL)
-    box.add(1, Kind(1, 0.5))
-    assert [box.room(Kind(1, g)) for g in (0.5, 1, 2)] == [3, 1, 0]
+    worker = Capacity(8, 64 * GB, gpus=2)
+    assert [worker.capacity(ResourceRequest(1, g)) for g in (0.25, 0.5, 1, 2, 3)] == [8, 4, 2, 1, 0]
+    assert not worker.takes(SMALL) and Capacity(8, 64 * GB, gpus=2, shared=True).takes(SMALL)
+    worker.add(1, ResourceRequest(1, 0.5))
+    assert [worker.room(ResourceRequest(1, g)) for g in (0.5, 1, 2)] == [3, 1, 0]
 
 
 def test_numeric_tasks_only_run_on_their_cpu():
-    here, there, unknown = Box(2, 4 * GB, cpu="x86_64-avx512"), Box(2, 4 * GB, cpu="arm-base"), Box(2, 4 * GB)
-    numeric = Kind(500, 0.0, "x86_64-avx512")
+    here, there = Capacity(2, 4 * GB, cpu="x86_64-avx512"), Capacity(2, 4 * GB, cpu="arm-base")
+    unknown = Capacity(2, 4 * GB)
+    numeric = ResourceRequest(500, 0.0, "x86_64-avx512")
     assert [b.takes(numeric) for b in (here, there, unknown)] == [True, False, True]
     assert [b.takes(SMALL) for b in (here, there, unknown)] == [True, True, True]
     assert room_in([here, there], numeric) == 2 and room_in([here, there], SMALL) == 4
@@ -59,67 +60,67 @@ def test_numeric_tasks_only_run_on_their_cpu():
 
 
 def test_no_more_is_kept_at_hand_than_could_run():
-    boxes = [Box(4, 8 * GB), Box(4, 8 * GB)]
+    workers = [Capacity(4, 8 * GB), Capacity(4, 8 * GB)]
     taken = {SMALL: 0, LARGE: 0}
     for kind in (LARGE, SMALL):
-        boxes = [Box(4, 8 * GB), Box(4, 8 * GB)]
-        while room_in(boxes, kind) > -sum(b.slots for b in boxes):
-            most_room(boxes, kind)[0].add(taken[kind], kind)
+        workers = [Capacity(4, 8 * GB), Capacity(4, 8 * GB)]
+        while room_in(workers, kind) > -sum(b.slots for b in workers):
+            most_room(workers, kind)[0].add(taken[kind], kind)
             taken[kind] += 1
-        assert max(len(b.open) for b in boxes) == min(len(b.open) for b in boxes)
+        assert max(len(b.open) for b in workers) == min(len(b.open) for b in workers)
     assert taken == {LARGE: 4, SMALL: 16}                     # twice what runs at a time
 
 
 def test_what_is_taken_always_fits_together():
     rng = random.Random(4)
-    kinds = [Kind(300), Kind(2500), Kind(7000), Kind(500, 0.5), Kind(500, 1), Kind(900, 2)]
+    kinds = [ResourceRequest(*k) for k in ((300,), (2500,), (7000,), (500, 0.5), (500, 1), (900, 2))]
     for _ in range(300):
-        box = Box(rng.randint(1, 8), rng.randint(500, 9000), rng.choice([0, 1, 2]), shared=True)
+        worker = Capacity(rng.randint(1, 8), rng.randint(500, 9000), rng.choice([0, 1, 2]), shared=True)
         for i in range(30):
             kind = rng.choice(kinds)
             if rng.random() < 0.3:
-                box.remove(rng.sample(list(box.open), min(2, len(box.open))))
-            elif (room := box.room(kind)) > 0:
-                before = box.at_hand
+                worker.remove(rng.sample(list(worker.open), min(2, len(worker.open))))
+            elif (room := worker.room(kind)) > 0:
+                before = worker.prefetched
                 for j in range(room):
-                    box.add(100 * i + j, kind)
-                assert box.at_hand <= before, "what there is room for starts at once"
-            running = list(box.open.values())
-            if box.at_hand == 0 and running:
-                assert len(running) <= box.slots
-                assert sum(k.memory_mb for k in running) <= box.memory_mb
-                assert sum(share(k.gpus) for k in running if k.gpus) <= box.gpus + 1e-6
+                    worker.add(100 * i + j, kind)
+                assert worker.prefetched <= before, "what there is room for starts at once"
+            running = list(worker.open.values())
+            if worker.prefetched == 0 and running:
+                assert len(running) <= worker.slots
+                assert sum(k.memory_mb for k in running) <= worker.memory_mb
+                assert sum(share(k.gpus) for k in running if k.gpus) <= worker.gpus + 1e-6
 
 
 def test_a_large_task_gets_its_turn():
-    boxes, turns = [Box(4, 9 * GB, name="a"), Box(4, 4 * GB, name="b")], Turns(patience_s=5)
-    for i, box in enumerate(boxes):
+    workers, guard = [Capacity(4, 9 * GB, name="a"), Capacity(4, 4 * GB, name="b")], StarvationGuard(patience_s=5)
+    for i, worker in enumerate(workers):
         for j in range(4):
-            box.add(10 * i + j, Kind(1000))
-    waiting = {LARGE: 1, Kind(1000): 1000}
+            worker.add(10 * i + j, ResourceRequest(1000))
+    waiting = {LARGE: 1, ResourceRequest(1000): 1000}
     for now in (0.0, 4.0):
-        turns.look(boxes, waiting, now)
-        assert [b.kept_for for b in boxes] == [None, None]
-    turns.look(boxes, waiting, 6.0)
-    assert [b.kept_for for b in boxes] == [LARGE, None]
-    boxes[0].remove([0, 1])
-    assert boxes[0].room(Kind(1000)) == 0 and room_in(boxes, Kind(1000)) <= 0
-    boxes[0].remove([2])
-    assert boxes[0].room(LARGE) == 1
-    boxes[0].add(99, LARGE)
-    assert boxes[0].kept_for is None and boxes[0].room(Kind(1000)) == 0
-    boxes[0].remove([99, 3])
-    turns.look(boxes, {Kind(1000): 1000}, 7.0)
-    assert boxes[0].room(Kind(1000)) == 4
+        guard.look(workers, waiting, now)
+        assert [b.reserved_for for b in workers] == [None, None]
+    guard.look(workers, waiting, 6.0)
+    assert [b.reserved_for for b in workers] == [LARGE, None]
+    workers[0].remove([0, 1])
+    assert workers[0].room(ResourceRequest(1000)) == 0 and room_in(workers, ResourceRequest(1000)) <= 0
+    workers[0].remove([2])
+    assert workers[0].room(LARGE) == 1
+    workers[0].add(99, LARGE)
+    assert workers[0].reserved_for is None and workers[0].room(ResourceRequest(1000)) == 0
+    workers[0].remove([99, 3])
+    guard.look(workers, {ResourceRequest(1000): 1000}, 7.0)
+    assert workers[0].room(ResourceRequest(1000)) == 4
 
 
 def test_a_box_is_given_free_when_what_it_was_kept_for_is_gone():
-    box, turns = Box(1, 9 * GB), Turns(patience_s=0)
-    box.add(1, SMALL)
-    turns.look([box], {LARGE: 1}, 0.0)
-    assert box.kept_for == LARGE
-    turns.look([box], {SMALL: 5}, 1.0)
-    assert box.kept_for is None
+    worker, guard = Capacity(1, 9 * GB), StarvationGuard(patience_s=0)
+    worker.add(1, SMALL)
+    guard.look([worker], {LARGE: 1}, 0.0)
+    assert worker.reserved_for == LARGE
+    guard.look([worker], {SMALL: 5}, 1.0)
+    assert worker.reserved_for is None
 
 
 # -- devices -------------------------------------------------------------------------------------------------------
@@ -145,15 +146,16 @@ def test_devices_are_those_that_are_visible():
 
 # -- shapes --------------------------------------------------------------------------------------------------------
 def test_a_supervisor_takes_its_cpus_and_their_part_of_the_memory():
-    assert Free(64, 256 * GB).shape_for(SMALL) == Shape(16, 16, 64 * GB)
-    assert Free(4, 16 * GB).shape_for(SMALL, most=1) == Shape(1, 1, 4 * GB)
-    assert Free(4, 16 * GB).shape_for(LARGE, most=1) == Shape(1, 1, LARGE.memory_mb + OWN_MB), "or what one task needs"
-    assert Free(64, 256 * GB).shape_for(Kind(100 * GB)) == Shape(16, 16, 100 * GB + OWN_MB)
-    assert Free(4, 4 * GB).shape_for(LARGE) is None
-    assert Free(0, 4 * GB).shape_for(SMALL) is None
-    assert Free(4, 16 * GB).shape_for(GPU) is None
-    assert Free(96, 960 * GB, 8).shape_for(GPU) == Shape(8, 8, 80 * GB, 8)
-    assert Free(2, 8 * GB, 1).shape_for(Kind(1000, 0.25)) == Shape(4, 1, 4300, 1), "a CPU stays for the others"
+    assert Available(64, 256 * GB).shape_for(SMALL) == ResourceShape(16, 16, 64 * GB)
+    assert Available(4, 16 * GB).shape_for(SMALL, most=1) == ResourceShape(1, 1, 4 * GB)
+    assert Available(4, 16 * GB).shape_for(LARGE, most=1) == ResourceShape(1, 1, LARGE.memory_mb + OWN_MB)
+    assert Available(64, 256 * GB).shape_for(ResourceRequest(100 * GB)) == ResourceShape(16, 16, 100 * GB + OWN_MB)
+    assert Available(4, 4 * GB).shape_for(LARGE) is None
+    assert Available(0, 4 * GB).shape_for(SMALL) is None
+    assert Available(4, 16 * GB).shape_for(GPU) is None
+    assert Available(96, 960 * GB, 8).shape_for(GPU) == ResourceShape(8, 8, 80 * GB, 8)
+    # a CPU stays for the others
+    assert Available(2, 8 * GB, 1).shape_for(ResourceRequest(1000, 0.25)) == ResourceShape(4, 1, 4300, 1)
 
 
 # -- the fleet -----------------------------------------------------------------------------------------------------
@@ -161,134 +163,134 @@ def hosts(*given: tuple[str, int, int, int]) -> list[Host]:
     return [Host(name, f"node {name}", cpus, memory, gpus) for name, cpus, memory, gpus in given]
 
 
-def carry_out(fleet: Fleet, nodes: list[Host], now: float, ready: bool = True) -> list[Post]:
+def carry_out(fleet: Fleet, nodes: list[Host], now: float, ready: bool = True) -> list[WorkerSlot]:
     """Start and dismiss at once what the fleet says; returns what it started, `ready` at once or not yet."""
     orders = fleet.plan(nodes, now)
-    for post in orders.leave:
-        post.leaving = True
+    for slot in orders.leave:
+        slot.leaving = True
     started = []
     for host, number, shape in orders.start:
-        post = fleet.posts[host.id, number] = fleet.post(host, number, shape)
-        post.ready, post.started = ready, now
-        started.append(post)
-    for at, post in list(fleet.posts.items()):
-        if post.leaving and not post.open:
-            del fleet.posts[at]
+        slot = fleet.worker_slots[host.id, number] = fleet.slot(host, number, shape)
+        slot.ready, slot.started = ready, now
+        started.append(slot)
+    for at, slot in list(fleet.worker_slots.items()):
+        if slot.leaving and not slot.open:
+            del fleet.worker_slots[at]
     return started
 
 
 def test_supervisors_are_started_for_work_and_not_ahead_of_it():
     fleet, nodes = Fleet(), hosts(*((c, 16, 64 * GB, 0) for c in "abcdef"))
-    fleet.expect({}, 0)
+    fleet.set_demand({}, 0)
     assert carry_out(fleet, nodes, 0) == []
-    fleet.expect({SMALL: 20}, 0)
+    fleet.set_demand({SMALL: 20}, 0)
     assert [p.host for p in carry_out(fleet, nodes, 0)] == ["a", "b"]
-    fleet.expect({SMALL: 20}, 1)
+    fleet.set_demand({SMALL: 20}, 1)
     assert carry_out(fleet, nodes, 1) == [], "they have room for all that waits"
     assert len(carry_out(Fleet(workers=5), nodes, 0)) == 0
     few = Fleet(workers=20)
-    few.expect({SMALL: 1000}, 0)
+    few.set_demand({SMALL: 1000}, 0)
     assert [p.slots for p in carry_out(few, nodes, 0)] == [16, 4]
 
 
 def test_what_finds_no_room_is_wished_for_but_never_more_than_waits():
     fleet, nodes = Fleet(), hosts(("a", 4, 16 * GB, 0))
-    fleet.expect({SMALL: 9, GPU: 3}, 0)
+    fleet.set_demand({SMALL: 9, GPU: 3}, 0)
     orders = fleet.plan(nodes, 0)
     assert [shape.slots for _, _, shape in orders.start] == [4]
-    assert orders.wishes == {GPU: 3, SMALL: 5}
-    fleet.expect({SMALL: 1_000_000}, 0)
-    assert fleet.plan(nodes, 0).wishes[SMALL] <= 1000
+    assert orders.demand == {GPU: 3, SMALL: 5}
+    fleet.set_demand({SMALL: 1_000_000}, 0)
+    assert fleet.plan(nodes, 0).demand[SMALL] <= 1000
     bounded = Fleet(workers=6)
-    bounded.expect({SMALL: 100}, 0)
-    assert bounded.plan(nodes, 0).wishes == {SMALL: 2}
+    bounded.set_demand({SMALL: 100}, 0)
+    assert bounded.plan(nodes, 0).demand == {SMALL: 2}
 
 
 def test_tasks_with_and_without_a_gpu_run_beside_each_other():
     fleet, nodes = Fleet(), hosts(("a", 8, 32 * GB, 0), ("g", 8, 32 * GB, 2))
-    fleet.expect({SMALL: 100, GPU: 10}, 0)
+    fleet.set_demand({SMALL: 100, GPU: 10}, 0)
     started = carry_out(fleet, nodes, 0)
     assert sorted((p.host, p.slots, p.gpus) for p in started) == [("a", 8, 0), ("g", 2, 2), ("g", 6, 0)]
     assert (room_in(fleet.usable, GPU), room_in(fleet.usable, SMALL)) == (2, 14)
     for host in nodes:
-        assert sum(p.shape.memory_mb for p in fleet.posts.values() if p.host == host.id) <= host.memory_mb
+        assert sum(p.shape.memory_mb for p in fleet.worker_slots.values() if p.host == host.id) <= host.memory_mb
 
 
 def test_a_node_too_small_for_a_task_is_passed_over_by_name(caplog):
     fleet, nodes = Fleet(), hosts(("s", 16, 4 * GB, 0), ("l", 2, 64 * GB, 0))
-    fleet.expect({LARGE: 10}, 0)
+    fleet.set_demand({LARGE: 10}, 0)
     assert [p.host for p in carry_out(fleet, nodes, 0)] == ["l"]
     assert "node node s is passed over for tasks that declare 8,000 MB of memory: it can give a task 3700 MB" in \
         caplog.text
-    fleet.expect({LARGE: 8, SMALL: 100}, 1)
+    fleet.set_demand({LARGE: 8, SMALL: 100}, 1)
     assert [p.host for p in carry_out(fleet, nodes, 1)] == ["s"], "it does for the others"
 
 
 def test_supervisors_make_way_for_a_task_none_of_them_fits():
     fleet, nodes = Fleet(), hosts(("a", 64, 256 * GB, 0), ("b", 64, 256 * GB, 0))
-    fleet.expect({SMALL: 1000}, 0)
+    fleet.set_demand({SMALL: 1000}, 0)
     carry_out(fleet, nodes, 0)
-    assert len(fleet.posts) == 8 and room_in(fleet.usable, Kind(100 * GB)) <= -8 * 16
-    for i, post in enumerate(fleet.posts.values()):
+    assert len(fleet.worker_slots) == 8 and room_in(fleet.usable, ResourceRequest(100 * GB)) <= -8 * 16
+    for i, slot in enumerate(fleet.worker_slots.values()):
         for j in range(i + 1):
-            post.add(100 * i + j, SMALL)
-    fleet.expect({Kind(100 * GB): 1, SMALL: 1000}, 1)
+            slot.add(100 * i + j, SMALL)
+    fleet.set_demand({ResourceRequest(100 * GB): 1, SMALL: 1000}, 1)
     carry_out(fleet, nodes, 1)
-    leaving = [p for p in fleet.posts.values() if p.leaving]
+    leaving = [p for p in fleet.worker_slots.values() if p.leaving]
     assert [p.host for p in leaving] == ["a", "a"], "two of four give 128 GB, on the node with less to do"
     carry_out(fleet, nodes, 2)
-    assert [p for p in fleet.posts.values() if p.leaving] == leaving, "nobody else"
-    for post in leaving:
-        post.remove(list(post.open))
+    assert [p for p in fleet.worker_slots.values() if p.leaving] == leaving, "nobody else"
+    for slot in leaving:
+        slot.remove(list(slot.open))
     carry_out(fleet, nodes, 3)                                # they go,
     carry_out(fleet, nodes, 4)                                # and the right one comes
-    assert room_in(fleet.usable, Kind(100 * GB)) == 1
-    assert sum(p.shape.memory_mb for p in fleet.posts.values() if p.host == "a") <= 256 * GB
+    assert room_in(fleet.usable, ResourceRequest(100 * GB)) == 1
+    assert sum(p.shape.memory_mb for p in fleet.worker_slots.values() if p.host == "a") <= 256 * GB
 
 
 def test_what_fits_no_node_is_waited_for_and_then_named():
     fleet, nodes = Fleet(fit_s=100), hosts(("s", 4, 4 * GB, 0), ("l", 2, 16 * GB, 1))
-    waiting = {Kind(64 * GB): 1, Kind(500, 4.0): 2, SMALL: 5}
-    assert fleet.expect(waiting, 0) == {}, "the nodes are not known yet"
+    waiting = {ResourceRequest(64 * GB): 1, ResourceRequest(500, 4.0): 2, SMALL: 5}
+    assert fleet.set_demand(waiting, 0) == {}, "the nodes are not known yet"
     fleet.plan(nodes, 0)
-    assert fleet.expect(waiting, 10) == {}
-    assert fleet.expect(waiting, 109) == {}
-    failed = fleet.expect(waiting, 111)
-    assert set(failed) == {Kind(64 * GB), Kind(500, 4.0)}
+    assert fleet.set_demand(waiting, 10) == {}
+    assert fleet.set_demand(waiting, 109) == {}
+    failed = fleet.set_demand(waiting, 111)
+    assert set(failed) == {ResourceRequest(64 * GB), ResourceRequest(500, 4.0)}
     assert "declares 64,000 MB of memory; the largest node, node l, can give a task 15,700 MB and 1 GPUs" in \
-        failed[Kind(64 * GB)]
+        failed[ResourceRequest(64 * GB)]
     fleet.plan([*nodes, *hosts(("x", 8, 128 * GB, 4))], 112)
-    assert fleet.expect(waiting, 113) == {}, "an autoscaler brought one"
+    assert fleet.set_demand(waiting, 113) == {}, "an autoscaler brought one"
 
 
 def test_a_cpu_that_no_node_has_is_named():
     fleet, nodes = Fleet(fit_s=0), hosts(("a", 4, 16 * GB, 0))
-    numeric = Kind(500, 0.0, "x86_64-avx512")
-    fleet.expect({numeric: 1}, 0)
-    [post] = carry_out(fleet, nodes, 0)                        # what it has is found out by starting one there
-    fleet.tags["a"] = post.cpu = "arm-base"
-    why = fleet.expect({numeric: 1}, 1)[numeric]
+    numeric = ResourceRequest(500, 0.0, "x86_64-avx512")
+    fleet.set_demand({numeric: 1}, 0)
+    [slot] = carry_out(fleet, nodes, 0)                        # what it has is found out by starting one there
+    fleet.tags["a"] = slot.cpu = "arm-base"
+    why = fleet.set_demand({numeric: 1}, 1)[numeric]
     assert "a CPU of type x86_64-avx512" in why and "the nodes are arm-base" in why
 
 
 def test_idle_supervisors_go_and_those_with_work_or_with_hope_stay():
     fleet, nodes = Fleet(idle_s=60), hosts(("a", 4, 16 * GB, 0), ("g", 4, 16 * GB, 1))
-    fleet.expect({SMALL: 5, GPU: 1}, 0)
+    fleet.set_demand({SMALL: 5, GPU: 1}, 0)
     carry_out(fleet, nodes, 0)
-    gpu = next(p for p in fleet.posts.values() if p.gpus)
-    busy = next(p for p in fleet.posts.values() if not p.gpus)
+    gpu = next(p for p in fleet.worker_slots.values() if p.gpus)
+    busy = next(p for p in fleet.worker_slots.values() if not p.gpus)
     busy.add(1, SMALL)
     for now in range(1, 200, 10):
-        fleet.expect({GPU: 1} if now < 100 else {}, now)
+        fleet.set_demand({GPU: 1} if now < 100 else {}, now)
         carry_out(fleet, nodes, now)
-        assert (gpu in fleet.posts.values()) == (now < 155)
-    assert list(fleet.posts.values()) == [busy]
+        assert (gpu in fleet.worker_slots.values()) == (now < 155)
+    assert list(fleet.worker_slots.values()) == [busy]
     assert Fleet(idle_s=None).plan(nodes, 1e9).leave == []
 
 
 def test_a_drained_node_gets_nothing_and_gives_back():
     fleet, nodes = Fleet(), hosts(("a", 4, 16 * GB, 0), ("b", 4, 16 * GB, 0))
-    fleet.expect({SMALL: 100}, 0)
+    fleet.set_demand({SMALL: 100}, 0)
     first, _ = carry_out(fleet, nodes, 0)
     first.add(1, SMALL)
     draining = [Host("a", "node a", 4, 16 * GB, draining=True), nodes[1]]
@@ -296,22 +298,22 @@ def test_a_drained_node_gets_nothing_and_gives_back():
     assert first.leaving and first.drained and not first.usable
     first.remove([1])
     carry_out(fleet, draining, 2)
-    assert [p.host for p in fleet.posts.values()] == ["b"]
+    assert [p.host for p in fleet.worker_slots.values()] == ["b"]
     assert carry_out(fleet, draining, 3) == []
 
 
 def test_a_node_whose_supervisors_die_one_after_the_other_rests_for_longer_each_time():
     fleet, nodes, now, rests = Fleet(), hosts(("a", 4, 16 * GB, 0)), 0.0, []
-    fleet.expect({SMALL: 100}, now)
+    fleet.set_demand({SMALL: 100}, now)
 
     def fall(lived: float) -> float:
         """Seconds from the death of a supervisor that `lived` so long until the next one."""
         nonlocal now
-        [post] = carry_out(fleet, nodes, now)
-        post.started = now
+        [slot] = carry_out(fleet, nodes, now)
+        slot.started = now
         now += lived
-        del fleet.posts[post.host, post.number]
-        fleet.died(post, now)
+        del fleet.worker_slots[slot.host, slot.number]
+        fleet.died(slot, now)
         waited = 0.0
         while not fleet.plan(nodes, now + waited).start:
             waited += 0.5
@@ -324,36 +326,36 @@ def test_a_node_whose_supervisors_die_one_after_the_other_rests_for_longer_each_
 
 
 def test_a_supervisor_that_does_not_come_up_is_given_up(caplog):
-    """Somebody else was quicker and has what it was to get: it would stand in the way of all wishes for ever."""
+    """Somebody else was quicker and has what it was to get: it would stand in the way of all demand for ever."""
     fleet, node = Fleet(), Host("a", "node a", 4, 16 * GB)
-    taken = Host("a", "node a", 4, 16 * GB, others=Shape(0, 4, 16 * GB))
-    fleet.expect({SMALL: 10}, 0)
-    [post] = carry_out(fleet, [node], 0, ready=False)
-    assert carry_out(fleet, [taken], 119) == [] and list(fleet.posts.values()) == [post]
-    assert carry_out(fleet, [taken], 121) == [] and fleet.posts == {}
+    taken = Host("a", "node a", 4, 16 * GB, others=ResourceShape(0, 4, 16 * GB))
+    fleet.set_demand({SMALL: 10}, 0)
+    [slot] = carry_out(fleet, [node], 0, ready=False)
+    assert carry_out(fleet, [taken], 119) == [] and list(fleet.worker_slots.values()) == [slot]
+    assert carry_out(fleet, [taken], 121) == [] and fleet.worker_slots == {}
     assert "not come up for 121 s" in caplog.text
-    assert fleet.plan([taken], 122).wishes == {SMALL: 10}
-    [post] = carry_out(fleet, [node], 130, ready=False)
+    assert fleet.plan([taken], 122).demand == {SMALL: 10}
+    [slot] = carry_out(fleet, [node], 130, ready=False)
     assert fleet.plan([node], 130 + 200).leave == [], "the second one gets longer: the machine may be slow"
-    fleet.greeted(post, 131)
+    fleet.greeted(slot, 131)
     assert fleet.plan([node], 1000).leave == []
 
 
 def fall_before_ready(fleet: Fleet, host: str, now: float) -> None:
-    post = next(p for p in fleet.posts.values() if p.host == host)
-    del fleet.posts[post.host, post.number]
-    fleet.died(post, now, "OSError: no scratch")
+    slot = next(p for p in fleet.worker_slots.values() if p.host == host)
+    del fleet.worker_slots[slot.host, slot.number]
+    fleet.died(slot, now, "OSError: no scratch")
 
 
 def test_a_node_where_none_comes_up_rests_while_others_work():
     fleet, nodes, now, waits = Fleet(), hosts(("a", 1, 4 * GB, 0), ("b", 1, 4 * GB, 0)), 0.0, []
-    fleet.expect({SMALL: 100}, now)
+    fleet.set_demand({SMALL: 100}, now)
     carry_out(fleet, nodes, now, ready=False)
     for i in range(7):
         fall_before_ready(fleet, "a", now)
         assert fleet.stuck(now) is None, "the other one is still starting, or at work"
         if i == 5:
-            fleet.greeted(next(p for p in fleet.posts.values() if p.host == "b"), now)
+            fleet.greeted(next(p for p in fleet.worker_slots.values() if p.host == "b"), now)
         before = now
         while not carry_out(fleet, nodes, now, ready=False):
             now += 0.5
@@ -363,17 +365,17 @@ def test_a_node_where_none_comes_up_rests_while_others_work():
 
 def test_supervisors_that_die_wherever_they_start_end_the_run_soon():
     fleet, nodes = Fleet(), hosts(("a", 1, 4 * GB, 0), ("b", 1, 4 * GB, 0))
-    fleet.expect({SMALL: 100}, 0)
+    fleet.set_demand({SMALL: 100}, 0)
     for i in range(5):
         carry_out(fleet, nodes, i, ready=False)
-        assert fleet.stuck(i) is None and len(fleet.posts) == 2
+        assert fleet.stuck(i) is None and len(fleet.worker_slots) == 2
         fall_before_ready(fleet, "ab"[i % 2], i)
     assert fleet.stuck(5) == "supervisors die before they are ready: OSError: no scratch"
 
 
 def test_a_driver_that_stood_still_takes_nobody_for_silent():
     fleet, nodes = Fleet(), hosts(("a", 1, 4 * GB, 0), ("b", 1, 4 * GB, 0))
-    fleet.expect({SMALL: 100}, 0)
+    fleet.set_demand({SMALL: 100}, 0)
     asked, starting = carry_out(fleet, nodes, 0, ready=False)
     for now in (0, 1, 2, 3):
         fleet.look(now)
@@ -390,10 +392,10 @@ def test_a_driver_that_stood_still_takes_nobody_for_silent():
 
 
 def test_who_waits_for_what_others_use_is_told_and_then_the_run_ends(caplog):
-    busy = Host("a", "node a", 8, 32 * GB, others=Shape(0, 8, 30 * GB))
+    busy = Host("a", "node a", 8, 32 * GB, others=ResourceShape(0, 8, 30 * GB))
     fleet = Fleet()
     for now in (0, 30, 61, 100):
-        fleet.expect({SMALL: 7}, now)
+        fleet.set_demand({SMALL: 7}, now)
         assert fleet.plan([busy], now).start == [] and fleet.stuck(now) is None
         assert ("waiting for" in caplog.text) == (now > 60)
     assert caplog.text.count("7 tasks that declare 500 MB of memory have been waiting for 61 s for a place: node a: "
@@ -404,20 +406,20 @@ def test_who_waits_for_what_others_use_is_told_and_then_the_run_ends(caplog):
 
 
 def test_what_others_use_is_theirs():
-    busy = Host("a", "node a", 8, 32 * GB, others=Shape(0, 6, 24 * GB))
+    busy = Host("a", "node a", 8, 32 * GB, others=ResourceShape(0, 6, 24 * GB))
     fleet = Fleet()
-    fleet.expect({SMALL: 100}, 0)
-    assert [p.shape for p in carry_out(fleet, [busy], 0)] == [Shape(2, 2, 8 * GB)]
+    fleet.set_demand({SMALL: 100}, 0)
+    assert [p.shape for p in carry_out(fleet, [busy], 0)] == [ResourceShape(2, 2, 8 * GB)]
 
 
 def test_on_ones_own_machine_what_declares_more_than_is_free_runs_alone():
     here = Host("a", "this machine", 4, 2 * GB, largest_mb=8 * GB)
     fleet = Fleet(fit_s=0)
-    fleet.expect({Kind(5 * GB): 3}, 0)
-    [post] = carry_out(fleet, [here], 0)
-    assert (post.capacity(Kind(5 * GB)), post.room(Kind(5 * GB))) == (1, 1)
-    assert fleet.expect({Kind(5 * GB): 3}, 0) == {}
-    assert set(fleet.expect({Kind(9 * GB): 3}, 0)) == {Kind(9 * GB)}
+    fleet.set_demand({ResourceRequest(5 * GB): 3}, 0)
+    [slot] = carry_out(fleet, [here], 0)
+    assert (slot.capacity(ResourceRequest(5 * GB)), slot.room(ResourceRequest(5 * GB))) == (1, 1)
+    assert fleet.set_demand({ResourceRequest(5 * GB): 3}, 0) == {}
+    assert set(fleet.set_demand({ResourceRequest(9 * GB): 3}, 0)) == {ResourceRequest(9 * GB)}
 
 
 def test_a_fleet_serves_everything_that_fits_somewhere():
@@ -426,21 +428,22 @@ def test_a_fleet_serves_everything_that_fits_somewhere():
         rng = random.Random(seed)
         nodes = [Host(str(i), f"n{i}", rng.choice([1, 2, 8, 40]), rng.choice([2, 8, 64, 300]) * GB,
                       rng.choice([0, 0, 1, 4])) for i in range(rng.randint(1, 5))]
-        kinds = [Kind(rng.choice([300, 1000, 6000, 50 * GB]), rng.choice([0, 0, 0.5, 1, 2])) for _ in range(5)]
+        kinds = [ResourceRequest(rng.choice([300, 1000, 6000, 50 * GB]), rng.choice([0, 0, 0.5, 1, 2]))
+                 for _ in range(5)]
         fleet = Fleet(rng.choice([None, None, 1, 3]), fit_s=1e9, idle_s=20)
         serial, now, starts_in = 0, 0.0, rng.choice([0, 1, 5])
-        fleet.turns.patience_s = 5
-        fits = [k for k in kinds if any(Free(h.cpus, h.memory_mb, h.gpus).shape_for(k) for h in nodes)]
+        fleet.guard.patience_s = 5
+        fits = [k for k in kinds if any(Available(h.cpus, h.memory_mb, h.gpus).shape_for(k) for h in nodes)]
         left = {k: rng.randint(1, 30) for k in fits}
         while left:
             now += 1
             assert now < 3000, (seed, left, nodes)
-            fleet.expect(left, now)
+            fleet.set_demand(left, now)
             carry_out(fleet, nodes, now, ready=False)
-            for post in fleet.posts.values():
-                post.ready |= now - post.started >= starts_in
+            for slot in fleet.worker_slots.values():
+                slot.ready |= now - slot.started >= starts_in
             for host in nodes:
-                mine = [p.shape for p in fleet.posts.values() if p.host == host.id]
+                mine = [p.shape for p in fleet.worker_slots.values() if p.host == host.id]
                 assert sum(s.memory_mb for s in mine) <= host.memory_mb and sum(s.cpus for s in mine) <= host.cpus
                 assert sum(s.gpus for s in mine) <= host.gpus
             for kind in list(left):
@@ -450,12 +453,12 @@ def test_a_fleet_serves_everything_that_fits_somewhere():
                     left[kind] -= 1
                     if not left[kind]:
                         del left[kind]
-            for post in fleet.posts.values():
-                post.remove([i for i in post.open if rng.random() < 0.3])
+            for slot in fleet.worker_slots.values():
+                slot.remove([i for i in slot.open if rng.random() < 0.3])
 
 
 def test_the_reason_names_need_and_node():
-    why = cannot(Kind(9000, 0.5, "x86_64-avx2"), [("n1", 4000, 0, "arm-base"), ("n2", 8000, 1, "")])
+    why = cannot(ResourceRequest(9000, 0.5, "x86_64-avx2"), [("n1", 4000, 0, "arm-base"), ("n2", 8000, 1, "")])
     assert why == ("it declares 9,000 MB of memory, 0.5 GPU and a CPU of type x86_64-avx2 (its numeric stages are "
                    "keyed by that of the driver); the largest node, n2, can give a task 8,000 MB and 1 GPUs, and the "
                    "nodes are arm-base")

@@ -27,7 +27,7 @@ from pipeline.engine.driver.scheduler import CannotRun, Interrupted, Scheduler, 
 from pipeline.engine.messages import Assignment, Done, Ready, StatusReport
 from pipeline.engine.task import Cursor
 from pipeline.engine.worker import limits as measure
-from pipeline.engine.worker.faults import CPU_LIMIT, Inquest
+from pipeline.engine.worker.faults import CPU_LIMIT, CrashTriage
 from pipeline.engine.worker.limits import Limits
 from pipeline.engine.worker.supervisor import Supervisor
 from pipeline.store.fs import Store
@@ -334,7 +334,7 @@ def test_a_file_that_its_reader_cannot_stand_is_not_read_on_and_the_next_one_is(
     spec, log = t.spec(t.Reads, files=3, poison={"1": [4, kind]}), t.MemoryLog()
     backend.start()
     spawned, spawn = [], backend.supervisor._spawn
-    backend.supervisor._spawn = lambda job: spawned.append(job.inquest.mode) or spawn(job)
+    backend.supervisor._spawn = lambda job: spawned.append(job.triage.mode) or spawn(job)
     [record] = Scheduler(backend, log, max_attempts=1).run([spec])
     assert record.counters == {"kept": 7}
     assert log.struck == {spec.key: {4: (READING - 1, reason)}}
@@ -366,7 +366,7 @@ def test_a_disk_too_full_to_start_a_child_is_waited_for_too(processes, store, tm
     records = Scheduler(backend, t.MemoryLog(), max_attempts=1).run(specs)
     assert failing == [0] and t.outcome(records) == inline(store, specs, tmp_path)
     monkeypatch.setattr(scheduler, "MAX_LOST", 2)
-    monkeypatch.setattr(supervisor, "Inquest", partial(Inquest, max_environment=0))
+    monkeypatch.setattr(supervisor, "CrashTriage", partial(CrashTriage, max_environment=0))
     for child in list(backend.supervisor._children):
         backend.supervisor._bury(child)
     failing[0] = 99
@@ -379,7 +379,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_its_name(processes, tmp_path, 
     from pipeline.engine.worker import supervisor
 
     monkeypatch.setattr(scheduler, "MAX_LOST", 2)
-    monkeypatch.setattr(supervisor, "Inquest", partial(Inquest, max_environment=0))
+    monkeypatch.setattr(supervisor, "CrashTriage", partial(CrashTriage, max_environment=0))
     (tmp_path / "marks").mkdir()
     spec = t.spec(t.Full, marks=str(tmp_path / "marks"), times=99)
     with pytest.raises(TaskFailed, match="No space left on device: '/scratch/x'"):
@@ -648,6 +648,6 @@ def test_a_child_that_is_stopped_is_named_with_its_process_until_it_goes_on(proc
 def test_no_more_is_in_flight_than_the_slots_and_as_much_at_hand(processes):
     backend, most = processes(3), []
     submit = backend.submit
-    backend.submit = lambda a: (submit(a), most.append(len(backend.box.open)))[0]
+    backend.submit = lambda a: (submit(a), most.append(len(backend.worker.open)))[0]
     Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=60, rows=2))
     assert 4 <= max(most) <= 6

@@ -88,7 +88,8 @@ def test_a_supervisor_that_dies_is_replaced_and_its_children_go_with_it(on_ray, 
 
     def chaos():
         try:
-            node = until(lambda: next((n for n in list(backend.fleet.posts.values()) if n.open and n.ready), None))
+            node = until(lambda: next((n for n in list(backend.fleet.worker_slots.values()) if n.open and n.ready),
+                                      None))
             pid, seen["children"] = until(lambda: next((x for x in supervised(tmp_path).items() if len(x[1]) == 2), 0))
             seen["supervisor"] = pid
             if how == "ray.kill":
@@ -181,22 +182,23 @@ def test_supervisors_come_with_work_and_go_when_there_is_none(on_ray):
     backend = on_ray(2)
     backend.fleet.idle_s = 1.0
     backend.start()
-    backend.expect({})
+    backend.set_demand({})
     for _ in range(3):
         backend.wait(0.1)
-    assert backend.fleet.posts == {}, "no work, no supervisor"
+    assert backend.fleet.worker_slots == {}, "no work, no supervisor"
     Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=4))
-    [post] = backend.fleet.posts.values()
-    backend.expect({})
-    until(lambda: backend.wait(0.2) or not backend.fleet.posts)
+    [slot] = backend.fleet.worker_slots.values()
+    backend.set_demand({})
+    until(lambda: backend.wait(0.2) or not backend.fleet.worker_slots)
     again = Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=4, rows=7))
-    assert len(again) == 4 and [*backend.fleet.posts.values()] != [post]
+    assert len(again) == 4 and [*backend.fleet.worker_slots.values()] != [slot]
 
 
 def test_no_more_is_in_flight_than_the_slots_and_as_much_at_hand(on_ray):
     backend, most = on_ray(2), []
     submit = backend.submit
-    backend.submit = lambda a: (submit(a), most.append(sum(len(p.open) for p in backend.fleet.posts.values())))[0]
+    slots = backend.fleet.worker_slots
+    backend.submit = lambda a: (submit(a), most.append(sum(len(p.open) for p in slots.values())))[0]
     Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=60, rows=2))
     assert 3 <= max(most) <= 4
 
@@ -303,14 +305,14 @@ def work():
 thread = threading.Thread(target=work)
 thread.start()
 def until_busy(n):
-    while sum(bool(x.open) and x.ready for x in list(backend.fleet.posts.values())) < n:
+    while sum(bool(x.open) and x.ready for x in list(backend.fleet.worker_slots.values())) < n:
         time.sleep(0.05)
-    places.update(backend.fleet.posts)
+    places.update(backend.fleet.worker_slots)
 until_busy(2)
 cluster.remove_node(doomed, allow_graceful=False)       # SIGKILL of the raylet
 cluster.add_node(num_cpus=1, **node)
 while len(places) < 3 and thread.is_alive():
-    places.update(backend.fleet.posts)
+    places.update(backend.fleet.worker_slots)
     time.sleep(0.05)
 open(mark, "w").close()
 thread.join()
@@ -350,10 +352,10 @@ backend = RayBackend(Store(sys.argv[1]), address=cluster.address, scratch=sys.ar
 backend.start()
 while not backend.slots:
     backend.wait(0.5)
-[post] = backend.fleet.posts.values()
+[slot] = backend.fleet.worker_slots.values()
 backend.close()
 cluster.shutdown()
-print(sorted("py_modules" in place for place in post.fingerprint.roots.values()))
+print(sorted("py_modules" in place for place in slot.fingerprint.roots.values()))
 """
 
 

@@ -189,7 +189,7 @@ class Scripted:
     def cancel(self, ids):
         self.queue = [a for a in self.queue if a.id not in ids]
 
-    def expect(self, waiting):
+    def set_demand(self, waiting):
         return {}
 
     def room_for(self, memory_mb, gpus, cpu=""):

@@ -61,7 +61,7 @@ class Machine:
     def start(self, memory_mb: int = 0) -> None: ...
     def close(self) -> None: ...
 
-    def expect(self, waiting: dict) -> dict:
+    def set_demand(self, waiting: dict) -> dict:
         return {}
 
     def cancel(self, ids: list[int]) -> None:

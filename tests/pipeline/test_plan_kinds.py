@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engine.backends.local import ProcessBackend
-from pipeline.engine.task import Kind
+from pipeline.engine.task import ResourceRequest
 from pipeline.recipe import load_recipe
 from pipeline.run import run_recipe
 from stages.stage import cpu_tag
@@ -43,7 +43,7 @@ class Noting(ProcessBackend):
 
     def __init__(self, *args, **kw):
         super().__init__(*args, **kw)
-        self.kinds: dict[str, set[Kind]] = {}
+        self.kinds: dict[str, set[ResourceRequest]] = {}
 
     def submit(self, assignment):
         self.kinds.setdefault(assignment.spec.node, set()).add(assignment.spec.kind)

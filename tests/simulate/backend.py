@@ -21,7 +21,7 @@ from pipeline.engine.messages import (
     Returned,
     TaskStatus,
 )
-from pipeline.engine.task import Kind, TaskSpec
+from pipeline.engine.task import ResourceRequest, TaskSpec
 from pipeline.store.records import FileInfo, PartRecord
 from tests.simulate.faults import Odds
 from tests.simulate.plan import FILE, ROWS, STAGE, data_of
@@ -74,7 +74,7 @@ class SimBackend:
     def slots(self) -> int:
         return NODES * SLOTS
 
-    def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
+    def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
         return {}
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:

@@ -12,15 +12,15 @@ MISSES = 2               # in a row, until somebody is told
 log = logging.getLogger("tokenmill")
 
 
-def mind_head(address: str) -> threading.Event:
+def watch_head(address: str) -> threading.Event:
     """Say it when nothing answers at HOST:PORT any more: a minute later Ray ends this process, with words of its own,
     in the middle of whatever we do. The event that is returned ends the watch."""
     closed = threading.Event()
-    threading.Thread(target=_mind, args=(address, closed), name="head", daemon=True).start()
+    threading.Thread(target=_watch, args=(address, closed), name="head", daemon=True).start()
     return closed
 
 
-def _mind(address: str, closed: threading.Event) -> None:
+def _watch(address: str, closed: threading.Event) -> None:
     host, _, port = address.rpartition(":")
     missed = 0
     while not closed.wait(CHECK_S):

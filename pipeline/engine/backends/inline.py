@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.scratch import Scratch
 from pipeline.engine.messages import Assignment, Done, Event, Failed
-from pipeline.engine.task import Cursor, Kind
+from pipeline.engine.task import Cursor, ResourceRequest
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.engine.worker.faults import failure
 from pipeline.store.fs import Store
@@ -39,7 +39,7 @@ class InlineBackend:
     def slots(self) -> int:
         return 1
 
-    def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
+    def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
         return {}                                # nothing is limited here, so everything fits
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:

@@ -9,9 +9,9 @@ from typing import Any
 
 from pipeline.base import confinement
 from pipeline.base.clock import SYSTEM, Clock
-from pipeline.engine.backends.pools import Box, Turns, cannot, room_in
+from pipeline.engine.backends.pools import Capacity, StarvationGuard, cannot, room_in
 from pipeline.engine.messages import Assignment, Done, Event, Failed
-from pipeline.engine.task import Kind
+from pipeline.engine.task import ResourceRequest
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.limits import Limits
 from pipeline.engine.worker.supervisor import Supervisor
@@ -32,8 +32,8 @@ class ProcessBackend:
         self.limits, self.memory_mb, self._scratch, self._clock = limits, memory_mb, scratch, clock
         self.supervisor: Supervisor | None = None
         self._waiting: list[Assignment] = []         # assignments for the next poll
-        self.box: Box | None = None                  # what the supervisor can take
-        self._turns = Turns()
+        self.worker: Capacity | None = None                  # what the supervisor can take
+        self._guard = StarvationGuard()
 
     def start(self, memory_mb: int = 0) -> None:
         if self.supervisor is None:
@@ -43,35 +43,35 @@ class ProcessBackend:
                 log.warning("workers cannot be confined as they should be on this machine: %s", gaps)
             # nothing is reserved here: what declares more than is free just now runs alone
             machine = measure.memory_use()[1] >> 20
-            self.box = Box(self.slots, self.supervisor.memory_mb, len(self.supervisor.devices.names), cpu_tag(),
+            self.worker = Capacity(self.slots, self.supervisor.memory_mb, len(self.supervisor.devices.names), cpu_tag(),
                            largest_mb=max(machine, self.supervisor.memory_mb), shared=True)
 
-    def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
-        assert self.box is not None, "start() comes first"
-        self._turns.look([self.box], waiting, self._clock.now())
-        here = [(self.box.name, self.box.largest_mb, self.box.gpus, self.box.cpu)]
-        return {kind: cannot(kind, here) for kind in waiting if not self.box.takes(kind)}
+    def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
+        assert self.worker is not None, "start() comes first"
+        self._guard.look([self.worker], waiting, self._clock.now())
+        here = [(self.worker.name, self.worker.largest_mb, self.worker.gpus, self.worker.cpu)]
+        return {kind: cannot(kind, here) for kind in waiting if not self.worker.takes(kind)}
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
-        return room_in([self.box] if self.box else [], Kind(memory_mb, gpus, cpu))
+        return room_in([self.worker] if self.worker else [], ResourceRequest(memory_mb, gpus, cpu))
 
     def submit(self, assignment: Assignment) -> None:
-        assert self.box is not None, "start() comes first"
+        assert self.worker is not None, "start() comes first"
         self._waiting.append(assignment)
-        self.box.add(assignment.id, assignment.spec.kind)
+        self.worker.add(assignment.id, assignment.spec.kind)
 
     def cancel(self, ids: list[int]) -> None:
-        if self.box is not None:
-            self.box.remove(ids)
+        if self.worker is not None:
+            self.worker.remove(ids)
         self._waiting = [a for a in self._waiting if a.id not in ids]
         if self.supervisor is not None:
             self.supervisor.cancel(ids)
 
     def wait(self, timeout: float) -> list[Event]:
-        assert self.supervisor is not None and self.box is not None, "start() comes first"
+        assert self.supervisor is not None and self.worker is not None, "start() comes first"
         assignments, self._waiting = self._waiting, []
         events = self.supervisor.poll(assignments, timeout)
-        self.box.remove(e.id for e in events if isinstance(e, Done | Failed))
+        self.worker.remove(e.id for e in events if isinstance(e, Done | Failed))
         return events
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
@@ -81,4 +81,4 @@ class ProcessBackend:
         if self.supervisor is not None:
             self.supervisor.close()
             self.supervisor = None
-        self._waiting, self.box = [], None
+        self._waiting, self.worker = [], None

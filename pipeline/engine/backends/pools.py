@@ -1,9 +1,9 @@
 """What fits where: how much a supervisor can take, and how large a new one is. Pure arithmetic: no Ray, no process.
 
-A supervisor is a *box*: so many children at a time, so much memory that they may declare together, so many GPUs. On a
-cluster tasks with and without a GPU have boxes of their own, so that filters run beside a classifier and neither takes
-the other's place; a machine by itself is one box for everything (`shared`). A task is of a `Kind`; a box takes a kind
-when a single task of it fits.
+The `Capacity` of a worker (a supervisor with its children) is a number of children at a time, the memory they may
+declare together, and GPUs. On a cluster, tasks with and without a GPU have workers of their own, so that filters run
+beside a classifier and neither takes the other's place. A machine by itself is one worker for everything (`shared`).
+Tasks that declare the same `ResourceRequest` are of one kind. A worker takes a kind when a single task of it fits.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pipeline.engine.task import Kind
+from pipeline.engine.task import ResourceRequest
 
 OWN_MB = 300             # what a supervisor itself needs, beside its children
-CPUS_A_BOX = 16          # docs/contracts.md: Tasks and blame
-PATIENCE_S = 10.0        # a kind that never finds room waits this long before a box is kept for it
+CPUS_A_WORKER = 16          # docs/contracts.md: Tasks and blame
+PATIENCE_S = 10.0        # a kind that never finds room waits this long before a worker is kept for it
 
 
 def share(gpus: float) -> float:
@@ -32,7 +32,7 @@ def per_devices(devices: int, gpus: float) -> int:
 
 
 @dataclass
-class Box:
+class Capacity:
     """One supervisor. `open`: kinds of the assignments it has, by id, in the order it got them."""
 
     slots: int
@@ -42,32 +42,32 @@ class Box:
     name: str = "this machine"
     largest_mb: int = 0          # for a task that runs alone: more than `memory_mb` only where nothing is reserved
     shared: bool = False         # takes tasks with and without a GPU
-    open: dict[int, Kind] = field(default_factory=dict)
-    kept_for: Kind | None = None         # nothing else goes here until a task of this kind came
+    open: dict[int, ResourceRequest] = field(default_factory=dict)
+    reserved_for: ResourceRequest | None = None         # nothing else goes here until a task of this kind came
     _runs: int = 0               # of `open`, as the supervisor packs them; the others are at hand
     _memory: int = 0
     _gpus: float = 0.0
-    _capacity: dict[tuple[Kind, str], int] = field(default_factory=dict)
+    _capacity: dict[tuple[ResourceRequest, str], int] = field(default_factory=dict)
 
-    def takes(self, kind: Kind) -> bool:
+    def takes(self, kind: ResourceRequest) -> bool:
         """Whether a task of this kind can ever run here."""
         return (kind.memory_mb <= max(self.memory_mb, self.largest_mb)
                 and (not kind.cpu or self.cpu in ("", kind.cpu))
                 and (share(kind.gpus) <= self.gpus if kind.gpus else self.shared or not self.gpus))
 
-    def capacity(self, kind: Kind) -> int:
+    def capacity(self, kind: ResourceRequest) -> int:
         """Tasks of this kind that run at a time when nothing else does."""
         found = self._capacity.get((kind, self.cpu))
-        if found is None:                        # asked for every box and assignment: kept
+        if found is None:                        # asked for every worker and assignment: kept
             found = min(self.slots, max(1, self.memory_mb // max(kind.memory_mb, 1))) if self.takes(kind) else 0
             if kind.gpus:
                 found = min(found, per_devices(self.gpus, kind.gpus))
             self._capacity[kind, self.cpu] = found
         return found
 
-    def room(self, kind: Kind) -> int:
+    def room(self, kind: ResourceRequest) -> int:
         """Further tasks of this kind that would start at once."""
-        if self._runs >= self.slots or not self.capacity(kind) or self.kept_for not in (None, kind):
+        if self._runs >= self.slots or not self.capacity(kind) or self.reserved_for not in (None, kind):
             return 0
         by_memory = (self.memory_mb - self._memory) // max(kind.memory_mb, 1)
         free = min(self.slots - self._runs, by_memory if self._runs else max(1, by_memory))
@@ -80,15 +80,15 @@ class Box:
         return self._runs < self.slots
 
     @property
-    def at_hand(self) -> int:
+    def prefetched(self) -> int:
         """Assignments it has and cannot have started yet."""
         return len(self.open) - self._runs
 
-    def add(self, id: int, kind: Kind) -> None:
+    def add(self, id: int, kind: ResourceRequest) -> None:
         self.open[id] = kind
         self._pack()
-        if self.kept_for == kind:
-            self.kept_for = None
+        if self.reserved_for == kind:
+            self.reserved_for = None
 
     def remove(self, ids: Iterable[int]) -> set[int]:
         """Take out those of `ids` it has; returns them."""
@@ -108,57 +108,58 @@ class Box:
                 self._gpus += gpus
 
 
-B = TypeVar("B", bound=Box)
+B = TypeVar("B", bound=Capacity)
 
 
-def room_in(boxes: Sequence[Box], kind: Kind) -> int:
-    """`Backend.room_for` over several boxes: a full one does not make an idle one less idle."""
-    free = sum(b.room(kind) for b in boxes if b.has_slot)
+def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
+    """`Backend.room_for` over several workers: a full one does not make an idle one less idle."""
+    free = sum(b.room(kind) for b in workers if b.has_slot)
     if free:
         return free
-    at_hand = capacity = 0
-    for box in boxes:
-        if box.kept_for is None and (most := box.capacity(kind)):
-            at_hand, capacity = at_hand + box.at_hand, capacity + most
+    prefetched = capacity = 0
+    for worker in workers:
+        if worker.reserved_for is None and (most := worker.capacity(kind)):
+            prefetched, capacity = prefetched + worker.prefetched, capacity + most
     # one for each that could run, never more: it could wait for a long time there while others become free
-    return -at_hand if at_hand < capacity else -max(1, sum(b.slots for b in boxes))
+    return -prefetched if prefetched < capacity else -max(1, sum(b.slots for b in workers))
 
 
-def most_room(boxes: Sequence[B], kind: Kind) -> list[B]:
-    """The boxes an assignment of this kind may go to, best first: those that would start it at once, if there are any.
-    Equals stay in their order."""
-    rooms = [(-room, place, b) for place, b in enumerate(boxes) if b.has_slot and (room := b.room(kind))]
+def most_room(workers: Sequence[B], kind: ResourceRequest) -> list[B]:
+    """The workers an assignment of this kind may go to, best first: those that would start it at once, if there are
+    any. Equals stay in their order."""
+    rooms = [(-room, place, b) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     if rooms:
         return [b for _, _, b in sorted(rooms)]
-    return sorted((b for b in boxes if b.kept_for in (None, kind) and b.capacity(kind)), key=lambda b: b.at_hand)
+    able = [b for b in workers if b.reserved_for in (None, kind) and b.capacity(kind)]
+    return sorted(able, key=lambda b: b.prefetched)
 
 
-class Turns:
+class StarvationGuard:
     """Gives a large task its turn: where small ones take every bit that becomes free, one that needs more would never
-    find room. After PATIENCE_S without a single task of its kind at work, a box is kept free for it."""
+    find room. After PATIENCE_S without a single task of its kind at work, a worker is kept free for it."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
-        self._since: dict[Kind, float] = {}
+        self._since: dict[ResourceRequest, float] = {}
 
-    def look(self, boxes: Sequence[Box], waiting: Mapping[Kind, int], now: float) -> None:
-        at_work = {kind for b in boxes for kind in b.open.values()}
-        starved = [k for k in waiting if k not in at_work and any(b.takes(k) for b in boxes)
-                   and not any(b.room(k) for b in boxes)]
+    def look(self, workers: Sequence[Capacity], waiting: Mapping[ResourceRequest, int], now: float) -> None:
+        at_work = {kind for b in workers for kind in b.open.values()}
+        starved = [k for k in waiting if k not in at_work and any(b.takes(k) for b in workers)
+                   and not any(b.room(k) for b in workers)]
         self._since = {k: self._since.get(k, now) for k in starved}
-        for box in boxes:
-            if box.kept_for is not None and waiting.get(box.kept_for, 0) == 0:
-                box.kept_for = None
+        for worker in workers:
+            if worker.reserved_for is not None and waiting.get(worker.reserved_for, 0) == 0:
+                worker.reserved_for = None
         for kind, since in self._since.items():
-            if now - since < self.patience_s or any(b.kept_for == kind for b in boxes):
+            if now - since < self.patience_s or any(b.reserved_for == kind for b in workers):
                 continue
-            free = [b for b in boxes if b.takes(kind) and b.kept_for is None]
+            free = [b for b in workers if b.takes(kind) and b.reserved_for is None]
             if free:
-                min(free, key=lambda b: len(b.open)).kept_for = kind
+                min(free, key=lambda b: len(b.open)).reserved_for = kind
 
 
 @dataclass(frozen=True)
-class Shape:
+class ResourceShape:
     """What a new supervisor reserves: `memory_mb` with its own OWN_MB."""
 
     slots: int
@@ -168,17 +169,17 @@ class Shape:
 
 
 @dataclass
-class Free:
+class Available:
     """What of a node nobody has reserved."""
 
     cpus: int
     memory_mb: int
     gpus: int = 0
 
-    def less(self, shape: Shape) -> Free:
-        return Free(self.cpus - shape.cpus, self.memory_mb - shape.memory_mb, self.gpus - shape.gpus)
+    def less(self, shape: ResourceShape) -> Available:
+        return Available(self.cpus - shape.cpus, self.memory_mb - shape.memory_mb, self.gpus - shape.gpus)
 
-    def shape_for(self, kind: Kind, most: int = CPUS_A_BOX) -> Shape | None:
+    def shape_for(self, kind: ResourceRequest, most: int = CPUS_A_WORKER) -> ResourceShape | None:
         """The supervisor to start here for tasks of this kind: its CPUs (at most `most`) and their part of the memory,
         or more when one task needs more. With a GPU: all devices, and a CPU for each child if there are more. None when
         not a single task fits."""
@@ -191,14 +192,14 @@ class Free:
                 return None
             cpus = max(0, min(self.cpus - 1, children))      # one stays for tasks without a GPU
             memory = max(self.memory_mb * cpus // max(self.cpus, 1), children * kind.memory_mb + OWN_MB)
-            return Shape(children, cpus, min(memory, self.memory_mb), self.gpus)
-        cpus = min(self.cpus, CPUS_A_BOX, most)
+            return ResourceShape(children, cpus, min(memory, self.memory_mb), self.gpus)
+        cpus = min(self.cpus, CPUS_A_WORKER, most)
         if cpus < 1:
             return None
-        return Shape(cpus, cpus, max(need, self.memory_mb * cpus // self.cpus))
+        return ResourceShape(cpus, cpus, max(need, self.memory_mb * cpus // self.cpus))
 
 
-def needs(kind: Kind) -> str:
+def needs(kind: ResourceRequest) -> str:
     """What a task of this kind declares, in words."""
     words = [f"{kind.memory_mb:,} MB of memory"]
     if kind.gpus:
@@ -208,7 +209,7 @@ def needs(kind: Kind) -> str:
     return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
 
 
-def cannot(kind: Kind, places: Iterable[tuple[str, int, float, str]]) -> str:
+def cannot(kind: ResourceRequest, places: Iterable[tuple[str, int, float, str]]) -> str:
     """Why a kind fits nowhere, in words. `places`: (name, largest task in MB, GPUs, CPU tag or "") of every node."""
     found = sorted(places, key=lambda p: (p[1], p[2], p[0]))
     if not found:

@@ -37,9 +37,9 @@ from pipeline.engine.backends.fingerprint import (
     fingerprint,
     roots,
 )
-from pipeline.engine.backends.fleet import IDLE_S, NOTHING, Fleet, Host, Post
-from pipeline.engine.backends.head import mind_head
-from pipeline.engine.backends.pools import OWN_MB, Shape, most_room, room_in, share
+from pipeline.engine.backends.fleet import IDLE_S, NOTHING, Fleet, Host, WorkerSlot
+from pipeline.engine.backends.head import watch_head
+from pipeline.engine.backends.pools import OWN_MB, ResourceShape, most_room, room_in, share
 from pipeline.engine.driver.metrics import samples
 from pipeline.engine.messages import (
     ASSIGNMENTS,
@@ -55,7 +55,7 @@ from pipeline.engine.messages import (
     StatusReport,
     encode,
 )
-from pipeline.engine.task import Kind
+from pipeline.engine.task import ResourceRequest
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.limits import Limits
 from pipeline.engine.worker.supervisor import Supervisor
@@ -96,7 +96,7 @@ class SupervisorActor:
 
 
 @ray.remote(max_retries=0)
-def _wish() -> None:
+def _pending_task() -> None:
     """Work there is no room for, as an autoscaler sees it. Where it finds room it is gone at once, and it dies with the
     driver, which a standing request (`ray.autoscaler.sdk.request_resources`) would not."""
 
@@ -135,7 +135,7 @@ class RayBackend:
         self.fleet = Fleet(workers, idle_s=idle_s)
         self.nodes_lost = 0                           # supervisors that were ready and died
         self._keys: dict[int, str] = {}               # of the tasks of open assignments
-        self._wishes: dict[Kind, list[Any]] = {}
+        self._demand: dict[ResourceRequest, list[Any]] = {}
         self._given_back: list[Event] = []            # events for the next wait
         self._head: threading.Event | None = None     # ends the watch over it
         self._started = self._own = False
@@ -179,11 +179,11 @@ class RayBackend:
                 self.fleet.fit_s, self.fleet.idle_s = 0.0, None           # nobody else comes, and nobody else is there
             self._own = True
         if self._temp is None:
-            self._head = mind_head(ray.get_runtime_context().gcs_address)
+            self._head = watch_head(ray.get_runtime_context().gcs_address)
         if self._temp is None and self.store.local is not None:
             self._witness = f"runs/{WITNESS}{self._clock.new_id()}"    # a local path must be a shared one on a cluster
             self.store.write(self._witness, b"")
-        self.fleet.waiting = {Kind(max(self.child_memory_mb, memory_mb)): 1}       # until `expect` says more
+        self.fleet.waiting = {ResourceRequest(max(self.child_memory_mb, memory_mb)): 1}   # until `set_demand`
         self._print = fingerprint(self._libraries)    # now: who edits our files later must not pass for us
         self._started, self.fleet.alone_since = True, None
 
@@ -191,10 +191,10 @@ class RayBackend:
         """Take down our supervisors with their children and, if we started or attached it, our Ray."""
         if self._head is not None:
             self._head.set()
-        posts, self.fleet.posts = list(self.fleet.posts.values()), {}
+        worker_slots, self.fleet.worker_slots = list(self.fleet.worker_slots.values()), {}
         if ray.is_initialized():
-            self._wish_for({})
-            self._dismiss(posts, 5.0)
+            self._show_demand({})
+            self._dismiss(worker_slots, 5.0)
             if self._own:
                 ray.shutdown()
         if self._witness is not None:
@@ -209,30 +209,30 @@ class RayBackend:
     def slots(self) -> int:
         return sum(p.slots for p in self.fleet.usable)
 
-    def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
+    def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
         if set(waiting) - set(self.fleet.waiting):
             self._grown = float("-inf")               # somebody new: see to it now
-        return self.fleet.expect(waiting, self._clock.now())
+        return self.fleet.set_demand(waiting, self._clock.now())
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
-        return room_in(self.fleet.usable, Kind(memory_mb, gpus, cpu))
+        return room_in(self.fleet.usable, ResourceRequest(memory_mb, gpus, cpu))
 
     def submit(self, assignment: Assignment) -> None:
         spec = assignment.spec
         fitting = most_room(self.fleet.usable, spec.kind)
         # a second attempt beside a slow one is for another supervisor: that one may be what is slow
-        post = next((p for p in fitting if p.room(spec.kind) and all(self._keys[i] != spec.key for i in p.open)),
+        slot = next((p for p in fitting if p.room(spec.kind) and all(self._keys[i] != spec.key for i in p.open)),
                     fitting[0])
         self._keys[assignment.id] = spec.key
-        post.add(assignment.id, spec.kind)
-        post.unsent.append(assignment)
+        slot.add(assignment.id, spec.kind)
+        slot.unsent.append(assignment)
 
     def cancel(self, ids: list[int]) -> None:
-        for post in self.fleet.posts.values():
-            mine = self._settle(post, ids)
-            post.unsent = [a for a in post.unsent if a.id not in mine]
+        for slot in self.fleet.worker_slots.values():
+            mine = self._settle(slot, ids)
+            slot.unsent = [a for a in slot.unsent if a.id not in mine]
             if mine:
-                post.actor.cancel.remote(sorted(mine))     # after the poll in flight; what it finds may still come
+                slot.actor.cancel.remote(sorted(mine))     # after the poll in flight; what it finds may still come
 
     def wait(self, timeout: float) -> list[Event]:
         now = self._clock.now()
@@ -240,12 +240,12 @@ class RayBackend:
         if now - self._grown > GROW_S:
             self._grown = now
             self._grow(now)
-        self._dismiss([p for p in self.fleet.posts.values() if p.leaving and not p.open])
-        for post in self.fleet.posts.values():
-            if post.poll is None and post.open:
-                post.poll, post.polled = post.actor.poll.remote([encode(a) for a in post.unsent], POLL_S), now
-                post.unsent = []
-        polls = {p.poll: p for p in self.fleet.posts.values() if p.poll is not None}
+        self._dismiss([p for p in self.fleet.worker_slots.values() if p.leaving and not p.open])
+        for slot in self.fleet.worker_slots.values():
+            if slot.poll is None and slot.open:
+                slot.poll, slot.polled = slot.actor.poll.remote([encode(a) for a in slot.unsent], POLL_S), now
+                slot.unsent = []
+        polls = {p.poll: p for p in self.fleet.worker_slots.values() if p.poll is not None}
         events, self._given_back = self._given_back, []
         if not polls:
             self._check_any()
@@ -256,43 +256,43 @@ class RayBackend:
         if done:                                           # and all others that are ready by now
             done, _ = ray.wait(list(polls), num_returns=len(polls), timeout=0)
         for ref in done:
-            post = polls.pop(ref)
-            post.poll, post.late = None, False
+            slot = polls.pop(ref)
+            slot.poll, slot.late = None, False
             try:
                 answer = ray.get(ref)
             except RayError as e:
-                events += self._lost(post, cause(e), getattr(e, "preempted", False))
+                events += self._lost(slot, cause(e), getattr(e, "preempted", False))
                 continue
             try:
-                events += self._heard(post, [EVENTS.decode(e) for e in answer])
+                events += self._heard(slot, [EVENTS.decode(e) for e in answer])
             except ProtocolError as e:
-                events += self._lost(post, f"it does not speak the engine's protocol: {e}")
-        for post in polls.values():
-            silent = self._clock.now() - post.polled
-            late, post.late = post.late, post.ready and silent > POLL_S + LATE_S
-            if post.late and not late:
+                events += self._lost(slot, f"it does not speak the engine's protocol: {e}")
+        for slot in polls.values():
+            silent = self._clock.now() - slot.polled
+            late, slot.late = slot.late, slot.ready and silent > POLL_S + LATE_S
+            if slot.late and not late:
                 log.warning("the workers on node %s have not answered for %.0f s; what they hold goes to others in "
                             "%.0f s unless they do: see whether that machine, or the network to it, stands still",
-                            post.host, silent, SILENT_S - silent)
-            if post.late and silent > SILENT_S:
-                events += self._lost(post, f"it has not answered for {silent:.0f} s")
+                            slot.host, silent, SILENT_S - silent)
+            if slot.late and silent > SILENT_S:
+                events += self._lost(slot, f"it has not answered for {silent:.0f} s")
         self._check_any()
         return events
 
-    def _heard(self, post: Post, events: list[Event]) -> list[Event]:
+    def _heard(self, slot: WorkerSlot, events: list[Event]) -> list[Event]:
         for event in events:
             match event:
                 case Ready():
-                    self._greet(post, event)
+                    self._greet(slot, event)
                 case StatusReport(running):
-                    post.running = {status.id for status in running}
+                    slot.running = {status.id for status in running}
                 case Done(id) | Failed(id):
-                    self._settle(post, [id])
+                    self._settle(slot, [id])
         return [e for e in events if not isinstance(e, Ready)]
 
-    def _settle(self, post: Post, ids: Iterable[int]) -> set[int]:
+    def _settle(self, slot: WorkerSlot, ids: Iterable[int]) -> set[int]:
         """Assignments it need not see to any more; returns those of `ids` it had."""
-        mine = post.remove(ids)
+        mine = slot.remove(ids)
         for i in mine:
             self._keys.pop(i, None)
         return mine
@@ -320,10 +320,10 @@ class RayBackend:
     def _grow(self, now: float) -> None:
         """Carry out what the fleet decides. A supervisor gets work only once it has answered."""
         orders = self.fleet.plan(self._hosts(), now)
-        for post in orders.leave:
-            self._vacate(post)
-        settled = all(p.ready and not p.leaving for p in self.fleet.posts.values()) and not orders.start
-        self._wish_for(orders.wishes if settled and self._temp is None else {})
+        for slot in orders.leave:
+            self._vacate(slot)
+        settled = all(p.ready and not p.leaving for p in self.fleet.worker_slots.values()) and not orders.start
+        self._show_demand(orders.demand if settled and self._temp is None else {})
         for host, number, shape in orders.start:
             self._spawn(host, number, shape)
 
@@ -337,13 +337,13 @@ class RayBackend:
             if not info["Alive"]:
                 continue
             id, total = info["NodeID"], info["Resources"]
-            ours = [p.shape for p in self.fleet.posts.values() if p.host == id]
+            ours = [p.shape for p in self.fleet.worker_slots.values() if p.host == id]
             used = {r: total.get(r, 0.0) - free.get(id, total).get(r, 0.0) for r in ("CPU", "memory", "GPU")}
-            others = Shape(0, max(0, round(used["CPU"]) - sum(s.cpus for s in ours)),
+            others = ResourceShape(0, max(0, round(used["CPU"]) - sum(s.cpus for s in ours)),
                            max(0, (int(used["memory"]) >> 20) - sum(s.memory_mb for s in ours)),
                            max(0, round(used["GPU"]) - sum(s.gpus for s in ours)))
-            if self._wishes and not ours:
-                others = NOTHING                       # a node that just came runs our wishes for a moment
+            if self._demand and not ours:
+                others = NOTHING                       # a node that just came runs our demand for a moment
             name = f"{info.get('NodeManagerHostname') or info['NodeManagerAddress']} ({id[:8]})"
             memory, largest = int(total.get("memory", 0)) >> 20, None
             if self._temp is not None:                 # this machine alone: nothing is reserved, it is measured
@@ -361,23 +361,23 @@ class RayBackend:
             self._memory_mb = max(2 * OWN_MB, int(self.limits.memory_share * total - used) >> 20)
         return self._memory_mb
 
-    def _spawn(self, host: Host, number: int, shape: Shape) -> None:
-        post = self.fleet.post(host, number, shape)
+    def _spawn(self, host: Host, number: int, shape: ResourceShape) -> None:
+        slot = self.fleet.slot(host, number, shape)
         actors: Any = SupervisorActor          # what the decorator made of the class
-        post.actor = actors.options(
+        slot.actor = actors.options(
             num_cpus=shape.cpus, num_gpus=shape.gpus, memory=None if self._temp else shape.memory_mb << 20,
             scheduling_strategy=NodeAffinitySchedulingStrategy(host.id, soft=False),
-        ).remote(self.store.root, shape.slots, self.limits.to_json(), memory_mb=post.memory_mb, scratch=self.scratch,
+        ).remote(self.store.root, shape.slots, self.limits.to_json(), memory_mb=slot.memory_mb, scratch=self.scratch,
                  libraries=self._libraries, witness=self._witness)
-        post.poll, post.polled = post.actor.poll.remote([], 0.0), self._clock.now()
-        post.started = post.idle_since = post.polled
-        self.fleet.posts[host.id, number] = post
+        slot.poll, slot.polled = slot.actor.poll.remote([], 0.0), self._clock.now()
+        slot.started = slot.idle_since = slot.polled
+        self.fleet.worker_slots[host.id, number] = slot
 
-    def _greet(self, post: Post, ready: Ready) -> None:
+    def _greet(self, slot: WorkerSlot, ready: Ready) -> None:
         """The first answer of a supervisor: may it work?"""
         assert self._print is not None, "start() comes first"
         ours, theirs = self._print, ready.fingerprint
-        post.fingerprint = theirs
+        slot.fingerprint = theirs
         wrong = differences(ours, theirs)
         if wrong and theirs.code == code_hash(roots()) != ours.code:
             wrong.append("which is what stands here by now: the code was changed since this run began; run again")
@@ -385,75 +385,75 @@ class RayBackend:
             wrong.append(f"it does not see the store {self.store.root}; put the store on a file system that all nodes "
                          f"share, or on object storage")
         if wrong:
-            self.fleet.refused[post.name] = "; ".join(wrong)
-            log.warning("node %s is refused: %s", post.name, self.fleet.refused[post.name])
-            self._dismiss([p for p in self.fleet.posts.values() if p.host == post.host])
+            self.fleet.refused[slot.name] = "; ".join(wrong)
+            log.warning("node %s is refused: %s", slot.name, self.fleet.refused[slot.name])
+            self._dismiss([p for p in self.fleet.worker_slots.values() if p.host == slot.host])
             return
         gaps = confinement.missing(ready.confinement)
         if gaps and gaps not in self._gaps:
             self._gaps.add(gaps)
-            log.warning("workers cannot be confined as they should be on node %s and others: %s", post.name, gaps)
-        self.fleet.tags[post.host] = theirs.cpu
-        for p in self.fleet.posts.values():
-            if p.host == post.host:
+            log.warning("workers cannot be confined as they should be on node %s and others: %s", slot.name, gaps)
+        self.fleet.tags[slot.host] = theirs.cpu
+        for p in self.fleet.worker_slots.values():
+            if p.host == slot.host:
                 p.cpu = theirs.cpu
-        self.fleet.greeted(post, self._clock.now())
+        self.fleet.greeted(slot, self._clock.now())
 
-    def _vacate(self, post: Post) -> None:
+    def _vacate(self, slot: WorkerSlot) -> None:
         """Give it no more work; what it has not begun goes back at once, and it goes when the rest is done."""
-        post.leaving = True
-        waiting = set(post.open) - post.running
+        slot.leaving = True
+        waiting = set(slot.open) - slot.running
         if waiting:
-            why = f"node {post.name} is drained" if post.drained else f"node {post.name} makes way"
+            why = f"node {slot.name} is drained" if slot.drained else f"node {slot.name} makes way"
             self._given_back.append(Returned(tuple(sorted(waiting)), why))
             self.cancel(sorted(waiting))
-        if post.drained:
-            log.warning("node %s is drained: %d tasks finish there, %d go elsewhere", post.name, len(post.open),
+        if slot.drained:
+            log.warning("node %s is drained: %d tasks finish there, %d go elsewhere", slot.name, len(slot.open),
                         len(waiting))
 
-    def _lost(self, post: Post, why: str, preempted: bool = False) -> list[Event]:
+    def _lost(self, slot: WorkerSlot, why: str, preempted: bool = False) -> list[Event]:
         """A supervisor is gone: what it had goes back to the scheduler; another one follows when there is room."""
-        self.nodes_lost += post.ready
-        ids, unsent = sorted(post.open), {a.id for a in post.unsent}
-        free = ids if preempted or post.drained else [i for i in ids if i in unsent]
-        words = f"node {post.name} lost its supervisor: {why}"
+        self.nodes_lost += slot.ready
+        ids, unsent = sorted(slot.open), {a.id for a in slot.unsent}
+        free = ids if preempted or slot.drained else [i for i in ids if i in unsent]
+        words = f"node {slot.name} lost its supervisor: {why}"
         log.warning("%s", words)
-        self._settle(post, ids)
-        self._drop(post)
-        if not (preempted or post.drained):
-            self.fleet.died(post, self._clock.now(), why)
+        self._settle(slot, ids)
+        self._drop(slot)
+        if not (preempted or slot.drained):
+            self.fleet.died(slot, self._clock.now(), why)
         lost = [i for i in ids if i not in free]
         return [*([Returned(tuple(free), words)] if free else []), *([Lost(tuple(lost), words)] if lost else [])]
 
-    def _drop(self, post: Post) -> None:
-        self.fleet.posts.pop((post.host, post.number), None)
+    def _drop(self, slot: WorkerSlot) -> None:
+        self.fleet.worker_slots.pop((slot.host, slot.number), None)
         self._grown = self._clock.now() - GROW_S + 0.5          # look for a place again soon
         with contextlib.suppress(RayError):
-            ray.kill(post.actor)
+            ray.kill(slot.actor)
 
-    def _dismiss(self, posts: list[Post], patience_s: float = 2.0) -> None:
+    def _dismiss(self, worker_slots: list[WorkerSlot], patience_s: float = 2.0) -> None:
         """Let supervisors clear up, then end them."""
-        closing = [p.actor.close.remote() for p in posts if p.fingerprint]
+        closing = [p.actor.close.remote() for p in worker_slots if p.fingerprint]
         if closing:
             with contextlib.suppress(RayError):
                 ray.wait(closing, num_returns=len(closing), timeout=patience_s)
-        for post in posts:
-            self._drop(post)
+        for slot in worker_slots:
+            self._drop(slot)
 
-    def _wish_for(self, wishes: Mapping[Kind, int]) -> None:
+    def _show_demand(self, demand: Mapping[ResourceRequest, int]) -> None:
         """Show the autoscaler as much work without room as there is."""
-        for kind in {*self._wishes, *wishes}:
-            pending = self._wishes.pop(kind, [])
+        for kind in {*self._demand, *demand}:
+            pending = self._demand.pop(kind, [])
             if pending:
                 _, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
-            wanted = wishes.get(kind, 0)
+            wanted = demand.get(kind, 0)
             for ref in pending[wanted:]:
                 ray.cancel(ref)
             need = {"num_cpus": 0 if kind.gpus else 1, "num_gpus": share(kind.gpus) if kind.gpus else 0,
                     "memory": kind.memory_mb + OWN_MB << 20}
-            pending = pending[:wanted] + [_wish.options(**need).remote() for _ in range(wanted - len(pending))]
+            pending = pending[:wanted] + [_pending_task.options(**need).remote() for _ in range(wanted - len(pending))]
             if pending:
-                self._wishes[kind] = pending
+                self._demand[kind] = pending
 
     def _check_any(self) -> None:
         """Raise NoNodes when waiting any longer makes no sense."""

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import overload
 
 from pipeline.base.prf import prf
-from pipeline.engine.task import Kind, TaskSpec
+from pipeline.engine.task import ResourceRequest, TaskSpec
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import scratch_database
 
@@ -103,7 +103,7 @@ class TaskQueue:
         self._batches: dict[int, Batch] = {}
         self._serial = 0
         #: tasks waiting to be dispatched, by what they declare
-        self.waiting: dict[Kind, int] = {}
+        self.waiting: dict[ResourceRequest, int] = {}
 
     def __len__(self) -> int:
         """Tasks that were read from their batches and wait to be dispatched."""
@@ -155,7 +155,7 @@ class TaskQueue:
                          (*kind, rank, spec.key, json.dumps(spec.to_json())))
         self.waiting[kind] = self.waiting.get(kind, 0) + 1
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[ResourceRequest]:
         """Kinds of the waiting tasks, the kind with the first one first."""
         heads = []
         for kind in self.waiting:
@@ -164,7 +164,7 @@ class TaskQueue:
             heads.append((found, kind))
         return [kind for _, kind in sorted(heads)]
 
-    def pop(self, kind: Kind) -> TaskSpec:
+    def pop(self, kind: ResourceRequest) -> TaskSpec:
         """The next task of a kind."""
         rank, key, spec = self._db.execute("SELECT rank, key, spec FROM todo WHERE memory = ? AND gpus = ? AND cpu = ? "
                                            "ORDER BY rank, key LIMIT 1", kind).fetchone()

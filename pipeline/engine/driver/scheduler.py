@@ -45,7 +45,7 @@ from pipeline.engine.messages import (
     TaskStatus,
     skips,
 )
-from pipeline.engine.task import Kind, TaskSpec
+from pipeline.engine.task import ResourceRequest, TaskSpec
 from pipeline.engine.worker.faults import gist
 from pipeline.store.errors import StoreError, remedy_of
 from pipeline.store.log import attempt_name
@@ -71,7 +71,7 @@ class Backend(Protocol):
     def slots(self) -> int:
         """Tasks that can run at the same time right now."""
 
-    def expect(self, waiting: Mapping[Kind, int]) -> Mapping[Kind, str]:
+    def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
         """Tasks that wait, by kind: what to get workers for. Returns the kinds that can never run here, and why."""
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
@@ -379,7 +379,7 @@ class Scheduler:
     # -- dispatch ------------------------------------------------------------------------------------------------
     def _hand_out(self) -> None:
         waiting = Counter(self._queue.waiting) + Counter(s.kind for s in self._again)
-        for kind, why in self.backend.expect(waiting).items():
+        for kind, why in self.backend.set_demand(waiting).items():
             raise CannotRun(next((s for s in self._again if s.kind == kind), None) or self._queue.pop(kind), why)
         for _ in range(len(self._again)):
             spec = self._again.popleft()
@@ -397,7 +397,7 @@ class Scheduler:
         if not (len(self._queue) or self._again or self._queue.unread):
             self._double_stragglers(idle=True)
 
-    def _has_room(self, kind: Kind) -> bool:
+    def _has_room(self, kind: ResourceRequest) -> bool:
         """One task a slot; and one more at hand for each slot while there is plenty, so that a slot never waits for us.
         Near the end nothing is held at hand: it would sit behind a long task while another slot is idle."""
         room, slots = self.backend.room_for(*kind), self.backend.slots

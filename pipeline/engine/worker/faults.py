@@ -1,6 +1,6 @@
 """Who killed the child? Two strikes and a probe, before any document is condemned (docs/contracts.md: Tasks and blame).
 
-Everything here is pure: `classify` reads an exit status, `Inquest` is the state of one attempt's inquiry. The
+Everything here is pure: `classify` reads an exit status, `CrashTriage` is the state of one attempt's inquiry. The
 supervisor feeds it deaths and does what it says next.
 
 1. A child dies at rows [a, b] for a reason that can be a document's fault (a crash, CPU time, memory).
@@ -134,7 +134,7 @@ class GaveUp(Exception):
 
 
 @dataclass
-class Inquest:
+class CrashTriage:
     """One attempt of one task, over as many children as it takes.
 
     `mode` says what the next child does: "run" the partition, "replay" rows one by one, "probe" a suspect, or "read"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline.engine.backends.pools import share
 from pipeline.engine.messages import Assignment
 from pipeline.engine.task import TaskSpec
-from pipeline.engine.worker.faults import Inquest
+from pipeline.engine.worker.faults import CrashTriage
 from pipeline.store.records import PartRecord
 
 
@@ -16,7 +16,7 @@ class Job:
     """An assignment on its way through one or more children."""
 
     assignment: Assignment
-    inquest: Inquest
+    triage: CrashTriage
     started: float = 0.0     # monotonic, when its first child got it
     rests: float = 0.0       # monotonic, until when it waits for the environment to recover
     overtaken: int = 0       # jobs that were behind it and started before it

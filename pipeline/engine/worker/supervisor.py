@@ -50,9 +50,9 @@ from pipeline.engine.worker.faults import (
     MEMORY,
     PRESSURE,
     STALLED,
+    CrashTriage,
     Fault,
     GaveUp,
-    Inquest,
     classify,
     describe,
 )
@@ -105,9 +105,9 @@ class Supervisor:
         """Take `assignments`, work, and return as soon as there is an event, after `timeout` seconds at the latest (at
         once when there is nothing to do)."""
         for assignment in assignments:
-            inquest = Inquest({s.row: (s.stage, s.reason) for s in assignment.skip},
+            triage = CrashTriage({s.row: (s.stage, s.reason) for s in assignment.skip},
                               max_condemned=self.limits.max_condemned)
-            self._queue.append(Job(assignment, inquest))
+            self._queue.append(Job(assignment, triage))
         deadline = self._clock.now() + timeout
         while True:
             self._start()
@@ -158,9 +158,9 @@ class Supervisor:
             child.node = job.spec.node
             job.started = job.started or self._clock.now()
             job.place, job.since, job.told = (-1, -1, -1), self._clock.now(), 0
-            inquest = job.inquest
-            child.give(job, Work(job.spec, job.assignment.attempt, self.store, child.scratch, skips(inquest.skip),
-                                 inquest.rows, inquest.file, 1 if inquest.rows else inquest.batch_rows))
+            triage = job.triage
+            child.give(job, Work(job.spec, job.assignment.attempt, self.store, child.scratch, skips(triage.skip),
+                                 triage.rows, triage.file, 1 if triage.rows else triage.batch_rows))
 
     def _next(self) -> Job | None:
         """The job to start now: the first that fits. One that others overtook too often holds up all behind it, so that
@@ -192,7 +192,7 @@ class Supervisor:
 
     def _warm(self, job: Job) -> ChildProcess | None:
         """An idle child that may take the job."""
-        if job.fresh or job.inquest.fresh:
+        if job.fresh or job.triage.fresh:
             return None
         return next((c for c in self._children if not c.job and self._suits(c, job)), None)
 
@@ -275,7 +275,7 @@ class Supervisor:
                 self._failed(job, failure)
             case Finished(record):
                 try:
-                    if job.inquest.passed():
+                    if job.triage.passed():
                         self._events.append(Done(job.id, record))
                     else:
                         self._queue.appendleft(job)
@@ -288,7 +288,7 @@ class Supervisor:
     def _hindered(self, job: Job, message: str, traceback: str = "") -> None:
         """The environment kept it from its work: again in a while, or elsewhere."""
         try:
-            job.rests = self._clock.now() + job.inquest.hindered(message)
+            job.rests = self._clock.now() + job.triage.hindered(message)
             self._queue.append(job)
             self._events.append(Hindered(job.id, redact(message)))
         except GaveUp as e:
@@ -393,7 +393,7 @@ class Supervisor:
 
     # -- ending --------------------------------------------------------------------------------------------------
     def _died(self, child: ChildProcess, fault: Fault | None) -> None:
-        """A child is dead, or is to die for `fault`: ask the inquest what that means."""
+        """A child is dead, or is to die for `fault`: ask the triage what that means."""
         job = child.job
         self._bury(child)
         if job is None:
@@ -401,7 +401,7 @@ class Supervisor:
         cursor = child.last_position
         fault = fault or classify(child.returncode)
         try:
-            condemned = job.inquest.died(fault, cursor)
+            condemned = job.triage.died(fault, cursor)
             if condemned:
                 self._events.append(Quarantined(job.id, *condemned))
             self._queue.appendleft(job)

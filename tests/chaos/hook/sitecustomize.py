@@ -39,12 +39,12 @@ if _OURS and "CHAOS_LIMITS" in os.environ:
 if _OURS and "CHAOS_PATIENCE" in os.environ:
     from pipeline.engine.worker import faults
 
-    _init = faults.Inquest.__init__
+    _init = faults.CrashTriage.__init__
 
     def _impatient(self, *args, **kw):
         _init(self, *args, **{"max_environment": int(os.environ["CHAOS_PATIENCE"]), **kw})
 
-    faults.Inquest.__init__ = _impatient
+    faults.CrashTriage.__init__ = _impatient
 
 if _OURS and "CHAOS_STORAGE" in os.environ:
     from fsspec.registry import known_implementations
