@@ -111,8 +111,9 @@ small = cluster.add_node(num_cpus=2, memory=1500 << 20, **NODE)
 large = cluster.add_node(num_cpus=2, num_gpus=1, memory=6000 << 20, **NODE)
 backend = backend_at(cluster.address)
 greet = backend._greet
-def as_other(slot, theirs):                    # the small node says it has another type of CPU
-    greet(slot, {**theirs, "cpu": "arm-base"} if slot.host == small.node_id else theirs)
+def as_other(slot, ready):                     # the small node says it has another type of CPU
+    other = dataclasses.replace(ready, fingerprint=dataclasses.replace(ready.fingerprint, cpu="arm-base"))
+    greet(slot, other if slot.host == small.node_id else ready)
 backend._greet = as_other
 
 kinds = {"cpu": (8, 300, 0.0, ""), "gpu": (4, 500, 0.5, ""), "big": (2, 3000, 0.0, ""),
