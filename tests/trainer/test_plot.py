@@ -1,4 +1,4 @@
-"""loss.svg stays readable when steps are left out, skipped, or done again; and is not read anew every time."""
+"""loss.svg stays readable when updates are skipped, steps skipped, or done again; and is not read anew every time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from trainer.observe.plot import STREAMS, Story, StoryFile, stretches, svg, write_plot
+from trainer.observe.plot import STREAMS, stretches, svg, write_plot
+from trainer.observe.story import Story, StoryFile
 
 SVG = "{http://www.w3.org/2000/svg}"
 PHASES = [{"name": "all", "tokens": 1000, "lr": "stable"}]
@@ -24,7 +25,7 @@ def evaluation(number: int, streams: int = 2) -> dict:
 
 
 def story() -> list[dict]:
-    """100 steps: 20 and 21 left out with a monstrous loss; at 50 back to 40, to skip 45 to 48."""
+    """100 steps: the updates of 20 and 21 skipped with a monstrous loss; at 50 back to 40, to skip 45 to 48."""
     lines = [{"event": "start", "step": 0, "phases": PHASES}, evaluation(0)]
     lines += [step(n, skipped=True, loss=1e6) if n in (20, 21) else step(n) for n in range(1, 51)]
     lines += [evaluation(50), {"event": "rewind", "step": 40}]
@@ -65,7 +66,7 @@ def test_what_changed_nothing_is_marked_and_no_part_of_the_curve():
     assert len(points(curves["rate"][0])) == 96
     assert len(points(curves["held"][0])) == 2                       # the one of step 50 was made void
     said = "".join(e.text or "" for e in ET.fromstring(text).iter(SVG + "text"))
-    assert all(word in said for word in ("left out", "skipped", "went back", "s0", "s1"))
+    assert all(word in said for word in ("update skipped", "steps skipped", "went back", "s0", "s1"))
 
 
 def test_streams_have_curves_of_their_own_the_largest_first():
@@ -73,7 +74,7 @@ def test_streams_have_curves_of_their_own_the_largest_first():
     assert len(elements(svg(lines), "polyline")["stream"]) == STREAMS
     assert "stream" not in elements(svg([evaluation(0, 1)]), "polyline")         # one stream is the whole
     plain = svg([{"event": "start", "step": 0, "phases": PHASES}, step(1)])
-    assert "left out" not in plain and "went back" not in plain
+    assert "skipped" not in plain and "went back" not in plain
 
 
 def test_the_file_is_read_on_from_where_it_was_read_last(tmp_path):

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pipeline.base.humanize import count
 from trainer.data.step import Step
 from trainer.loop.run import Run
 from trainer.observe import hardware, mfu, norms
@@ -209,11 +210,3 @@ def each(streams: Mapping[str, Mapping[str, Any]]) -> str:
     return "   ".join(f"{name} {v['loss']:.3f}" + ("" if v.get("bits_per_byte") is None else
                                                    f" ({v['bits_per_byte']:.3f} bits/byte)")
                       for name, v in streams.items())
-
-
-def count(number: float) -> str:
-    """1234567 → '1.23M', 41.7 → '42'."""
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"

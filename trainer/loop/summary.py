@@ -12,7 +12,7 @@ from trainer.loop.generate import generate, load_tokenizer
 from trainer.loop.run import Run
 from trainer.model.transformer import Transformer
 from trainer.observe.goodput import Goodput
-from trainer.observe.plot import story_of
+from trainer.observe.story import story_of
 from trainer.parallel.world import World
 
 #: most tokens of a prompt

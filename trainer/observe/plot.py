@@ -1,4 +1,4 @@
-"""Loss and learning rate over tokens, phases marked, as one SVG file: our own writer, no plotting library.
+"""Loss and learning rate over tokens, phases marked, as one SVG file.
 
 The file carries its own light and dark colours (prefers-color-scheme) and no scripts, fonts or links.
 """
@@ -6,18 +6,17 @@ The file carries its own light and dark colours (prefers-color-scheme) and no sc
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from html import escape
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pipeline.base.humanize import count
+from pipeline.base.svg import Element, polyline, tag
 from trainer.base.files import replace
-from trainer.observe.metrics import parse
+from trainer.observe.story import Story, story_of
 
 WIDTH, LEFT, RIGHT = 860, 64, 20
 LOSS_TOP, LOSS_HEIGHT = 68, 250
@@ -51,76 +50,6 @@ def write_plot(out: Path) -> None:
     replace(out / "loss.svg", draw(story_of(out / "metrics.jsonl")))
 
 
-class Story:
-    """What the plot needs of a metrics.jsonl: a few numbers a step."""
-
-    def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        #: of every step: number, tokens after it, loss (NaN: none), learning rate (NaN: skipped)
-        self.number, self.tokens, self.loss, self.rate = (array("d") for _ in range(4))
-        self.skips: list[tuple[float, float]] = []                   # (number, tokens) of steps that changed nothing
-        self.passed: list[tuple[float, float]] = []                  # of steps that were not performed
-        self.rewinds: list[float] = []                               # tokens it went back to
-        self.evals: list[dict[str, Any]] = []
-        self.phases: list[dict[str, Any]] = []
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        event, number = line["event"], line["step"]
-        if event == "start":
-            self.begin()
-        if event in ("resume", "rewind"):
-            while self.number and self.number[-1] > number:
-                for column in (self.number, self.tokens, self.loss, self.rate):
-                    column.pop()
-            self.evals = [e for e in self.evals if e["step"] <= number]
-            self.skips, self.passed = ([at for at in marks if at[0] <= number] for marks in (self.skips, self.passed))
-        if event == "rewind":
-            self.rewinds.append(self.tokens[-1] if self.tokens else 0.0)
-        if event in ("start", "resume"):
-            self.phases = line.get("phases", [])
-        if event == "eval":
-            self.evals.append(dict(line))
-        if event == "step":
-            if line.get("skipped"):
-                (self.skips if "lr" in line else self.passed).append((number, line["tokens"]))
-            loss = None if line.get("skipped") else line["loss"]
-            for column, value in ((self.number, number), (self.tokens, line["tokens"]), (self.loss, loss),
-                                  (self.rate, line.get("lr"))):
-                column.append(math.nan if value is None else value)
-
-
-class StoryFile:
-    """The story of a metrics.jsonl. The file is read on from where it was read last, so that a plot of a million steps
-    does not take longer with every evaluation."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.offset, self.story = path, 0, Story()
-
-    def read(self) -> Story:
-        if self.path.stat().st_size < self.offset:                   # another file
-            self.offset, self.story = 0, Story()
-        with open(self.path, "rb") as f:
-            f.seek(self.offset)
-            for text in f:
-                if text.endswith(b"\n"):
-                    self.offset += len(text)
-                    if (line := parse(text.decode("utf-8", "replace"))) is not None:
-                        self.story.add(line)
-        return self.story
-
-
-def story_of(path: Path) -> Story:
-    """What a metrics.jsonl tells by now."""
-    return _file(path).read()
-
-
-@cache
-def _file(path: Path) -> StoryFile:
-    return StoryFile(path)
-
-
 def svg(lines: Iterable[Mapping[str, Any]]) -> str:
     """The plot of the lines of a metrics.jsonl."""
     story = Story()
@@ -136,8 +65,8 @@ def draw(story: Story) -> str:
     there = ~np.isnan(loss)
     points, losses = thin(tokens[there], loss[there]), loss[there]
     held = curves(evals)
-    entropy = evals[-1]["unigram_entropy"] if evals else None
-    low, high = span([*([losses.min(), losses.max()] if losses.size else []), *([entropy] if entropy else []),
+    entropy = [e["unigram_entropy"] for e in evals[-1:] if e["unigram_entropy"]]
+    low, high = span([*([losses.min(), losses.max()] if losses.size else []), *entropy,
                       *(v for curve in held.values() for _, v in curve)])
     known = np.flatnonzero(~np.isnan(rate))
     # the schedule has corners: thinned by picking, not by averaging
@@ -153,52 +82,54 @@ def draw(story: Story) -> str:
     def r(rate: float) -> float:
         return RATE_TOP + (1 - rate / (top_rate * 1.08)) * RATE_HEIGHT
 
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
-             f'height="{HEIGHT}" role="img" aria-label="Loss and learning rate over tokens"><style>{STYLE}</style>',
-             f'<rect class="bg" width="{WIDTH}" height="{HEIGHT}"/>']
+    streams = [name for name in held if name]
+    parts = [
+        tag("rect", class_="bg", width=WIDTH, height=HEIGHT),
+        *phase_bands(phases, x),
+        *skipped_bands(story, x),
+        *(gridline(y(v), f"{v:g}") for v in ticks(low, high, 6)),
+        *(gridline(r(v), f"{v:.2g}") for v in (0.0, top_rate)),
+        *(label("axis", x(v), HEIGHT - 24, count(v), text_anchor="middle") for v in ticks(0, total, 8)),
+        label("axis", WIDTH - RIGHT, HEIGHT - 8, "tokens", text_anchor="end"),
+        label("title", LEFT, 17, "Loss (nats/token)"), label("title", LEFT, RATE_TOP - 8, "Learning rate"),
+        curve("raw", points, x, y), curve("loss", smooth(points), x, y),
+        *(curve(f"stream s{i}", held[name], x, y) for i, name in enumerate(streams)),
+        curve("held", held[""], x, y),
+        *(tag("circle", class_="dot", cx=x(t), cy=y(v), r=3) for t, v in held[""]),
+        *(tag("line", class_="entropy", x1=LEFT, x2=WIDTH - RIGHT, y1=y(v), y2=y(v)) for v in entropy),
+        *(upright("skip", x(at), LOSS_TOP + LOSS_HEIGHT - 9, f"update of step {number:.0f} skipped")
+          for number, at in pick(story.skips)),
+        *(upright("rewind", x(at), LOSS_TOP, "went back to here") for at in story.rewinds),
+        curve("rate", rates, x, r),
+        *legend([("loss", "training"), ("held", "held-out"), ("entropy", "unigram entropy of held-out")], 17),
+        *legend([*((kind, text) for kind, text, marks in (
+            ("skip", "update skipped", story.skips), ("passed-key", "steps skipped", story.passed),
+            ("rewind", "went back", story.rewinds)) if marks),
+            *((f"stream s{i}", name[:16]) for i, name in enumerate(streams))], 33)]
+    return tag("svg", tag("style", Element(STYLE)), *(Element(f"\n{part}") for part in parts), Element("\n"),
+               xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", width=WIDTH, height=HEIGHT,
+               role="img", aria_label="Loss and learning rate over tokens") + "\n"
+
+
+def phase_bands(phases: Sequence[Mapping[str, Any]], x: Callable[[float], float]) -> Iterator[Element]:
+    """A band behind each phase, and its name where it fits."""
     at = 0
     for i, phase in enumerate(phases):
-        a, b = x(at), x(at + phase["tokens"])
-        parts.append(f'<rect class="{"phase" if i % 2 else "band"}" x="{a:.1f}" y="{LOSS_TOP - 24}" '
-                     f'width="{b - a:.1f}" height="{RATE_TOP + RATE_HEIGHT - LOSS_TOP + 24}"/>')
-        label = phase["name"] + (" ↘" if phase["lr"] == "decay" else "")
-        if b - a > 7 * len(label):
-            parts.append(f'<text class="name" x="{a + 6:.1f}" y="{LOSS_TOP - 9}">{escape(label)}</text>')
+        left, width = x(at), x(at + phase["tokens"]) - x(at)
+        yield tag("rect", class_="phase" if i % 2 else "band", x=left, y=LOSS_TOP - 24, width=width,
+                  height=RATE_TOP + RATE_HEIGHT - LOSS_TOP + 24)
+        name = phase["name"] + (" ↘" if phase["lr"] == "decay" else "")
+        if width > 7 * len(name):
+            yield label("name", left + 6, LOSS_TOP - 9, name)
         at += phase["tokens"]
-    for first, last in stretches(story.passed):
-        a = x(max((t for n, t in zip(story.number, story.tokens) if n < first[0]), default=0.0))
-        parts.append(f'<rect class="passed" x="{a:.1f}" y="{LOSS_TOP}" width="{max(1.0, x(last[1]) - a):.1f}" '
-                     f'height="{LOSS_HEIGHT}"><title>steps {first[0]:.0f} to {last[0]:.0f} skipped</title></rect>')
-    parts += [gridline(y(v), f"{v:g}") for v in ticks(low, high, 6)]
-    parts += [gridline(r(v), f"{v:.2g}") for v in (0.0, top_rate)]
-    for v in ticks(0, total, 8):
-        parts.append(f'<text class="axis" x="{x(v):.1f}" y="{HEIGHT - 24}" text-anchor="middle">{short(v)}</text>')
-    parts.append(f'<text class="axis" x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">tokens</text>')
-    parts.append(f'<text class="title" x="{LEFT}" y="17">Loss (nats/token)</text>'
-                 f'<text class="title" x="{LEFT}" y="{RATE_TOP - 8}">Learning rate</text>')
-    parts.append(line("raw", points, x, y))
-    parts.append(line("loss", smooth(points), x, y))
-    streams = [name for name in held if name]
-    for i, name in enumerate(streams):
-        parts.append(line(f"stream s{i}", held[name], x, y))
-    parts.append(line("held", held[""], x, y))
-    parts += [f'<circle class="dot" cx="{x(t):.1f}" cy="{y(v):.1f}" r="3"/>' for t, v in held[""]]
-    if entropy is not None:
-        level = y(entropy)
-        parts.append(f'<line class="entropy" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>')
-    for number, spot in pick(story.skips):
-        parts.append(f'<line class="skip" x1="{x(spot):.1f}" x2="{x(spot):.1f}" y1="{LOSS_TOP + LOSS_HEIGHT - 9}" '
-                     f'y2="{LOSS_TOP + LOSS_HEIGHT}"><title>step {number:.0f} left out</title></line>')
-    for spot in story.rewinds:
-        parts.append(f'<line class="rewind" x1="{x(spot):.1f}" x2="{x(spot):.1f}" y1="{LOSS_TOP}" '
-                     f'y2="{LOSS_TOP + LOSS_HEIGHT}"><title>went back to here</title></line>')
-    parts.append(line("rate", rates, x, r))
-    marks = [("skip", "left out", story.skips), ("passed-key", "skipped", story.passed),
-             ("rewind", "went back", story.rewinds)]
-    parts.append(legend([("loss", "training"), ("held", "held-out"), ("entropy", "unigram entropy of held-out")], 17))
-    parts.append(legend([*((kind, label) for kind, label, there in marks if there),
-                         *((f"stream s{i}", escape(name[:16])) for i, name in enumerate(streams))], 33))
-    return "\n".join(parts) + "\n</svg>\n"
+
+
+def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element]:
+    """A band over each run of steps that a rewind skipped, from the tokens of the step before it."""
+    for (first, _), (last, tokens) in stretches(story.passed):
+        left = x(max((t for n, t in zip(story.number, story.tokens) if n < first), default=0.0))
+        yield tag("rect", tag("title", f"steps {first:.0f} to {last:.0f} skipped"), class_="passed", x=left, y=LOSS_TOP,
+                  width=max(1.0, x(tokens) - left), height=LOSS_HEIGHT)
 
 
 def curves(evals: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
@@ -265,31 +196,30 @@ def smooth(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return out
 
 
-def line(kind: str, points: Sequence[tuple[float, float]], x: Callable[[float], float],
-         y: Callable[[float], float]) -> str:
-    text = " ".join(f"{x(t):.1f},{y(v):.1f}" for t, v in points if math.isfinite(v))
-    return f'<polyline class="{kind}" points="{text}"/>'
+def curve(kind: str, points: Sequence[tuple[float, float]], x: Callable[[float], float],
+          y: Callable[[float], float]) -> Element:
+    return polyline([(x(t), y(v)) for t, v in points if math.isfinite(v)], class_=kind)
 
 
-def gridline(y: float, label: str) -> str:
-    return (f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="axis" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+def label(kind: str, x: float, y: float, text: str, **attributes: str) -> Element:
+    return tag("text", text, class_=kind, x=x, y=y, **attributes)
 
 
-def legend(items: Sequence[tuple[str, str]], y: int) -> str:
-    """(class, label) from the right, on one line at `y`."""
-    parts, x = [], float(WIDTH - RIGHT)
-    for kind, label in reversed(items):
-        x -= 6.2 * len(label) + 4
-        parts.append(f'<text class="axis" x="{x:.0f}" y="{y}">{label}</text>')
-        parts.append(f'<line class="{kind}" x1="{x - 26:.0f}" x2="{x - 6:.0f}" y1="{y - 4}" y2="{y - 4}"/>')
+def upright(kind: str, x: float, top: float, title: str) -> Element:
+    """A line down to the bottom of the losses."""
+    return tag("line", tag("title", title), class_=kind, x1=x, x2=x, y1=top, y2=LOSS_TOP + LOSS_HEIGHT)
+
+
+def gridline(y: float, text: str) -> Element:
+    return Element(tag("line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
+                   + label("axis", LEFT - 6, y + 4, text, text_anchor="end"))
+
+
+def legend(items: Sequence[tuple[str, str]], y: int) -> Iterator[Element]:
+    """(class, text) from the right, on one line at `y`."""
+    x = float(WIDTH - RIGHT)
+    for kind, text in reversed(items):
+        x -= 6.2 * len(text) + 4
+        yield label("axis", x, y, text)
+        yield tag("line", class_=kind, x1=x - 26, x2=x - 6, y1=y - 4, y2=y - 4)
         x -= 40
-    return "".join(parts)
-
-
-def short(tokens: float) -> str:
-    """1500000 → '1.5M'."""
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if tokens >= size:
-            return f"{tokens / size:g}{unit}"
-    return f"{tokens:g}"

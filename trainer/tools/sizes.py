@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pipeline.base.humanize import count
 from tokenizer.mixture.curriculum import Phase
 from tokenizer.mixture.realised import plan as mixture
 from trainer.loop.run import Run
 from trainer.model.tensor import PLAN
 from trainer.observe.mfu import FORMULA, PEAKS, step_flops
-from trainer.observe.plot import short
 from trainer.tools.memory import FILL, MEMORY, estimate, measure, micro_batch, number_bytes, table
 
 
@@ -31,7 +31,7 @@ def plan(run: Run, ranks: int, machine: Machine = Machine(), measured: bool = Fa
              f"{model.heads} heads, {model.kv_heads} key/value heads, ffn {model.ffn}, vocabulary {vocab:,}"
              f"{', tied' if model.tie else ''})",
              f"optimiser  {run.config.optimizer.kind}, peak lr {run.config.optimizer.lr:g}, warm-up "
-             f"{short(schedule.warmup)} tokens" + (": longer than the training, which never gets to the peak; lower "
+             f"{count(schedule.warmup)} tokens" + (": longer than the training, which never gets to the peak; lower "
                                                    "train.schedule.warmup" if schedule.warmup > schedule.total else ""),
              f"total      {curriculum.tokens:,} tokens, {curriculum.steps:,} steps, {curriculum.samples:,} samples", "",
              f"{'phase':<12}{'steps':>9}{'tokens':>10}{'sequence':>10}{'batch':>10}{'lr from':>11}{'to':>10}"]
@@ -40,11 +40,11 @@ def plan(run: Run, ranks: int, machine: Machine = Machine(), measured: bool = Fa
         # of the first and of the last step, as the training takes them: at a step's middle
         ends = (at + phase.batch_at(0) * phase.sequence / 2, at + phase.tokens - phase.batch * phase.sequence / 2)
         first, last = (schedule.factor(t) * run.config.optimizer.lr for t in ends)
-        lines.append(f"{phase.name:<12}{phase.steps:>9,}{short(phase.tokens):>10}{phase.sequence:>10,}"
+        lines.append(f"{phase.name:<12}{phase.steps:>9,}{count(phase.tokens):>10}{phase.sequence:>10,}"
                      f"{batches(phase):>10}{first:>11.2e}{last:>10.2e}")
         at += phase.tokens
     lines += ["", f"{'phase':<12}{'stream':<24}{'share':>7}{'tokens':>10}{'epochs so far':>15}"]
-    lines += [f"{row['phase']:<12}{row['stream']:<24}{row['share']:>7.1%}{short(row['tokens']):>10}"
+    lines += [f"{row['phase']:<12}{row['stream']:<24}{row['share']:>7.1%}{count(row['tokens']):>10}"
               f"{row['epochs']:>15.2f}" for row in mixture(curriculum)]
     lines += ["", *idle] if (idle := run.unshared(ranks)) else []
     return "\n".join([*lines, "", *memory(run, ranks, machine, measured), "", *cost(run, ranks, machine)])
@@ -124,7 +124,7 @@ def cost(run: Run, ranks: int, machine: Machine) -> list[str]:
 
 def batches(phase: Phase) -> str:
     """Tokens of a step: '512k', or '64k→512k' when they grow."""
-    sizes = [short(batch * phase.sequence) for *_, batch in phase.stretches]
+    sizes = [count(batch * phase.sequence) for *_, batch in phase.stretches]
     return sizes[0] if len(sizes) == 1 else f"{sizes[0]}→{sizes[-1]}"
 
 
