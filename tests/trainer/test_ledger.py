@@ -47,9 +47,9 @@ def test_steps_that_have_been_performed_cannot_be_passed_over(ledger):
 
 def test_a_rewind_says_why_and_makes_what_came_after_unsound(ledger):
     ledger.declare([(5, 6)], 0)
-    ledger.rewind(37, (28, 36), 20, "step_00000020", "3 steps left out within 9")
+    ledger.rewind(37, (28, 36), 20, "step_00000020", "3 updates skipped within 9")
     assert passed(again(ledger)) == [5, *range(28, 36)]
-    assert ledger.why(28) == "3 steps left out within 9: went back from step 37 to 20"
+    assert ledger.why(28) == "3 updates skipped within 9: went back from step 37 to 20"
     line = json.loads(ledger.path.read_text().splitlines()[-1])
     assert {k: line[k] for k in ("event", "step", "steps", "back", "checkpoint")} == {
         "event": "rewind", "step": 37, "steps": [28, 36], "back": 20, "checkpoint": "step_00000020"}

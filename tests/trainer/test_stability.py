@@ -137,7 +137,7 @@ def reviewed(config: StabilityConfig, rows: list[StepRecord], parts: int = 1) ->
 def test_triggers(parts):
     skips = StabilityConfig(rewind=RewindConfig(TriggerConfig(skips=3, within=10), skip=40))
     rows = [seen(s, bad=s in (50, 55, 61, 64)) for s in range(41, 81)]
-    assert reviewed(skips, rows, parts) == Rewind(55, 64, 35, 75, "3 steps left out within 10", 5)
+    assert reviewed(skips, rows, parts) == Rewind(55, 64, 35, 75, "3 updates skipped within 10", 5)
     rows = [seen(s, bad=s in (50, 55, 60)) for s in range(41, 81)]
     assert reviewed(skips, rows, parts) is None
     above = StabilityConfig(rewind=RewindConfig(TriggerConfig(loss_above=0.5, for_=4), skip=9))

@@ -47,7 +47,7 @@ class SampleConfig:
 
 @dataclass(frozen=True)
 class TriggerConfig:
-    """Either of: `skips` steps left out `within` so many steps; a loss that lies `loss_above` nats over the mean of the
+    """Either of: `skips` updates skipped `within` so many steps; a loss over `loss_above` nats above the mean of the
     accepted steps before it, `for` so many steps on end. What is not given does not trigger."""
 
     skips: int | None = None
@@ -86,12 +86,12 @@ class RewindConfig:
 
 @dataclass(frozen=True)
 class StabilityConfig:
-    """A step is left out when its loss or gradient norm is no number or more than `sigma` standard deviations above
-    the mean of the last `window` accepted steps (null: only when no number). The rule rests until `warm` steps of the
-    phase have been accepted: a new mixture has another loss.
+    """The update of a step is skipped when its loss or gradient norm is no number, or more than `sigma` standard
+    deviations above the mean of the last `window` accepted steps (null: only when no number). The rule rests until
+    `warm` steps of the phase have been accepted: a new mixture has another loss.
 
-    Training ends with a report after `in_a_row` steps left out on end, or `most` within `window`. `worst_rows`: of how
-    many rows (samples) of each printed interval, those with the highest loss, worst_rows.jsonl keeps the loss.
+    Training ends with a report after `in_a_row` skipped updates in a row, or `most` within `window`. `worst_rows`: the
+    number of rows (samples) of each printed interval, those with the highest loss, that worst_rows.jsonl records.
     """
 
     sigma: float | None = 6.0

@@ -116,7 +116,7 @@ class MetricsBuffer:
         head, due = f"step {record.step:>6}/{self.steps}", self.meters.due(record.step)
         if record.bad:
             values |= {"skipped": True, "why": record.why}
-            self.say(f"{head}  left out: {record.why}")
+            self.say(f"{head}  update skipped: {record.why}")
         if due:
             values |= self.meters.interval(record.step, values)
         self.metrics.write("step", record.step, **values)

@@ -40,9 +40,9 @@ class SpikeDetector:
 
     def judge(self, phase: int, sums: Tensor, norm: Tensor) -> Tensor:
         """A step of the phase, from its sums over all ranks [2 · streams] (their nll, their counted targets) and its
-        gradient norm, 0-d. Returns [4] float64: 1 to leave it out or 0; the mean of the losses before it; the highest
-        loss and the highest norm that would have been accepted (NaN and infinity while there are too few). Never waits
-        for the device."""
+        gradient norm, 0-d. Returns [4] float64: 1 to skip the update or 0; the mean of the losses before it; the
+        highest loss and the highest norm that would have been accepted (NaN and infinity while there are too few).
+        Never waits for the device."""
         if phase != self.phase:
             self.phase = phase
             self.count.zero_()
@@ -88,7 +88,7 @@ class StepRecord(NamedTuple):
 
     @property
     def why(self) -> str:
-        """Why it was left out."""
+        """Why its update was skipped."""
         found = [f"{name} {value:.4g}" + (f" > {limit:.4g}" if value > limit and value < math.inf else "")
                  for name, value, limit in (("loss", self.loss, self.loss_limit), ("norm", self.norm, self.norm_limit))
                  if value is not None and (not value <= limit or value == math.inf)]
@@ -108,12 +108,12 @@ class Rewind:
 
 
 class StabilityMonitor:
-    """Watches the steps, in order, and says when leaving one out is not enough. A pure function of their numbers."""
+    """Watches the steps, in order, and says when skipping an update is not enough. A pure function of their numbers."""
 
     def __init__(self, config: StabilityConfig) -> None:
         self.config = config
-        #: numbers of the steps left out lately; how many steps on end the loss has been too high
-        self.left_out: list[int] = []
+        #: numbers of the steps whose update was skipped lately; how many steps on end the loss has been too high
+        self.skipped_updates: list[int] = []
         self.above = 0
 
     def review(self, steps: Iterable[StepRecord], reports: str) -> Rewind | None:
@@ -128,17 +128,17 @@ class StabilityMonitor:
     def _rewind(self, record: StepRecord) -> Rewind | None:
         """Take in a step; the rewind that it triggers."""
         keep = max(self.config.window, self.config.rewind.trigger.within if self.config.rewind else 0)
-        self.left_out = [s for s in self.left_out if s > record.step - keep] + [record.step] * record.bad
+        self.skipped_updates = [s for s in self.skipped_updates if s > record.step - keep] + [record.step] * record.bad
         if self.config.rewind is None:
             return None
         trigger, half = self.config.rewind.trigger, self.config.rewind.skip // 2
         if record.loss is not None and trigger.loss_above is not None:
             high = not record.loss <= record.mean + trigger.loss_above and not math.isnan(record.mean)
             self.above = self.above + 1 if high else 0
-        recent = [s for s in self.left_out if s > record.step - trigger.within]
+        recent = [s for s in self.skipped_updates if s > record.step - trigger.within]
         first, why = 0, ""
         if trigger.skips is not None and len(recent) >= trigger.skips:
-            first, why = recent[0], f"{len(recent)} steps left out within {trigger.within}"
+            first, why = recent[0], f"{len(recent)} updates skipped within {trigger.within}"
         elif trigger.loss_above is not None and self.above >= trigger.for_:
             first = record.step - self.above + 1
             why = (f"loss more than {trigger.loss_above:g} above the mean {record.mean:.3f} for {self.above} "
@@ -150,23 +150,23 @@ class StabilityMonitor:
                       self.config.rewind.budget)
 
     def _stop_if_diverged(self, record: StepRecord, reports: str) -> None:
-        left_out = self.left_out
-        row = next((i for i in range(len(left_out)) if left_out[-1 - i] != record.step - i), len(left_out))
-        many = len([s for s in self.left_out if s > record.step - self.config.window])
+        skipped = self.skipped_updates
+        row = next((i for i in range(len(skipped)) if skipped[-1 - i] != record.step - i), len(skipped))
+        many = len([s for s in self.skipped_updates if s > record.step - self.config.window])
         if record.bad and (row >= self.config.in_a_row or many >= self.config.most):
             count = f"{row} steps on end" if row >= self.config.in_a_row else \
                 f"{many} of the last {self.config.window} steps"
             raise TrainingError(
-                f"step {record.step}: {record.why}: training has diverged: {count} left out (train.stability). Look at "
-                f"`{reports} {self.left_out[-row]}`; skip the steps (train.skip), let it do so itself "
+                f"step {record.step}: {record.why}: training has diverged: {count} skipped (train.stability). Look at "
+                f"`{reports} {self.skipped_updates[-row]}`; skip the steps (train.skip), let it do so itself "
                 f"(train.stability.rewind), give the phases ahead a lower rate (tokenmill train edit, lr: {{peak: …}}) "
                 f"or lower train.optimizer.lr or lengthen the warm-up and start with another --out")
 
     def state(self) -> dict[str, Any]:
-        return {"left_out": self.left_out, "above": self.above}
+        return {"skipped": self.skipped_updates, "above": self.above}
 
     def load(self, state: dict[str, Any] | None) -> None:
-        self.left_out, self.above = (list(state["left_out"]), state["above"]) if state else ([], 0)
+        self.skipped_updates, self.above = (list(state["skipped"]), state["above"]) if state else ([], 0)
 
 
 def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, world: World,

@@ -60,7 +60,7 @@ METRICS = (
     Metric("gpu_power_watts", "gauge", "Power of all GPUs.", "gpu_power_w"),
     Metric("straggler_ratio", "gauge", "Time of a fixed piece of work: slowest rank over the median.",
            "straggler.ratio"),
-    Metric("skipped_steps_total", "counter", "Steps whose update was left out.", "skips"),
+    Metric("skipped_steps_total", "counter", "Steps whose update was skipped.", "skips"),
     Metric("spike_score_ratio", "gauge", "Share of the last 1000 steps out of all proportion.",
            "spike_score"),
     Metric("checkpoint_seconds", "gauge", "Time the last checkpoint took.", "checkpoint_s"),
