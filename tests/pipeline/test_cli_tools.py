@@ -235,14 +235,14 @@ def test_shards_name_the_mistake(site, tmp_path, tokenmill):
 
 
 # -- train -----------------------------------------------------------------------------------------------------------
-def test_train_is_handed_to_the_trainer(site, tmp_path):
+def test_train_is_handed_to_the_trainer(site, tmp_path, tokenmill):
     said = process("train", "--help")
     assert said.code == 0 and "usage: tokenmill train" in said.out and "plan" in said.out
     said = process("train", "run", "--help")
     assert said.code == 0 and "--stop-at" in said.out
-    said = process("train", "plan", "first", "--store", site / "store")
+    said = tokenmill("train", "plan", "first", "--store", site / "store")
     assert said.code == 0 and "anneal" in said.out, said.err
-    said = process("train", "run", site / "store/runs/first", "--out", tmp_path, "--stop-at", 1, "--device", "cpu",
+    said = tokenmill("train", "run", site / "store/runs/first", "--out", tmp_path, "--stop-at", 1, "--device", "cpu",
                    "--quiet")
     assert said.code == 0 and (tmp_path / "metrics.jsonl").is_file(), said.err
 
@@ -250,8 +250,8 @@ def test_train_is_handed_to_the_trainer(site, tmp_path):
 @pytest.mark.parametrize(("arguments", "text"), [([], "usage: tokenmill train"), (["nosuch"], "invalid choice"),
                                                  (["plan", "nosuch"], "no such file"),
                                                  (["run", "x", "--gpus", "2"], "need --address")])
-def test_train_with_bad_usage_exits_2(arguments, text):
-    said = process("train", *arguments)
+def test_train_with_bad_usage_exits_2(arguments, text, tokenmill):
+    said = tokenmill("train", *arguments)
     assert said.code == 2 and text in said.err and "Traceback" not in said.err
 
 

@@ -103,7 +103,7 @@ shards: {{web: {{from: kept, longest: 64, val: 0}}}}
 
 def run(folder: Path, load: str, store: str = "store", **env: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-m", "pipeline.cli", "run", str(recipe(folder, load)), "--store",
-                           str(folder / store), "--backend", "process", "--workers", "1", "--name", "first"],
+                           str(folder / store), "--backend", "inline", "--name", "first"],
                           cwd=ROOT, text=True, capture_output=True, timeout=600, check=False,
                           env={**os.environ, "COLUMNS": "1000", **env})
 
