@@ -86,7 +86,7 @@ class SettingsError(ValueError):
 
 class ProcessDied(Exception):
     """A process that a stage started for a document died of the signal `-returncode`, as subprocess has it. The engine
-    takes it as the death of its own worker: two strikes and a probe before the document is condemned, and nobody is
+    takes it as the death of its own worker: two crashes and a probe before the document is quarantined, and none is
     where the signal came from outside."""
 
     def __init__(self, message: str, returncode: int) -> None:

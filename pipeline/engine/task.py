@@ -255,7 +255,7 @@ class Out:
         #: contents of the parts this task reads (`ref_contents`): what its exchange files say they cover
         self.covers = tuple(covers)
         self.names: dict[str, dict[str, Any]] = {}
-        self.condemned: list[dict[str, Any]] = []
+        self.quarantined: list[dict[str, Any]] = []
 
     def path(self, name: str) -> str:
         """Local path to write the output file `name` to (e.g. 'kept.parquet')."""
@@ -282,9 +282,9 @@ class Out:
 
     def quarantine(self, row: int, id: str, stage: str, stage_key: str, reason: str,
                    file: Mapping[str, Any] | None = None) -> None:
-        """Note a document that was condemned (a crash, a hang, memory), or of an input `file` all behind one of its
+        """Note a document that was quarantined (a crash, a hang, memory), or of an input `file` all behind one of its
         records: it goes into the commit record and the log."""
-        self.condemned.append({"row": row, "id": id, "stage": stage, "stage_key": stage_key, "reason": reason,
+        self.quarantined.append({"row": row, "id": id, "stage": stage, "stage_key": stage_key, "reason": reason,
                                **({} if file is None else {"file": dict(file)})})
 
 

@@ -56,7 +56,7 @@ class DocumentPass:
             for name in out.names:
                 os.unlink(out.path(name))            # writers that are still open must not write into the new files
             out.names.clear()
-            out.condemned.clear()
+            out.quarantined.clear()
             return _Pass(inputs, cursor, out, replay=False).run()
 
 
@@ -82,7 +82,7 @@ class _Pass:
         self.chain = Chain(cursor, self.counters, until_drop)
         partition = Partition(inputs, cursor, out, self.steps, self.counters)
         self.batches: Iterator[Items] = partition.batches()
-        if replay and (earlier := Replay.of(inputs, self.steps, list(self.sides), self.chain, partition.condemned)):
+        if replay and (earlier := Replay.of(inputs, self.steps, list(self.sides), self.chain, partition.quarantined)):
             self.batches = earlier.settled(self.batches)
 
     def run(self) -> Counters:

@@ -75,7 +75,7 @@ class EncodePart:
 
 def encode_key(args: Mapping[str, Any]) -> str:
     """Key of encoding as a stage: what decides about the tokens of a text, whatever part or stream it is in. Under it
-    the log says which documents it condemned. `args`: those of an EncodePart."""
+    the log says which documents it quarantined. `args`: those of an EncodePart."""
     return task_key(ENCODE, {k: args[k] for k in ("tokenizer", "eos", "libraries")})
 
 
@@ -87,7 +87,7 @@ class _Encoding:
         self.tokenizer = _tokenizer(inputs, self.args["tokenizer"], self.args["eos"])
         self.key = encode_key(self.args)
         quarantined = unfold(self.args.get("$volatile", {}).get("quarantined", []), inputs.store.read)
-        self.condemned = {q["id"]: q for q in quarantined}
+        self.quarantined = {q["id"]: q for q in quarantined}
         self.splits = {name: _PartWriter(out, name) for name in SPLITS}
         self.quarantine = RowWriter(out.path(QUARANTINE), QUARANTINE_SCHEMA)
         self.counters: Counters = {name: _nothing() for name in SPLITS}
@@ -112,12 +112,12 @@ class _Encoding:
         lost: dict[int, tuple[str, str]] = {}           # place in the batch → (reason, detail)
         taken: list[int] = []
         for i, row in enumerate(batch.rows.tolist()):
-            if row in self.inputs.skip:                 # condemned at this key, by the log or in this very attempt
+            if row in self.inputs.skip:                 # quarantined at this key, by the log or in this very attempt
                 reason = self.inputs.skip[row].reason
                 self.out.quarantine(row, ids[i], STAGE, self.key, reason)
                 lost[i] = (reason, "")
-            elif ids[i] in self.condemned:              # in another part, or for another stream
-                lost[i] = (self.condemned[ids[i]]["reason"], "")
+            elif ids[i] in self.quarantined:              # in another part, or for another stream
+                lost[i] = (self.quarantined[ids[i]]["reason"], "")
             elif self.inputs.only is None or row in self.inputs.only:
                 if _near_held_out(ids[i], metas[i], self.args["val"]):
                     self.counters["near_held_out"] += 1

@@ -77,14 +77,14 @@ Items = list[tuple[int, Item]]
 
 
 class Partition:
-    """`condemned`: entries of the log, by document, about those that killed or hung a process at a stage of `steps`."""
+    """`quarantined`: entries of the log, by document, of those that killed or hung a process at a stage of `steps`."""
 
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, steps: Sequence[Step], counters: Counters) -> None:
         self.inputs, self.cursor, self.out, self.steps, self.counters = inputs, cursor, out, steps, counters
         self.args = inputs.args
         quarantined = unfold(self.args.get("$volatile", {}).get("quarantined", []), inputs.store.read)
         keys, reader = {step.key for step in steps}, self.args.get("reader", {}).get("key")
-        self.condemned = {entry["id"]: entry for entry in quarantined if entry["stage_key"] in keys}
+        self.quarantined = {entry["id"]: entry for entry in quarantined if entry["stage_key"] in keys}
         self._bad_files = [entry for entry in quarantined if "file" in entry and entry["stage_key"] == reader]
         self._skip = {row: fault for row, fault in inputs.skip.items() if fault.stage > READING}
         self._reader: Reader | None = None
@@ -110,7 +110,7 @@ class Partition:
         if "source" in self.args:
             self.counters["read"][self.args["source"]] = read
         where, only, records = Taken(self.args.get("where")), self.inputs.only, 0
-        suspects = bool(self._skip or self.condemned)
+        suspects = bool(self._skip or self.quarantined)
         for row, record in self._records():
             if isinstance(record, Removed):
                 if only is None:
@@ -124,7 +124,7 @@ class Partition:
                 continue
             if isinstance(record, Document):
                 size = self._count_in(record)
-                yield row, (self._condemned_before(row, record) if suspects else None) or record, size
+                yield row, (self._quarantined_before(row, record) if suspects else None) or record, size
             elif isinstance(record, Skipped):
                 count(read["skipped"], record.reason, 1)
             else:
@@ -174,15 +174,15 @@ class Partition:
         into["bytes"] += size
         return size
 
-    def _condemned_before(self, row: int, doc: Document) -> Quarantined | None:
-        """The quarantine entry of a document that a supervisor condemned in this attempt (`Inputs.skip`), or the log
+    def _quarantined_before(self, row: int, doc: Document) -> Quarantined | None:
+        """The quarantine entry of a document that a supervisor quarantined in this attempt (`Inputs.skip`), or the log
         did in an earlier one; None for any other."""
         if row in self._skip:
             fault = self._skip[row]
             step = self.steps[fault.stage] if 0 <= fault.stage < len(self.steps) else self.steps[0]
             self.out.quarantine(row, doc.id, step.name, step.key, fault.reason)
             return Quarantined(doc.id, doc.source, doc.locator, step.name, fault.reason)
-        if doc.id in self.condemned:
-            entry = self.condemned[doc.id]
+        if doc.id in self.quarantined:
+            entry = self.quarantined[doc.id]
             return Quarantined(doc.id, doc.source, doc.locator, entry["stage"], entry["reason"])
         return None

@@ -66,10 +66,10 @@ def _needs(reader: Reader, piece: Slice | None, size: int,
 
 class SourceFiles:
     """Iterates (row, record) over the slices of a document pass; announces each on the crash cursor before it is read.
-    `condemned`: entries of the log about files of this reader."""
+    `quarantined`: entries of the log about files of this reader."""
 
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, counters: Counters,
-                 condemned: Iterable[dict[str, Any]]) -> None:
+                 quarantined: Iterable[dict[str, Any]]) -> None:
         self.inputs, self.cursor, self.out, self.counters = inputs, cursor, out, counters
         args = inputs.args
         self.source: str = args["source"]
@@ -79,10 +79,10 @@ class SourceFiles:
             (arg, Slice(self.source, arg["$file"], arg.get("start", 0), arg.get("stop"), arg.get("ordinal", 0)))
             for arg in args["slices"]]
         self._at: Slice | None = None                # of which the next record comes
-        self.condemned: dict[str, list[Stop]] = {}
-        for entry in condemned:
+        self.quarantined: dict[str, list[Stop]] = {}
+        for entry in quarantined:
             file = entry["file"]
-            self.condemned.setdefault(_identity(file), []).append((file["records"], entry["reason"]))
+            self.quarantined.setdefault(_identity(file), []).append((file["records"], entry["reason"]))
 
     def __iter__(self) -> Iterator[tuple[int, Document | BadRecord]]:
         row = 0
@@ -162,7 +162,7 @@ class SourceFiles:
         arg, slice = piece
         identity = {"path": slice.path, "size": arg["size"], "etag": arg["etag"], "start": slice.start,
                     "stop": slice.stop}
-        stops = dict(self.condemned.get(_identity(identity), ()))
+        stops = dict(self.quarantined.get(_identity(identity), ()))
         for at, fault in self.inputs.skip.items():
             if fault.stage == READING - file:
                 read = max(0, at - row)

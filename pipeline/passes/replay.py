@@ -71,9 +71,9 @@ class Replay:
 
     @classmethod
     def of(cls, inputs: Inputs, steps: Sequence[Step], sides: Sequence[str], chain: Chain,
-           condemned: Iterable[str]) -> Replay | None:
+           quarantined: Iterable[str]) -> Replay | None:
         """The replay that the arguments ask for, or None where the pass runs from nothing: when the earlier parts are
-        gone, damaged or made by other code; when they have counted a document that was `condemned` since; and in an
+        gone, damaged or made by other code; when they have counted a document that was `quarantined` since; and in an
         attempt that follows a crash. That attempt must need no more memory and time a document than a plain pass: under
         both thresholds a document is gone over twice, and that could be what it died of."""
         arg = inputs.args.get("$volatile", {}).get("replay")
@@ -83,7 +83,7 @@ class Replay:
             files = {name: inputs.fetch(ref) for name, ref in arg["files"].items()}
             with _sound():
                 replay = cls(files, steps, sides, chain, inputs.args.get("part", {}).get("barrier", ""))
-            if not any(map(replay._saw, condemned)):
+            if not any(map(replay._saw, quarantined)):
                 replay._begin_counters(arg["counters"], arg["cpu_s"])
                 return replay
         return None
@@ -108,7 +108,7 @@ class Replay:
         self._drops = dict(zip(facts["id"], zip(facts["stage"], facts["reason"])))
         self._dropped = read_documents(files["dropped.parquet"])
         lost = read_table(files["quarantine.parquet"], columns=["id", "reason"]).to_pydict()
-        #: documents that no stage saw, because they were condemned
+        #: documents that no stage saw, because they were quarantined
         self._skipped = {id for id, reason in zip(lost["id"], lost["reason"]) if not reason.startswith("error:")}
         self._failed = set(lost["id"]) - self._skipped
 

@@ -202,7 +202,7 @@ class Planner:
         return tuple(sorted(names))
 
     def quarantined(self, stage_keys: list[str]) -> Any:
-        """Entries of the log for documents these stages condemned, by id: an argument for tasks (`lists.unfold`)."""
+        """Entries of the log for documents these stages quarantined, by id: an argument for tasks (`lists.unfold`)."""
         entries = self._quarantined(stage_keys)
         return self.lists.fold({"entries": [entries[id] for id in sorted(entries)]})["entries"]
 

@@ -173,10 +173,10 @@ class _Why:
         if state.replayed:
             notes.append(f"{_tasks(state.replayed)} replay verdicts from stored signals: only documents whose verdict "
                          f"changes are processed again")
-        condemned = max((_entries(t) for t in state.tasks), default=0)        # tasks of a node share their list
-        if condemned and state.stale:
-            notes.append(f"{condemned:,} document{'s are' if condemned > 1 else ' is'} in quarantine for these stages "
-                         f"and will be skipped (quarantine makes nothing stale)")
+        quarantined = max((_entries(t) for t in state.tasks), default=0)        # tasks of a node share their list
+        if quarantined and state.stale:
+            notes.append(f"{quarantined:,} document{'s are' if quarantined > 1 else ' is'} in quarantine for these "
+                         f"stages and will be skipped (quarantine makes nothing stale)")
         return notes
 
 

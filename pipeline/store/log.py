@@ -3,7 +3,7 @@
 `log/00000001.json`, `log/00000002.json`, … each one JSON object ``{"sha256": …, "body": {…}}``. A body is of one of two
 kinds. An *epoch* opens the reign of one driver; from then on every other driver's next append meets a segment it did
 not write and learns that it is fenced. *Records* carry the part records of that driver, and the documents its
-supervisors condemned meanwhile. The first record for a key wins, until a driver that finds its files damaged or gone
+supervisors quarantined meanwhile. The first record for a key wins, until a driver that finds its files damaged or gone
 retires it; then the next one does. Nothing is ever changed or removed here, so replaying is reading
 (`pipeline.store.view`).
 
@@ -76,8 +76,8 @@ class Log(LogView):
         self._clock = clock
         self._lock = threading.RLock()
         self._waiting: list[dict[str, Any]] = []
-        self._condemned: list[dict[str, Any]] = []
-        self._acquitted: list[str] = []
+        self._quarantined: list[dict[str, Any]] = []
+        self._released: list[str] = []
         self._retired: list[dict[str, Any]] = []
         self._sending: tuple[int, dict[str, Any]] | None = None      # the segment that is being written, and its body
         self._oldest = 0.0                                    # when the first waiting entry came
@@ -209,22 +209,22 @@ class Log(LogView):
                 return record
             return self.get(record.key)  # type: ignore[return-value]
 
-    def condemn(self, key: str, row: int, stage: int, reason: str) -> None:
+    def quarantine(self, key: str, row: int, stage: int, reason: str) -> None:
         """Commit that a document is out, by its row in the task `key`, before that task is done (at most SEGMENT_S from
         now; `flush` waits for it): the next attempt skips it, though this driver dies. The first verdict counts."""
         entry = {"key": key, "row": row, "stage": stage, "reason": reason}
         with self._lock:
             self._check()
-            if self._strike(entry):
-                self._wait(self._condemned, entry)
+            if self._quarantine_row(entry):
+                self._wait(self._quarantined, entry)
 
-    def acquit(self, key: str) -> None:
-        """Take back, durably, what `condemn` said about documents of the task `key`: it has failed for good, so it has
-        not been shown that they are to blame. The next attempt looks at all of them again."""
+    def release(self, key: str) -> None:
+        """Take back, durably, the quarantine of all rows of the task `key`: the task has failed for good, so nothing
+        shows that they are to blame. The next attempt reads all of them again."""
         with self._lock:
             self._check()
-            if self._struck.pop(key, None) is not None:
-                self._acquitted.append(key)
+            if self._quarantined_rows.pop(key, None) is not None:
+                self._released.append(key)
                 self.flush()                # at once: within a segment, what is taken back was said before
 
     def retire(self, key: str, attempt: str, why: str) -> bool:
@@ -263,16 +263,16 @@ class Log(LogView):
         return retired
 
     def _wait(self, queue: list[dict[str, Any]], entry: dict[str, Any]) -> None:
-        if not self._waiting and not self._condemned:
+        if not self._waiting and not self._quarantined:
             self._oldest = self._clock.now()
         queue.append(entry)
-        if len(self._waiting) + len(self._condemned) >= SEGMENT_RECORDS:
+        if len(self._waiting) + len(self._quarantined) >= SEGMENT_RECORDS:
             self.flush()
 
     @property
     def _uncommitted(self) -> bool:
         """Whether something is to be written, or was being written when we were interrupted."""
-        return bool(self._waiting or self._condemned or self._acquitted or self._retired
+        return bool(self._waiting or self._quarantined or self._released or self._retired
                     or (self._sending is not None and self._sending[0] > self.segments))
 
     def flush(self) -> None:
@@ -284,11 +284,11 @@ class Log(LogView):
                 number = self.segments + 1
                 if self._sending is None or self._sending[0] != number:
                     body = {"format": FORMAT, "kind": "records", "epoch": self.epoch, "nonce": self._clock.new_id(),
-                            "records": self._waiting, "condemned": self._condemned}
-                    body |= {name: entries for name, entries in (("acquitted", self._acquitted),
+                            "records": self._waiting, "quarantined": self._quarantined}
+                    body |= {name: entries for name, entries in (("released", self._released),
                                                                  ("retired", self._retired)) if entries}
-                    self._sending, self._waiting, self._condemned = (number, body), [], []
-                    self._acquitted, self._retired = [], []
+                    self._sending, self._waiting, self._quarantined = (number, body), [], []
+                    self._released, self._retired = [], []
                 try:
                     other = self._put(*self._sending)
                     if other is not None:

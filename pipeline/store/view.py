@@ -7,7 +7,7 @@ by id    {row, id, stage, stage_key, reason}: with the record of the part it was
          document at this stage later, in another partition or another stream, skips it
 by row   {key, row, stage, reason}: said by a supervisor, which knows the row of a task but no ids, at once; the next
          attempt of the same task skips it, also that of the next driver, and names it by id when it commits. A task
-         that fails for good has proved nothing: all that was said of its rows is taken back (`acquitted`)
+         that fails for good has proved nothing: all that was said of its rows is taken back (`released`)
 
 A record whose files were damaged or are gone is *retired*, by key and attempt: {key, attempt, why}. It counts no more,
 and the next record for its key does. What the retired one said its files hold is remembered, so that a task which does
@@ -83,8 +83,10 @@ class LogView:
         self._db.execute("CREATE TABLE record (number INTEGER PRIMARY KEY, key TEXT UNIQUE, data BLOB)")
         self._db.execute("CREATE TABLE retired (key TEXT PRIMARY KEY, contents BLOB) WITHOUT ROWID")   # {file: content}
         self._db.execute("CREATE TABLE replayable (replay_key TEXT PRIMARY KEY, key TEXT) WITHOUT ROWID")   # the latest
-        self._quarantine: dict[str, dict[str, dict[str, Any]]] = {}   # stage key → document id → entry
-        self._struck: dict[str, dict[int, tuple[int, str]]] = {}      # key without a record → row → (stage, reason)
+        #: stage key → document id → entry
+        self._quarantined_documents: dict[str, dict[str, dict[str, Any]]] = {}
+        #: key without a record → row → (stage, reason)
+        self._quarantined_rows: dict[str, dict[int, tuple[int, str]]] = {}
 
     def get(self, key: str) -> PartRecord | None:
         """The record that won `key`, or None."""
@@ -123,18 +125,18 @@ class LogView:
         return {} if row is None else json.loads(row[0])
 
     def quarantined(self, stage_keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Documents that one of these stages condemned, by id: {"id", "stage", "stage_key", "reason", "row"}. Later
-        attempts, resumes and reruns skip them. Where several stages condemned one, the first of `stage_keys` counts."""
+        """Documents that one of these stages quarantined, by id: {"id", "stage", "stage_key", "reason", "row"}. Later
+        attempts, resumes and reruns skip them. Where several stages did, the first of `stage_keys` counts."""
         found: dict[str, dict[str, Any]] = {}
         for key in stage_keys:
-            for id, entry in self._quarantine.get(key, {}).items():
+            for id, entry in self._quarantined_documents.get(key, {}).items():
                 found.setdefault(id, entry)
         return found
 
-    def condemned(self, key: str) -> dict[int, tuple[int, str]]:
-        """Rows of the task `key` that earlier attempts condemned: {row: (stage as the cursor counts, reason)}. Empty
+    def quarantined_rows(self, key: str) -> dict[int, tuple[int, str]]:
+        """Rows of the task `key` that earlier attempts quarantined: {row: (stage as the cursor counts, reason)}. Empty
         once it has a record: that names them by id."""
-        return dict(self._struck.get(key, ()))
+        return dict(self._quarantined_rows.get(key, ()))
 
     def refresh(self) -> None:
         """Replay the segments that came since. Raises CorruptLog for a damaged or missing one."""
@@ -156,11 +158,11 @@ class LogView:
         for record in body.get("records", ()):
             self._take(record)
         for entry in body.get("quarantine", ()):              # by id, outside a record: as logs once had it
-            self._condemn(entry)
-        for entry in body.get("condemned", ()):
-            self._strike(entry)
-        for key in body.get("acquitted", ()):
-            self._struck.pop(key, None)
+            self._quarantine_document(entry)
+        for entry in body.get("quarantined", ()):
+            self._quarantine_row(entry)
+        for key in body.get("released", ()):
+            self._quarantined_rows.pop(key, None)
         for entry in body.get("retired", ()):
             self._retire(entry)
         self.segments = number
@@ -173,9 +175,9 @@ class LogView:
             return False
         if record.get("replay_key"):
             self._db.execute("INSERT OR REPLACE INTO replayable VALUES (?, ?)", (record["replay_key"], record["key"]))
-        self._struck.pop(record["key"], None)
+        self._quarantined_rows.pop(record["key"], None)
         for entry in record["quarantine"]:
-            self._condemn(entry)
+            self._quarantine_document(entry)
         return True
 
     def _retire(self, entry: dict[str, Any]) -> bool:
@@ -189,15 +191,15 @@ class LogView:
         self._db.execute("DELETE FROM record WHERE key = ?", (record.key,))
         return True
 
-    def _condemn(self, entry: dict[str, Any]) -> bool:
-        of_stage = self._quarantine.setdefault(entry["stage_key"], {})
+    def _quarantine_document(self, entry: dict[str, Any]) -> bool:
+        of_stage = self._quarantined_documents.setdefault(entry["stage_key"], {})
         return of_stage.setdefault(entry["id"], entry) is entry
 
-    def _strike(self, entry: dict[str, Any]) -> bool:
+    def _quarantine_row(self, entry: dict[str, Any]) -> bool:
         """False when that is known, or of no use any more."""
         if entry["key"] in self:
             return False
-        rows = self._struck.setdefault(entry["key"], {})
+        rows = self._quarantined_rows.setdefault(entry["key"], {})
         if entry["row"] in rows:
             return False
         if entry["stage"] <= READING:                         # rows behind it get other numbers

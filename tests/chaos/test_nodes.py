@@ -56,7 +56,7 @@ def test_the_head_is_lost_and_the_run_resumed_on_a_new_cluster(world, undisturbe
         assert driver.finish() == 0, driver.stderr
         assert [e for e in driver.told("planned") if e["reused"]], "it began anew"
     world.check(undisturbed)
-    assert not driver.told("condemned")
+    assert not driver.told("quarantined")
 
 
 def test_a_node_is_frozen(world, undisturbed):
@@ -71,7 +71,7 @@ def test_a_node_is_frozen(world, undisturbed):
         assert driver.finish() == 0, driver.stderr
     finally:
         node.kill()
-    assert not driver.told("condemned")
+    assert not driver.told("quarantined")
     world.check(undisturbed)
 
 
@@ -86,7 +86,7 @@ def test_a_sick_machine(world, undisturbed):
         assert driver.finish() == 0, driver.stderr
     finally:
         sick.kill()
-    assert not driver.told("condemned")
+    assert not driver.told("quarantined")
     lost = [e for e in driver.told("failed") if "memory" in e["message"]]
     assert lost, "nobody was killed there"
     world.check(undisturbed)

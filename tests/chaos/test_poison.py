@@ -36,5 +36,5 @@ def test_poison_costs_exactly_its_documents(world, undisturbed, kills):
     assert sorted(found["dropped/clean"] + found["quarantine/clean"]) == undisturbed.places["dropped/clean"]
     assert checks.hashes(world.store) == undisturbed.hashes
     checks.check_log(world.store)
-    told = sorted(e["reason"] for e in driver.told("condemned"))
+    told = sorted(e["reason"] for e in driver.told("quarantined"))
     assert told == sorted(site.REASONS[kind] for kind in site.PLANTED.values() if kind != site.FAIL), "not once each"

@@ -35,7 +35,7 @@ def test_requests_fail(world, undisturbed, seed):
 
 
 def test_a_disk_is_full_for_a_while(world, undisturbed):
-    """Workers wait for space; no task is charged, no document is condemned."""
+    """Workers wait for space; no task is charged, no document is quarantined."""
     world.start()
     driver = world.run()
     driver.until(*moment(world, undisturbed, "read"))

@@ -1,4 +1,4 @@
-"""Children and supervisors are killed and stopped: nobody is condemned, nothing is lost, the same run ends well."""
+"""Children and supervisors are killed and stopped: nobody is quarantined, nothing is lost, the same run ends well."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def moment(world, undisturbed, phase: str) -> tuple[str, int]:
 def finish_well(world, driver, undisturbed) -> None:
     world.note()
     assert driver.finish() == 0, driver.stderr
-    assert not driver.told("condemned"), "a document was blamed"
+    assert not driver.told("quarantined"), "a document was blamed"
     world.check(undisturbed)
 
 
@@ -75,7 +75,7 @@ def test_a_storm_of_kills(world, undisturbed):
 
 
 @pytest.mark.parametrize("who", ["children", "supervisors"])
-def test_a_stopped_machine_condemns_nobody(world, undisturbed, who):
+def test_a_stopped_machine_quarantines_no_document(world, undisturbed, who):
     """Everything of a node stands still for longer than the limits, which count CPU time."""
     world.env["CHAOS_LIMITS"] = json.dumps({"cpu_s": 2.0, "wall_s": 4.0})
     cluster = world.start()

@@ -32,7 +32,7 @@ class MemoryLog:
         self.records: dict[str, PartRecord] = {}
         self.appended: list[str] = []
         self.flushed = 0
-        self.struck: dict[str, dict[int, tuple[int, str]]] = {}
+        self.rows: dict[str, dict[int, tuple[int, str]]] = {}
 
     def get(self, key: str) -> PartRecord | None:
         return self.records.get(key)
@@ -41,14 +41,14 @@ class MemoryLog:
         self.appended.append(record.key)
         return self.records.setdefault(record.key, record)
 
-    def condemn(self, key: str, row: int, stage: int, reason: str) -> None:
-        self.struck.setdefault(key, {}).setdefault(row, (stage, reason))
+    def quarantine(self, key: str, row: int, stage: int, reason: str) -> None:
+        self.rows.setdefault(key, {}).setdefault(row, (stage, reason))
 
-    def condemned(self, key: str) -> dict[int, tuple[int, str]]:
-        return dict(self.struck.get(key, ()))
+    def quarantined_rows(self, key: str) -> dict[int, tuple[int, str]]:
+        return dict(self.rows.get(key, ()))
 
-    def acquit(self, key: str) -> None:
-        self.struck.pop(key, None)
+    def release(self, key: str) -> None:
+        self.rows.pop(key, None)
 
     def flush(self) -> None:
         self.flushed = len(self.appended)

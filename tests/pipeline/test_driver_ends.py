@@ -65,7 +65,7 @@ def test_ctrl_c_in_a_commit_loses_nothing_and_fences_nobody(store, monkeypatch, 
     log._stop.set()                                       # this thread alone commits
     log._thread.join()
     log.append(record("a"))
-    log.condemn("x", 3, 0, "memory")
+    log.quarantine("x", 3, 0, "memory")
     put = store.put_absent
 
     def interrupted(path, data):
@@ -80,7 +80,7 @@ def test_ctrl_c_in_a_commit_loses_nothing_and_fences_nobody(store, monkeypatch, 
     log.append(record("b"))
     log.close()
     view = Log.read(store)
-    assert [r.key for r in view.records()] == ["a", "b"] and view.condemned("x") == {3: (0, "memory")}
+    assert [r.key for r in view.records()] == ["a", "b"] and view.quarantined_rows("x") == {3: (0, "memory")}
     bodies = [json.loads(store.read(p))["body"] for p in store.list("log") if "heartbeat" not in p]
     assert [len(b.get("records", ())) for b in bodies] == [0, 1, 1]
 
@@ -136,31 +136,31 @@ QUARANTINED = [partial(Quarantined, row=row, stage=2, reason="crash:SIGSEGV") fo
 BAD_CODE = "bad code, not bad data"
 
 
-def test_a_task_that_fails_for_good_condemns_nobody(tmp_path):
+def test_a_task_that_fails_for_good_quarantines_no_document(tmp_path):
     """Its documents are looked at again by the next run, whose machine or library may be a better one."""
     store, [spec] = Store(tmp_path / "store"), t.row_specs(parts=1)
     with Log.open(store) as log:
-        log.condemn("other", 1, 0, "memory")
+        log.quarantine("other", 1, 0, "memory")
         b = Scripted({spec.key: [[*QUARANTINED, Failure("exception", BAD_CODE)]] * 2})
         with pytest.raises(TaskFailed, match="bad code"):
             Scheduler(b, log, max_attempts=2).run([spec])
         assert [len(a.skip) for a in b.taken] == [0, 5], "within the run they are remembered"
-        assert log.condemned(spec.key) == {}
-        assert Log.read(store).condemned(spec.key) == {}, "it is in the log when the run ends"
+        assert log.quarantined_rows(spec.key) == {}
+        assert Log.read(store).quarantined_rows(spec.key) == {}, "it is in the log when the run ends"
     with Log.open(store) as log:
-        assert log.condemned("other") == {1: (0, "memory")}
+        assert log.quarantined_rows("other") == {1: (0, "memory")}
         b = Scripted({spec.key: [[QUARANTINED[0], Failure("environment", BAD_CODE)]]})
         Scheduler(b, log).run([spec])
         assert [a.skip for a in b.taken] == [(), ((0, 2, "crash:SIGSEGV"),)]
 
 
-def test_a_verdict_after_an_acquittal_counts(store):
+def test_a_verdict_after_an_release_counts(store):
     with Log.open(store) as log:
-        log.condemn("k", 1, 0, "memory")
-        log.acquit("k")
-        log.acquit("unknown")
-        log.condemn("k", 2, 0, "memory")
-    assert Log.read(store).condemned("k") == {2: (0, "memory")}
+        log.quarantine("k", 1, 0, "memory")
+        log.release("k")
+        log.release("unknown")
+        log.quarantine("k", 2, 0, "memory")
+    assert Log.read(store).quarantined_rows("k") == {2: (0, "memory")}
 
 
 # -- garbage ---------------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def picky(tmp_path: Path, datasets: str) -> Recipe:
 
 
 def test_how_records_are_batched_is_not_to_be_seen_in_any_file(tmp_path):
-    """A run that goes on one by one after a crash, and one that skips who was condemned, cut other batches."""
+    """A run that goes on one by one after a crash, and one that skips what was quarantined, cut other batches."""
     with open(tmp_path / "in.jsonl", "w") as f:
         for i in range(300):
             word = {3: "fails", 4: "drop", 5: "twin", 7: "fails"}.get(i % 11, "well")

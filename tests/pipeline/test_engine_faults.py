@@ -1,4 +1,4 @@
-"""The triage: who is condemned, who is not. Pure, so every path can be walked."""
+"""The triage: who is quarantined, who is not. Pure, so every path can be walked."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_exit_statuses():
         ("killed:SIGKILL", False), ("killed:SIGTERM", False), ("killed:SIGINT", False), ("killed:SIGBUS", False)]
 
 
-def test_a_single_row_is_probed_alone_and_then_condemned():
+def test_a_single_row_is_probed_alone_and_then_quarantined():
     q = CrashTriage()
     assert q.died(SEGV, (7, 7, 2)) is None
     assert (q.mode, q.rows, q.fresh, q.skip) == ("probe", (7, 7), True, {})
@@ -63,7 +63,7 @@ def test_a_batch_is_replayed_then_the_suspect_probed_then_the_rest_replayed():
     assert q.passed()
 
 
-def test_a_probe_that_passes_condemns_nobody():
+def test_a_probe_that_passes_quarantines_no_document():
     q = CrashTriage()
     q.died(MEMORY, (4, 4, 0))
     assert not q.passed()
@@ -85,7 +85,7 @@ def test_a_batch_that_dies_only_together_goes_on_one_by_one():
     assert (q.mode, q.batch_rows, q.skip) == ("run", 1, {})
 
 
-def test_standing_still_condemns_nobody_and_is_repeated_once():
+def test_standing_still_quarantines_no_document_and_is_repeated_once():
     q = CrashTriage()
     assert q.died(STALLED, (3, 3, 0)) is None
     assert (q.mode, q.skip) == ("run", {})
@@ -135,8 +135,8 @@ def test_a_task_that_does_not_skip_or_single_out_is_told_so():
         q.died(SEGV, (6, 6, 0))
 
 
-def test_condemnations_are_bounded():
-    q = CrashTriage(max_condemned=2)
+def test_quarantines_are_bounded():
+    q = CrashTriage(max_quarantined=2)
     for row in (0, 1):
         q.died(SEGV, (row, row, 0))
         q.died(SEGV, (row, row, 0))
@@ -176,7 +176,7 @@ def test_a_file_costs_two_deaths_for_each_of_three_records_at_most():
         q.died(MEMORY, (7, 7, READING))
 
 
-def test_a_file_that_can_be_read_alone_is_acquitted():
+def test_a_file_that_can_be_read_alone_is_released():
     q = CrashTriage(max_unproven=1)
     q.died(SEGV, (6, 6, READING))
     assert not q.passed()

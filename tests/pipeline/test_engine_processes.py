@@ -190,7 +190,7 @@ def test_what_a_child_uses_while_it_is_measured_is_charged_to_no_document(store,
         supervisor.close()
 
 
-def test_killed_children_condemn_nobody(processes, store, tmp_path):
+def test_killed_children_quarantine_nobody(processes, store, tmp_path):
     mark = tmp_path / "mark"                             # until it is there, every part stays at its row 20
     specs = t.row_specs(parts=4, poison={p: {20: "held"} for p in range(4)}, mark=str(mark))
     backend = processes(2)
@@ -216,7 +216,7 @@ def test_killed_children_condemn_nobody(processes, store, tmp_path):
     assert all(r.quarantine == [] for r in records)
 
 
-def test_an_innocent_document_that_was_hit_once_is_not_condemned(processes, tmp_path, store):
+def test_an_innocent_document_that_was_hit_once_is_not_quarantined(processes, tmp_path, store):
     specs = t.row_specs(parts=1, poison={0: {9: "once"}}, mark=str(tmp_path / "mark"))
     [record] = Scheduler(processes(1), t.MemoryLog()).run(specs)
     assert (tmp_path / "mark").exists()
@@ -268,7 +268,7 @@ def test_a_stopped_child_is_not_a_hung_document(processes, store, tmp_path):
     assert backend.supervisor.pids == stopped           # it was waited for, not replaced
 
 
-def test_a_child_that_stands_still_is_run_again_but_its_document_is_not_condemned(processes):
+def test_a_child_that_stands_still_is_run_again_but_its_document_is_not_quarantined(processes):
     specs = t.row_specs(parts=1, poison={0: {3: "sleep"}})
     log = t.MemoryLog()
     with pytest.raises(TaskFailed, match="stood still 2 times, at row 0"):      # a batch of 8 starts at row 0
@@ -300,7 +300,7 @@ def test_a_supervisor_nobody_asked_for_a_while_takes_no_child_for_stalled(store,
         supervisor.close()
 
 
-def test_a_row_at_which_children_get_killed_from_outside_is_not_condemned_either(processes, monkeypatch):
+def test_a_row_at_which_children_get_killed_from_outside_is_not_quarantined_either(processes, monkeypatch):
     from pipeline.engine.driver import scheduler
 
     monkeypatch.setattr(scheduler, "MAX_LOST", 2)
@@ -337,7 +337,7 @@ def test_a_file_that_its_reader_cannot_stand_is_not_read_on_and_the_next_one_is(
     backend.supervisor._spawn = lambda job: spawned.append(job.triage.mode) or spawn(job)
     [record] = Scheduler(backend, log, max_attempts=1).run([spec])
     assert record.counters == {"kept": 7}
-    assert log.struck == {spec.key: {4: (READING - 1, reason)}}
+    assert log.rows == {spec.key: {4: (READING - 1, reason)}}
     assert spawned == ["run", "read", "run"]
 
 
@@ -436,7 +436,7 @@ def test_declared_memory_bounds_what_runs_together(store, tmp_path):
         supervisor.close()
 
 
-def test_memory_pressure_kills_the_largest_child_and_condemns_nobody(processes, store, tmp_path, monkeypatch):
+def test_memory_pressure_kills_the_largest_child_and_quarantines_no_document(processes, store, tmp_path, monkeypatch):
     from pipeline.engine.worker import supervisor
 
     monkeypatch.setattr(supervisor, "PRESSURE_S", 0.2)

@@ -233,7 +233,7 @@ def test_an_environment_in_which_nothing_gets_done_ends_the_run_however_many_tas
     assert len(Scheduler(b, t.MemoryLog()).run(specs)) == 60
 
 
-def test_later_attempts_know_who_was_condemned():
+def test_later_attempts_know_who_was_quarantined():
     specs = t.row_specs(parts=1)
     b = Scripted({specs[0].key: [[QUARANTINED, ENVIRONMENT]]})
     Scheduler(b, t.MemoryLog()).run(specs)
@@ -241,7 +241,7 @@ def test_later_attempts_know_who_was_condemned():
     assert len({a.attempt for a in b.taken}) == 2
 
 
-def test_a_condemnation_is_durable_before_the_part_goes_on(tmp_path):
+def test_a_quarantine_is_durable_before_the_part_goes_on(tmp_path):
     """It is in the log's files when the next events are asked for, and the first attempt of the next driver has it."""
     store, specs = Store(tmp_path / "store"), t.row_specs(parts=1)
 
@@ -259,12 +259,12 @@ def test_a_condemnation_is_durable_before_the_part_goes_on(tmp_path):
     first = Log.open(store)
     with pytest.raises(Killed):
         Scheduler(Dies({specs[0].key: [[QUARANTINED]]}), first).run(specs)
-    assert Log.read(store).condemned(specs[0].key) == {7: (2, "crash:SIGSEGV")}
+    assert Log.read(store).quarantined_rows(specs[0].key) == {7: (2, "crash:SIGSEGV")}
     with Log.open(store, takeover=True) as log:                        # nobody closed the first one
         b = Scripted()
         Scheduler(b, log).run(specs)
         assert [a.skip for a in b.taken] == [((7, 2, "crash:SIGSEGV"),)]
-        assert log.condemned(specs[0].key) == {}
+        assert log.quarantined_rows(specs[0].key) == {}
 
 
 def test_assignments_in_flight_are_bounded_by_slots():

@@ -53,23 +53,23 @@ DRIVER = """
     import os, signal, sys
     from pipeline.store.log import Log
 
-    condemn, flush, when = Log.condemn, Log.flush, sys.argv.pop(1)
+    quarantine, flush, when = Log.quarantine, Log.flush, sys.argv.pop(1)
 
     def die():
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def condemned(self, *entry):
+    def quarantined(self, *entry):
         if when == "said":
             die()
-        condemn(self, *entry)
+        quarantine(self, *entry)
 
     def flushed(self):
-        waiting = len(self._condemned)
+        waiting = len(self._quarantined)
         flush(self)
         if waiting and when == "written":
             die()
 
-    Log.condemn, Log.flush = condemned, flushed
+    Log.quarantine, Log.flush = quarantined, flushed
     from pipeline.cli import main
     main()
 """
@@ -143,7 +143,7 @@ def test_a_killed_driver_does_not_cost_another_child(tmp_path):
     for when, known in (("written", {30: (0, "crash:SIGSEGV")}), ("said", {})):
         assert drive(when, when) == (-signal.SIGKILL, {"30 segfault": 2})
         log = Log.read(Store(tmp_path / when))
-        assert log.condemned(expected[-1][0]["key"]) == known
+        assert log.quarantined_rows(expected[-1][0]["key"]) == known
         assert len(log) == 0                                     # nothing of the part was committed
         assert drive(when, "never") == (0, {k: v for k, v in undisturbed.items() if k == "140 segfault" or not known})
         assert outcome(when) == expected

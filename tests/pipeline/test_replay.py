@@ -278,7 +278,7 @@ def test_counters_of_nothing_that_would_be_there_are_there(own):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
 @pytest.mark.slow
-def test_a_document_is_not_condemned_for_what_both_thresholds_take_together(own):
+def test_a_document_is_not_quarantined_for_what_both_thresholds_take_together(own):
     """A little more than half of what it may take, and twice that while verdicts are replayed."""
     def make(store: Store) -> ProcessBackend:
         return ProcessBackend(store, 1, limits=Limits(cpu_s=2.0))
@@ -292,7 +292,7 @@ def test_a_document_is_not_condemned_for_what_both_thresholds_take_together(own)
     check_same(found, anew)
 
 
-def test_documents_that_were_condemned_meanwhile_are_in_no_counter(own, tmp_path, monkeypatch):
+def test_documents_that_were_quarantined_meanwhile_are_in_no_counter(own, tmp_path, monkeypatch):
     sizes = [10, 20, 30, 40, 50]
     [first] = own("store", sizes, most=35).values()
     kept = pq.read_table(tmp_path / "store" / first.files["kept.parquet"].path)["id"].to_pylist()

@@ -33,7 +33,7 @@ def record(key: str, attempt: str = "00000001-00000000", quarantine=(), files: t
     return PartRecord(key, "m:C", "clean", attempt, infos, {"records": 1, "in": {"web": {"docs": 1}}}, list(quarantine))
 
 
-def condemned(id: str, stage_key: str, reason: str = "crash"):
+def quarantined(id: str, stage_key: str, reason: str = "crash"):
     return {"row": 3, "id": id, "stage": "html", "stage_key": stage_key, "reason": reason}
 
 
@@ -112,11 +112,11 @@ def test_the_thread_of_the_log_commits_without_any_call(store, monkeypatch):
 
 def test_quarantine_is_replayed_by_stage_key(store):
     with Log.open(store) as log:
-        log.append(record("k1", quarantine=[condemned("d1", "s1"), condemned("d2", "s2")]))
-        log.append(record("k2", quarantine=[condemned("d3", "s1", "cpu"), condemned("d1", "s3", "cpu")]))
-        log.append(record("k3", quarantine=[condemned("d3", "s1", "memory")]))     # the first one counts
+        log.append(record("k1", quarantine=[quarantined("d1", "s1"), quarantined("d2", "s2")]))
+        log.append(record("k2", quarantine=[quarantined("d3", "s1", "cpu"), quarantined("d1", "s3", "cpu")]))
+        log.append(record("k3", quarantine=[quarantined("d3", "s1", "memory")]))     # the first one counts
         # a loser's quarantine is not part of the truth
-        log.append(record("k1", "00000001-00000001", quarantine=[condemned("d9", "s1")]))
+        log.append(record("k1", "00000001-00000001", quarantine=[quarantined("d9", "s1")]))
     for view in (Log.read(store), log):
         assert {k: v["reason"] for k, v in view.quarantined(["s1"]).items()} == {"d1": "crash", "d3": "cpu"}
         assert view.quarantined(["s3", "s1"])["d1"]["reason"] == "cpu"
@@ -124,28 +124,28 @@ def test_quarantine_is_replayed_by_stage_key(store):
         assert view.quarantined([]) == {}
 
 
-def test_condemned_rows_are_replayed_until_their_part_is_there(store):
+def test_quarantined_rows_are_replayed_until_their_part_is_there(store):
     clock = VirtualClock()
     first = Log.open(store, run="first", clock=clock, threaded=False)
-    first.condemn("k1", 7, 2, "crash:SIGSEGV")
-    first.condemn("k1", 7, 0, "memory")                  # the first one counts
-    first.condemn("k1", 3, 2, "cpu_limit")
-    first.condemn("k2", 7, 1, "memory")
-    assert first.condemned("k1") == {7: (2, "crash:SIGSEGV"), 3: (2, "cpu_limit")}
+    first.quarantine("k1", 7, 2, "crash:SIGSEGV")
+    first.quarantine("k1", 7, 0, "memory")                  # the first one counts
+    first.quarantine("k1", 3, 2, "cpu_limit")
+    first.quarantine("k2", 7, 1, "memory")
+    assert first.quarantined_rows("k1") == {7: (2, "crash:SIGSEGV"), 3: (2, "cpu_limit")}
     clock.sleep(store_log.SEGMENT_S)
     assert first.tend()                                  # without any call, and nobody closes it: it died
     for view in (Log.read(store), second := Log.open(store, run="second", takeover=True)):
-        assert view.condemned("k1") == {7: (2, "crash:SIGSEGV"), 3: (2, "cpu_limit")}
-        assert view.condemned("k2") == {7: (1, "memory")}
-        assert view.condemned("k3") == {}
+        assert view.quarantined_rows("k1") == {7: (2, "crash:SIGSEGV"), 3: (2, "cpu_limit")}
+        assert view.quarantined_rows("k2") == {7: (1, "memory")}
+        assert view.quarantined_rows("k3") == {}
         assert view.quarantined(["s1"]) == {}
-    second.append(record("k1", "00000002-00000000", quarantine=[condemned("d7", "s1")]))
-    second.condemn("k1", 9, 0, "cpu_limit")              # of an attempt that lost
+    second.append(record("k1", "00000002-00000000", quarantine=[quarantined("d7", "s1")]))
+    second.quarantine("k1", 9, 0, "cpu_limit")              # of an attempt that lost
     second.close()
     for view in (Log.read(store), second):
-        assert view.condemned("k1") == {} and view.condemned("k2") == {7: (1, "memory")}
+        assert view.quarantined_rows("k1") == {} and view.quarantined_rows("k2") == {7: (1, "memory")}
         assert view.quarantined(["s1"]).keys() == {"d7"}
-    first.condemn("k4", 1, 0, "memory")
+    first.quarantine("k4", 1, 0, "memory")
     with pytest.raises(Fenced):
         first.flush()
 
@@ -156,7 +156,7 @@ def test_quarantine_entries_outside_records_are_still_read(tmp_path):
     with Log.open(store):
         pass
     body = {"format": 1, "kind": "records", "epoch": 1, "nonce": "n", "records": [],
-            "quarantine": [condemned("d1", "s1"), condemned("d2", "s1")]}
+            "quarantine": [quarantined("d1", "s1"), quarantined("d2", "s1")]}
     assert store.put_absent("log/00000002.json", store_log.encode_segment(body))
     assert Log.read(store).quarantined(["s1"]).keys() == {"d1", "d2"}
     with Log.open(store) as log:
@@ -642,9 +642,9 @@ def test_what_was_retired_is_made_the_same_again_or_not_at_all(store):
         log.append(other)
 
 
-def test_what_an_earlier_driver_condemned_stays_so_when_its_part_is_made_anew(store):
+def test_what_an_earlier_driver_quarantined_stays_so_when_its_part_is_made_anew(store):
     with Log.open(store) as log:
-        log.append(record("k", quarantine=[condemned("doc", "stage")]))
+        log.append(record("k", quarantine=[quarantined("doc", "stage")]))
         log.retire("k", "00000001-00000000", "is damaged")
     assert set(Log.read(store).quarantined(["stage"])) == {"doc"}
 

@@ -107,7 +107,7 @@ def test_progress_and_logs(capsys):
     with Progress("rich", stream=stream) as progress:
         progress.planned([spec], {})
         progress.failed(spec, "exception", f"ValueError: {EVIL}", True)
-        progress.condemned(spec, 1, EVIL)
+        progress.quarantined(spec, 1, EVIL)
     assert "owned" in stream.getvalue() and not ODD.search(stream.getvalue())
     record = logging.LogRecord("tokenmill", logging.WARNING, "", 1, "cannot read %s", (EVIL,), None)
     assert mask_record(record) and not ODD.search(record.getMessage()) and "\\u202e" in record.getMessage()

@@ -10,8 +10,8 @@ What is real: `Scheduler`, `TaskQueue`, `Progress`, `Log` and `LogView` with the
 * object storage below `Remote` (`storage`): a request may time out before it had an effect, after it, or have its
   effect much later; a creation may be performed and refused; a listing may miss the newest objects; a disk may be full;
   a driver may be cut off for minutes; stored bytes may flip
-* workers (`backend`): they are slow, raise, run out of memory, die with their node, are given back, condemn guilty and
-  innocent rows; what they say comes twice, late, and in another order. Their files go to the same storage
+* workers (`backend`): they are slow, raise, run out of memory, die with their node, are given back, quarantine
+  guilty and innocent rows; what they say comes twice, late, and in another order. Their files go to the same storage
 * drivers (`world`): several on one store, one after the other and at the same time. At any call of clock, storage or
   backend one may be killed, and no cleanup of its has an effect; or it stands still, while the others go on and take
   the store over

@@ -50,14 +50,14 @@ class Truth:
         self.writer = ""                                              # who opened the epoch
         self.live: dict[str, dict[str, Any]] = {}                     # key → the record that counts
         self.retired: dict[str, dict[str, str]] = {}                  # key → contents its files had
-        self.struck: dict[str, set[int]] = defaultdict(set)           # key without a record → condemned rows
+        self.quarantined_rows: dict[str, set[int]] = defaultdict(set)    # key without a record → rows
         self.quarantined: set[str] = set()                            # document ids
         self.ever: set[str] = set()                                   # keys that have had a record
 
     def take(self, record: dict[str, Any]) -> None:
         self.live[record["key"]] = record
         self.ever.add(record["key"])
-        self.struck.pop(record["key"], None)
+        self.quarantined_rows.pop(record["key"], None)
         self.quarantined |= {entry["id"] for entry in record["quarantine"]}
 
     def retire(self, key: str) -> None:
@@ -137,11 +137,11 @@ class Audit:
             raise self.broken(f"{who} committed in epoch {truth.epoch}, which is {truth.writer}'s")
         for record in body["records"]:
             self._record(record, who)
-        for entry in body["condemned"]:
+        for entry in body["quarantined"]:
             if entry["key"] not in truth.live:
-                truth.struck[entry["key"]].add(entry["row"])
-        for key in body.get("acquitted", ()):
-            truth.struck.pop(key, None)
+                truth.quarantined_rows[entry["key"]].add(entry["row"])
+        for key in body.get("released", ()):
+            truth.quarantined_rows.pop(key, None)
         for entry in body.get("retired", ()):
             self._retire(entry, who)
 
@@ -197,7 +197,7 @@ class Audit:
         if view.quarantined([STAGE]).keys() != truth.quarantined:
             raise self.broken(f"{who} replayed other documents in quarantine than the log holds")
         for key in self.world.plan.keys:
-            if view.condemned(key).keys() != truth.struck.get(key, set()):
+            if view.quarantined_rows(key).keys() != truth.quarantined_rows.get(key, set()):
                 raise self.broken(f"{who} replayed other verdicts for {key} than the log holds")
 
     def appended(self, driver: Driver, record: PartRecord, first: PartRecord) -> None:
@@ -218,7 +218,7 @@ class Audit:
         if self._current(driver):
             if spec.key in truth.live:
                 raise self.broken(f"{driver.name} runs {spec.label}, which is done")
-            if not truth.struck.get(spec.key, set()) <= skip.keys():
+            if not truth.quarantined_rows.get(spec.key, set()) <= skip.keys():
                 raise self.broken(f"{driver.name} runs {spec.label} without the verdicts about its rows")
         told.beside += any(s.key == spec.key for s in told.flights.values())
         told.flights[number] = spec
@@ -278,7 +278,8 @@ class Audit:
                 raise self.broken(f"{driver.name} was told that {key} is done and did not append it")
         for key, row in told.verdicts:
             # a fenced driver may know it already, while the driver after it has taken it back
-            if self._current(driver) and key not in self.truth.ever and row not in self.truth.struck.get(key, ()):
+            known = self.truth.quarantined_rows.get(key, ())
+            if self._current(driver) and key not in self.truth.ever and row not in known:
                 raise self.broken(f"{driver.name} went on before the verdict about row {row} of {key} was durable")
         told.due.clear()
         told.verdicts.clear()
@@ -296,7 +297,7 @@ class Audit:
                 explained = self.hopeless or faults.count(f"{driver.name}.listing") > 0
             case TaskFailed():
                 explained = error.spec.key in told.final
-                if self._current(driver) and self.truth.struck.get(error.spec.key):
+                if self._current(driver) and self.truth.quarantined_rows.get(error.spec.key):
                     raise self.broken(f"{driver.name} failed at {error.spec.label} and did not take its verdicts back")
             case DamageFound():
                 explained = False

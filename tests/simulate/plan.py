@@ -14,7 +14,7 @@ from pipeline.plan.nodes import Node, Work
 from pipeline.store.records import PartRecord
 
 ROWS = 6
-STAGE = "stage"                      # key of the stage that condemns
+STAGE = "stage"                      # key of the stage that quarantines
 FILE = "kept"
 
 

@@ -301,7 +301,7 @@ def encoding(run, monkeypatch):
     return Encode(run, monkeypatch)
 
 
-def test_a_condemned_document_is_left_out_and_logged_and_other_tasks_replay_it(encoding):
+def test_a_quarantined_document_is_left_out_and_logged_and_other_tasks_replay_it(encoding):
     docs = encoding.docs
     whole = encoding()
     assert (whole.files["quarantine.parquet"].rows, encoding.lost(whole)) == (0, [])

@@ -41,7 +41,7 @@ class BadFiles:
         for task in [t for t in self._dying if t[0] == record.key]:
             del self._dying[task]
 
-    def condemned(self, spec: TaskSpec, stage: int, reason: str) -> None:
+    def quarantined(self, spec: TaskSpec, stage: int, reason: str) -> None:
         """Count a file that a supervisor has just found to kill its reader."""
         if stage <= READING:
             self._dying[spec.key, READING - stage] = f"{spec.label} ({reason})"

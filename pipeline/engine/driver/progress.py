@@ -192,8 +192,8 @@ class Progress:
         self.nodes[spec.node].doubled += 1
         self._event("doubled", node=spec.node, key=spec.key, label=spec.label)
 
-    def condemned(self, spec: TaskSpec, row: int, reason: str) -> None:
-        self._event("condemned", node=spec.node, key=spec.key, label=spec.label, row=row, reason=reason)
+    def quarantined(self, spec: TaskSpec, row: int, reason: str) -> None:
+        self._event("quarantined", node=spec.node, key=spec.key, label=spec.label, row=row, reason=reason)
         self._say(f"{spec.node}: {spec.label or spec.key}: document {row} goes into quarantine ({reason})")
 
     def hanging(self, task: Running) -> None:

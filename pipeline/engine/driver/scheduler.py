@@ -100,9 +100,9 @@ class CommitLog(Protocol):
 
     def get(self, key: str) -> PartRecord | None: ...
     def append(self, record: PartRecord) -> Any: ...
-    def condemn(self, key: str, row: int, stage: int, reason: str) -> None: ...
-    def condemned(self, key: str) -> dict[int, tuple[int, str]]: ...
-    def acquit(self, key: str) -> None: ...
+    def quarantine(self, key: str, row: int, stage: int, reason: str) -> None: ...
+    def quarantined_rows(self, key: str) -> dict[int, tuple[int, str]]: ...
+    def release(self, key: str) -> None: ...
     def flush(self) -> None: ...
 
 
@@ -132,7 +132,7 @@ class Listener(Protocol):
     def hindered(self, spec: TaskSpec, message: str) -> None: ...
     def repeated(self, spec: TaskSpec) -> None: ...
     def doubled(self, spec: TaskSpec) -> None: ...
-    def condemned(self, spec: TaskSpec, row: int, reason: str) -> None: ...
+    def quarantined(self, spec: TaskSpec, row: int, reason: str) -> None: ...
     def hanging(self, task: Running) -> None: ...
     def running(self, slots: int, tasks: list[Running]) -> None: ...
 
@@ -313,7 +313,7 @@ class Scheduler:
             self.log.flush()
             self._flushed = self._clock.now()
         if failure is not None:
-            self.log.acquit(failure.spec.key)
+            self.log.release(failure.spec.key)
             raise failure
         if self.bad_files:
             self.bad_files.check()
@@ -406,7 +406,7 @@ class Scheduler:
     def _dispatch(self, spec: TaskSpec) -> None:
         self._serial += 1
         self._flights[self._serial] = _Flight(spec, self._clock.now())
-        skip = self.log.condemned(spec.key)      # by attempts of this driver and of those before it
+        skip = self.log.quarantined_rows(spec.key)      # by attempts of this driver and of those before it
         self.backend.submit(Assignment(self._serial, spec, attempt_name(self.log.epoch, self._serial), skips(skip)))
 
     def _double_stragglers(self, idle: bool) -> None:
@@ -425,11 +425,11 @@ class Scheduler:
     # -- failure -------------------------------------------------------------------------------------------------
     def _quarantine(self, spec: TaskSpec, row: int, stage: int, reason: str) -> None:
         """Keep the verdict for every later attempt at this key, also of other drivers."""
-        self.log.condemn(spec.key, row, stage, reason)
+        self.log.quarantine(spec.key, row, stage, reason)
         if self.bad_files:
-            self.bad_files.condemned(spec, stage, reason)
+            self.bad_files.quarantined(spec, stage, reason)
         if self.progress:
-            self.progress.condemned(spec, row, reason)
+            self.progress.quarantined(spec, row, reason)
 
     def _failed(self, spec: TaskSpec, failure: Failure) -> None:
         """Note a failed attempt, and repeat it; raises TaskFailed when it was the last one. One that met a damaged file

@@ -59,7 +59,7 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
         files = {} if only is not None else _deliver(spec, store, attempt, out)
         return PartRecord(
             key=spec.key, task=task.name, node=spec.node, attempt=attempt, files=files, counters=counters or {},
-            quarantine=out.condemned, cpu_s=round(_cpu_seconds() - cpu, 3), wall_s=round(clock.now() - started, 3),
+            quarantine=out.quarantined, cpu_s=round(_cpu_seconds() - cpu, 3), wall_s=round(clock.now() - started, 3),
             rss_mb=round(peak_rss_mb(), 1), replay_key=spec.replay_key)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

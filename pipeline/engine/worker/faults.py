@@ -1,4 +1,4 @@
-"""Who killed the child? Two strikes and a probe, before any document is condemned (docs/contracts.md: Tasks and blame).
+"""Who killed the child? Two crashes and a probe, before a document is quarantined (docs/contracts.md: Tasks and blame).
 
 Everything here is pure: `classify` reads an exit status, `CrashTriage` is the state of one attempt's inquiry. The
 supervisor feeds it deaths and does what it says next.
@@ -6,7 +6,7 @@ supervisor feeds it deaths and does what it says next.
 1. A child dies at rows [a, b] for a reason that can be a document's fault (a crash, CPU time, memory).
 2. A batch (a < b) is *replayed* one by one in a fresh child, nothing else with it, results thrown away.
 3. The row it dies at is the suspect. It is *probed*: alone in a fresh child. Only if that dies too, of that row, is it
-   condemned, and the partition is run again without it. If the probe passes, nobody is.
+   quarantined, and the partition is run again without it. If the probe passes, no document is.
 
 A death while a record of input file n of the task is read (stage -2 - n, `Cursor.reading`) goes the same way with that
 file in the document's place: the file is read *alone* in a fresh child, and only if that dies too, reading it ends
@@ -52,7 +52,7 @@ CPU_LIMIT = Fault("cpu_limit", True)
 MEMORY = Fault("memory", True)
 STALLED = Fault("stalled", False)
 PRESSURE = Fault("memory_pressure", False)
-ENDLESS = Fault("cpu_limit", False)     # of what is done outside documents: nobody is condemned, the task is wrong
+ENDLESS = Fault("cpu_limit", False)     # of what is done outside documents: no document is, the task is wrong
 
 
 def classify(returncode: int) -> Fault:
@@ -141,8 +141,8 @@ class CrashTriage:
     one input file and nothing else.
     """
 
-    skip: dict[int, tuple[int, str]] = field(default_factory=dict)   # condemned rows: (stage, reason)
-    max_condemned: int = 100       # more than this in one partition is bad code, not bad data
+    skip: dict[int, tuple[int, str]] = field(default_factory=dict)   # quarantined rows: (stage, reason)
+    max_quarantined: int = 100       # more than this in one partition is bad code, not bad data
     max_environment: int = 3
     max_stalls: int = 1            # each takes the whole wall limit
     max_unproven: int = 3          # crashes that the suspect alone does not repeat
@@ -184,8 +184,8 @@ class CrashTriage:
         return 2.0 ** (self.environment - 1)
 
     def died(self, fault: Fault, cursor: tuple[int, int, int]) -> tuple[int, int, str] | None:
-        """A child died with its cursor at (first row, last row, stage). Returns (row, stage, reason) when that condemns
-        a document. Raises GaveUp when there is nothing left to try."""
+        """A child died with its cursor at (first row, last row, stage). Returns (row, stage, reason) when a document is
+        quarantined for it. Raises GaveUp when there is nothing left to try."""
         first, last, stage = cursor
         if fault is STALLED:
             self.stalls += 1
@@ -214,9 +214,9 @@ class CrashTriage:
                                       f"let it honour inputs.skip")
         if self.mode == "probe" and self.rows == (first, last):
             self.skip[first] = (stage, fault.reason)
-            if len(self.skip) > self.max_condemned:
-                raise GaveUp("exception", f"more than {self.max_condemned} documents of this partition had to be "
-                                          f"condemned, the last for {fault.reason}: bad code, not bad data")
+            if len(self.skip) > self.max_quarantined:
+                raise GaveUp("exception", f"more than {self.max_quarantined} documents of this partition had to be "
+                                          f"quarantined, the last for {fault.reason}: bad code, not bad data")
             self._explained = self._range is not None
             self.mode, self.rows, self._range = ("replay", self._range, None) if self._range else ("run", None, None)
             return first, stage, fault.reason
@@ -244,9 +244,9 @@ class CrashTriage:
         row = self._row
         # rows behind it get other numbers: what was said of them is found out again
         self.skip = {r: said for r, said in self.skip.items() if r < row} | {row: (stage, fault.reason)}
-        if len(self.skip) > self.max_condemned:
-            raise GaveUp("exception", f"more than {self.max_condemned} documents and files of this partition had to be "
-                                      f"condemned, the last for {fault.reason}: bad code, not bad data")
+        if len(self.skip) > self.max_quarantined:
+            raise GaveUp("exception", f"more than {self.max_quarantined} documents and files of this partition had to "
+                                      f"be quarantined, the last for {fault.reason}: bad code, not bad data")
         self.mode, self.file = "run", None
         return row, stage, fault.reason
 

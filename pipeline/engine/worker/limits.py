@@ -38,14 +38,14 @@ class Limits:
     wall_s: float = 600.0          # seconds without cursor movement and without a second of CPU time: run again
     memory_share: float = 0.85     # of the cgroup (or machine): above it the largest child is killed
     recycle_cpu_s: float = 600.0   # CPU seconds after which a child is replaced (a new one costs 1): libraries leak
-    max_condemned: int = 100       # documents of one partition
+    max_quarantined: int = 100       # documents of one partition
     hanging_s: float = 120.0       # seconds without cursor movement: say so (nothing is done about it)
     idle_s: float = 20.0           # the same of a child that uses no CPU time either: it is stopped, or it waits
 
     def batch_cpu_s(self, rows: int) -> float:
         """CPU seconds a batch may take in one stage. `cpu_s` is ten times what all but one document in a thousand take
        , so an eighth a document is plenty for many: one that never ends is not waited for by the hour.
-        A batch that does take more goes on one by one, and nobody is condemned for it."""
+        A batch that does take more goes on one by one, and no document is for it."""
         return self.cpu_s * min(rows, max(16, rows / 8))
 
     def hangs(self, still: float, idle: float, told: int) -> bool:

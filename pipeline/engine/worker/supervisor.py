@@ -106,7 +106,7 @@ class Supervisor:
         once when there is nothing to do)."""
         for assignment in assignments:
             triage = CrashTriage({s.row: (s.stage, s.reason) for s in assignment.skip},
-                              max_condemned=self.limits.max_condemned)
+                              max_quarantined=self.limits.max_quarantined)
             self._queue.append(Job(assignment, triage))
         deadline = self._clock.now() + timeout
         while True:
@@ -401,9 +401,9 @@ class Supervisor:
         cursor = child.last_position
         fault = fault or classify(child.returncode)
         try:
-            condemned = job.triage.died(fault, cursor)
-            if condemned:
-                self._events.append(Quarantined(job.id, *condemned))
+            quarantined = job.triage.died(fault, cursor)
+            if quarantined:
+                self._events.append(Quarantined(job.id, *quarantined))
             self._queue.appendleft(job)
         except GaveUp as e:
             stderr = child.said()
