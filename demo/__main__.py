@@ -9,7 +9,7 @@ from pathlib import Path
 
 from demo.fetch import main as fetch_main
 from pipeline.base.errors import TokenmillError
-from pipeline.engine.driver.scheduler import Interrupted
+from pipeline.engine.driver.endings import Interrupted
 from pipeline.recipe import load_recipe
 from pipeline.run import default_workers, make_backend, run_recipe
 

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-from pipeline.engine.driver.scheduler import DamageFound, Scheduler
+from pipeline.engine.driver.endings import DamageFound
+from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.store.errors import DamagedFile, StoreError
 from pipeline.store.fs import Store
 from pipeline.store.lists import FOLDER as LISTS
@@ -52,7 +53,7 @@ def _retire(store: Store, log: Log, damaged: dict[str, str], mended: dict[str, s
         if before[_task(path)] >= MOST_REPEATED:
             raise StoreError(f"{path} was damaged again each time it was made: the disk of {store.root}, or somebody "
                              f"who writes there, is at fault. See to that and run again") from error
-    lists = [path for path in damaged if path.startswith(f"{LISTS}/")]
+    lists = [path for path in damaged if path.rpartition("/")[0] == LISTS]
     for path in lists:
         store.remove(path)                                # written again by the plan that names it
     if not log.retire_files(damaged) and not lists:

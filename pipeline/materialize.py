@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.base.scratch import Scratch
 from pipeline.engine.driver.progress import Progress
-from pipeline.engine.driver.scheduler import Backend, Scheduler
+from pipeline.engine.driver.protocols import Backend
+from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.task import TaskSpec
 from pipeline.heal import until_sound
 from pipeline.passes.materialize import FILE_BYTES, map_drafts, publish_rows, reduce_drafts

@@ -16,8 +16,10 @@ from typing import Any
 from pipeline.cluster.attempts import asked_to_stop, code_folder, facts_of, keep_code, note_attempt
 from pipeline.cluster.attend import GRACE_S, attending
 from pipeline.engine.driver.bad_files import BadFiles
+from pipeline.engine.driver.endings import TaskFailed
 from pipeline.engine.driver.progress import Progress
-from pipeline.engine.driver.scheduler import Backend, Scheduler, TaskFailed
+from pipeline.engine.driver.protocols import Backend
+from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.heal import until_sound
 from pipeline.passes.encode import publish_shards
 from pipeline.passes.fit_tokenizer import publish_tokenizer

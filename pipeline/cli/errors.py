@@ -51,7 +51,7 @@ def in_words(e: BaseException) -> str:
 def stoppable(address: str | None = None) -> Iterator[None]:
     """Ctrl-C in a run says what is kept instead of only that it stopped; a cluster at `address` that is not there is
     named."""
-    from pipeline.engine.driver.scheduler import Interrupted
+    from pipeline.engine.driver.endings import Interrupted
 
     try:
         yield

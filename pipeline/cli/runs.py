@@ -148,7 +148,7 @@ def _forecast(recipe: Recipe, sample: str, cores: int | None, price: float | Non
     from rich.console import Console
 
     from pipeline.base.quantities import parse_share
-    from pipeline.engine.driver.scheduler import Interrupted
+    from pipeline.engine.driver.endings import Interrupted
     from pipeline.forecast.cost import forecast
     from pipeline.forecast.sample import run_sample
     from pipeline.forecast.show import lines

@@ -85,7 +85,7 @@ def _node(node: dict[str, Any], ours: Fingerprint) -> Iterator[Check]:
                                                                          "--ship-code), and that it is not overloaded")}
         return
     theirs = node["result"]
-    wrong = differences(ours, Fingerprint(**theirs["fingerprint"]))
+    wrong = differences(ours, Fingerprint.from_json(theirs["fingerprint"]))
     yield {"where": where, **check("code and versions", "red" if wrong else "green",
                                    "; ".join(wrong) or "the same as here",
                                    "install the same version on every node, or run with --ship-code")}

@@ -5,10 +5,10 @@
 * A `Work` order goes from a supervisor to a child, which answers with `Finished`, `Raised` or `NeedsFreshProcess`.
 
 Inside a process the objects themselves are passed. Over a border, which is a child's pipe or a call of a Ray actor,
-`encode` makes JSON of a message and the `Channel` of that direction makes the message again. So a spec is written down
-twice at most: on its way to another node, and on its way into a child. Nothing is unpickled. A child parses what
-strangers wrote and may have been taken over by it, so what it answers is read as JSON, and only as one of the messages
-that are expected of it.
+`encode` makes JSON of a message and the `Channel` of that direction makes the message again. So a spec is serialised at
+most twice: on its way to another node, and on its way into a child. A child parses hostile documents and may have been
+taken over by one. Its answers are never unpickled: they are read as JSON, only as one of the messages that are expected
+of it, and with fields of the declared types, so that a wrong one ends that child and not the run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from pipeline.engine.backends.fingerprint import Fingerprint
 from pipeline.engine.task import Skip, TaskSpec
@@ -189,12 +189,35 @@ Answer = Finished | Raised | NeedsFreshProcess
 
 
 # -- the codec ---------------------------------------------------------------------------------------------------------
+#: declared types of fields that are checked when a message is read
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "str": str, "int": int, "float": (int, float), "int | None": (int, type(None)), "FailureKind": str,
+    "dict[str, Any]": dict, "list[dict[str, Any]]": list, "Counters": dict}
+
+
+def _checked(value: M) -> M:
+    """The dataclass `value`. Raises TypeError when a field of it does not hold what it declares."""
+    for f in fields(value):                                                     # type: ignore[arg-type]
+        expected, given = _TYPES.get(str(f.type)), getattr(value, f.name)
+        if (expected and not isinstance(given, expected)) or (f.type == "FailureKind" and given not in _KINDS):
+            raise TypeError(f"{f.name} is not {f.type}")
+    return value
+
+
+def _record(doc: Mapping[str, Any]) -> PartRecord:
+    record = _checked(PartRecord.from_json(doc))
+    for file in record.files.values():
+        _checked(file)
+    return record
+
+
+_KINDS = get_args(FailureKind)
 #: how a field that JSON has no type for is read back
 _READ: dict[str, Callable[[Any], Any]] = {
     "spec": TaskSpec.from_json,
-    "record": PartRecord.from_json,
-    "failure": lambda doc: Failure(**doc),
-    "fingerprint": lambda doc: Fingerprint(**doc),
+    "record": _record,
+    "failure": lambda doc: _checked(Failure(**doc)),
+    "fingerprint": Fingerprint.from_json,
     "status": lambda row: TaskStatus(*row),
     "running": lambda rows: tuple(TaskStatus(*row) for row in rows),
     "skip": lambda rows: tuple(Skip(*row) for row in rows),
@@ -217,8 +240,10 @@ def encode(message: Any) -> dict[str, Any]:
 
 
 def pack(message: Any) -> bytes:
-    """A message for a pipe: its length (4 bytes, big-endian) and its JSON."""
+    """A message for a pipe: its length (4 bytes, big-endian) and its JSON. Raises ProtocolError when it is too long."""
     body = json.dumps(encode(message), separators=(",", ":")).encode()
+    if len(body) > MAX_BYTES:
+        raise ProtocolError(f"a {type(message).__name__} of {len(body)} bytes; a message may have {MAX_BYTES}")
     return _LENGTH.pack(len(body)) + body
 
 
@@ -232,8 +257,8 @@ class Channel(Generic[M]):
         """The message behind what `encode` gave. Raises ProtocolError for anything else."""
         try:
             kind = self._kinds[doc["type"]]
-            message: M = kind(**{name: _READ[name](value) if name in _READ else value
-                                 for name, value in doc.items() if name != "type"})
+            message: M = _checked(kind(**{name: _READ[name](value) if name in _READ else value
+                                          for name, value in doc.items() if name != "type"}))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
             raise ProtocolError(f"not a message that may come here ({type(e).__name__}: {e}): {str(doc)[:200]}") from e
         return message
@@ -252,7 +277,7 @@ class Channel(Generic[M]):
         del buffer[:_LENGTH.size + size]
         try:
             doc = json.loads(body)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise ProtocolError(f"not a message of the engine: {body[:200]!r}") from e
         return self.decode(doc)
 

@@ -26,8 +26,10 @@ from pipeline.base.errors import TokenmillError
 from pipeline.base.parquet import open_parquet, parquet_writer
 from pipeline.base.prf import prf
 from pipeline.base.scratch import Scratch
+from pipeline.engine.driver.endings import TaskFailed
 from pipeline.engine.driver.progress import Progress
-from pipeline.engine.driver.scheduler import Backend, Scheduler, TaskFailed
+from pipeline.engine.driver.protocols import Backend
+from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.task import TaskSpec
 from pipeline.plan.inputs import SourceFile
 from pipeline.plan.planner import Planner

@@ -6,6 +6,7 @@ own tasks are done, whatever the others do; the tasks of all of them share the w
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,12 +25,14 @@ class TooManyErrors(TokenmillError):
 
 def drive(nodes: list[Node], scheduler: Scheduler, finished: Callable[[Node, Any], None]) -> dict[str, Any]:
     """Run all nodes; returns their results by name. `finished` is called with each node as it ends."""
-    going = steps(nodes, scheduler, finished)
-    while True:
-        try:
-            next(going)
-        except StopIteration as stop:
-            return dict(stop.value)
+    # closed whatever comes, a second signal too: the scheduler then ends before the caller goes on
+    with contextlib.closing(steps(nodes, scheduler, finished)) as going:
+        while True:
+            try:
+                next(going)
+            except StopIteration as stop:
+                results: dict[str, Any] = stop.value
+                return results
 
 
 def steps(nodes: list[Node], scheduler: Scheduler,

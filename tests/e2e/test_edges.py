@@ -12,7 +12,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from pipeline.engine.driver.scheduler import TaskFailed
+from pipeline.engine.driver.endings import TaskFailed
 from pipeline.plan.inputs import InputError
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe

@@ -20,8 +20,9 @@ from pipeline.cluster import attempts
 from pipeline.cluster.attempts import LogReader, ask_to_stop, asked_to_stop, note_attempt, note_refusal, standing
 from pipeline.cluster.attend import DriverLog, attending
 from pipeline.engine.backends.local import ProcessBackend
+from pipeline.engine.driver.endings import Interrupted
 from pipeline.engine.driver.progress import Progress, clock
-from pipeline.engine.driver.scheduler import Interrupted, Scheduler
+from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.task import ChangedInput
 from pipeline.recipe import code
 from pipeline.store.fs import Store

@@ -26,8 +26,9 @@ from pipeline import run as run_module
 from pipeline.base.scratch import user_folder
 from pipeline.cluster.attempts import ask_to_stop, facts_of
 from pipeline.engine.backends.inline import InlineBackend
+from pipeline.engine.driver.endings import TaskFailed
 from pipeline.engine.driver.progress import Progress
-from pipeline.engine.driver.scheduler import Scheduler, TaskFailed
+from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.messages import Done, Failed, Failure, Quarantined
 from pipeline.plan.nodes import BarrierResult
 from pipeline.plan.planner import Planner

@@ -15,7 +15,13 @@ import pytest
 
 from pipeline.base import process
 from pipeline.base.scratch import Scratch, user_folder
-from pipeline.engine.backends.fingerprint import code_hash, declared_libraries, differences, fingerprint
+from pipeline.engine.backends.fingerprint import (
+    Fingerprint,
+    code_hash,
+    declared_libraries,
+    differences,
+    fingerprint,
+)
 from pipeline.engine.messages import (
     ANSWERS,
     ASSIGNMENTS,
@@ -43,6 +49,8 @@ from pipeline.engine.messages import (
 )
 from pipeline.engine.task import Skip, TaskSpec
 from pipeline.engine.worker import limits
+from pipeline.engine.worker.faults import CrashTriage
+from pipeline.engine.worker.job import Job
 from pipeline.engine.worker.process import _environment
 from pipeline.store.records import FileInfo, PartRecord
 
@@ -92,6 +100,49 @@ def test_every_message_survives_the_border():
         (ANSWERS, NeedsFreshProcess())]
     for channel, message in sent:
         assert channel.unpack(bytearray(pack(message))) == message
+
+
+@pytest.mark.parametrize("doc", [
+    {"type": "Raised", "failure": {"kind": "damaged", "message": 5}},
+    {"type": "Raised", "failure": {"kind": "damaged", "message": "m", "path": ["x"]}},
+    {"type": "Raised", "failure": {"kind": "innocent", "message": "m"}},
+    {"type": "Finished", "record": {"key": 1, "task": "t", "node": "n", "attempt": "a", "files": {}, "counters": {}}},
+    {"type": "Finished", "record": {"key": "k", "task": "t", "node": "n", "attempt": "a", "counters": {}, "files": {
+        "x": {"path": 5, "bytes": 1, "sha256": "", "content": ""}}}},
+    {"type": "Lost", "ids": [1], "message": "a supervisor's word"}])
+def test_an_answer_with_a_field_of_another_type_is_refused(doc):
+    with pytest.raises(ProtocolError):
+        ANSWERS.decode(doc)
+
+
+def test_nesting_without_end_is_refused_and_so_is_an_order_that_is_too_long():
+    body = b"[" * 200_000
+    with pytest.raises(ProtocolError):
+        ANSWERS.unpack(bytearray(struct.pack(">I", len(body)) + body))
+    with pytest.raises(ProtocolError, match="a Work of 6"):
+        pack(Work(TaskSpec("k", "m:T", "n", {"a": "x" * MAX_BYTES}), "1-1", "/s", "/t"))
+
+
+@pytest.mark.parametrize(("answer", "allowed"), [
+    (Raised(Failure("damaged", "m", path="objects/lists/0123.json")), True),
+    (Raised(Failure("exception", "m")), True), (NeedsFreshProcess(), True),
+    (Raised(Failure("damaged", "m", path="objects/lists/../../log/00000001.json")), False),
+    (Raised(Failure("damaged", "m", path="/etc/passwd")), False),
+    (Finished(PartRecord("k", "t", "n", "1-1-ab", {"a": FileInfo("objects/k/1-1-ab.a", 3, "", "")}, {})), True),
+    (Finished(PartRecord("other", "t", "n", "1-1-ab", {}, {})), False),
+    (Finished(PartRecord("k", "t", "other", "1-1-ab", {}, {})), False),
+    (Finished(PartRecord("k", "t", "n", "1-2-ab", {}, {})), False),
+    (Finished(PartRecord("k", "t", "n", "1-1-ab", {}, {}, replay_key="another pass")), False),
+    (Finished(PartRecord("k", "t", "n", "1-1-ab", {"a": FileInfo("objects/k/1-1-ab/../x", 3, "", "")}, {})), False),
+    (Finished(PartRecord("k", "t", "n", "1-1-ab", {"a": FileInfo("objects/j/1-1-ab.a", 3, "", "")}, {})), False)])
+def test_a_child_speaks_of_its_task_alone(answer, allowed):
+    assert Job(Assignment(1, TaskSpec("k", "m:T", "n", {}), "1-1"), CrashTriage()).allows(answer) is allowed
+
+
+def test_a_node_of_another_version_is_named_for_its_code():
+    ours = fingerprint([])
+    theirs = Fingerprint.from_json({"node": "old", "code": "1", "python": ours.python, "a field of then": 1})
+    assert differences(ours, theirs) == ["other code (there: )"]
 
 
 @linux

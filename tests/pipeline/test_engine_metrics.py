@@ -15,7 +15,7 @@ import pytest
 from pipeline.engine.backends.inline import InlineBackend
 from pipeline.engine.driver.metrics import KINDS, METRICS, OUTCOMES, kind_of, outcomes, samples
 from pipeline.engine.driver.progress import Progress
-from pipeline.engine.driver.scheduler import Running
+from pipeline.engine.driver.protocols import Running
 from pipeline.engine.task import TaskSpec
 from pipeline.plan.planner import Planner
 from pipeline.plan.tokens import token_nodes

@@ -22,8 +22,9 @@ import pytest
 from pipeline.base.clock import Clock
 from pipeline.engine.backends.inline import InlineBackend
 from pipeline.engine.backends.local import ProcessBackend
+from pipeline.engine.driver.endings import CannotRun, Interrupted, TaskFailed
 from pipeline.engine.driver.progress import Progress
-from pipeline.engine.driver.scheduler import CannotRun, Interrupted, Scheduler, TaskFailed
+from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.messages import Assignment, Done, Ready, StatusReport
 from pipeline.engine.task import Cursor
 from pipeline.engine.worker import limits as measure
@@ -481,7 +482,8 @@ def test_memory_that_others_have_filled_does_not_end_the_run(processes, store, t
 DRIVER = """
 import sys
 from pipeline.engine.backends.local import ProcessBackend
-from pipeline.engine.driver.scheduler import Interrupted, Scheduler
+from pipeline.engine.driver.endings import Interrupted
+from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 backend = ProcessBackend(Store(sys.argv[1]), 2, memory_mb=2000, scratch=sys.argv[2])

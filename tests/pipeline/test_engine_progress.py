@@ -8,7 +8,7 @@ import json
 import pytest
 
 from pipeline.engine.driver.progress import Progress
-from pipeline.engine.driver.scheduler import Running
+from pipeline.engine.driver.protocols import Running
 from pipeline.engine.task import TaskSpec
 from pipeline.store.records import PartRecord
 from tests.simulate.clock import VirtualClock

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.backends.inline import InlineBackend
-from pipeline.engine.driver.scheduler import CannotRun, Scheduler
+from pipeline.engine.driver.endings import CannotRun
+from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.worker.limits import Limits
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
@@ -215,7 +216,8 @@ def test_what_makes_no_progress_is_named(on_ray, tmp_path):
 DRIVER = """
 import sys
 from pipeline.engine.backends.ray_backend import RayBackend
-from pipeline.engine.driver.scheduler import Interrupted, Scheduler
+from pipeline.engine.driver.endings import Interrupted
+from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 backend = RayBackend(Store(sys.argv[1]), 3, child_memory_mb=300, scratch=sys.argv[2])

@@ -14,8 +14,10 @@ from functools import partial
 import pytest
 
 from pipeline.engine.backends.inline import InlineBackend
+from pipeline.engine.driver.endings import Interrupted, TaskFailed
 from pipeline.engine.driver.progress import Progress, clock
-from pipeline.engine.driver.scheduler import MAX_LOST, Interrupted, Running, Scheduler, TaskFailed
+from pipeline.engine.driver.protocols import Running
+from pipeline.engine.driver.scheduler import MAX_LOST, Scheduler
 from pipeline.engine.messages import Done, Failed, Failure, Hindered, Lost, Quarantined
 from pipeline.engine.task import Cursor, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt

@@ -18,6 +18,14 @@ from tests.simulate.clock import VirtualClock
 TIMES = {"a": [10.0] * 19 + [40.0], "b": [10.0] * 4}
 
 
+def flight(key: str, node: str, started: float) -> Flight:
+    return Flight(TaskSpec(key, "", node, {}), started)
+
+
+def keys(*arguments, **rule) -> list[str]:
+    return [spec.key for spec in to_double(*arguments, **rule)]
+
+
 @pytest.mark.parametrize(("now", "rule", "expected"), [
     (29.0, {"idle": True}, []), (30.0, {"idle": True}, ["x"]),                            # 3 × the p95, 10
     (29.0, {"idle": True, "least_s": 35.0}, []), (35.0, {"idle": True, "least_s": 35.0}, ["x"]),
@@ -25,24 +33,24 @@ TIMES = {"a": [10.0] * 19 + [40.0], "b": [10.0] * 4}
     (90.0, {"idle": False, "awaited": {"a"}, "unfinished": {"a"}}, []),
     (29.0, {"idle": False, "awaited": {"a"}}, []), (30.0, {"idle": False, "awaited": {"a"}}, ["x"])])
 def test_the_rule(now, rule, expected):
-    flights = [Flight("x", "a", 0.0), Flight("y", "a", now - 1), Flight("z", "b", 0.0)]   # too little is known of b
-    assert to_double(flights, TIMES, now, **rule) == expected
-    assert to_double([*flights, Flight("x", "a", now)], TIMES, now, **rule) == [], "once"
+    flights = [flight("x", "a", 0.0), flight("y", "a", now - 1), flight("z", "b", 0.0)]   # too little is known of b
+    assert keys(flights, TIMES, now, **rule) == expected
+    assert keys([*flights, flight("x", "a", now)], TIMES, now, **rule) == [], "once"
 
 
 def test_a_node_of_uneven_tasks_is_judged_by_its_slow_ones():
     uneven = {"a": [10.0] * 10 + [90.0] * 10}
-    assert to_double([Flight("x", "a", 0.0)], uneven, 60.0, idle=False, awaited={"a"}) == []
-    assert to_double([Flight("x", "a", 0.0)], uneven, 90.0, idle=False, awaited={"a"}) == ["x"]
+    assert keys([flight("x", "a", 0.0)], uneven, 60.0, idle=False, awaited={"a"}) == []
+    assert keys([flight("x", "a", 0.0)], uneven, 90.0, idle=False, awaited={"a"}) == ["x"]
 
 
 def test_work_is_displaced_from_a_tenth_of_the_slots_at_most_by_the_longest_first():
-    flights = [Flight(f"x{i}", "a", float(-i)) for i in range(8)]
+    flights = [flight(f"x{i}", "a", float(-i)) for i in range(8)]
     rule = {"idle": False, "awaited": {"a"}}
-    assert to_double(flights, TIMES, 100.0, slots=2, **rule) == ["x7"]
-    assert to_double(flights, TIMES, 100.0, slots=30, **rule) == ["x7", "x6", "x5"]
-    assert to_double([*flights, Flight("x7", "a", 99.0)], TIMES, 100.0, slots=30, **rule) == ["x6", "x5"]
-    assert len(to_double(flights, TIMES, 100.0, slots=2, idle=True)) == 8, "what is idle costs nothing"
+    assert keys(flights, TIMES, 100.0, slots=2, **rule) == ["x7"]
+    assert keys(flights, TIMES, 100.0, slots=30, **rule) == ["x7", "x6", "x5"]
+    assert keys([*flights, flight("x7", "a", 99.0)], TIMES, 100.0, slots=30, **rule) == ["x6", "x5"]
+    assert len(keys(flights, TIMES, 100.0, slots=2, idle=True)) == 8, "what is idle costs nothing"
 
 
 class Machine:

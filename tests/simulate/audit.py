@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine.driver.scheduler import DamageFound, TaskFailed
+from pipeline.engine.driver.endings import DamageFound, TaskFailed
 from pipeline.engine.messages import (
     Done,
     Event,

@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import replace
 from unittest import mock
 
+from pipeline.engine.driver.endings import DamageFound
 from pipeline.engine.driver.progress import Progress
-from pipeline.engine.driver.scheduler import DamageFound, Scheduler
+from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.plan.drive import steps
 from pipeline.store import log as log_module
 from pipeline.store.holder import Holder

@@ -11,9 +11,11 @@ import importlib.util
 import platform
 import re
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from stages.catalog import GROUPS
 from stages.stage import cpu_tag
@@ -64,6 +66,13 @@ class Fingerprint:
     python: str
     libraries: dict[str, str]
     cpu: str
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> Fingerprint:
+        """That of another node, which may run a version with other fields: it must be refused for its code, by name,
+        and not be taken for a broken one."""
+        empty: dict[str, Any] = {"roots": {}, "libraries": {}}
+        return cls(**{f.name: doc.get(f.name, empty.get(f.name, "")) for f in fields(cls)})
 
 
 def fingerprint(libraries: list[str]) -> Fingerprint:

@@ -20,7 +20,7 @@ from pipeline.store.fs import Store
 
 
 class InlineBackend:
-    """Runs one assignment for each `wait`. See `scheduler.Backend` for the interface."""
+    """Runs one assignment for each `wait`. See `protocols.Backend` for the interface."""
 
     def __init__(self, store: Store, *, scratch: str | None = None, clock: Clock = SYSTEM) -> None:
         self.store, self.scratch, self._clock = store, scratch, clock

@@ -22,7 +22,7 @@ log = logging.getLogger("tokenmill")
 
 
 class ProcessBackend:
-    """Runs tasks in `workers` children of this process (default: one a CPU). See `scheduler.Backend`."""
+    """Runs tasks in `workers` children of this process (default: one a CPU). See `protocols.Backend`."""
 
     interruptible = False
 

@@ -23,7 +23,7 @@ from pipeline.base.humanize import size
 from pipeline.base.redact import redact
 from pipeline.base.visible import visible
 from pipeline.engine.driver.metrics import OUTCOMES, outcomes
-from pipeline.engine.driver.scheduler import Running
+from pipeline.engine.driver.protocols import Running
 from pipeline.engine.task import TaskSpec
 from pipeline.engine.worker.faults import gist
 from pipeline.store.fs import StoreError

@@ -1,17 +1,21 @@
-"""The scheduler: hands tasks to a backend, commits what comes back, repeats what failed for reasons of its own.
+"""The scheduler: hands tasks to a backend, commits their records, and retries failed attempts.
 
-Runs in the driver. It knows no Ray and no process: a backend takes an `Assignment` and gives events
-(`pipeline.engine.messages`).
+It runs in the driver and knows neither Ray nor processes: a backend takes an `Assignment` and returns events
+(`pipeline.engine.messages`). Only O(slots) assignments exist at a time, however many tasks there are.
 
-A quarantined row goes into the log at once: whatever happens to this driver, later attempts at that key skip the row,
-unless the task fails for good: that takes back what was said of its rows, since it may all have been the task's doing.
-An `exception` is the task's own doing and counts against `max_attempts`; raised twice in a row with the same message at
-the same row it is deterministic and ends the run, and so does a `permanent` one at once (a setting that does not fit).
-`environment` (a killed child, memory pressure) and `lost` do not count there, but both are bounded, so that a task that
-takes its node down every time ends the run. A task that met a `damaged` file waits for another plan, in which the file
-is made anew; everything that does not need it is finished first, then DamageFound tells the driver.
-`returned` costs nothing at all.
-Only O(slots) assignments exist at a time, however many tasks there are.
+What an attempt's failure costs depends on its kind:
+
+* `exception`: raised by the task's own code; counts against `max_attempts`. The same message at the same row twice in a
+  row is deterministic and ends the run.
+* `permanent`: a setting that cannot work; ends the run at once.
+* `environment` (a killed child, memory pressure) and `lost` (its worker): counted apart and bounded by MAX_LOST, so
+  that a task that takes down every node it runs on ends the run.
+* `damaged`: a file of the store is not what its record says. The task waits for another plan, which makes the file
+  anew; tasks that do not need it are finished first, then DamageFound ends this plan.
+* `Returned` attempts cost nothing.
+
+A quarantined row is committed at once, so that later attempts at its task skip it even if this driver dies. A task that
+fails for good releases its rows: the task, not its documents, may have been at fault.
 """
 
 from __future__ import annotations
@@ -20,13 +24,14 @@ import contextlib
 import signal
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.base.clock import SYSTEM, Clock
-from pipeline.base.errors import TokenmillError
 from pipeline.engine.driver.bad_files import BadFiles
+from pipeline.engine.driver.endings import CannotRun, DamageFound, Interrupted, TaskFailed
+from pipeline.engine.driver.protocols import Backend, CommitLog, Listener, Running
 from pipeline.engine.driver.queue import Batch, Records, TaskQueue
 from pipeline.engine.driver.stragglers import Flight, to_double
 from pipeline.engine.messages import (
@@ -35,7 +40,6 @@ from pipeline.engine.messages import (
     Event,
     Failed,
     Failure,
-    FailureKind,
     Hanging,
     Hindered,
     Lost,
@@ -46,8 +50,6 @@ from pipeline.engine.messages import (
     skips,
 )
 from pipeline.engine.task import ResourceRequest, TaskSpec
-from pipeline.engine.worker.faults import gist
-from pipeline.store.errors import StoreError, remedy_of
 from pipeline.store.log import attempt_name
 from pipeline.store.records import PartRecord
 
@@ -57,131 +59,6 @@ MAX_LOST = 8             # node deaths and environment failures a task may meet 
 STRAGGLER_S = 30.0       # never double a task that runs for less
 TIMES = 512              # latest tasks of a node that its p95 is taken of
 READ_AHEAD = 1000        # tasks of a batch that are read between two looks at the backend
-
-
-class Backend(Protocol):
-    """Where tasks run: inline, in child processes, on Ray."""
-
-    interruptible: bool
-
-    def start(self, memory_mb: int = 0) -> None:
-        """Get ready to take tasks that declare up to `memory_mb`; a second call does nothing."""
-
-    @property
-    def slots(self) -> int:
-        """Tasks that can run at the same time right now."""
-
-    def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
-        """Tasks that wait, by kind: what to get workers for. Returns the kinds that can never run here, and why."""
-
-    def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
-        """Assignments of this kind it would start at once. 0 or less: none, and as many are at hand already; -slots or
-        less: it takes no more."""
-
-    def submit(self, assignment: Assignment) -> None: ...
-
-    def cancel(self, ids: list[int]) -> None:
-        """Forget these assignments, killing what runs of them. Their events may or may not still come."""
-
-    def wait(self, timeout: float) -> list[Event]:
-        """Events, as soon as there are any, after `timeout` seconds at the latest."""
-
-    def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
-        """Show a snapshot of the run's progress to whoever watches the cluster (metrics on Ray); elsewhere nothing."""
-
-    def close(self) -> None:
-        """Leave no process and no scratch file behind."""
-
-
-class CommitLog(Protocol):
-    """What the scheduler needs of `pipeline.store.log.Log`."""
-
-    epoch: int
-
-    def get(self, key: str) -> PartRecord | None: ...
-    def append(self, record: PartRecord) -> Any: ...
-    def quarantine(self, key: str, row: int, stage: int, reason: str) -> None: ...
-    def quarantined_rows(self, key: str) -> dict[int, tuple[int, str]]: ...
-    def release(self, key: str) -> None: ...
-    def flush(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Running:
-    """A task at work: for how many seconds, at which row and stage (-1: outside any document), for how long its cursor
-    has not moved, in which process, and what that does (`limits.doing`)."""
-
-    spec: TaskSpec
-    seconds: float
-    row: int
-    stage: int = -1
-    still: float = 0.0
-    host: str = ""
-    pid: int = 0
-    does: str = ""
-
-
-class Listener(Protocol):
-    """What the scheduler tells `pipeline.engine.driver.progress.Progress`."""
-
-    def plan_again(self) -> None: ...
-
-    def planned(self, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> None: ...
-    def done(self, spec: TaskSpec, record: PartRecord) -> None: ...
-    def failed(self, spec: TaskSpec, kind: FailureKind, message: str, again: bool) -> None: ...
-    def hindered(self, spec: TaskSpec, message: str) -> None: ...
-    def repeated(self, spec: TaskSpec) -> None: ...
-    def doubled(self, spec: TaskSpec) -> None: ...
-    def quarantined(self, spec: TaskSpec, row: int, reason: str) -> None: ...
-    def hanging(self, task: Running) -> None: ...
-    def running(self, slots: int, tasks: list[Running]) -> None: ...
-
-
-class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM: everything that was committed is kept; run again to go on. Not an Exception, so that no
-    stage's error handling mistakes it for a bad document."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}; what was committed is kept, run again to go on")
-        self.signum = signum
-
-
-class TaskFailed(TokenmillError):
-    """A task failed for good. `reasons` lists the message of every failed attempt, in order; what the worker printed of
-    it (a traceback, its last words) is a note of the exception."""
-
-    def __init__(self, spec: TaskSpec, reasons: list[str], tracebacks: Sequence[str] = ()) -> None:
-        self.spec, self.reasons = spec, reasons
-        times = f" {len(reasons)} times" if len(reasons) > 1 else ""
-        latest, count = {gist(r): r for r in reasons}, Counter(map(gist, reasons))
-        listing = "; ".join(r if len(latest) == 1 else f"{r} (× {count[g]})" for g, r in latest.items())
-        super().__init__(f"{spec.node}: {spec.label or spec.key} failed{times}: {listing}")
-        for traceback in dict.fromkeys(tracebacks):
-            self.add_note(f"in {spec.task}:\n{traceback}")
-
-
-class DamageFound(StoreError):
-    """Tasks cannot go on since files of the store are not what their records say. `paths`: which, and how that came to
-    be known."""
-
-    def __init__(self, paths: Mapping[str, str]) -> None:
-        super().__init__(f"{len(paths)} files of the store are damaged or gone: {', '.join(sorted(paths)[:3])}"
-                         f"{', …' if len(paths) > 3 else ''}; {remedy_of(paths)}")
-        self.paths = dict(paths)
-
-
-class CannotRun(TaskFailed):
-    """No worker can ever take the task. The message says what it declares and what the largest node has."""
-
-    def __init__(self, spec: TaskSpec, why: str) -> None:
-        super().__init__(spec, [why])
-        self.args = (f"{spec.node}: {spec.label or spec.key} cannot run: {why}",)
-
-
-@dataclass
-class _Flight:
-    spec: TaskSpec
-    started: float               # by the scheduler's clock
 
 
 @dataclass
@@ -214,7 +91,7 @@ class Scheduler:
         self._dispatch_seed, self._clock = dispatch_seed, clock
         self._awaited: set[str] = set()              # nodes of tasks that others wait for
         self._hindered = 0                           # environment failures since a task was done
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, Flight] = {}
         self._forget()
         self._history: dict[str, _History] = defaultdict(_History)
         self._times: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=TIMES))
@@ -226,7 +103,7 @@ class Scheduler:
 
     def _forget(self) -> None:
         self._queue = TaskQueue(self.log.get, self._dispatch_seed)
-        self._again: deque[TaskSpec] = deque()       # to be repeated, before anything new
+        self._retries: deque[TaskSpec] = deque()     # handed out before anything new
         self._left: Counter[str] = Counter()         # tasks in the queue, by node
         self._damaged: dict[str, str] = {}           # files tasks could not read, and what was said of them
 
@@ -292,7 +169,7 @@ class Scheduler:
             if self.bad_files:
                 for record in fresh.values():
                     self.bad_files.done(record)
-        if not (len(self._queue) or self._again or self._flights):
+        if not (len(self._queue) or self._retries or self._flights):
             if self._damaged and not self._queue.unread:
                 raise DamageFound(self._damaged)
             return
@@ -340,7 +217,7 @@ class Scheduler:
             case StatusReport(running) if self.progress:
                 self.progress.running(self.backend.slots, [self._running(s) for s in running if s.id in self._flights])
 
-    def _landed(self, ids: Iterable[int]) -> Iterator[_Flight]:
+    def _landed(self, ids: Iterable[int]) -> Iterator[Flight]:
         """Those of these attempts that were under way; they are not any more."""
         for id in ids:
             if id in self._flights:
@@ -353,7 +230,8 @@ class Scheduler:
     def _start(self) -> None:
         if not self._started:
             # before the signal handlers: ray.init installs its own
-            self.backend.start(max([*(k.memory_mb for k in self._queue.waiting), *(s.memory_mb for s in self._again)]))
+            kinds = {*self._queue.waiting, *(s.kind for s in self._retries)}
+            self.backend.start(max(kind.memory_mb for kind in kinds))
             self._ending.enter_context(self._signals())
             self._started, self._flushed = True, self._clock.now()
 
@@ -378,23 +256,23 @@ class Scheduler:
 
     # -- dispatch ------------------------------------------------------------------------------------------------
     def _hand_out(self) -> None:
-        waiting = Counter(self._queue.waiting) + Counter(s.kind for s in self._again)
+        waiting = Counter(self._queue.waiting) + Counter(s.kind for s in self._retries)
         for kind, why in self.backend.set_demand(waiting).items():
-            raise CannotRun(next((s for s in self._again if s.kind == kind), None) or self._queue.pop(kind), why)
-        for _ in range(len(self._again)):
-            spec = self._again.popleft()
+            raise CannotRun(next((s for s in self._retries if s.kind == kind), None) or self._queue.pop(kind), why)
+        for _ in range(len(self._retries)):
+            spec = self._retries.popleft()
             if self._has_room(spec.kind):
                 self._dispatch(spec)
             else:
-                self._again.append(spec)
-        if len(self._queue) or self._again:          # before these take the room
+                self._retries.append(spec)
+        if len(self._queue) or self._retries:          # before these take the room
             self._double_stragglers(idle=False)
         for kind in self._queue.kinds():
             while self._queue.waiting.get(kind) and self._has_room(kind):
                 spec = self._queue.pop(kind)
                 self._left[spec.node] -= 1
                 self._dispatch(spec)
-        if not (len(self._queue) or self._again or self._queue.unread):
+        if not (len(self._queue) or self._retries or self._queue.unread):
             self._double_stragglers(idle=True)
 
     def _has_room(self, kind: ResourceRequest) -> bool:
@@ -405,22 +283,20 @@ class Scheduler:
 
     def _dispatch(self, spec: TaskSpec) -> None:
         self._serial += 1
-        self._flights[self._serial] = _Flight(spec, self._clock.now())
+        self._flights[self._serial] = Flight(spec, self._clock.now())
         skip = self.log.quarantined_rows(spec.key)      # by attempts of this driver and of those before it
         self.backend.submit(Assignment(self._serial, spec, attempt_name(self.log.epoch, self._serial), skips(skip)))
 
     def _double_stragglers(self, idle: bool) -> None:
         """Start a second attempt of tasks that take suspiciously long. Whoever commits first counts."""
-        specs = {f.spec.key: f.spec for f in self._flights.values()}
-        unfinished = {*(node for node, n in self._left.items() if n > 0), *(s.node for s in self._again)}
-        for key in to_double([Flight(f.spec.key, f.spec.node, f.started) for f in self._flights.values()], self._times,
-                             self._clock.now(), idle=idle, unfinished=unfinished, awaited=self._awaited,
-                             slots=self.backend.slots, least_s=self.straggler_s):
-            # among what is at hand of tasks that wait, or on an idle slot
-            if self.backend.room_for(*specs[key].kind) > (0 if idle else -self.backend.slots):
-                self._dispatch(specs[key])
+        unfinished = {*(node for node, n in self._left.items() if n > 0), *(s.node for s in self._retries)}
+        for spec in to_double(self._flights.values(), self._times, self._clock.now(), idle=idle, unfinished=unfinished,
+                              awaited=self._awaited, slots=self.backend.slots, least_s=self.straggler_s):
+            # prefetched in place of a task that waits, or on an idle slot
+            if self.backend.room_for(*spec.kind) > (0 if idle else -self.backend.slots):
+                self._dispatch(spec)
                 if self.progress:
-                    self.progress.doubled(specs[key])
+                    self.progress.doubled(spec)
 
     # -- failure -------------------------------------------------------------------------------------------------
     def _quarantine(self, spec: TaskSpec, row: int, stage: int, reason: str) -> None:
@@ -460,7 +336,7 @@ class Scheduler:
     def _repeat(self, spec: TaskSpec) -> None:
         """Soon, so that a hopeless run ends soon."""
         if not any(f.spec.key == spec.key for f in self._flights.values()):
-            self._again.append(spec)
+            self._retries.append(spec)
             if self.progress:
                 self.progress.repeated(spec)
 

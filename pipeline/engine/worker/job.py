@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.engine.backends.pools import share
-from pipeline.engine.messages import Assignment
+from pipeline.engine.messages import Answer, Assignment, Finished, Raised
 from pipeline.engine.task import TaskSpec
 from pipeline.engine.worker.faults import CrashTriage
-from pipeline.store.records import PartRecord
 
 
 @dataclass
@@ -20,9 +19,9 @@ class Job:
     started: float = 0.0     # monotonic, when its first child got it
     rests: float = 0.0       # monotonic, until when it waits for the environment to recover
     overtaken: int = 0       # jobs that were behind it and started before it
-    place: tuple[int, int, int] = (-1, -1, -1)      # of its cursor,
-    since: float = 0.0       # when it moved there,
-    told: int = 0            # and how often it was said that it stands there
+    place: tuple[int, int, int] = (-1, -1, -1)      # last position of its cursor
+    since: float = 0.0       # monotonic, when the cursor moved there
+    told: int = 0            # number of times it was reported as hanging there
     fresh: bool = False      # a warm child was sealed for other stages: it wants one of its own
 
     @property
@@ -38,9 +37,17 @@ class Job:
         """The part of the devices it takes."""
         return share(self.spec.gpus) if self.spec.gpus else 0.0
 
-    def made(self, record: PartRecord) -> bool:
-        """Whether a record speaks of this task, and of files of this attempt only: whoever took a child over must not
-        commit anything else."""
-        prefix = f"objects/{self.spec.key}/{self.assignment.attempt}-"
-        return record.key == self.spec.key and all(
-            file.path.startswith(prefix) and "/" not in file.path[len(prefix):] for file in record.files.values())
+    def allows(self, answer: Answer) -> bool:
+        """Whether an answer speaks of this task: a record of it, with files of this attempt, or a damaged file inside
+        the store. A document that took the child over must not commit, retire or remove anything else."""
+        match answer:
+            case Finished(record):
+                attempt = f"{self.assignment.attempt}-"
+                prefix = f"objects/{self.spec.key}/{attempt}"
+                return (record.key == self.spec.key and record.node == self.spec.node
+                        and record.replay_key == self.spec.replay_key and record.attempt.startswith(attempt)
+                        and all(f.path.startswith(prefix) and "/" not in f.path[len(prefix):]
+                                for f in record.files.values()))
+            case Raised(failure):
+                return not failure.path.startswith("/") and ".." not in failure.path.split("/")
+        return True

@@ -159,8 +159,12 @@ class Supervisor:
             job.started = job.started or self._clock.now()
             job.place, job.since, job.told = (-1, -1, -1), self._clock.now(), 0
             triage = job.triage
-            child.give(job, Work(job.spec, job.assignment.attempt, self.store, child.scratch, skips(triage.skip),
-                                 triage.rows, triage.file, 1 if triage.rows else triage.batch_rows))
+            try:
+                child.give(job, Work(job.spec, job.assignment.attempt, self.store, child.scratch, skips(triage.skip),
+                                     triage.rows, triage.file, 1 if triage.rows else triage.batch_rows))
+            except ProtocolError as e:
+                child.finished()
+                self._failed(job, Failure("permanent", f"{e}; lower run.partition"))
 
     def _next(self) -> Job | None:
         """The job to start now: the first that fits. One that others overtook too often holds up all behind it, so that
@@ -259,8 +263,8 @@ class Supervisor:
                 self._answered(child, child.job, answer)
 
     def _answered(self, child: ChildProcess, job: Job, answer: Answer) -> None:
-        if isinstance(answer, Finished) and not job.made(answer.record):
-            self._died(child, Fault("protocol: a record that is not of its task", False))
+        if not job.allows(answer):
+            self._died(child, Fault("protocol: an answer that is not of its task", False))
             return
         child.finished()
         match answer:

@@ -1,0 +1,53 @@
+"""How a run ends before its tasks are done."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from pipeline.base.errors import TokenmillError
+from pipeline.engine.task import TaskSpec
+from pipeline.engine.worker.faults import gist
+from pipeline.store.errors import StoreError, remedy_of
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM: everything that was committed is kept; run again to go on. Not an Exception, so that no
+    stage's error handling mistakes it for a bad document."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}; what was committed is kept, run again to go on")
+        self.signum = signum
+
+
+class TaskFailed(TokenmillError):
+    """A task failed for good. `reasons` lists the message of every failed attempt, in order; what the worker printed of
+    it (a traceback, its last words) is a note of the exception."""
+
+    def __init__(self, spec: TaskSpec, reasons: list[str], tracebacks: Sequence[str] = ()) -> None:
+        self.spec, self.reasons = spec, reasons
+        times = f" {len(reasons)} times" if len(reasons) > 1 else ""
+        latest, count = {gist(r): r for r in reasons}, Counter(map(gist, reasons))
+        listing = "; ".join(r if len(latest) == 1 else f"{r} (× {count[g]})" for g, r in latest.items())
+        super().__init__(f"{spec.node}: {spec.label or spec.key} failed{times}: {listing}")
+        for traceback in dict.fromkeys(tracebacks):
+            self.add_note(f"in {spec.task}:\n{traceback}")
+
+
+class DamageFound(StoreError):
+    """Tasks cannot go on since files of the store are not what their records say. `paths`: which, and how that came to
+    be known."""
+
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        super().__init__(f"{len(paths)} files of the store are damaged or gone: {', '.join(sorted(paths)[:3])}"
+                         f"{', …' if len(paths) > 3 else ''}; {remedy_of(paths)}")
+        self.paths = dict(paths)
+
+
+class CannotRun(TaskFailed):
+    """No worker can ever take the task. The message says what it declares and what the largest node has."""
+
+    def __init__(self, spec: TaskSpec, why: str) -> None:
+        super().__init__(spec, [why])
+        self.args = (f"{spec.node}: {spec.label or spec.key} cannot run: {why}",)
