@@ -260,6 +260,41 @@ def test_liveness_needs_host_boot_pid_space_and_start_time():
         assert store_log.alive({**me, **other}) is None
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_drivers_that_fence_each_other_on_a_real_disk_lose_nothing_acknowledged(tmp_path, seed):
+    """Threads of the system, hard links of a local disk: what tests/simulate does not have. What `flush` acknowledged
+    is in the log with the attempt that won, epochs are contiguous, no key has two records."""
+    rng, store = random.Random(seed), Store(tmp_path)
+    plans = [[(rng.choice(["append", "append", "append", "flush"]), f"k{rng.randrange(12)}")
+              for _ in range(rng.randrange(20, 60))] for _ in range(3)]
+    acknowledged: list[tuple[str, str]] = []
+
+    def drive(name: int) -> None:
+        appended: list[tuple[str, str]] = []
+        log = Log.open(store, run=str(name), takeover=True)
+        with contextlib.suppress(Fenced), log:
+            for n, (what, key) in enumerate(plans[name]):
+                if what == "append":
+                    appended.append((key, log.append(record(key, attempt_name(log.epoch, n))).attempt))
+                else:
+                    log.flush()
+                    acknowledged.extend(appended)
+
+    with ThreadPoolExecutor(len(plans)) as pool:
+        list(pool.map(drive, range(len(plans))))
+    view = Log.read(store)
+    assert view.epoch == len(plans) and acknowledged
+    assert all(view.get(key).attempt == attempt for key, attempt in acknowledged)
+    epoch, keys = 0, []
+    for path in (p for p in store.list("log") if "heartbeat" not in p):
+        body = json.loads(store.read(path))["body"]
+        assert body["epoch"] == epoch + (body["kind"] == "epoch")
+        epoch = body["epoch"]
+        keys += [r["key"] for r in body.get("records", ())]
+        assert all(r["attempt"].startswith(f"{epoch:08d}-") for r in body.get("records", ()))
+    assert len(keys) == len(set(keys))
+
+
 def test_processes_that_open_one_store_at_once(tmp_path):
     """Without takeover exactly one gets it, the others are told who has it. With it they fence each other, and every
     acknowledged record is there."""

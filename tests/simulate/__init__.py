@@ -17,7 +17,7 @@ What is real: `Scheduler`, `TaskQueue`, `Progress`, `Log` and `LogView` with the
   the store over
 
 A driver is a generator that the world resumes; while it waits or stands still, the others run above it on the same
-stack.
+stack. So one that waits goes on only when those above it wait or end, too: interleavings are last in, first out.
 
 The auditor (`audit`) replays every segment by rules of its own as soon as it is written, and compares: one record a key
 counts and never changes; a segment is never written twice, nor by anybody but the driver of its epoch; every file of a
@@ -30,5 +30,6 @@ its message holds the command that runs it again at the same commit. `mutants` a
 the simulator; each has to be found.
 
 Not simulated: processes and their supervisors, crash triage inside a partition, publication of datasets, several
-threads, a local disk with its hard links, a holder on the same machine, the folder of the trainer's checkpoints.
+threads, a local disk with its hard links, tasks that make other content than before, stale reports of damage, a
+holder on the same machine, the folder of the trainer's checkpoints.
 """

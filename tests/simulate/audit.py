@@ -21,6 +21,7 @@ from pipeline.engine.messages import (
     Quarantined,
     Returned,
 )
+from pipeline.store import log as log_module
 from pipeline.store.errors import StoreError
 from pipeline.store.log import Fenced, Held
 from pipeline.store.view import CorruptLog, LogView
@@ -80,7 +81,7 @@ class Told:
         self.accepted = 0                                            # results that count
         self.due: set[str] = set()                                   # keys that must have a record after this step
         self.verdicts: set[tuple[str, int]] = set()                  # (key, row) that must be durable after this step
-        self.appended: dict[str, str] = {}                           # key → attempt, not yet known to be durable
+        self.appended: dict[str, tuple[str, float]] = {}             # key → attempt and time, not yet known durable
         self.hindered = 0
         self.beside = 0                                              # attempts begun beside another of the same key
 
@@ -202,15 +203,26 @@ class Audit:
 
     def appended(self, driver: Driver, record: PartRecord, first: PartRecord) -> None:
         if first is record and record.key not in self.truth.live:
-            self._told[driver.name].appended[record.key] = record.attempt
+            self._told[driver.name].appended[record.key] = record.attempt, self.world.time
 
     def flushed(self, driver: Driver) -> None:
         """What was appended before is durable. What was retired since was durable, too."""
         told = self._told[driver.name]
-        for key, attempt in told.appended.items():
-            if self.truth.live.get(key, {}).get("attempt") != attempt and key not in self.truth.retired:
-                raise self.broken(f"{driver.name}: flush returned, and {key} is not in the log")
+        for key in self._uncommitted(told):
+            raise self.broken(f"{driver.name}: flush returned, and {key} is not in the log")
         told.appended.clear()
+
+    def tended(self, driver: Driver, began: float) -> None:
+        """No record that was due at `began` still waits."""
+        told = self._told[driver.name]
+        for key in self._uncommitted(told):
+            if began - told.appended[key][1] > log_module.SEGMENT_S:
+                raise self.broken(f"{driver.name}: the record for {key} still waits for its segment")
+
+    def _uncommitted(self, told: Told) -> list[str]:
+        truth = self.truth
+        return [key for key, (attempt, _) in told.appended.items()
+                if truth.live.get(key, {}).get("attempt") != attempt and key not in truth.retired]
 
     # -- the scheduler -------------------------------------------------------------------------------------------------
     def dispatched(self, driver: Driver, number: int, spec: TaskSpec, skip: Mapping[int, str]) -> None:

@@ -58,6 +58,8 @@ MUTANTS = [
     Mutant("a takeover keeps the epoch", LOG + "_begin", '"epoch": self.epoch + 1', '"epoch": max(1, self.epoch)'),
     Mutant("a living driver is not waited for", LOG + "_see_that_it_is_gone",
            "range(math.ceil(PATIENCE_S / step))", "range(1)"),
+    Mutant("a fenced driver is not told", LOG + "verify", "if self.store.exists(name):", "if False:"),
+    Mutant("a record waits for the next one", LOG + "tend", "self.flush()", "pass"),
     # -- what the log says
     Mutant("the latest record counts", VIEW + "_take", "INSERT OR IGNORE INTO record", "INSERT OR REPLACE INTO record"),
     Mutant("a retired record counts still", VIEW + "_retire",
@@ -75,7 +77,7 @@ MUTANTS = [
     Mutant("attempts are named after the driver before", SCHEDULER + "_dispatch",
            "attempt_name(self.log.epoch, self._serial)", "attempt_name(max(1, self.log.epoch - 1), self._serial)"),
     Mutant("a task may fail for ever", SCHEDULER + "_failed", "past.exceptions >= self.max_attempts", "False"),
-    Mutant("the second result counts, too", SCHEDULER + "_commit", "del self._flights[i]", "pass"),
+    Mutant("a finished attempt stays in flight", SCHEDULER + "_commit", "del self._flights[i]", "pass"),
     Mutant("the other attempt goes on", SCHEDULER + "_commit",
            'self.backend.cancel([i for i in twins if i != id])', "pass"),
     Mutant("a failed run leaves its attempts", SCHEDULER + "__exit__",

@@ -43,7 +43,8 @@ def test_a_fenced_driver_may_know_verdicts_that_were_taken_back() -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     with mutant.planted():
-        assert search(range(WITHIN)) is not None
+        found = search(range(WITHIN))
+    assert found is not None and found.broken, "a crash of the mutant is no find of the auditor"
 
 
 def test_a_history_is_the_same_every_time() -> None:

@@ -69,6 +69,19 @@ class SimLog(Log):
         super().flush()
         self.driver.world.audit.flushed(self.driver)
 
+    def tend(self) -> bool:
+        began = self.driver.world.time             # the process may stand still behind the product's look at the clock
+        sound = super().tend()
+        if sound:
+            self.driver.world.audit.tended(self.driver, began)
+        return sound
+
+    def verify(self) -> None:
+        fenced = self.driver.fenced
+        super().verify()
+        if fenced:
+            raise self.driver.world.audit.broken(f"{self.driver.name} was fenced, and its log did not say so")
+
 
 class SimScheduler(Scheduler):
     @contextlib.contextmanager
@@ -111,6 +124,10 @@ class Driver:
     def holder(self) -> Holder:
         """Nobody sees another's processes: heartbeats decide when to try."""
         return {"host": self.name, "boot": "b", "space": "s", "pid": 1, "started": "1", "run": self.name}
+
+    @property
+    def fenced(self) -> bool:
+        return 0 < self.epoch < self.world.audit.truth.epoch
 
     def point(self, what: str) -> None:
         """A call of clock, storage or backend: here the process may be killed, or stand still."""
