@@ -39,6 +39,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pipeline.base.files import sha256
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -253,16 +255,13 @@ class Stage:
 def file_sha256(path: str | Path) -> str:
     """sha256 of a file, 64 hex characters; of a folder: that of the names and hashes of the files in it and below,
     without those that begin with a dot."""
-    h = hashlib.sha256()
     if Path(path).is_dir():
+        h = hashlib.sha256()
         inside = ((p.relative_to(path).as_posix(), p) for p in Path(path).rglob("*") if p.is_file())
         for name, file in sorted((name, p) for name, p in inside if not f"/{name}".count("/.")):
             h.update(f"{name}\0{file_sha256(file)}\n".encode("utf-8", "surrogateescape"))
         return h.hexdigest()
-    with open(path, "rb") as f:
-        for block in iter(lambda: f.read(1 << 20), b""):
-            h.update(block)
-    return h.hexdigest()
+    return sha256(path)
 
 
 def library_versions(names: tuple[str, ...]) -> dict[str, str]:

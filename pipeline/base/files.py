@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
+
+
+def sha256(path: str | Path) -> str:
+    """sha256 of a file, 64 hex characters; read in blocks."""
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.base.clock import SYSTEM
+from pipeline.base.files import sha256 as sha256_of
 from pipeline.base.files import sync
 from pipeline.base.parquet import open_parquet, read_table
 from pipeline.store import disk
@@ -286,5 +287,4 @@ def matches(local: str, sha256: str) -> bool:
 @functools.lru_cache(4096)
 def _sha256(path: str, *identity: int) -> str:
     """sha256 of a file, remembered for its size and times: what many tasks of a child read is hashed for the first."""
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+    return sha256_of(path)

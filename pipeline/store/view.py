@@ -157,8 +157,6 @@ class LogView:
             self.runs[self.epoch] = body["holder"]["run"]
         for record in body.get("records", ()):
             self._take(record)
-        for entry in body.get("quarantine", ()):              # by id, outside a record: as logs once had it
-            self._quarantine_document(entry)
         for entry in body.get("quarantined", ()):
             self._quarantine_row(entry)
         for key in body.get("released", ()):

@@ -150,19 +150,6 @@ def test_quarantined_rows_are_replayed_until_their_part_is_there(store):
         first.flush()
 
 
-def test_quarantine_entries_outside_records_are_still_read(tmp_path):
-    """Segments had a field `quarantine` of entries by id."""
-    store = Store(tmp_path)
-    with Log.open(store):
-        pass
-    body = {"format": 1, "kind": "records", "epoch": 1, "nonce": "n", "records": [],
-            "quarantine": [quarantined("d1", "s1"), quarantined("d2", "s1")]}
-    assert store.put_absent("log/00000002.json", store_log.encode_segment(body))
-    assert Log.read(store).quarantined(["s1"]).keys() == {"d1", "d2"}
-    with Log.open(store) as log:
-        assert log.epoch == 2 and log.quarantined(["s1"]).keys() == {"d1", "d2"}
-
-
 def test_second_driver_is_refused_then_takes_over_and_the_first_is_fenced(store):
     first = Log.open(store, run="first", threaded=False)     # it hears of the second when it commits, not before
     first.append(record("mine"))

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.base.files import sha256
 from pipeline.engine.task import TaskSpec
 from pipeline.passes.materialize import map_drafts, publish_rows, reduce_drafts
 from pipeline.store.records import PartRecord
@@ -23,7 +24,6 @@ from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order, Pha
 from tokenizer.shards.layout import MANIFEST, Manifest, Shard, ShardError, file_name
 from tokenizer.shards.reader import ShardSet, loss_mask
 from tokenizer.shards.rows import RowSet, pack_bits, unpack_bounds, unpack_loss
-from tokenizer.shards.verify import file_sha256
 from tokenizer.shards.writer import ShardWriter
 
 
@@ -285,7 +285,7 @@ def big_stream(root, tokens: int) -> Stream:
     facts = writer.close()
     names, sums = {}, {}
     for kind, name in (("body", "b"), ("ends", "e"), ("table", "t"), ("blocks", "s")):
-        sums[kind] = file_sha256(folder / name)
+        sums[kind] = sha256(folder / name)
         names[kind] = file_name(0, kind, sums[kind])
         (folder / name).rename(folder / names[kind])
     made = Manifest("big", "train", "uint16", "t" * 64, 60_000, EOS, facts["tokens"], facts["documents"],

@@ -19,10 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.base.files import sha256
 from tokenizer.shards.layout import MANIFEST, TABLE_ROWS, Manifest, Shard, ShardError, file_name, token_dtype
 from tokenizer.shards.reader import ShardSet
 from tokenizer.shards.sums import BLOCK, SUMS, BlockSummer, damaged_block
-from tokenizer.shards.verify import file_sha256, verify
+from tokenizer.shards.verify import verify
 from tokenizer.shards.writer import ShardWriter
 
 EOS = 3
@@ -48,7 +49,7 @@ def write_set(folder: Path, shards: list[list[np.ndarray]], vocab: int, split: s
                        np.array([4 * len(d) for d in some]), counts)
             n += len(some)
         facts = writer.close()
-        sums = {kind: file_sha256(path) for kind, path in paths.items()}
+        sums = {kind: sha256(path) for kind, path in paths.items()}
         names = {kind: file_name(s, kind, sums[kind]) for kind in paths}
         for kind, path in paths.items():
             path.rename(folder / names[kind])

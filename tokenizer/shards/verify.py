@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.base.files import sha256 as sha256_of
 from pipeline.base.parquet import open_parquet
 from tokenizer.shards.layout import ENDS, TABLE, TABLE_ROWS, ShardError
 from tokenizer.shards.reader import ShardSet
@@ -22,7 +23,7 @@ def verify(path: str | Path, sha256: str | None = None) -> list[str]:
     for i, info in enumerate(shards.manifest.shards):
         for name, expected in ((getattr(info, kind), sha) for kind, sha in info.sums().items()):
             try:
-                if file_sha256(shards.folder / name) != expected:
+                if sha256_of(shards.folder / name) != expected:
                     problems.append(f"{name}: sha256 differs from the manifest: damaged or replaced")
             except OSError as e:
                 problems.append(f"{name}: cannot be read ({e.strerror})")
@@ -33,12 +34,6 @@ def verify(path: str | Path, sha256: str | None = None) -> list[str]:
         except (ShardError, OSError, ValueError) as e:
             problems.append(f"{info.body}: {e}")
     return problems
-
-
-def file_sha256(path: str | Path) -> str:
-    """sha256 of a file, read in blocks."""
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def _documents(shards: ShardSet, shard: int) -> list[str]:

@@ -40,7 +40,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from pipeline.base.files import link, sync, write_synced
+from pipeline.base.files import link, sha256, sync, write_synced
 from trainer.checkpoint.config import CheckpointConfig
 from trainer.parallel.world import World, reshard
 
@@ -340,11 +340,6 @@ class Saver:
             raise CheckpointError(f"{step}: another trainer has completed this step; two runs must not share a folder: "
                                   f"give one of them another --out")
         retain(self.folder, self.config)
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def kept(found: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
