@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from pipeline.cluster.attempts import asked_to_stop, code_folder, facts_of, keep_code, note_attempt
-from pipeline.cluster.attend import GRACE_S, attending
+from pipeline.cluster.cancellation import GRACE_S, watching
 from pipeline.engine.driver.bad_files import BadFiles
 from pipeline.engine.driver.endings import TaskFailed
 from pipeline.engine.driver.progress import Progress
@@ -166,7 +166,7 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
             _publish_lost(store, log, node, result)
             check_error_rate(node, result.encoded, max_error_rate)
 
-    with attending(store, name, attempt, lambda: scheduler.stop(grace_s=GRACE_S)):
+    with watching(store, name, attempt, lambda: scheduler.stop(grace_s=GRACE_S)):
         try:
             results = drive(nodes, scheduler, finished)
         except TaskFailed:

@@ -210,7 +210,7 @@ def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: b
     store as well, and so is why it came to nothing."""
     from pipeline.cli.runs import drive
     from pipeline.cluster.attempts import asked_to_stop, facts_of, note_refusal
-    from pipeline.cluster.attend import DriverLog
+    from pipeline.cluster.driver_log import DriverLog
     from pipeline.engine.driver.endings import Interrupted
 
     def interrupt(signum: int, frame: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.base.auth import ClusterError, loopback_url
 from pipeline.base.clock import SYSTEM
-from pipeline.cluster.examine import Check, check, clock, examine
+from pipeline.cluster.diagnostics import Check, check, clock, inspect_node
 from pipeline.engine.backends.fingerprint import Fingerprint, declared_libraries, differences, fingerprint
 from pipeline.store.fs import Store
 
@@ -19,12 +19,12 @@ LEVELS = ("green", "yellow", "red")
 def diagnose(store_root: str | None = None, address: str | None = None, insecure_local: bool = False) -> dict[str, Any]:
     """{"store", "address", "worst": green | yellow | red, "checks": [{"where", "name", "level", "said", "remedy"}]}.
 
-    This machine is looked at, and with `address` ('host:port') every node of the Ray cluster there: a small task runs
+    This machine is inspected, and with `address` ('host:port') every node of the Ray cluster there: a small task runs
     on each. A cluster that anybody may run code on is only named, not used, unless it is on loopback and
     `insecure_local`. Nothing is left behind.
     """
     store = Store(store_root) if store_root is not None else None
-    mine = examine(store.root if store else None)
+    mine = inspect_node(store.root if store else None)
     checks = [{"where": HERE, **c} for c in mine["checks"]]
     if address is not None:
         checks += list(_cluster(address, store, insecure_local))
@@ -45,7 +45,7 @@ def _cluster(address: str, store: Store | None, insecure_local: bool) -> Iterato
     yield {"where": "cluster", **(check(name, "green", "on") if wanted else
                                   check(name, "yellow", "off, on loopback", "set RAY_AUTH_MODE=token on every node"))}
     with _witness(store) as witness:
-        found = jobs.on_every_node(address, "pipeline.cluster.examine:examine",
+        found = jobs.on_every_node(address, "pipeline.cluster.diagnostics:inspect_node",
                                    {"store_root": store.root if store else None, "witness": witness})
     url = found["dashboard"]
     if url:

@@ -29,7 +29,7 @@ from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from stages.catalog import load
 
-#: seconds Ray waits between SIGTERM and SIGKILL: what runs may finish (`attend.GRACE_S`), and the driver its report
+#: seconds Ray waits between SIGTERM and SIGKILL: tasks may finish (`cancellation.GRACE_S`), and the driver its report
 STOP_WAIT_S = 180
 #: Ray answers requests about addresses from the environment instead of those it is given
 _OVERRIDES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")

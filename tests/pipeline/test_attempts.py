@@ -18,7 +18,8 @@ import pytest
 from pipeline.cli.status import text as status_text
 from pipeline.cluster import attempts
 from pipeline.cluster.attempts import LogReader, ask_to_stop, asked_to_stop, note_attempt, note_refusal, standing
-from pipeline.cluster.attend import DriverLog, attending
+from pipeline.cluster.cancellation import watching
+from pipeline.cluster.driver_log import DriverLog
 from pipeline.engine.backends.local import ProcessBackend
 from pipeline.engine.driver.endings import Interrupted
 from pipeline.engine.driver.progress import Progress, clock
@@ -178,10 +179,10 @@ def test_the_wish_is_found_once_and_only_for_this_attempt(any_store, monkeypatch
         calls.append(len(looks))
         called.set()
 
-    monkeypatch.setattr("pipeline.cluster.attend.asked_to_stop", look)
-    monkeypatch.setattr("pipeline.cluster.attend.POLL_S", 0.05)
+    monkeypatch.setattr("pipeline.cluster.cancellation.asked_to_stop", look)
+    monkeypatch.setattr("pipeline.cluster.cancellation.POLL_S", 0.05)
     ask_to_stop(any_store, "r", 1)
-    with attending(any_store, "r", 2, stop):
+    with watching(any_store, "r", 2, stop):
         until(lambda: len(looks) > 3)
         assert calls == []
         ask_to_stop(any_store, "r", 2)
@@ -189,9 +190,9 @@ def test_the_wish_is_found_once_and_only_for_this_attempt(any_store, monkeypatch
         until(lambda: "attend" not in {thread.name for thread in threading.enumerate()})
     assert calls == [len(looks)], "once, and nobody looks any more"
     looks.clear(), calls.clear(), called.clear()
-    monkeypatch.setattr("pipeline.cluster.attend.POLL_S", 3600.0)
+    monkeypatch.setattr("pipeline.cluster.cancellation.POLL_S", 3600.0)
     ask_to_stop(any_store, "r", 3)
-    with attending(any_store, "r", 3, stop):                              # found at once: no poll has to pass
+    with watching(any_store, "r", 3, stop):                              # found at once: no poll has to pass
         assert called.wait(120)
     assert calls == [1]
 
@@ -259,7 +260,7 @@ def read(store: Store, attempt: int = 1) -> str:
 
 SAYS = """
 import os, subprocess, sys, time
-from pipeline.cluster.attend import DriverLog
+from pipeline.cluster.driver_log import DriverLog
 from pipeline.store.fs import Store
 with DriverLog(Store(sys.argv[1]), "r", 1) as log:
     print("on stdout", end="")
@@ -291,7 +292,7 @@ def test_all_that_is_said_is_copied_without_secrets(store):
 
 
 def test_a_follower_reads_everything_once_while_it_grows(any_store, monkeypatch, capfd):
-    monkeypatch.setattr("pipeline.cluster.attend.COPY_S", 0.02)
+    monkeypatch.setattr("pipeline.cluster.driver_log.COPY_S", 0.02)
     reader, found = LogReader(any_store, "r", 1), []
     with capfd.disabled(), open(os.devnull, "w") as null:
         saved = os.dup(2)

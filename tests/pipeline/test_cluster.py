@@ -21,7 +21,7 @@ import pytest
 from pipeline.base import auth
 from pipeline.base.auth import ClusterError, loopback
 from pipeline.cluster import attempts
-from pipeline.cluster.attend import POLL_S
+from pipeline.cluster.cancellation import POLL_S
 from pipeline.store.fs import Store
 from tests.pipeline.cli_site import ROOT, process
 from tests.pipeline.conftest import TOKEN

@@ -13,7 +13,7 @@ import pytest
 from pipeline.base import auth
 from pipeline.base.auth import ClusterError
 from pipeline.cluster import attempts, connect
-from pipeline.cluster.attend import DriverLog
+from pipeline.cluster.driver_log import DriverLog
 from pipeline.engine.messages import Failed, Failure
 from pipeline.store.fs import Store
 from tests.gcs import gcs

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.auth import ClusterError
-from pipeline.cluster import doctor
-from pipeline.cluster import examine as examination
-from pipeline.cluster.examine import clock, examine, look_at_store
+from pipeline.cluster import diagnostics, doctor
+from pipeline.cluster.diagnostics import check_store, clock, inspect_node
 from pipeline.engine.backends.fingerprint import declared_libraries, fingerprint
 from pipeline.store.fs import Store, StoreError
 
@@ -30,22 +29,22 @@ def by_name(checks) -> dict[str, dict[str, str]]:
 
 @linux
 def test_this_machine_and_a_new_store(tmp_path):
-    found = by_name(examine(str(tmp_path / "store"))["checks"])
+    found = by_name(inspect_node(str(tmp_path / "store"))["checks"])
     assert {"open files", "/dev/shm", "scratch: space", "memory", "child processes", "language model", "OCR",
             "store: space", "store: commits", "store: clock"} <= found.keys()
     assert found["store: commits"]["level"] == found["store: clock"]["level"] == "green"
     assert not any(c["remedy"] for c in found.values() if c["level"] == "green")
     assert not (tmp_path / "store").exists(), "looking at a store makes none"
     (tmp_path / "old" / "runs").mkdir(parents=True)
-    list(look_at_store(Store(tmp_path / "old")))
+    list(check_store(Store(tmp_path / "old")))
     assert not list((tmp_path / "old" / "runs").iterdir()), "nothing is left behind"
 
 
 @linux
 def test_few_open_files(monkeypatch):
     for soft, level in ((256, "red"), (2048, "yellow"), (65536, "green"), (resource.RLIM_INFINITY, "green")):
-        monkeypatch.setattr(examination.resource, "getrlimit", lambda _, s=soft: (s, 1 << 20))
-        [found] = examination._open_files()
+        monkeypatch.setattr(diagnostics.resource, "getrlimit", lambda _, s=soft: (s, 1 << 20))
+        [found] = diagnostics._open_files()
         assert found["level"] == level and (level == "green") != ("ulimit -n 65536" in found["remedy"])
 
 
@@ -56,11 +55,11 @@ def test_a_full_disk_no_inodes_and_little_shared_memory(monkeypatch, tmp_path):
     for info, levels in ((Info(1 << 10, 1 << 10, 5, 100, 1 << 20), ["red", "red"]),
                          (Info(5 << 20, 1 << 10, 50_000, 1 << 20, 1 << 30), ["yellow", "yellow"]),
                          (Info(1 << 30, 1 << 10, 0, 0, 1 << 40), ["green"])):
-        monkeypatch.setattr(examination.os, "statvfs", lambda _, i=info: i)
-        found = list(examination._space("scratch", tmp_path, "more"))
+        monkeypatch.setattr(diagnostics.os, "statvfs", lambda _, i=info: i)
+        found = list(diagnostics._space("scratch", tmp_path, "more"))
         assert [c["level"] for c in found] == levels
-    monkeypatch.setattr(examination.shutil, "disk_usage", lambda _: usage._replace(free=64 << 20))
-    [found] = examination._shm()
+    monkeypatch.setattr(diagnostics.shutil, "disk_usage", lambda _: usage._replace(free=64 << 20))
+    [found] = diagnostics._shm()
     assert found["level"] == "yellow" and "--shm-size" in found["remedy"]
 
 
@@ -68,55 +67,55 @@ def test_a_full_disk_no_inodes_and_little_shared_memory(monkeypatch, tmp_path):
 def test_a_cache_that_scratch_cannot_be_linked_to(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "some" / "cache"))
-    assert "cache" not in by_name(examination._scratch())
+    assert "cache" not in by_name(diagnostics._scratch())
     if os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
         pytest.skip("/dev/shm is on the disk of the tests")
     monkeypatch.setenv("TOKENMILL_CACHE", "/dev/shm/tokenmill-cache")
-    found = by_name(examination._scratch())["cache"]
+    found = by_name(diagnostics._scratch())["cache"]
     assert found["level"] == "yellow" and "/dev/shm/tokenmill-cache is on another disk" in found["said"]
 
 
 @linux
 def test_little_memory_for_many_cores(monkeypatch):
     for gigabytes, level in ((1, "red"), (3, "yellow"), (64, "green")):
-        monkeypatch.setattr(examination, "memory_use", lambda g=gigabytes: (1 << 28, g << 30))
-        monkeypatch.setattr(examination.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-        [found] = examination._memory()
+        monkeypatch.setattr(diagnostics, "memory_use", lambda g=gigabytes: (1 << 28, g << 30))
+        monkeypatch.setattr(diagnostics.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+        [found] = diagnostics._memory()
         assert found["level"] == level, found
 
 
 def test_models_and_gpus(monkeypatch, tmp_path):
     monkeypatch.setenv("TOKENMILL_MODELS", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    [found] = examination._models()
+    [found] = diagnostics._models()
     assert found["level"] == "yellow" and "tokenmill fetch lid176" in found["remedy"]
-    monkeypatch.setattr(examination, "visible_gpus", lambda: ["0", "1"])
-    [found] = examination._gpus()
+    monkeypatch.setattr(diagnostics, "visible_gpus", lambda: ["0", "1"])
+    [found] = diagnostics._gpus()
     assert found["level"] == ("green" if Path("/proc/driver/nvidia/version").exists() else "yellow")
-    monkeypatch.setattr(examination, "visible_gpus", list)
-    assert list(examination._gpus()) == []
+    monkeypatch.setattr(diagnostics, "visible_gpus", list)
+    assert list(diagnostics._gpus()) == []
 
 
 def test_stores_that_will_not_do(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_text("")
-    found = by_name(look_at_store(Store(file)))
+    found = by_name(check_store(Store(file)))
     assert found["store: commits"]["level"] == "red" and found["store: commits"]["remedy"]
-    [elsewhere] = look_at_store(Store(tmp_path), witness="runs/.doctor-none")
+    [elsewhere] = check_store(Store(tmp_path), witness="runs/.doctor-none")
     assert elsewhere["level"] == "red" and "all nodes share" in elsewhere["remedy"]
     with monkeypatch.context() as m:
         m.setattr(Store, "exists", lambda *_: (_ for _ in ()).throw(StoreError(
             "cannot read s3://b/x: 403; access was refused: see that the credentials of this process may read there")))
-        [refused] = look_at_store(Store(tmp_path), witness="runs/.doctor-none")
+        [refused] = check_store(Store(tmp_path), witness="runs/.doctor-none")
     assert refused["level"] == "red" and "403" in refused["said"] and "credentials" in refused["remedy"], \
         "a node without credentials is not one with another store"
     monkeypatch.setattr(Store, "put_absent", lambda *_: True)            # an object store that ignores If-None-Match
     (tmp_path / "runs").mkdir()
-    assert by_name(look_at_store(Store(tmp_path)))["store: commits"]["level"] == "red"
+    assert by_name(check_store(Store(tmp_path)))["store: commits"]["level"] == "red"
 
 
 def test_an_object_store_is_looked_at_too():
-    found = by_name(look_at_store(Store("memory://doctor/store")))
+    found = by_name(check_store(Store("memory://doctor/store")))
     assert found["store: commits"]["level"] == "green"
     assert not list(Store("memory://doctor/store").list("runs"))
 
@@ -175,7 +174,7 @@ def test_the_command(tokenmill, tmp_path, monkeypatch):
     said = tokenmill("doctor", "--store", tmp_path / "store", "--json")
     document = json.loads(said.out)
     assert said.code == (1 if document["worst"] == "red" else 0)
-    monkeypatch.setattr(examination.resource, "getrlimit", lambda _: (100, 100))
+    monkeypatch.setattr(diagnostics.resource, "getrlimit", lambda _: (100, 100))
     shown = tokenmill("doctor")
     assert shown.code == 1 and "red     open files" in shown.out and "→ ulimit -n 65536" in shown.out
     assert tokenmill("doctor", "--address", "http://127.0.0.1:1").code == 2
@@ -190,13 +189,13 @@ def test_every_node_of_a_cluster_is_asked(ray_session, tmp_path):
     address = ray_session.get_runtime_context().gcs_address
     store = Store(tmp_path / "store")
     store.write("runs/here", b"")
-    found = on_every_node(address, "pipeline.cluster.examine:examine", {"store_root": store.root,
+    found = on_every_node(address, "pipeline.cluster.diagnostics:inspect_node", {"store_root": store.root,
                                                                        "witness": "runs/here"}, timeout=600)
     [node] = found["nodes"]
     assert node["began"] - 1 < node["result"]["time"] < node["ended"] + 1
     assert node["result"]["fingerprint"] == asdict(fingerprint(declared_libraries()))
     assert by_name(node["result"]["checks"])["store: commits"]["level"] == "green"
-    [node] = on_every_node(address, "pipeline.cluster.examine:examine", {"nonsense": 1}, timeout=600)["nodes"]
+    [node] = on_every_node(address, "pipeline.cluster.diagnostics:inspect_node", {"nonsense": 1}, timeout=600)["nodes"]
     assert "nonsense" in node["error"]
     [pid] = [n["result"] for n in on_every_node(address, "os:getpid", {}, timeout=600)["nodes"]]
     assert pid != os.getpid()

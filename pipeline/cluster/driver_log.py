@@ -1,7 +1,4 @@
-"""What a driver does beside its run: it looks whether it is to stop, and copies what it says into the store.
-
-Both belong to display and control; nothing of a result depends on them.
-"""
+"""The driver's log: what a driver prints, copied into the store. No result depends on it."""
 
 from __future__ import annotations
 
@@ -12,39 +9,14 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Callable, Iterator
 
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
-from pipeline.cluster.attempts import PIECE, asked_to_stop, piece_name
+from pipeline.cluster.attempts import PIECE, piece_name
 from pipeline.store.fs import Store
 
-POLL_S = 2.0             # between two looks for a cancel marker
-COPY_S = 2.0             # what the driver says is in the store at most this much later
-GRACE_S = 60.0           # what runs may go on for so long after a cancel
+COPY_S = 2.0             # what the driver prints is in the store at most this much later
 LONGEST = 64 << 10       # characters of a line, or of a private key, that are not waited for any longer
-
-
-@contextlib.contextmanager
-def attending(store: Store, run: str, attempt: int, stop: Callable[[], None]) -> Iterator[None]:
-    """Calls `stop` from another thread, once, as soon as this attempt is to stop (`attempts.ask_to_stop`)."""
-    ended = threading.Event()
-
-    def look() -> None:
-        while not ended.is_set():
-            with contextlib.suppress(Exception):      # a store that does not answer now may do so in two seconds
-                if asked_to_stop(store, run, attempt):
-                    stop()
-                    return
-            ended.wait(POLL_S)
-
-    thread = threading.Thread(target=look, name="attend", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(timeout=POLL_S)
 
 
 class DriverLog:

@@ -1,4 +1,4 @@
-"""What could go wrong on this machine, looked at before it does: `tokenmill doctor`, here and on every node.
+"""Diagnostics of one machine, before a run meets its faults: `tokenmill doctor` runs them here and on every node.
 
 A check is {"name", "level": green | yellow | red, "said", "remedy"}: red will fail a run, yellow may, or is slow. Plain
 JSON, so that a node can send it. Everything that is written is removed again.
@@ -44,16 +44,16 @@ def check(name: str, level: str, said: str, remedy: str = "") -> Check:
     return {"name": name, "level": level, "said": said, "remedy": "" if level == "green" else remedy}
 
 
-def examine(store_root: str | None = None, witness: str | None = None) -> dict[str, Any]:
+def inspect_node(store_root: str | None = None, witness: str | None = None) -> dict[str, Any]:
     """{"fingerprint", "time" (seconds since 1970, when this was asked), "checks"} of the machine this runs on.
 
-    `store_root`: look at this store, too; `witness`: a file in it that must be there (another machine wrote it).
+    `store_root`: check this store, too; `witness`: a file in it that must be there (another machine wrote it).
     """
     began = SYSTEM.wall()
     parts = (_open_files, _shm, _scratch, _memory, _children, _confinement, _models, _ocr, _gpus)
     checks = [found for part in parts for found in part()]
     if store_root is not None:
-        checks += list(look_at_store(Store(store_root), witness))
+        checks += list(check_store(Store(store_root), witness))
     return {"fingerprint": asdict(fingerprint(declared_libraries())), "time": began, "checks": checks}
 
 
@@ -182,7 +182,7 @@ def _gpus() -> Iterator[Check]:
 
 
 # -- the store -------------------------------------------------------------------------------------------------------
-def look_at_store(store: Store, witness: str | None = None) -> Iterator[Check]:
+def check_store(store: Store, witness: str | None = None) -> Iterator[Check]:
     """Whether this machine can commit to a store: it is seen, can be written, creates a file once only."""
     try:
         seen = witness is None or store.exists(witness)

@@ -1,0 +1,35 @@
+"""Cancellation: a driver watches the store for the marker that asks it to stop. No result depends on it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from pipeline.cluster.attempts import asked_to_stop
+from pipeline.store.fs import Store
+
+POLL_S = 2.0             # between two looks for a cancel marker
+GRACE_S = 60.0           # tasks that run may finish for so long after a cancel
+
+
+@contextlib.contextmanager
+def watching(store: Store, run: str, attempt: int, stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` from another thread, once, when this attempt is asked to stop (`attempts.ask_to_stop`)."""
+    ended = threading.Event()
+
+    def poll() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(Exception):      # a store that does not answer now may do so in two seconds
+                if asked_to_stop(store, run, attempt):
+                    stop()
+                    return
+            ended.wait(POLL_S)
+
+    thread = threading.Thread(target=poll, name="cancellation", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout=POLL_S)
