@@ -94,10 +94,14 @@ def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
 
 
 def failures(name: str, path: Path) -> list[str]:
-    """Cases of a file that a step fails, each 'FILE: CASE: WHAT: IS instead of SHOULD BE'. Raises ValueError as
-    `read_vectors`."""
+    """Cases of a file that a step fails, each 'FILE: CASE: WHAT: IS instead of SHOULD BE', or the error it raises.
+    Raises ValueError as `read_vectors`, and for settings that the step does not take."""
     out = []
     for number, case in enumerate(read_vectors(path)[1], 1):
         stage = stage_of(name, json.dumps(case.get("config", {}), sort_keys=True), path.parent)
-        out += [f"{path.name}: {case.get('name') or f'case {number}'}: {line}" for line in differences(stage, case)]
+        try:
+            lines = differences(stage, case)
+        except Exception as e:                            # the step's own: a run would quarantine the document
+            lines = [f"raised {type(e).__name__}: {e}"]
+        out += [f"{path.name}: {case.get('name') or f'case {number}'}: {line}" for line in lines]
     return out

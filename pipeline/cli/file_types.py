@@ -56,7 +56,28 @@ def resolve(file_type: str) -> tuple[type[Reader], str]:
         return reader, reader.extractor or reader.markup
     if file_type in steps() and (read_by := stage_class(file_type).read_by):
         return reader_class(read_by), file_type
-    raise BadUsage(f"--as {file_type}: no reader has this name: {nearest(file_type, readers())}")
+    raise BadUsage(f"--as {file_type}: no reader has this name: {nearest(file_type, _file_types())}")
+
+
+def _file_types() -> list[str]:
+    """What `--as` takes: readers a user can name, and our steps that are asked for by their own name (`book`)."""
+    from stages.catalog import STAGES, readers, stage_class
+
+    return [*(name for name in readers() if name != "sample"), *(n for n in STAGES if stage_class(n).read_by)]
+
+
+def _installed_readers() -> Iterator[tuple[str, type[Reader]]]:
+    """Readers that installed packages add. One that cannot be imported is named on stderr and left out: a file that
+    it does not read must not fail for it."""
+    from stages.catalog import READERS, reader_class, readers
+
+    for name in readers():
+        if name not in READERS:
+            try:
+                yield name, reader_class(name)
+            except Exception as e:                        # a package of somebody else
+                typer.echo(f"the reader '{name}' of an installed package cannot be loaded: {type(e).__name__}: {e}",
+                           err=True)
 
 
 def has_many(file_type: str) -> bool:
@@ -66,9 +87,10 @@ def has_many(file_type: str) -> bool:
 
 def archive_readers() -> list[str]:
     """Readers that are asked for the members of an archive, the first that takes it first."""
-    from stages.catalog import reader_class, readers
+    from stages.catalog import READERS, reader_class
 
-    return [name for name in readers() if reader_class(name).in_archives]
+    return [*(name for name in READERS if reader_class(name).in_archives),
+            *(name for name, reader in _installed_readers() if reader.in_archives)]
 
 
 class Extractor:
@@ -175,7 +197,7 @@ def settings_of(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     """`pdf.ocr=tesseract` … as {name of a reader or step: {key: value}}. Raises BadUsage, RecipeError."""
     from pipeline.recipe.errors import nearest
     from pipeline.recipe.marks import parse_yaml
-    from stages.catalog import readers, stage_class, steps
+    from stages.catalog import STAGES, readers, stage_class, steps
 
     out: dict[str, dict[str, Any]] = {}
     for one in given:
@@ -184,7 +206,8 @@ def settings_of(given: Sequence[str]) -> dict[str, dict[str, Any]]:
         if not (equals and dot and name and field):
             raise BadUsage(f"--set {one}: write --set NAME.KEY=VALUE, e.g. --set pdf.ocr=tesseract")
         if name not in readers() and not (name in steps() and _makes_text(stage_class(name))):
-            raise BadUsage(f"--set {one}: there is no reader or step '{name}': {nearest(name, readers())}")
+            raise BadUsage(f"--set {one}: there is no reader or step '{name}': "
+                           f"{nearest(name, [*_file_types(), *(n for n in STAGES if _makes_text(stage_class(n)))])}")
         if (name, field) in (("html", "engine"), ("html", "format")):
             raise BadUsage(f"--set {one}: give it by --{field}")
         out.setdefault(name, {})[field] = parse_yaml(text, f"--set {one}")[0]
@@ -217,7 +240,7 @@ def _check(name: str, given: dict[str, Any]) -> None:
 # -- what a file is ----------------------------------------------------------------------------------------------------
 def file_type_of(path: str, file: str) -> str:
     """Type of a file: by what it begins with where that leaves no doubt, then by its suffix, then by its looks."""
-    from stages.catalog import READERS, reader_class, readers
+    from stages.catalog import reader_class
     from stages.read.streams import Damaged, Stream, is_archive
     from stages.text.encoding import decode
 
@@ -241,14 +264,15 @@ def file_type_of(path: str, file: str) -> str:
     unpacked = name.removesuffix(next((s for s in _PACKED if name.endswith(s)), ""))
     if unpacked.endswith(_LATEX):
         return "latex"
-    for reader in (*(r for r in readers() if r not in READERS), "html", "notebook", "code"):
+    for reader in ("html", "notebook", "code"):
         if unpacked.endswith(reader_class(reader).suffixes):
             return reader
     if name.endswith(reader_class("jsonl").suffixes):
         return _lines(path)
     if name.endswith(reader_class("text").suffixes):
         return "book" if _gutenberg(text) else "text"
-    return _looks_like(text, path)
+    added = next((name for name, reader in _installed_readers() if unpacked.endswith(reader.suffixes)), None)
+    return added or _looks_like(text, path)
 
 
 def _looks_like(text: str, path: str) -> str:

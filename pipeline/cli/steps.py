@@ -42,7 +42,7 @@ def steps(name: NameArg = None, vectors: CheckOpt = None, json_lines: JsonOpt = 
     from stages.stage import Stage
 
     if vectors is not None:
-        _check(name, vectors)
+        _check(name, vectors, json_lines)
         return
     _show(name, catalog.steps(), catalog.stage_class, Stage, step_facts, json_lines)
 
@@ -61,23 +61,30 @@ def readers(name: NameArg = None, json_lines: JsonOpt = False) -> None:
     _show(name, catalog.readers(), catalog.reader_class, Reader, reader_facts, json_lines)
 
 
-def _check(name: str | None, path: Path) -> None:
+def _check(name: str | None, path: Path, json_lines: bool) -> None:
     """Run a step on a file of vectors; exit code 1 when it fails one."""
+    from stages.catalog import stage_class
+    from stages.stage import Stage
     from stages.vectors import failures, read_vectors
 
     if name is None:
         raise BadUsage("--check: which step? tokenmill steps NAME --check FILE")
     try:
+        if not issubclass(stage_class(name), Stage):
+            raise ValueError("is no step that takes one document at a time")
         with reading(path):
-            cases = len(read_vectors(path)[1])
+            head, cases = read_vectors(path)
+            if head["stage"] not in (name, path.stem):
+                raise ValueError(f"the file is for the step '{head['stage']}'")
             problems = failures(name, path)
     except (ValueError, LookupError, ImportError, AttributeError) as e:
         raise BadUsage(f"'{name}' --check {path}: {e}") from None
     for line in problems:
-        typer.echo(visible(line))
+        typer.echo(json.dumps({"failure": line}) if json_lines else visible(line))
     if problems:
-        raise UserError(f"{path}: {len(problems)} differences in {cases} cases; mend the step or the vectors")
-    typer.echo(f"{path}: {cases} cases, all as they should be")
+        raise UserError(f"{path}: {len(problems)} differences in {len(cases)} cases; mend the step or the vectors")
+    sound = f"{path}: {len(cases)} cases, all as they should be"
+    typer.echo(json.dumps({"cases": len(cases)}) if json_lines else sound)
 
 
 def step_facts(cls: Any) -> dict[str, Any]:

@@ -218,7 +218,7 @@ class _Extrapolation:
         much of which goes by before the first document, and as much more as there are documents."""
         parts = [r for d in node["deps"] for r in self.run.records.get(d, ())]
         docs = sum(_kept(r, s) for r in parts for s in self.scale)
-        grown = sum(_kept(r, s) * scale for r in parts for s, scale in self.scale.items()) / max(docs, 1)
+        grown = max(1.0, sum(_kept(r, s) * scale for r in parts for s, scale in self.scale.items()) / max(docs, 1))
         cpu = sum(r.cpu_s for r in records)
         # tasks go by groups of parts, and by ranges of what those write
         size, rows = (sum(getattr(r.files["kept.parquet"], what) * self._weight(r) for r in parts)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.forecast.range import Range
 from pipeline.recipe.model import Recipe
+from tokenizer.mixture.phases import Phase
 from tokenizer.mixture.resolve import WORTHWHILE_EPOCHS, parse_count, place
 
 
@@ -20,6 +21,14 @@ class StreamUse:
     epochs: Range
 
 
+def phases(recipe: Recipe) -> list[Phase]:
+    """Where the phases of the curriculum begin and end. Raises CurriculumError for what cannot be placed."""
+    if recipe.curriculum is None:
+        return []
+    spec = recipe.plain()["curriculum"]
+    return place(spec["phases"], parse_count(spec["total"], "curriculum.total"), sorted(recipe.shards), [])
+
+
 def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse], list[str]]:
     """What is taken of every stream that is mixed in, and notes about those that do not suffice.
 
@@ -27,10 +36,9 @@ def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse
     """
     if recipe.curriculum is None or not tokens:
         return [], []
-    spec = recipe.plain()["curriculum"]
     needed: dict[str, float] = dict.fromkeys(recipe.shards, 0.0)
     notes: dict[str, str] = {}
-    for phase in place(spec["phases"], parse_count(spec["total"], "curriculum.total"), sorted(recipe.shards), []):
+    for phase in phases(recipe):
         for stream, weight in phase.weights.items():
             needed[stream] += phase.tokens * weight / sum(phase.weights.values())
             allowed = phase.max_epochs.get(stream, 1)

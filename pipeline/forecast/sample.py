@@ -31,6 +31,7 @@ from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.protocols import Backend
 from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.task import TaskSpec
+from pipeline.forecast.mixture import phases
 from pipeline.plan.inputs import SourceFile
 from pipeline.plan.planner import Planner
 from pipeline.recipe.model import Recipe, Source
@@ -110,13 +111,14 @@ def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet
     """Draw about `share` (0 … 1) of every source and run the recipe on it, in child processes of this machine (or on
     the workers of `backend`).
 
-    Raises InputError for inputs that are not there, SampleError when the sample is too small for the recipe, or takes
-    more than `limits`.
+    Raises InputError for inputs that are not there, CurriculumError for phases that cannot be, SampleError when the
+    sample is too small for the recipe, or takes more than `limits`.
     """
     limits = limits or Limits()
     make = backend or make_backend("process" if os.path.exists("/proc/self/stat") else "inline", workers, None)
     planner = Planner(recipe, lambda path, sha256: b"", verify_inputs=verify_inputs)
     planner.nodes()
+    phases(recipe)                               # what cannot be placed is refused before the sample is run, not after
     began = time.monotonic()
     with Scratch() as scratch:
         folder = Path(scratch.folder())
@@ -175,8 +177,10 @@ def choose_files(files: list[SourceFile], most: int) -> list[SourceFile]:
     if sum(f.size for f in files) <= most:
         return list(files)
     chosen: list[SourceFile] = []
+    size = 0
     for file in sorted(files, key=lambda f: prf(SEED, "sample-file", f.path)):
-        if chosen and sum(f.size for f in chosen) + file.size > most:
+        size += file.size
+        if chosen and size > most:
             break
         chosen.append(file)
     return sorted(chosen)

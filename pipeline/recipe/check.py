@@ -118,11 +118,12 @@ def _step(checker: Checker, step: Any, path: KeyPath) -> None:
         return
     before = len(checker.problems)
     _settings(checker, config, step.config, (*path, step.name))
-    if len(checker.problems) == before and "problems" in vars(cls):     # they fit the stage: do they fit its files?
-        for field, message in cls(step.config).problems().items():
+    # settings fit the stage: do they fit its files? (Barriers are not asked: to make one may need its input's schema.)
+    if len(checker.problems) == before and issubclass(cls, Stage):
+        stage = cls(step.config)
+        for field, message in stage.problems().items():
             checker.fail((*path, step.name, field), message)
-    if len(checker.problems) == before and "warnings" in vars(cls):
-        checker.warnings += [f"{key_path((*path, step.name))}: {message}" for message in cls(step.config).warnings()]
+        checker.warnings += [f"{key_path((*path, step.name))}: {message}" for message in stage.warnings()]
 
 
 def _not_installed(what: str, e: ImportError) -> str:

@@ -152,7 +152,7 @@ def test_kinds_of_tasks_find_the_nodes_that_have_what_they_need(tmp_path):
           for name in ("cpu", "gpu", "big", "num")}
     assert on == {"cpu": {small, large}, "gpu": {large}, "big": {large}, "num": {large}}
     assert all(seen == ("0" if label.startswith("gpu") else "") for label, seen in found["seen"].items())
-    assert any("is passed over for tasks that declare 3,000 MB" in line for line in found["said"])
+    assert any("is skipped for tasks that declare 3,000 MB" in line for line in found["said"])
     assert found["peak"] < 5 << 20 and found["spilled"] == 0
     for host, limit in ((small, 1500), (large, 6000)):
         mine = [p for p in found["posts"] if p[0] == host]

@@ -99,9 +99,9 @@ def test_a_large_task_gets_its_turn():
             worker.add(10 * i + j, ResourceRequest(1000))
     waiting = {LARGE: 1, ResourceRequest(1000): 1000}
     for now in (0.0, 4.0):
-        guard.look(workers, waiting, now)
+        guard.observe(workers, waiting, now)
         assert [b.reserved_for for b in workers] == [None, None]
-    guard.look(workers, waiting, 6.0)
+    guard.observe(workers, waiting, 6.0)
     assert [b.reserved_for for b in workers] == [LARGE, None]
     workers[0].remove([0, 1])
     assert workers[0].room(ResourceRequest(1000)) == 0 and room_in(workers, ResourceRequest(1000)) <= 0
@@ -110,16 +110,16 @@ def test_a_large_task_gets_its_turn():
     workers[0].add(99, LARGE)
     assert workers[0].reserved_for is None and workers[0].room(ResourceRequest(1000)) == 0
     workers[0].remove([99, 3])
-    guard.look(workers, {ResourceRequest(1000): 1000}, 7.0)
+    guard.observe(workers, {ResourceRequest(1000): 1000}, 7.0)
     assert workers[0].room(ResourceRequest(1000)) == 4
 
 
 def test_a_box_is_given_free_when_what_it_was_kept_for_is_gone():
     worker, guard = Capacity(1, 9 * GB), StarvationGuard(patience_s=0)
     worker.add(1, SMALL)
-    guard.look([worker], {LARGE: 1}, 0.0)
+    guard.observe([worker], {LARGE: 1}, 0.0)
     assert worker.reserved_for == LARGE
-    guard.look([worker], {SMALL: 5}, 1.0)
+    guard.observe([worker], {SMALL: 5}, 1.0)
     assert worker.reserved_for is None
 
 
@@ -220,7 +220,7 @@ def test_a_node_too_small_for_a_task_is_passed_over_by_name(caplog):
     fleet, nodes = Fleet(), hosts(("s", 16, 4 * GB, 0), ("l", 2, 64 * GB, 0))
     fleet.set_demand({LARGE: 10}, 0)
     assert [p.host for p in carry_out(fleet, nodes, 0)] == ["l"]
-    assert "node node s is passed over for tasks that declare 8,000 MB of memory: it can give a task 3700 MB" in \
+    assert "node node s is skipped for tasks that declare 8,000 MB of memory: it can give a task 3700 MB" in \
         caplog.text
     fleet.set_demand({LARGE: 8, SMALL: 100}, 1)
     assert [p.host for p in carry_out(fleet, nodes, 1)] == ["s"], "it does for the others"
@@ -378,16 +378,16 @@ def test_a_driver_that_stood_still_takes_nobody_for_silent():
     fleet.set_demand({SMALL: 100}, 0)
     asked, starting = carry_out(fleet, nodes, 0, ready=False)
     for now in (0, 1, 2, 3):
-        fleet.look(now)
+        fleet.before_poll(now)
     asked.ready, asked.polled = True, 2.5
-    fleet.look(1003)                                          # stopped for 1000 seconds
+    fleet.before_poll(1003)                                          # stopped for 1000 seconds
     assert (asked.polled, starting.started) == (1002.5, 1000)
     assert fleet.plan(nodes, 1003).leave == []
     asked.polled = 1003
-    fleet.look(2003)
+    fleet.before_poll(2003)
     assert asked.polled == 2003, "never in the future"
     for now in range(2004, 2200):
-        fleet.look(now)
+        fleet.before_poll(now)
     assert asked.polled == 2003, "and this time it is its own"
 
 

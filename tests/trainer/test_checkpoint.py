@@ -188,25 +188,6 @@ def test_a_longer_run_must_not_move_the_learning_rate(folder, tmp_path):
     assert differences(meta, Run(run.folder, run.store, run.out, longer.curriculum, in_tokens.config)) == []
 
 
-def test_a_checkpoint_of_the_first_trainer_is_one_of_this_training(folder, tmp_path):
-    """Keys it did not know of stood for their defaults, no more: what it did know must be equal."""
-    run = opened(folder, tmp_path)
-    plain = json.loads(json.dumps(run.config.identity()))
-    first = {"model": ("layers", "width", "heads", "kv_heads", "ffn", "head_dim", "tie", "qk_norm", "nope_every",
-                       "rope_theta", "norm_eps", "init_std"),
-             "optimizer": ("kind", "lr", "embedding_lr", "betas", "eps", "weight_decay"),
-             "schedule": ("kind", "warmup", "decay", "shape", "floor")}
-    old = {**{part: {key: plain[part][key] for key in keys} for part, keys in first.items()},
-           **{key: plain[key] for key in ("loss.z", "seed", "clip", "precision")}}
-    meta = {"config": old, "curriculum": run.curriculum.to_json(), "samples": 60, "tokens": 60 * 32}
-    assert differences(meta, run) == []
-    for change, line in (("model.softcap=30", "train.model.softcap: checkpoint 0.0, now 30.0"),
-                         ("schedule.batch_rate=sqrt", "train.schedule.batch_rate: checkpoint None, now 'sqrt'")):
-        assert differences(meta, opened(folder, tmp_path, change)) == [line]
-    del old["optimizer"]["lr"]
-    assert differences(meta, run) == ["train.optimizer.lr: checkpoint 0.001, now 0.01"]
-
-
 def recommit(found: ckpt.Checkpoint) -> None:
     """Have COMPLETE say that the files are as they should be."""
     marker = found.folder.parent / "COMPLETE"

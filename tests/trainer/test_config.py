@@ -110,12 +110,11 @@ def test_command_line_says_what_is_wrong(tmp_path, capsys):
     assert "curriculum.json" in capsys.readouterr().err
 
 
-def test_what_is_switched_on_at_a_resume_is_told():
-    """…and not taken for a key that is younger than the checkpoint."""
-    old, new = {"stability": {"rewind": None}}, {"stability": {"rewind": {"skip": 4}}, "younger": 1}
-    assert unequal(old, new, {"stability.rewind.skip": 4, "younger": 1}) == [
-        "train.stability.rewind.skip: checkpoint None, now 4"]
-    assert unequal(new, old | {"younger": 1}, {}) == ["train.stability.rewind.skip: checkpoint 4, now None"]
+def test_what_is_switched_on_or_off_at_a_resume_is_named():
+    old, new = {"stability": {"rewind": None}}, {"stability": {"rewind": {"skip": 4}}}
+    assert "train.stability.rewind.skip: checkpoint None, now 4" in unequal(old, new)
+    assert "train.stability.rewind.skip: checkpoint 4, now None" in unequal(new, old)
+    assert unequal(new, new) == []
 
 
 @pytest.mark.parametrize(("gpus", "kind", "told"), [

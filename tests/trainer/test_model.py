@@ -144,11 +144,6 @@ def test_models_that_cannot_be_are_refused(change, said):
 
 
 def test_what_a_checkpoint_keeps_of_a_model():
-    """Options that are not used do not stand there: checkpoints from before them go on."""
-    old = {"layers", "width", "heads", "kv_heads", "ffn", "head_dim", "tie", "qk_norm", "nope_every", "rope_theta",
-           "norm_eps", "init_std"}
-    assert preset("tiny").identity().keys() == old
-    assert preset("1b").identity().keys() == old | {"rope_scaling"}
     for name in ("tiny", "1b", "qwen3-0.6b"):
         kept = json.loads(json.dumps(preset(name).identity()))
         assert build(ModelConfig, kept, "meta.json") == preset(name)

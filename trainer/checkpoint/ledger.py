@@ -79,7 +79,7 @@ class Ledger:
     def sound(self, meta: dict[str, Any]) -> bool:
         """Whether a checkpoint belongs to the history in force, not to one that a rewind abandoned. Raises
         CheckpointError when it counts more lines than the ledger has."""
-        known = meta.get("ledger", 0)
+        known = meta["ledger"]
         if known > len(self.lines):
             raise ckpt.CheckpointError(f"{self.path}: has {len(self.lines)} lines, the checkpoint of step "
                                        f"{meta['step']} knows of {known}; restore the file")
@@ -91,10 +91,9 @@ class Ledger:
         return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
     def check(self, meta: dict[str, Any]) -> None:
-        """Raise CheckpointError unless the lines that a checkpoint knows of are those of its time: others would have it
-        skip other steps."""
-        known = meta.get("ledger_sha256")
-        if known is not None and self.digest(meta["ledger"]) != known:
+        """Raise CheckpointError when the lines that a checkpoint counts are not those it was written with: the training
+        would skip other steps."""
+        if self.digest(meta["ledger"]) != meta["ledger_sha256"]:
             raise ckpt.CheckpointError(f"{self.path}: its first {meta['ledger']} lines are not those that the "
                                        f"checkpoint of step {meta['step']} knows; restore the file")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ from trainer.data import remote
 from trainer.data.provenance import code
 from trainer.data.step import Step
 from trainer.loop.config import TrainConfig
-from trainer.model.config import LossConfig, ModelConfig
 from trainer.model.rope import Rope
 from trainer.model.transformer import phase_rope
-from trainer.optim.schedule import Schedule, ScheduleConfig
+from trainer.optim.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def differences(meta: dict[str, Any], run: Run) -> list[str]:
 
     What `changes` and `edits` report may differ.
     """
-    found = unequal(meta["config"], run.config.identity(), defaults(run.config))
+    found = unequal(meta["config"], run.config.identity())
     was, now = meta["curriculum"], run.curriculum.to_json()
     for key in ("seed", "longest"):
         if was[key] != now[key]:
@@ -182,9 +181,9 @@ def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, An
     """Permitted changes since the checkpoint of this training was written, one line each. `edits` covers the
     curriculum."""
     found = unequal({"world": meta["world"], **{k: meta.get(k, v) for k, v in machine.items()}},
-                    {"world": world, **machine}, {}, "")
+                    {"world": world, **machine}, "")
     decided = flat(run.config.identity())
-    found += [line for line in unequal(meta.get("train", {}), asdict(run.config), flat(asdict(run.config)))
+    found += [line for line in unequal(meta["train"], asdict(run.config))
               if line.split(":")[0].removeprefix("train.") not in decided]
     was, now = meta.get("code"), code()
     if was and was["sha256"] != now["sha256"]:
@@ -213,22 +212,9 @@ def version(sums: Mapping[str, str | None]) -> str:
     return f"{(sums['commit'] or sums['package'] or 'unknown')[:12]} ({(sums['sha256'] or '')[:8]})"
 
 
-def defaults(config: TrainConfig) -> dict[str, Any]:
-    """Values of keys that are newer than a checkpoint and therefore missing from it."""
-    m = config.model
-    plain = replace(config, model=ModelConfig(m.layers, m.width, m.heads), optimizer=type(config.optimizer)(),
-                    schedule=ScheduleConfig(), loss=LossConfig())
-    return {**flat(asdict(plain)), **flat(plain.identity())}
-
-
-def unequal(old: Mapping[str, Any], new: Mapping[str, Any], missing: Mapping[str, Any],
-            prefix: str = "train.") -> list[str]:
-    """'train.KEY: checkpoint 1, now 2' for each key on which two (nested) mappings disagree; a key absent from `old`
-    has its value in `missing`."""
+def unequal(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "train.") -> list[str]:
+    """'train.KEY: checkpoint 1, now 2' for each key on which two (nested) mappings disagree."""
     then, now = flat(dict(old)), flat(dict(new))
-    # what was None as a whole (rewind: null) has no keys either, but is known
-    unknown = [k for k in now.keys() - then.keys() if not any(k.startswith(f"{told}.") for told in then)]
-    then = {**{k: missing[k] for k in unknown if k in missing}, **then}
     return [f"{prefix}{written(k)}: checkpoint {then.get(k)!r}, now {now.get(k)!r}"
             for k in sorted(then.keys() | now.keys()) if then.get(k) != now.get(k)]
 

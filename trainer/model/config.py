@@ -6,7 +6,7 @@ Shapes: d width, H heads, G key/value heads, D head width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from trainer.base.config import Count
@@ -87,9 +87,6 @@ class ModelConfig:
     softcap: float = 0.0
     mup: int = 0
 
-    #: fields that checkpoints of the first trainer do not know
-    LATER: ClassVar[frozenset[str]] = frozenset({"activation", "rotary", "rope_scaling", "qkv_bias", "masking",
-                                                 "softcap", "mup"})
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 176},
         "demo": {"layers": 4, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384, "qk_norm": True},
@@ -156,10 +153,8 @@ class ModelConfig:
         return 1 / self.width_ratio if role(name) == "matrix" else 1.0
 
     def identity(self) -> dict[str, Any]:
-        """All fields as plain values, without later ones that are not used: what a checkpoint keeps."""
-        plain = asdict(self)
-        return {f.name: plain[f.name] for f in fields(self)
-                if f.name not in self.LATER or getattr(self, f.name) != f.default}
+        """All fields as plain values: what a checkpoint keeps."""
+        return asdict(self)
 
     def matmul_parameters(self, vocab: int) -> int:
         """Parameters that are multiplied with every token: all matrices and the output, not the embedding look-up."""

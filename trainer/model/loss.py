@@ -29,7 +29,7 @@ class ChunkedCE(torch.autograd.Function):
     `nll` [N] float32 is 0 where the target is IGNORE; `z_sum` = Σ log²Z. `scale` (0-d float32 tensor, one over the
     number of counted tokens in the whole batch) enters here so that half-precision gradients are rounded after it.
     Logits are soft-capped at `cap` before all of it (0: not). `compiled` (for CUDA): what lies between the matrix
-    products is fused, which saves most of the skips a chunk's logits.
+    products is fused, which saves most of the passes over a chunk's logits.
     """
 
     @staticmethod

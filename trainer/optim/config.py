@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import trainer.optim
+from trainer.base.config import ConfigError
 from trainer.model.config import Role
 
 if TYPE_CHECKING:
@@ -130,7 +131,12 @@ def kinds() -> Mapping[str, Kind]:
                 fields = {field.target.id: ast.unparse(field.annotation) for field in node.body
                           if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)}
                 if fields.get("kind") == f"Literal[{path.stem!r}]":
-                    inherited = [key for base in node.bases for key in bases[ast.unparse(base)]]
+                    names = [ast.unparse(base) for base in node.bases]
+                    if not set(names) <= bases.keys():
+                        raise ConfigError(f"{path}: {node.name} derives from {', '.join(names)}; settings of an "
+                                          f"optimiser derive from {' or '.join(bases)}, so that they can be read "
+                                          f"without torch")
+                    inherited = [key for name in names for key in bases[name]]
                     own = [key for key, hint in fields.items() if not hint.startswith("ClassVar")]
                     result[path.stem] = Kind(path.stem, node.name, tuple(dict.fromkeys([*inherited, *own])))
     return result

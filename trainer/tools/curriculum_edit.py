@@ -183,10 +183,7 @@ def put(path: Path, text: str) -> Path:
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     number = 1
     try:
-        with open(part, "x", encoding="utf-8") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
+        files.write_synced(part, text.encode())
         while True:                              # once the new one is on disk: a full disk leaves everything as it was
             kept = path.with_name(f"{path.stem}.{number}{path.suffix}")
             try:

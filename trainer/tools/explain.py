@@ -74,6 +74,7 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
     from trainer.data.remote import place, shard_set
     from trainer.loop.high_loss import NAME as WORST
     from trainer.loop.high_loss import read_high_loss
+    from trainer.loop.metrics_buffer import finite
 
     curriculum = run.curriculum
     step = next(islice(run.steps(), number - 1, number), None)
@@ -253,10 +254,6 @@ def edited(run: Run, number: int, lines: list[dict[str, Any]], ledger: Ledger) -
     if first is None or number <= first or not any(line["step"] == number for line in lines):
         return None
     return f"it was performed before the curriculum was edited from step {first:,} on, with other samples than these"
-
-
-def finite(x: float | None) -> float | None:
-    return x if x is not None and math.isfinite(x) else None
 
 
 # -- for people ------------------------------------------------------------------------------------------------------

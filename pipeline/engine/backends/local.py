@@ -48,7 +48,7 @@ class ProcessBackend:
 
     def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
         assert self.worker is not None, "start() comes first"
-        self._guard.look([self.worker], waiting, self._clock.now())
+        self._guard.observe([self.worker], waiting, self._clock.now())
         here = [(self.worker.name, self.worker.largest_mb, self.worker.gpus, self.worker.cpu)]
         return {kind: cannot(kind, here) for kind in waiting if not self.worker.takes(kind)}
 

@@ -142,7 +142,7 @@ class StarvationGuard:
         self.patience_s = patience_s
         self._since: dict[ResourceRequest, float] = {}
 
-    def look(self, workers: Sequence[Capacity], waiting: Mapping[ResourceRequest, int], now: float) -> None:
+    def observe(self, workers: Sequence[Capacity], waiting: Mapping[ResourceRequest, int], now: float) -> None:
         at_work = {kind for b in workers for kind in b.open.values()}
         starved = [k for k in waiting if k not in at_work and any(b.takes(k) for b in workers)
                    and not any(b.room(k) for b in workers)]

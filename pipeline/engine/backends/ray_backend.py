@@ -236,7 +236,7 @@ class RayBackend:
 
     def wait(self, timeout: float) -> list[Event]:
         now = self._clock.now()
-        self.fleet.look(now)
+        self.fleet.before_poll(now)
         if now - self._grown > GROW_S:
             self._grown = now
             self._grow(now)

@@ -196,7 +196,7 @@ class Scheduler:
             self.bad_files.check()
 
     def _take(self, event: Event) -> None:
-        """Act upon one event. Those of attempts that were given up in the meantime are passed over."""
+        """Act upon one event. Those of attempts that were given up in the meantime are ignored."""
         match event:
             case Done(id, record) if id in self._flights:
                 self._commit(id, record)

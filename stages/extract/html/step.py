@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from functools import cached_property
@@ -136,7 +137,11 @@ class Html(Stage):
         self.version = VERSIONS.get(self.config.engine, Html.version)
 
     def warnings(self) -> list[str]:
-        if self.config.engine != "trafilatura" or (installed := metadata.version("trafilatura")) == FAST_TRAFILATURA:
+        installed = FAST_TRAFILATURA
+        if self.config.engine == "trafilatura":
+            with contextlib.suppress(metadata.PackageNotFoundError):         # `setup` says that it is missing
+                installed = metadata.version("trafilatura")
+        if installed == FAST_TRAFILATURA:
             return []
         return [f"trafilatura {installed} takes 1.7 times the CPU time of {FAST_TRAFILATURA}, which alone runs with "
                 f"faster rules; pip install trafilatura=={FAST_TRAFILATURA}"]
