@@ -125,7 +125,7 @@ class Stage:
     read_by: ClassVar[str] = ""
     #: False when it looks at no text, so that it may come before the step that makes it
     reads_text: ClassVar[bool] = True
-    #: what `tokenmill steps` says it does, where the other attributes do not tell it; "": they do
+    #: its kind as `tokenmill steps` shows it; "": derived from the other attributes
     does: ClassVar[str] = ""
     #: True when it sets `doc.language`: what earlier steps decided by it cannot be replayed from the stored one
     sets_language: ClassVar[bool] = False

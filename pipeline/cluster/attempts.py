@@ -24,7 +24,7 @@ from typing import Any
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact_json
 from pipeline.store.fs import Store
-from pipeline.store.holder import alive
+from pipeline.store.lease import alive
 
 FRESH_S = 20.0           # a heartbeat this young is that of a living driver
 AHEAD_S = 5.0            # the driver's clock may be ahead of ours by this much

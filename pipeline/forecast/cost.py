@@ -164,7 +164,7 @@ class _Extrapolation:
         self.nodes = {n["name"]: n for n in run.nodes}
         self.notes = [note for s in run.sources.values() for note in s.notes]
         self.duplicates: list[Duplicates] = []
-        #: node → source → documents that come through deduplication, for each one that did of the sample
+        #: node → source → share of its documents that deduplication of the whole keeps, relative to the sample's share
         self.through: dict[str, dict[str, Range]] = {}
 
     # -- nodes ---------------------------------------------------------------------------------------------------
@@ -381,8 +381,8 @@ def _disk(record: PartRecord) -> float:
     return float(sum(i.bytes for i in record.files.values()))
 
 
-def _ratio(records: Iterable[PartRecord], to: Iterable[PartRecord], of: Callable[[PartRecord], float],
-           over: Callable[[PartRecord], float] | None = None) -> float:
-    """The sum of `over` (default: `of`) over records, divided by that of `of` over `to`; 1 where that is nothing."""
-    divisor = sum(map(of, to))
-    return sum(map(over or of, records)) / divisor if divisor else 1.0
+def _ratio(records: Iterable[PartRecord], to: Iterable[PartRecord], measure: Callable[[PartRecord], float],
+           numerator: Callable[[PartRecord], float] | None = None) -> float:
+    """The sum of `numerator` (default: `measure`) of `records` over that of `measure` of `to`; 1 where that is 0."""
+    divisor = sum(map(measure, to))
+    return sum(map(numerator or measure, records)) / divisor if divisor else 1.0

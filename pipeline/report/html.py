@@ -175,10 +175,10 @@ def bars_of(bins: dict[int, int]) -> list[tuple[float, float, int]]:
 def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
     """Of each language of a dataset (the commonest, the rest together) the documents kept and dropped, and the stages
     that dropped them. Empty where there is one language or none."""
-    by_language_fate: dict[str, dict[str, Any]] = {}
+    row_of_language: dict[str, dict[str, Any]] = {}
 
     def of(language: str) -> dict[str, Any]:
-        return by_language_fate.setdefault(language, {"language": language, "kept": 0, "dropped": 0, "stages": {}})
+        return row_of_language.setdefault(language, {"language": language, "kept": 0, "dropped": 0, "stages": {}})
 
     for by_language in section["languages"].values():
         for language, docs in by_language.items():
@@ -188,7 +188,7 @@ def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
             row = of(language)
             row["dropped"] += docs
             row["stages"][stage] = row["stages"].get(stage, 0) + docs
-    rows = sorted(by_language_fate.values(), key=lambda r: (-r["kept"] - r["dropped"], r["language"]))
+    rows = sorted(row_of_language.values(), key=lambda r: (-r["kept"] - r["dropped"], r["language"]))
     if len(rows) < 2:
         return []
     if len(rows) > FATES + 1:

@@ -1,15 +1,15 @@
-"""The commit log: what has been done, in segments that are appended by put-if-absent (docs/contracts.md: Store).
+"""The commit log: which tasks are done, in segments that are appended by put-if-absent (docs/contracts.md: Store).
 
-`log/00000001.json`, `log/00000002.json`, … each one JSON object ``{"sha256": …, "body": {…}}``. A body is of one of two
-kinds. An *epoch* opens the reign of one driver; from then on every other driver's next append meets a segment it did
-not write and learns that it is fenced. *Records* carry the part records of that driver, and the documents its
-supervisors quarantined meanwhile. The first record for a key wins, until a driver that finds its files damaged or gone
-retires it; then the next one does. Nothing is ever changed or removed here, so replaying is reading
-(`pipeline.store.view`).
+Segments are `log/00000001.json`, `log/00000002.json`, …, each one JSON object ``{"sha256": …, "body": {…}}``. A body
+has one of two kinds. An *epoch* segment gives one driver the lease: the next append of any other driver meets a segment
+it did not write, and raises Fenced. A *records* segment holds part records of that driver and the rows its supervisors
+quarantined. The first record of a key counts until a driver finds its files damaged or gone and retires it; then the
+next one counts. Segments are never changed or removed, so to replay them is to read them (`pipeline.store.view`).
 
-A new driver that finds a reign which was not closed looks at its heartbeat (`log/heartbeat/EPOCH.json`, a counter): on
-the same machine a dead process is known at once, elsewhere a counter that its challenger sees stand still for
-`PATIENCE_S`, a second at a time. The heartbeat only decides when to try; safety comes from the segments alone.
+A driver that finds an epoch which was not closed inspects its holder. On the same machine a dead process is known at
+once. Elsewhere the driver watches the heartbeat (`log/heartbeat/EPOCH.json`, a counter) once a second: a counter that
+does not change for PATIENCE_S belongs to a dead driver. The heartbeat only decides when to try; safety rests on the
+segments alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.store.disk import leftovers
 from pipeline.store.fs import Store, StoreError
-from pipeline.store.holder import Holder, alive, identity
+from pipeline.store.lease import Holder, alive, identity
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import scratch_database
 from pipeline.store.view import FORMAT, CorruptLog, LogView, decode_segment, dumps, encode_segment, segment_name
@@ -37,7 +37,7 @@ SEGMENT_S = 1.0              # age of the oldest waiting record at which a segme
 HEARTBEAT_S = 5.0
 PATIENCE_S = 20.0            # four heartbeats: a counter that stood still that long belongs to a dead or cut-off driver
 LISTS = "lists"              # objects/lists: arguments of tasks (engine.lists)
-VERIFY_REMOVALS = 1000       # files that are removed between two looks at whether the log is still ours
+VERIFY_REMOVALS = 1000       # files that are removed between two checks that this driver is not fenced
 RETRIES = 8                  # of a put whose outcome is unknown (time-outs of an object store)
 
 log = logging.getLogger("tokenmill")
@@ -51,13 +51,13 @@ class OtherContent(StoreError):
     """A task that was run again since its files were damaged or gone made other ones."""
 
 
-class Held(StoreError):
+class LeaseHeld(StoreError):
     """A living driver holds this store."""
 
 
 def attempt_name(epoch: int, serial: int) -> str:
-    """Name of an attempt: unique because an epoch has one driver, which counts `serial` up. The epoch in front tells
-    the garbage collector whose it was."""
+    """Name of an attempt: unique because an epoch has one driver, which counts `serial` up. The garbage collector reads
+    the epoch in front."""
     return f"{epoch:08d}-{serial:08d}"
 
 
@@ -66,9 +66,10 @@ def _heartbeat_name(epoch: int) -> str:
 
 
 class Log(LogView):
-    """The log as its one writer holds it. Thread-safe; a background thread writes heartbeats and waiting records.
+    """The log with its lease: the one driver that may append. Thread-safe; a background thread writes heartbeats and
+    records that wait.
 
-    Anything but `get` and the like may raise Fenced once another driver has taken over.
+    Every method that writes or verifies raises Fenced once another driver has taken over.
     """
 
     def __init__(self, store: Store, clock: Clock = SYSTEM) -> None:
@@ -90,7 +91,7 @@ class Log(LogView):
 
     @staticmethod
     def read(store: Store) -> LogView:
-        """The log as it stands, without touching it (report, inspect)."""
+        """The log as it stands, without a lease (report, inspect)."""
         view = LogView(store)
         view.refresh()
         return view
@@ -98,10 +99,10 @@ class Log(LogView):
     @classmethod
     def open(cls, store: Store, *, run: str = "", takeover: bool = False, clock: Clock = SYSTEM,
              holder: Holder | None = None, threaded: bool = True) -> Log:
-        """Replay the log and become its writer. `run` names us to others; `takeover` fences a living holder too.
+        """Replay the log and take its lease. `run` names this driver to others; `takeover` fences a living holder too.
 
-        Raises Held when a living driver holds it, CorruptLog, and StoreError when the store cannot be written. A
-        simulation passes a clock and a holder of its own, and with `threaded` False calls `tend` itself.
+        Raises LeaseHeld when a living driver holds the lease, CorruptLog, and StoreError when the store cannot be
+        written. A simulation passes a clock and a holder of its own, and with `threaded` False calls `tend` itself.
         """
         log = cls(store, clock)
         log._begin(holder or identity(run), takeover)
@@ -111,9 +112,9 @@ class Log(LogView):
         return log
 
     def _begin(self, me: Holder, takeover: bool) -> None:
-        """Append our epoch, once no living driver holds the store."""
+        """Append an epoch of our own, once no living driver holds the lease."""
         self.store.check_conditional_put()
-        met = 0                                               # the segment that beat us to it
+        met = 0                                               # the segment another driver wrote before us
         while True:
             try:
                 self.refresh()
@@ -123,17 +124,18 @@ class Log(LogView):
                 raise StoreError(f"{self.store.at(segment_name(met))} is there but not listed; see that this user can "
                                  f"read {self.store.at('log')}")
             if self.holder is not None and not takeover:
-                self._see_that_it_is_gone(self.holder, self.epoch)
+                self._wait_for_the_lease(self.holder, self.epoch)
             body = {"format": FORMAT, "kind": "epoch", "epoch": self.epoch + 1, "nonce": self._clock.new_id(),
                     "holder": me}
             met = self.segments + 1
             if self._put(met, body) is None:
                 self._replay(met, body)
-                break                                         # otherwise somebody was faster: look again
+                break                                         # otherwise another driver was faster: read on
         self._beat()
 
-    def _see_that_it_is_gone(self, holder: Holder, epoch: int) -> None:
-        """Return when the holder of `epoch` closed or is dead, raise Held otherwise (waits up to PATIENCE_S)."""
+    def _wait_for_the_lease(self, holder: Holder, epoch: int) -> None:
+        """Return once the holder of `epoch` has closed or is dead. Raises LeaseHeld when it lives. Where its process
+        cannot be seen from here, its heartbeat is watched for up to PATIENCE_S."""
         first = self._heartbeat(epoch)
         if first.get("closed") or alive(holder) is False:
             return
@@ -141,7 +143,7 @@ class Log(LogView):
             log.warning("%s was last held by run '%s' on host %s, which cannot be asked from here: waiting up to "
                         "%.0f s to see whether it lives (--takeover does not wait)", self.store.root, holder["run"],
                         holder["host"], PATIENCE_S)
-            # looks are counted, not seconds: while this machine stands still nobody is watched
+            # heartbeats that were read are counted, not seconds: while this machine stands still it reads none
             step = min(1.0, PATIENCE_S / 10)
             for _ in range(math.ceil(PATIENCE_S / step)):
                 self._clock.sleep(step)
@@ -152,7 +154,7 @@ class Log(LogView):
                     break
             else:
                 return
-        raise Held(f"{self.store.root} is in use by run '{holder['run']}' (host {holder['host']}, process "
+        raise LeaseHeld(f"{self.store.root} is in use by run '{holder['run']}' (host {holder['host']}, process "
                    f"{holder['pid']}), which is alive; wait for it, stop it, or take the store over with --takeover "
                    f"(that run then exits 1)")
 
@@ -175,8 +177,8 @@ class Log(LogView):
             pass
 
     def tend(self) -> bool:
-        """Write the records that have waited long enough, and the heartbeat when it is due. False once nothing can be
-        written any more; the driver learns the reason from its next call."""
+        """Write records that have waited for SEGMENT_S, and the heartbeat when it is due. False once nothing can be
+        written any more; the driver's next call raises the reason."""
         with self._lock:
             if self._uncommitted and self._clock.now() - self._oldest >= SEGMENT_S:
                 try:
@@ -349,8 +351,8 @@ class Log(LogView):
                          f"run again, what was committed is kept")
 
     def close(self) -> None:
-        """Commit what is waiting and say that we are gone. Raises what `flush` raises, also when that happened in
-        the background, as long as something appended is not committed. A second call does nothing."""
+        """Commit what waits, and give the lease back. Raises what `flush` raises, also when that happened in the
+        background, as long as something appended is not committed. A second call does nothing."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -371,13 +373,13 @@ class Log(LogView):
         self.close()
 
     def collect_garbage(self) -> Swept:
-        """Remove files of attempts of older epochs that no record names, lists of files for tasks, which are made
-        again when they are wanted, and what writers left half-written; retire records whose files are gone or have
-        another size. To be called before tasks run: an emptied folder may be the one a task is about to upload into.
+        """Remove three kinds of files: those of attempts of older epochs that no record names, lists of files for tasks
+        (written again when they are wanted), and temporary files of writers that died. Retire records whose files are
+        gone or have another size. Call it before tasks run: a folder it empties may be the one a task uploads into.
 
-        Safe at any time: an attempt of an older epoch that is not in the log by now never gets there, since its driver
-        is fenced; attempts of our own epoch or later are not looked at; and nothing is removed by a driver that is
-        fenced itself. Memory: what is removed, however much is there.
+        It is safe at any time. An attempt of an older epoch that is not in the log never gets there, since its driver
+        is fenced. Attempts of this epoch or a later one are not touched. A driver that is fenced removes nothing.
+        Memory grows with the files that are removed, not with those that are there.
         """
         self.flush()
         garbage, folders = [], []
@@ -408,7 +410,7 @@ class Log(LogView):
         self.retire_files(damaged)
 
         def still_ours(names: Iterable[str]) -> Iterator[str]:
-            # looking took its time, and so does removing: lists and folders may be those of the driver after us by now
+            # listing and removing take time: by now lists and folders may belong to the driver after this one
             for n, name in enumerate(names):
                 if n % VERIFY_REMOVALS == 0:
                     self.verify()

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipeline.store.fs import Store, StoreError
-from pipeline.store.holder import Holder
+from pipeline.store.lease import Holder
 from pipeline.store.records import READING, PartRecord
 from pipeline.store.temp import scratch_database
 

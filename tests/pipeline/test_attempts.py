@@ -27,7 +27,7 @@ from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.task import ChangedInput
 from pipeline.recipe import code
 from pipeline.store.fs import Store
-from pipeline.store.holder import identity
+from pipeline.store.lease import identity
 from pipeline.store.log import Log
 from stages.stage import file_sha256
 from tests.pipeline import engine_tasks as t

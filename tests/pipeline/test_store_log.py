@@ -23,7 +23,7 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from pipeline.store import fs as store_fs
 from pipeline.store import log as store_log
 from pipeline.store.fs import Store, StoreError
-from pipeline.store.log import CorruptLog, Fenced, Held, Log, OtherContent, attempt_name
+from pipeline.store.log import CorruptLog, Fenced, LeaseHeld, Log, OtherContent, attempt_name
 from pipeline.store.records import FileInfo, PartRecord
 from tests.simulate.clock import VirtualClock
 
@@ -154,7 +154,7 @@ def test_second_driver_is_refused_then_takes_over_and_the_first_is_fenced(store)
     first = Log.open(store, run="first", threaded=False)     # it hears of the second when it commits, not before
     first.append(record("mine"))
     first.flush()
-    with pytest.raises(Held, match=r"run 'first' \(host .*, process \d+\).*--takeover"):
+    with pytest.raises(LeaseHeld, match=r"run 'first' \(host .*, process \d+\).*--takeover"):
         Log.open(store, run="second")
     second = Log.open(store, run="second", takeover=True)
     assert second.epoch == 2
@@ -217,7 +217,7 @@ def test_elsewhere_the_heartbeat_decides(store, monkeypatch):
     monkeypatch.setattr(store_log, "alive", lambda holder: None)
     clock = VirtualClock()
     first = Log.open(store, run="first", clock=clock, threaded=False)
-    with pytest.raises(Held, match="first"):
+    with pytest.raises(LeaseHeld, match="first"):
         Log.open(store, clock=VirtualClock(asleep=lambda seconds: (clock.sleep(seconds), first.tend())))
     assert clock.time == store_log.HEARTBEAT_S           # it was watched until it beat
     second = Log.open(store, clock=clock, threaded=False)                # the process stands still
@@ -288,7 +288,7 @@ def test_processes_that_open_one_store_at_once(tmp_path):
     code = """
         import sys
         from pipeline.store.fs import Store, StoreError
-        from pipeline.store.log import Fenced, Held, Log, attempt_name
+        from pipeline.store.log import Fenced, LeaseHeld, Log, attempt_name
         from tests.pipeline.test_store_log import record
         name, root, takeover = sys.argv[1], sys.argv[2], sys.argv[3] == "takeover"
         print("ready", flush=True)
@@ -302,7 +302,7 @@ def test_processes_that_open_one_store_at_once(tmp_path):
             sys.stdin.readline()
             log.close()
             print("closed", flush=True)
-        except (Held, Fenced) as e:
+        except (LeaseHeld, Fenced) as e:
             print(type(e).__name__, flush=True)
     """
     for mode in ("wait", "takeover"):
@@ -328,7 +328,7 @@ def test_processes_that_open_one_store_at_once(tmp_path):
         assert view.epoch == (1 if mode == "wait" else 4)
         assert all(key in view for found in lines for key in found[:-1])
         if mode == "wait":
-            assert sorted(ends) == ["Held", "Held", "Held", "closed"]
+            assert sorted(ends) == ["LeaseHeld", "LeaseHeld", "LeaseHeld", "closed"]
         else:
             last = int(view.holder["run"])
             assert ends[last] == "closed"
@@ -420,7 +420,7 @@ def test_a_challenger_that_stood_still_has_not_watched(store, monkeypatch):
             clock.sleep(store_log.HEARTBEAT_S)
             first.tend()
     challenger = VirtualClock(asleep=asleep)
-    with pytest.raises(Held, match="first"):
+    with pytest.raises(LeaseHeld, match="first"):
         Log.open(store, clock=challenger)
     assert len(naps) == 3
     first.close()

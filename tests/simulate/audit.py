@@ -23,7 +23,7 @@ from pipeline.engine.messages import (
 )
 from pipeline.store import log as log_module
 from pipeline.store.errors import StoreError
-from pipeline.store.log import Fenced, Held
+from pipeline.store.log import Fenced, LeaseHeld
 from pipeline.store.view import CorruptLog, LogView
 from tests.simulate.plan import FILE, ROWS, STAGE, data_of
 
@@ -303,7 +303,7 @@ class Audit:
         match error:
             case Fenced():
                 explained = self.truth.epoch > driver.epoch > 0
-            case Held():
+            case LeaseHeld():
                 explained = bool(others) or any(name.endswith(":later") for name in faults.fired)
             case CorruptLog():
                 explained = self.hopeless or faults.count(f"{driver.name}.listing") > 0

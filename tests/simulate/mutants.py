@@ -56,7 +56,7 @@ MUTANTS = [
     Mutant("a takeover does not read what came meanwhile", LOG + "_begin", "self.refresh()",
            'self.refresh() if not met else setattr(self, "segments", met)'),
     Mutant("a takeover keeps the epoch", LOG + "_begin", '"epoch": self.epoch + 1', '"epoch": max(1, self.epoch)'),
-    Mutant("a living driver is not waited for", LOG + "_see_that_it_is_gone",
+    Mutant("a living driver is not waited for", LOG + "_wait_for_the_lease",
            "range(math.ceil(PATIENCE_S / step))", "range(1)"),
     Mutant("a fenced driver is not told", LOG + "verify", "if self.store.exists(name):", "if False:"),
     Mutant("a record waits for the next one", LOG + "tend", "self.flush()", "pass"),

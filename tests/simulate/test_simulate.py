@@ -61,7 +61,8 @@ def test_every_kind_of_fault_happens() -> None:
     seed = 0
     missing = {"before", "after", "later", "repeated", "full", "outage", "late", "exception", "same", "vanish",
                "environment", "lost", "returned", "hanging", "straggle", "fail late", "innocent", "twice", "kill",
-               "pause", "flip", "killed", "done", "Fenced", "Held", "EnvironmentFailure", "TaskFailed", "CorruptLog"}
+               "pause", "flip", "killed", "done", "Fenced", "LeaseHeld", "EnvironmentFailure", "TaskFailed",
+               "CorruptLog"}
     while missing and seed < 300:
         world = World(seed, History.of(seed).tasks)
         with quiet():

@@ -14,7 +14,7 @@ from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.plan.drive import steps
 from pipeline.store import log as log_module
-from pipeline.store.holder import Holder
+from pipeline.store.lease import Holder
 from pipeline.store.log import Log
 from pipeline.store.records import PartRecord
 from tests.simulate.audit import Audit

@@ -216,8 +216,8 @@ class Writing:
 
 
 class Saver:
-    """Writes the checkpoints of a run; every rank has one and calls it at the same steps. `report` hears of each that
-    has been committed. As a context: what is in flight at its end, also at one by an error, is waited for."""
+    """Writes the checkpoints of a run; every rank has one and calls it at the same steps. `report` is called with each
+    checkpoint that was committed. A context manager: leaving it, by an error too, waits for the one in flight."""
 
     def __init__(self, folder: Path, config: CheckpointConfig, world: World,
                  report: Callable[[Writing], None] = lambda _written: None) -> None:

@@ -258,19 +258,19 @@ def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Prefetch:
-    """(step, this rank's batch) for each of `steps`; the next one is read in a thread while this one is computed. Of a
-    step that `passed` over says why it is not performed, nothing is read: its batch is None."""
+    """(step, this rank's batch) for each of `steps`; a thread reads the next batch while this one is computed. A step
+    for which `skipped` gives a reason is not performed: nothing is read for it, and its batch is None."""
 
     def __init__(self, data: Data, steps: Iterable[Step], rank: int, world: int,
-                 passed: Callable[[int], str | None] = lambda _number: None) -> None:
-        self.data, self.steps, self.rank, self.world, self.passed = data, steps, rank, world, passed
+                 skipped: Callable[[int], str | None] = lambda _number: None) -> None:
+        self.data, self.steps, self.rank, self.world, self.skipped = data, steps, rank, world, skipped
         self.waited = 0.0                 # seconds the batch given last was waited for
 
     def __iter__(self) -> Iterator[tuple[Step, Batch | None]]:
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
             waiting: tuple[Step, Future[Batch] | None] | None = None
             for step in self.steps:
-                ahead = None if self.passed(step.number + 1) else \
+                ahead = None if self.skipped(step.number + 1) else \
                     pool.submit(self.data.step, step.first, step.batch, self.rank, self.world)
                 if waiting is not None:
                     yield waiting[0], self._take(waiting[1])

@@ -32,27 +32,28 @@ def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
     """The sound checkpoint to go on from (None: the start), the first step after it (None: there is none), and whether
     nothing is left to do. Every rank calls it, and what the first one sees counts: ranks apart would wait for each
     other forever, or learn from different data."""
-    same = hashlib.sha256(json.dumps([run.curriculum.to_json(), asdict(run.config)], sort_keys=True).encode()).digest()
-    summed, firsts = struct.unpack("<?32s", world.broadcast(
-        struct.pack("<?32s", (run.out / "summary.json").exists(), same)))
-    if same != firsts:
+    digest = hashlib.sha256(json.dumps([run.curriculum.to_json(), asdict(run.config)],
+                                       sort_keys=True).encode()).digest()
+    has_summary, first_digest = struct.unpack("<?32s", world.broadcast(
+        struct.pack("<?32s", (run.out / "summary.json").exists(), digest)))
+    if digest != first_digest:
         raise TrainingError(f"rank {world.rank} has read another recipe or curriculum than the first rank: "
                             f"{run.folder} has just been changed, or is not one folder for all; start again")
 
     def following(checkpoint: ckpt.Checkpoint | None) -> Step | None:
         return next(run.steps(checkpoint.meta["samples"] if checkpoint else 0), None)
 
-    def through(checkpoint: ckpt.Checkpoint | None) -> bool:
+    def nothing_left(checkpoint: ckpt.Checkpoint | None) -> bool:
         if checkpoint:
             refuse_another(checkpoint, run)
         step = following(checkpoint)
-        return summed if step is None else stop_at is not None and stop_at <= step.number
+        return has_summary if step is None else stop_at is not None and stop_at <= step.number
 
     checkpoint = choose(run.out / "checkpoints", world, say, lambda sound: sound[-1] if sound else None,
-                   lambda checkpoint: not through(checkpoint))
+                   lambda checkpoint: not nothing_left(checkpoint))
     if checkpoint:
         ledger.check(checkpoint.meta)
-    return checkpoint, following(checkpoint), through(checkpoint)
+    return checkpoint, following(checkpoint), nothing_left(checkpoint)
 
 
 def refuse_another(checkpoint: ckpt.Checkpoint, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Who holds a store: a driver's identity, and whether the driver of an identity lives."""
+"""The lease on a store's log: which driver holds it, and whether that driver lives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypedDict
 
 
 class Holder(TypedDict):
-    """A driver, as its epoch and its heartbeat name it."""
+    """The driver that holds the lease, as its epoch's segment and its heartbeat name it."""
 
     host: str
     boot: str
@@ -20,8 +20,9 @@ class Holder(TypedDict):
 
 
 def identity(run: str) -> Holder:
-    """Who we are, so that another driver on this machine can see whether we live. A pid means something only within
-    one boot and one pid namespace (containers share the host's boot id) and may be used again: hence the start time."""
+    """This process as a holder, so that another driver on this machine can see whether it lives. A process id is unique
+    only within one boot and one pid namespace (containers share the host's boot id), and may be used again: the start
+    time tells two of them apart."""
     return {"host": socket.gethostname(), "boot": _read("/proc/sys/kernel/random/boot_id"), "space": _pid_space(),
             "pid": os.getpid(), "started": _started(os.getpid()), "run": run}
 
