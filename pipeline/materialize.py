@@ -45,7 +45,7 @@ def materialize(store_root: str, run: str, format: str, *, make_backend: Callabl
         progress = Progress(show, lambda doc: None)
         ending.callback(lambda: progress.close(state))
         ending.callback(backend.close)
-        curriculum = Curriculum.loads(store.read(path), path)       # now that nobody replaces it
+        curriculum = Curriculum.loads(store.read(path), path)       # no other process replaces it now
 
         def work(_: object) -> Work:
             lists = ListFiles(writes_to(store))

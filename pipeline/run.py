@@ -85,7 +85,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
         grace_s = GRACE_S if attempt is not None else 0.0      # Ray Jobs waits for it (`cluster.jobs`), others may not
         if attempt is None:
             attempt = facts_of(store, name).get("attempt", 0) + 1
-            while asked_to_stop(store, name, attempt):         # run.json was lost: that wish was for another one
+            while asked_to_stop(store, name, attempt):         # run.json was lost: that request was for another attempt
                 attempt += 1
             note_attempt(store, name, attempt, "local", recipe=recipe.name, base=recipe.base)
 

@@ -147,7 +147,7 @@ class NameTaken(TokenmillError):
 
 
 class UnknownName(TokenmillError, LookupError):
-    """A step or reader name nobody registered; carries the nearest known name."""
+    """A step or reader name that is not registered; carries the nearest known name."""
 
     exit_code = 2
 

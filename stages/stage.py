@@ -221,7 +221,7 @@ class Stage:
 
     def problems(self) -> dict[str, str]:
         """Settings that do not fit what is in its resource files, {field: what is wrong and what to do}. Asked while a
-        recipe is checked; a file that is not at hand, or too big to look into, says nothing."""
+        recipe is checked; a file that is absent, or too big to be read, is not checked."""
         return {}
 
     def warnings(self) -> list[str]:

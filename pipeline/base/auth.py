@@ -71,8 +71,8 @@ def use_token() -> str | None:
 
 
 def own_token() -> None:
-    """For a Ray of our own on this machine, whose ports listen on all addresses: a token that nobody else knows, where
-    the user has none. Nothing to do once Ray was imported: it has read its mode."""
+    """Make a token for a Ray of our own on this machine, whose ports listen on all addresses, where the user has none.
+    Once Ray is imported this does nothing: Ray has read its mode."""
     if "ray" not in sys.modules and os.environ.setdefault(MODE, "token").lower() == "token" and token() is None:
         os.environ[TOKEN] = secrets.token_hex(32)
 

@@ -27,7 +27,7 @@ class Clock:
         time.sleep(seconds)
 
     def new_id(self) -> str:
-        """32 hexadecimal digits that nobody else has: the name of an attempt, the nonce of a log segment."""
+        """32 hexadecimal digits that are unique: the name of an attempt, the nonce of a log segment."""
         return uuid.uuid4().hex
 
 

@@ -1,7 +1,7 @@
 """Scratch folders on local disk that vanish with their owner, however it ends.
 
 Every owner (a supervisor, a driver) holds a lock on its folder for as long as it lives; whoever comes next removes the
-folders whose lock nobody holds. That works across containers that share a disk, where process ids mean nothing.
+folders whose lock no process holds. That works across containers that share a disk, where process ids mean nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Scratch:
 
     def __init__(self, base: str | None = None) -> None:
         top = user_folder(base)
-        with open(top / ".lock", "w") as f:     # so that nobody sweeps a folder between its making and its locking
+        with open(top / ".lock", "w") as f:     # so that no process sweeps a folder before it is locked
             fcntl.flock(f, fcntl.LOCK_EX)
             self._sweep(top)
             self.path = tempfile.mkdtemp(prefix="scratch-", dir=top)
@@ -56,7 +56,7 @@ class Scratch:
                 pass                            # its owner lives
             finally:
                 os.close(fd)
-        for folder in top.glob("numba-*"):      # compiled kernels of code that nobody has run for a month
+        for folder in top.glob("numba-*"):      # compiled kernels of code that was not run for a month
             with contextlib.suppress(OSError):
                 if SYSTEM.wall() - folder.stat().st_mtime > 30 * 86400:
                     shutil.rmtree(folder, ignore_errors=True)

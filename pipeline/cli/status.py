@@ -58,7 +58,7 @@ def text(store: Store, current: Standing, debug: bool = False) -> str:
             times = f" × {f['times']}" if f["times"] > 1 else ""
             lines.append(f"  {f['node']}  {f['label']}{times}  {f['kind']}: {_first(f['message'])}")
     if p.get("running"):
-        later = current.age_s or 0.0                             # it goes on, though nobody has written that down
+        later = current.age_s or 0.0                             # it goes on after its last report
         hung = [t for t in p["running"] if t.get("hangs")]
         if hung:
             lines += ["without progress", *(f"  {t['node']}  {t['label']}  {t['hangs']}" for t in hung)]

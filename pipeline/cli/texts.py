@@ -21,7 +21,7 @@ def texts(paths: Sequence[Path], column: str = "text") -> Iterator[str]:
 
 
 def documents(file: Path, column: str = "text", keep: Sequence[str] = ()) -> Iterator[Document]:
-    """The documents of one file, values of the columns `keep` in their `meta`; rows without a text are passed over.
+    """The documents of one file, values of the columns `keep` in their `meta`; rows without a text are skipped.
 
     Raises:
         BadUsage: no such column, or the file cannot be read to its end.

@@ -1,4 +1,4 @@
-"""`tokenmill status`, `logs`, `cancel`: how a run stands, what its driver says, and the wish that it stop.
+"""`tokenmill status`, `logs`, `cancel`: the state of a run, its driver's log, and the request to stop it.
 
 All of it from the store alone, on any machine that sees it. Ray is asked only about a job whose driver has not begun.
 """
@@ -157,7 +157,7 @@ def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) 
     else:
         ask_to_stop(at, name, current.attempt)
         note = f"'{name}' was asked to stop; {as_typed('status', name, at)} shows when it has"
-        if current.state == "submitted":                        # nobody there yet who would look: its job is stopped
+        if current.state == "submitted":                        # no driver polls yet: its job is stopped
             note = _stop_job(current) or note
     if json_lines:
         typer.echo(json.dumps(answer))

@@ -1,4 +1,4 @@
-"""The folder of a run as those see it who look on: how it stands, what its driver said, and the wish that it stop.
+"""The folder of a run, seen from other processes: its state, its driver's log, and the request to stop.
 
     runs/RUN/run.json        facts of its latest attempt: {"attempt", "how": job | local, "begun", "host", …}
             progress.json    snapshot of its driver (`pipeline.engine.driver.progress`), with the attempt it belongs to
@@ -168,12 +168,12 @@ def utc_now(clock: Clock = SYSTEM) -> str:
 
 # -- cancel ----------------------------------------------------------------------------------------------------------
 def ask_to_stop(store: Store, run: str, attempt: int) -> None:
-    """Leave the wish that this attempt stop; its driver looks every few seconds."""
+    """Leave a request that this attempt stop; its driver polls for it every few seconds."""
     store.write(f"runs/{run}/cancel.json", json.dumps({"attempt": attempt, "at": utc_now()}).encode())
 
 
 def asked_to_stop(store: Store, run: str, attempt: int) -> bool:
-    """Whether this attempt is to stop. A wish for an earlier one does not count."""
+    """Whether this attempt is to stop. A request for an earlier one does not count."""
     return (_json(store, f"runs/{run}/cancel.json") or {}).get("attempt") == attempt
 
 

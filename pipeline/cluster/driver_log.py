@@ -87,7 +87,7 @@ class DriverLog:
         lines, self._line = lines[:cut], lines[cut:]
         if lines:
             data = redact(lines).encode("utf-8", "replace")
-            with contextlib.suppress(OSError):               # nobody may be there to read it any more
+            with contextlib.suppress(OSError):               # the terminal may be gone
                 os.write(self._saved[1], data)
             self._text += data
 

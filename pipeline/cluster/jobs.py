@@ -49,7 +49,7 @@ class JobState:
 
 
 def job_id(store_root: str, run: str, attempt: int) -> str:
-    """The same for the same attempt at the same run in the same store, whoever submits it: Ray refuses the second."""
+    """The same for the same attempt at the same run in the same store, from any submitter: Ray refuses the second."""
     digest = hashlib.blake2b(f"{store_root}\0{run}".encode(), digest_size=5).hexdigest()
     return f"tokenmill-{re.sub(r'[^A-Za-z0-9_.-]', '-', run)[:64]}-{digest}-{attempt}"
 

@@ -111,7 +111,7 @@ class Hindered:
 
 @dataclass(frozen=True)
 class Lost:
-    """The node died under these attempts. Nobody is to blame."""
+    """The node died under these attempts; no document is to blame."""
 
     ids: tuple[int, ...]
     message: str

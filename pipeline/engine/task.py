@@ -199,7 +199,7 @@ class Inputs:
                 raise _changed(ref)
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
-        """A file of the store to seek and read in, unchecked: whoever reads it compares what he reads with sums of his
+        """A file of the store to seek and read in, unchecked: the caller compares what it reads with sums of its
         own, and raises `damaged`. DamagedFile when it is gone."""
         self._by_range[ref["$ref"]] = ref
         try:

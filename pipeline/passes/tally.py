@@ -1,4 +1,4 @@
-"""What a document pass counts of its documents for the report, so that nobody has to read them for it.
+"""What a document pass counts of its documents for the report, which then need not read them.
 
 Every count is taken when a row is written, of what is written: a verdict that is replayed counts like one found anew.
 Counters (all mergeable, `engine.task.merge_counters`)::

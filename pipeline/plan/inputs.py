@@ -84,7 +84,7 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
     directory itself, or the one before the first wildcard: on a disk as in a bucket, so that both give the same
     documents. Links are followed, but never around a loop, and out of the folders that the patterns name only with
     `follow_symlinks`: a link in a folder of strangers may lead to any file of this machine. A link that a pattern
-    itself names is one of the user's. `warnings` gets what was passed over. `verify` hashes the contents instead of
+    itself names is one of the user's. `warnings` gets what was skipped. `verify` hashes the contents instead of
     trusting size and time.
     """
     patterns = [p.removeprefix("file://") for p in patterns]

@@ -51,7 +51,7 @@ def _filters(step: Step) -> bool:
 
 
 def _foreign(step: Step) -> bool:
-    """Whether nobody knows here what a step does: one of the user's own, of a package, of datatrove."""
+    """Whether a step says nothing of what it does: one of the user's own, of a package, of datatrove."""
     return step.name not in STAGES or step.name == "datatrove"
 
 

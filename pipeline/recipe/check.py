@@ -184,9 +184,9 @@ def _where(recipe: Recipe, checker: Checker, inputs: list[str], where: Where, pa
 
 
 def _signals(recipe: Recipe, checker: Checker) -> None:
-    """Steps that decide by signals of earlier ones: what nobody writes would be missing from every document. Signals
-    of datasets before are there, too, and those of sources, which no step may write again: what a filter left of a
-    document before that step would have the one under the name of the other."""
+    """Steps that decide by signals of earlier steps: a signal that no step writes would be missing from every document.
+    Signals of earlier datasets count, and those of sources. No step may write a signal of a source again: documents
+    that are dropped before that step would hold another value under the same name."""
     given = {name: set(reader_class(source.read)(source.config).signals) for name, source in recipe.sources.items()}
     if not any(given.values()) and all(
             stage_class(step.name).reads is Stage.reads for d in recipe.datasets.values() for step in d.steps):

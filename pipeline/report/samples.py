@@ -126,7 +126,7 @@ def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]
 def pair_samples(store: Store, barrier: str, appliers: list[Node]) -> list[dict[str, Any]]:
     """Removed documents beside the kept ones they resemble, for the barrier of this step name that `appliers` (passes)
     applied: those that are not wholly equal first, then by id. The excerpts begin a few words before the texts part.
-    A similarity nobody computed (`verify: 0`) is None."""
+    A similarity that was not computed (`verify: 0`) is None."""
     out: list[dict[str, Any]] = []
     columns = ["id", "url", "source", "text", "meta", "locator"]
     for node in appliers:

@@ -67,7 +67,7 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 def _receive(source: socket.socket, *, request: bool = False) -> tuple[dict[str, Any], bytes, list[int]]:
     """A message, its bytes, and the open files that came with it. EOFError when the other side is gone, or sends what
-    is too long for a request: whoever answers has credentials and must not be filled up."""
+    is too long for a request: the broker has credentials, and its memory must not be filled."""
     head, files, _, _ = socket.recv_fds(source, _LENGTH.size, 1)
     if not head:
         raise EOFError
@@ -312,7 +312,7 @@ def main() -> None:
     control, server = socket.socket(fileno=int(sys.argv[1])), Server(**json.loads(sys.argv[3]))
     server.run(control)
     shutil.rmtree(server.scratch, ignore_errors=True)
-    os._exit(0)                                         # the child is gone: nobody waits for what goes on
+    os._exit(0)                                         # the child is gone: its requests are abandoned
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: after an eviction the cache holds at most this share of its cap, so that not every download has to look at all of it
 LEAVE = 0.9
-SHARE = 0.2                 # of the disk, where nobody has said how large the cache may be
+SHARE = 0.2                 # of the disk, where no size of the cache is set
 #: ranges that are more of a file than this are not worth the trouble
 WORTHWHILE = 0.8
 
@@ -130,7 +130,7 @@ def cache_for(remote: Remote, scratch: str) -> Cache | None:
     if remote.root.startswith("memory://"):
         return None
     said = os.environ.get("TOKENMILL_CACHE", ""), os.environ.get("TOKENMILL_CACHE_SIZE", "")
-    if not (cache := _cache(*said)).folder.is_dir():                    # somebody has deleted it
+    if not (cache := _cache(*said)).folder.is_dir():                    # it was deleted
         _cache.cache_clear()
         cache = _cache(*said)
     return cache if cache.cap and os.stat(cache.folder).st_dev == os.stat(scratch).st_dev else None
@@ -190,14 +190,14 @@ class Cache:
             fd = self._open(part)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
-                if not _is(fd, part):                                   # somebody has made it, or has given up
+                if not _is(fd, part):                                   # another process has made it, or given up
                     continue
                 try:
                     if not self._room(size, part):
                         make(target)
                         return
                     make(str(part))
-                    if not _is(fd, part):                               # somebody has deleted the cache meanwhile
+                    if not _is(fd, part):                               # the cache was deleted meanwhile
                         continue
                     os.link(part, target)                               # before it can be evicted
                     os.replace(part, self.folder / key)
@@ -294,7 +294,7 @@ def _is(fd: int, path: str | Path) -> bool:
 
 
 def _abandoned(part: str) -> bool:
-    """Remove a download that nobody works on; whether it was one."""
+    """Remove a download that no process works on; returns whether it was one."""
     fd = os.open(part, os.O_RDWR)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -126,7 +126,7 @@ def _replace(store: Store, folder: str, parts: Iterable[Part], verify: Callable[
     except BaseException as e:
         shutil.rmtree(aside, ignore_errors=True)
         if isinstance(e, (OSError, StoreError)):
-            verify()               # our folder may be gone because somebody took the store over
+            verify()               # our folder may be gone because another driver took over
         if isinstance(e, OSError):
             raise cannot_write(target, e) from e
         raise

@@ -155,7 +155,7 @@ def swap_folders(a: Path, b: Path) -> None:
     """Exchange two existing folders of one filesystem in one step (Linux renameat2).
 
     Where the filesystem cannot (NFS, macOS), `b` is moved aside first and for a moment there is none; a rerun of
-    whoever called puts it right. Raises OSError, having changed nothing, when one of them is not there.
+    the caller puts it right. Raises OSError, having changed nothing, when one of them is not there.
     """
     at_fdcwd, exchange = -100, 2
     try:
@@ -168,7 +168,7 @@ def swap_folders(a: Path, b: Path) -> None:
         number = ctypes.get_errno()
         if number not in _NO_EXCHANGE:
             raise OSError(number, os.strerror(number), str(a), None, str(b))
-    aside = a.with_name(f"{a.name}~old")          # where whoever made `a` looks for what was left
+    aside = a.with_name(f"{a.name}~old")          # where the writer of `a` looks for leftovers
     os.rename(b, aside)
     try:
         os.rename(a, b)

@@ -185,7 +185,7 @@ class Store:
             disk.replace(self.local / path, data)
 
     def upload(self, local: str, path: str) -> None:
-        """Move a finished scratch file to `path`, a name nobody else uses. Durable on return."""
+        """Move a finished scratch file to `path`, a name that no other process uses. Durable on return."""
         if self.local is None:
             self.remote.upload(local, path)
             os.unlink(local)
@@ -262,7 +262,7 @@ class Store:
                 raise StoreError(f"{self.root} ignores conditional writes (put only if absent), so commits would not "
                                  f"be safe; use a local disk, NFS, S3 or another object store that has If-None-Match")
         finally:
-            with contextlib.suppress(Exception):              # a probe left behind harms nobody
+            with contextlib.suppress(Exception):              # a probe left behind does no harm
                 self.remove(probe)
 
 

@@ -1,7 +1,7 @@
 """Removing what no run names: records, with their files, of recipes that were changed and of runs that were deleted.
 
 A finished run names its tasks in `runs/RUN/tasks.parquet`. Of a run that has not finished, or whose list is gone,
-everything is kept that its drivers committed. A record that nobody names is retired in the log before its files go, so
+everything is kept that its drivers committed. A record that no run names is retired in the log before its files go, so
 that no later run takes it for done; what is needed again is made again, the same. Published folders have files of their
 own names and stay.
 """

@@ -7,7 +7,7 @@ buckets of them; so `ListFiles.fold` writes a list once and puts
 
 in its place, and `unfold` gives the task its list back. Like that of a `$ref`, only `content` enters the key of the
 task: it is the hash of the items without their places, so the key means what it meant before. Which lists become files
-depends on their lengths alone. The file is named by its bytes: whoever writes it, writes the same.
+depends on their lengths alone. The file is named by its bytes: every writer writes the same.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Remote:
                              f"folder") from e
 
     def reach(self) -> None:
-        """Raises StoreError when nobody takes a connection at a web address or the hub, after one try of a few seconds.
+        """Raises StoreError when a web address or the hub takes no connection, after one try of a few seconds.
         Requests are repeated for more than a minute, which is right for storage that has answered before."""
         url = urlsplit(self.root)
         if url.scheme == "hf":
@@ -266,7 +266,7 @@ class Remote:
             raise self._no_place(path, e) from e
 
     def upload(self, local: str, path: str) -> None:
-        """Copy a local file to an object of a name nobody else uses."""
+        """Copy a local file to an object of a name that no other process uses."""
         try:
             self._ask("write", path, lambda: self.fs.put_file(local, self.at(path)))
         except FileNotFoundError as e:

@@ -42,13 +42,13 @@ def _in_words(error: sqlite3.OperationalError) -> Exception:
 
 
 def scratch_database(cache_mb: int = CACHE_MB) -> sqlite3.Connection:
-    """An empty SQLite database that nobody else sees and that is gone with its connection, or its process. It lies in a
-    file without a name below TMPDIR as soon as it outgrows the cache. Several threads may use it, one at a time.
+    """An empty SQLite database that no other process sees; it ends with its connection or its process. Once it outgrows
+    the cache it lies in a file without a name below TMPDIR. Several threads may use it, one at a time.
     Without space there its methods raise EnvironmentFailure."""
     db = sqlite3.connect("", isolation_level=None, check_same_thread=False, factory=_Database)
     for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE", f"cache_size={-1024 * cache_mb}"):
         db.execute(f"PRAGMA {pragma}")
-    db.execute("BEGIN")           # never committed: nobody else is to see it, and each statement would be a transaction
+    db.execute("BEGIN")           # never committed: no other process sees it, and each statement would be a transaction
     return db
 
 

@@ -183,7 +183,7 @@ class LogView:
         record = self.get(entry["key"])
         if record is None or record.attempt != entry["attempt"]:
             return False
-        if not entry.get("unnamed"):             # what no run names any more binds nobody: nothing was built on it
+        if not entry.get("unnamed"):             # one that no run names binds no later one: nothing was built on it
             contents = dumps({name: info.content for name, info in record.files.items()})
             self._db.execute("INSERT OR REPLACE INTO retired VALUES (?, ?)", (record.key, contents))
         self._db.execute("DELETE FROM record WHERE key = ?", (record.key,))

@@ -303,7 +303,7 @@ def transcript(text: str) -> list[Turn]:
 
 def checked(turns: list[Turn]) -> list[Turn]:
     """A conversation one can learn from: it begins with somebody else than the assistant, who answers. Turns after the
-    last answer, which nobody answers, are left out."""
+    last answer, which have no answer, are left out."""
     while turns and turns[-1].role != "assistant":
         turns = turns[:-1]
     if not turns:

@@ -34,7 +34,7 @@ def positive(text: str, least: int = 1) -> int:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print at once (default: stdout), also into a pipe. That nobody listens any more ends no training: the Ctrl-C that
+    """Print at once (default: stdout), also into a pipe. A closed pipe ends no training: the Ctrl-C that
     asks for a checkpoint ends `| tee`, too, and a terminal may be closed."""
     stream = stream or sys.stdout
     try:

@@ -59,7 +59,7 @@ def alone(folder: Path) -> Iterator[None]:
 def _process(pid: int) -> str:
     """What no other process has, or will have: its number, when it began (in ticks since boot), and which boot. Empty
     when it does not run, or no more: it is giving back its memory, or waits for a parent that never asks how it ended
-    (in a container nobody may). Empty, too, where there is no /proc."""
+    (in a container no process may). Empty, too, where there is no /proc."""
     with suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         if stat[0] not in "ZX" and not int(stat[6]) & EXITING:

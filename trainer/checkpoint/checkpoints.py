@@ -318,7 +318,7 @@ class Saver:
                                          f"sound")
         except Exception as error:
             job.failed = error
-        # nobody but who commits: to any other rank it may be a mere connection that failed
+        # only the rank that commits: for any other rank a connection may merely have failed
         if job.failed is not None and self.world.first and not (job.attempt.parent / "COMPLETE").exists():
             shutil.rmtree(job.attempt, ignore_errors=True)       # on a full disk it would be in the way of the next
         job.seconds = time.perf_counter() - job.began

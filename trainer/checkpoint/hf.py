@@ -196,7 +196,7 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
             dcp.load({f"model.{n}": x for n, x in ours.items()}, storage_reader=Reader(checkpoint.folder), no_dist=True)
         save_file({their: torch.cat([ours[n] * factor(n, factors) for n in names]).to(DTYPES[dtype])
                    for their, names in theirs.items()}, out / name, metadata={"format": "pt"})
-        # safetensors lets nobody else read its files; the umask is to decide, as for the others
+        # safetensors makes its files private; the umask decides, as for the others
         (out / name).chmod((out / "generation_config.json").stat().st_mode)
         where |= dict.fromkeys(theirs, name)
     total = config.parameters(vocab)

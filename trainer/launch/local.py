@@ -38,7 +38,7 @@ def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[
     its share of the cores; OMP_NUM_THREADS decides where it is set.
 
     When one fails, the others are ended. Signals go to all of them, so that each can write its share of a checkpoint;
-    when this process is killed they get SIGTERM, so that nobody trains on behind the back of the next start.
+    when this process is killed they get SIGTERM, so that no rank trains on beside the next start.
     """
     check_device(device)                          # here and once, not in every rank
     if device != "cpu" and torch.cuda.is_available() and ranks > torch.cuda.device_count():

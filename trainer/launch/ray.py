@@ -84,7 +84,7 @@ class Rank:
 
 
 class Lost(Exception):
-    """A rank died, or raised what nobody expected of it."""
+    """A rank died, or raised an unexpected error."""
 
 
 class Pause(Exception):
@@ -227,7 +227,7 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
                     why = "a node is about to go"
                 if why:
                     say(f"{why}: stopping after this step, with a checkpoint", sys.stderr)
-            if asked or why:                     # again and again: whoever has not begun yet forgets what he was asked
+            if asked or why:                     # again and again: a rank that has not begun yet forgets the request
                 for member in members:
                     member.stop.remote()
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`tokenmill train run`: train here as one process, as several, as a rank of somebody's launcher, or on Ray."""
+"""`tokenmill train run`: train here as one process, as several, as a rank of another launcher, or on Ray."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     from trainer.parallel.world import world
 
     tell = (lambda _text: None) if options.quiet or options.json else say
-    if training.source:                   # before the ranks meet: nobody waits for a download in a collective
+    if training.source:                   # before the ranks meet: no rank waits for a download in a collective
         fetch_shards(training.source, training.curriculum, tell)
     settle(training, watch, options.device)
     with world(options.device) as here:

@@ -127,7 +127,7 @@ def world(device: str) -> Iterator[World]:
         raise
     except BaseException:
         # the others wait for this rank in a collective, and leaving in good order is one, too (NCCL): abort, as torch
-        # asks for after a failure, so that this process ends and whoever started it ends the rest
+        # asks for after a failure, so that this process ends and its launcher ends the rest
         dist.distributed_c10d._abort_process_group()
         raise
     dist.destroy_process_group()

@@ -93,7 +93,7 @@ def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
     for arm in arms:
         if here.first:
             prepare(arm)
-        here.broadcast(b"\0")                    # nobody looks for what is not there yet
+        here.broadcast(b"\0")                    # no rank reads it before it is there
         if here.first:
             tell(f"== {arm.name}, seed {arm.seed}")
         train(arm.run, here, None, say=tell)

@@ -1,4 +1,4 @@
-"""`tokenmill train soak RUN`: does the loader keep up at the end of the run, where nobody has looked yet?
+"""`tokenmill train soak RUN`: does the loader keep up at the end of the run, before it gets there?
 
 Runs the loader, without a model, over the last steps of the plan: there an index that grows with the run, storage that
 has evicted shards, or memory that creeps shows (SmolLM3's first two mysteries, at a trillion tokens, on 384 GPUs). At

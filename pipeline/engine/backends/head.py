@@ -7,7 +7,7 @@ import socket
 import threading
 
 CHECK_S = 5.0            # between two looks
-MISSES = 2               # in a row, until somebody is told
+MISSES = 2               # in a row, until the user is warned
 
 log = logging.getLogger("tokenmill")
 

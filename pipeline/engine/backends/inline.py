@@ -24,7 +24,7 @@ class InlineBackend:
 
     def __init__(self, store: Store, *, scratch: str | None = None, clock: Clock = SYSTEM) -> None:
         self.store, self.scratch, self._clock = store, scratch, clock
-        self._own: Scratch | None = None             # swept by whoever comes next, if we are killed
+        self._own: Scratch | None = None             # the next process sweeps it if this one is killed
         #: True from when a task is taken until it has run: a stop signal then interrupts it at once (there is no child
         #: that could be killed)
         self.interruptible = False
@@ -67,7 +67,7 @@ class InlineBackend:
             self.interruptible = False
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
-        """Nobody watches but the terminal and the store."""
+        """Nothing: the terminal and the store show the progress."""
 
     def close(self) -> None:
         self._queue.clear()

@@ -75,7 +75,7 @@ class ProcessBackend:
         return events
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
-        """Nobody watches but the terminal and the store."""
+        """Nothing: the terminal and the store show the progress."""
 
     def close(self) -> None:
         if self.supervisor is not None:

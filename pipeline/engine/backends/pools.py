@@ -44,7 +44,7 @@ class Capacity:
     shared: bool = False         # takes tasks with and without a GPU
     open: dict[int, ResourceRequest] = field(default_factory=dict)
     reserved_for: ResourceRequest | None = None         # nothing else goes here until a task of this kind came
-    _runs: int = 0               # of `open`, as the supervisor packs them; the others are at hand
+    _runs: int = 0               # of `open`, as the supervisor packs them; the others are prefetched
     _memory: int = 0
     _gpus: float = 0.0
     _capacity: dict[tuple[ResourceRequest, str], int] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Capacity:
         return mine
 
     def _pack(self) -> None:
-        """What of `open` can run together, as `Supervisor` starts it: in order, whoever does not fit waits."""
+        """What of `open` can run together, as `Supervisor` starts it: in order; what does not fit waits."""
         self._runs, self._memory, self._gpus = 0, 0, 0.0
         for kind in self.open.values():
             gpus = share(kind.gpus) if kind.gpus else 0.0
@@ -170,7 +170,7 @@ class ResourceShape:
 
 @dataclass
 class Available:
-    """What of a node nobody has reserved."""
+    """The resources of a node that are not reserved."""
 
     cpus: int
     memory_mb: int

@@ -176,7 +176,8 @@ class RayBackend:
                             raise ClusterError(f"Ray does not start here ({why}); see that there is free memory "
                                                f"and room in {base}, or run with --backend process") from e
                         log.warning("Ray did not start here (%s): once more", why)
-                self.fleet.fit_s, self.fleet.idle_s = 0.0, None           # nobody else comes, and nobody else is there
+                # a cluster of our own: no node joins it, and no other program uses it
+                self.fleet.fit_s, self.fleet.idle_s = 0.0, None
             self._own = True
         if self._temp is None:
             self._head = watch_head(ray.get_runtime_context().gcs_address)
@@ -211,7 +212,7 @@ class RayBackend:
 
     def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
         if set(waiting) - set(self.fleet.waiting):
-            self._grown = float("-inf")               # somebody new: see to it now
+            self._grown = float("-inf")               # a new kind of task: plan supervisors for it now
         return self.fleet.set_demand(waiting, self._clock.now())
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:

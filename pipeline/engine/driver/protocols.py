@@ -27,7 +27,7 @@ class Backend(Protocol):
         """Tasks that wait, by kind: what to get workers for. Returns the kinds that can never run here, and why."""
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
-        """Assignments of this kind it would start at once. 0 or less: none, and as many are at hand already; -slots or
+        """Assignments of this kind it would start at once. 0 or less: none, as many are prefetched already; -slots or
         less: it takes no more."""
 
     def submit(self, assignment: Assignment) -> None: ...
@@ -39,7 +39,7 @@ class Backend(Protocol):
         """Events, as soon as there are any, after `timeout` seconds at the latest."""
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
-        """Show a snapshot of the run's progress to whoever watches the cluster (metrics on Ray); elsewhere nothing."""
+        """Export a snapshot of the run's progress as metrics of the cluster (on Ray); elsewhere nothing."""
 
     def close(self) -> None:
         """Leave no process and no scratch file behind."""

@@ -96,8 +96,8 @@ class TaskQueue:
         self._get, self._seed = get, seed
         self._db = scratch_database()
         for table in ("task (batch INTEGER, place INTEGER, key TEXT, origin TEXT, PRIMARY KEY (batch, place))",
-                      "waits (key TEXT, batch INTEGER, PRIMARY KEY (key, batch))",
-                      "todo (memory INTEGER, gpus REAL, cpu TEXT, rank REAL, key TEXT, spec TEXT, "
+                      "waiter (key TEXT, batch INTEGER, PRIMARY KEY (key, batch))",
+                      "ready (memory INTEGER, gpus REAL, cpu TEXT, rank REAL, key TEXT, spec TEXT, "
                       "PRIMARY KEY (memory, gpus, cpu, rank, key))"):
             self._db.execute(f"CREATE TABLE {table} WITHOUT ROWID")
         self._batches: dict[int, Batch] = {}
@@ -120,8 +120,8 @@ class TaskQueue:
         return batch
 
     def read(self, limit: int) -> Iterator[tuple[list[TaskSpec], dict[str, PartRecord]]]:
-        """Read at most `limit` further tasks of every batch: (those nobody has asked for yet, and those that are done
-        already; the records of these)."""
+        """Read at most `limit` further tasks of every batch. Yields (tasks that are new or done already, the records of
+        those that are done)."""
         for batch in list(self._batches.values()):
             if batch.source is None:
                 continue
@@ -139,11 +139,11 @@ class TaskQueue:
         batch.size += len(specs)
         new = set()
         for spec in {s.key: s for s in reversed(specs) if s.key not in fresh}.values():
-            waits = [b for b, in self._db.execute("SELECT batch FROM waits WHERE key = ?", (spec.key,))]
-            if batch.number not in waits:
-                self._db.execute("INSERT INTO waits VALUES (?, ?)", (spec.key, batch.number))
+            waiters = [b for b, in self._db.execute("SELECT batch FROM waiter WHERE key = ?", (spec.key,))]
+            if batch.number not in waiters:
+                self._db.execute("INSERT INTO waiter VALUES (?, ?)", (spec.key, batch.number))
                 batch.left += 1
-            if not waits:                                   # nobody asked for it yet
+            if not waiters:                                   # it was not asked for before
                 self._push(spec)
                 new.add(spec.key)
         return new
@@ -151,7 +151,7 @@ class TaskQueue:
     def _push(self, spec: TaskSpec) -> None:
         kind = spec.kind
         rank = -float(spec.weight) if self._seed is None else float(prf(self._seed, "dispatch", spec.key))
-        self._db.execute("INSERT INTO todo VALUES (?, ?, ?, ?, ?, ?)",
+        self._db.execute("INSERT INTO ready VALUES (?, ?, ?, ?, ?, ?)",
                          (*kind, rank, spec.key, json.dumps(spec.to_json())))
         self.waiting[kind] = self.waiting.get(kind, 0) + 1
 
@@ -159,16 +159,16 @@ class TaskQueue:
         """Kinds of the waiting tasks, the kind with the first one first."""
         heads = []
         for kind in self.waiting:
-            found = self._db.execute("SELECT rank, key FROM todo WHERE memory = ? AND gpus = ? AND cpu = ? "
+            found = self._db.execute("SELECT rank, key FROM ready WHERE memory = ? AND gpus = ? AND cpu = ? "
                                      "ORDER BY rank, key LIMIT 1", kind).fetchone()
             heads.append((found, kind))
         return [kind for _, kind in sorted(heads)]
 
     def pop(self, kind: ResourceRequest) -> TaskSpec:
         """The next task of a kind."""
-        rank, key, spec = self._db.execute("SELECT rank, key, spec FROM todo WHERE memory = ? AND gpus = ? AND cpu = ? "
-                                           "ORDER BY rank, key LIMIT 1", kind).fetchone()
-        self._db.execute("DELETE FROM todo WHERE memory = ? AND gpus = ? AND cpu = ? AND rank = ? AND key = ?",
+        rank, key, spec = self._db.execute("SELECT rank, key, spec FROM ready WHERE memory = ? AND gpus = ? "
+                                           "AND cpu = ? ORDER BY rank, key LIMIT 1", kind).fetchone()
+        self._db.execute("DELETE FROM ready WHERE memory = ? AND gpus = ? AND cpu = ? AND rank = ? AND key = ?",
                          (*kind, rank, key))
         self.waiting[kind] -= 1
         if not self.waiting[kind]:
@@ -177,9 +177,9 @@ class TaskQueue:
 
     def done(self, key: str) -> None:
         """A task has its record."""
-        for number, in self._db.execute("SELECT batch FROM waits WHERE key = ?", (key,)).fetchall():
+        for number, in self._db.execute("SELECT batch FROM waiter WHERE key = ?", (key,)).fetchall():
             self._batches[number].left -= 1
-        self._db.execute("DELETE FROM waits WHERE key = ?", (key,))
+        self._db.execute("DELETE FROM waiter WHERE key = ?", (key,))
 
     def finished(self) -> list[tuple[Batch, Records]]:
         """Take out the batches that are complete."""

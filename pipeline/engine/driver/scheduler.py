@@ -276,8 +276,8 @@ class Scheduler:
             self._double_stragglers(idle=True)
 
     def _has_room(self, kind: ResourceRequest) -> bool:
-        """One task a slot; and one more at hand for each slot while there is plenty, so that a slot never waits for us.
-        Near the end nothing is held at hand: it would sit behind a long task while another slot is idle."""
+        """One task a slot, and one prefetched for each slot while many wait, so that no slot waits for the driver. Near
+        the end nothing is prefetched: it would wait behind a long task while another slot is idle."""
         room, slots = self.backend.room_for(*kind), self.backend.slots
         return room > 0 or (room > -slots and self._queue.waiting.get(kind, 0) > 2 * slots)
 
@@ -288,7 +288,7 @@ class Scheduler:
         self.backend.submit(Assignment(self._serial, spec, attempt_name(self.log.epoch, self._serial), skips(skip)))
 
     def _double_stragglers(self, idle: bool) -> None:
-        """Start a second attempt of tasks that take suspiciously long. Whoever commits first counts."""
+        """Start a second attempt of tasks that take suspiciously long. The attempt that commits first counts."""
         unfinished = {*(node for node, n in self._left.items() if n > 0), *(s.node for s in self._retries)}
         for spec in to_double(self._flights.values(), self._times, self._clock.now(), idle=idle, unfinished=unfinished,
                               awaited=self._awaited, slots=self.backend.slots, least_s=self.straggler_s):

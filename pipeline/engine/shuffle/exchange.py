@@ -8,8 +8,8 @@ writer spills sorted runs to scratch and merges them, the reader merges blocks.
 File: ``TMSEG002``, header length (u64), header (JSON: dtype, buckets, rows, key, index, covers), padding to 64 bytes,
 the index, records. All little-endian. The index comes in pages of PAGE buckets: the record offsets of their borders
 (u64, one more than buckets), then an xxh3-128 of each bucket's records. `index` in the header holds an xxh3-128 a page,
-and the file's `content` is the sha256 of the header. So who has a reference checks the header against it, the page of a
-bucket against the header and the bucket against the page: no damaged range is used, though nobody reads the whole file.
+and the file's `content` is the sha256 of the header. A reader checks the header against its reference, the page of a
+bucket against the header, and the bucket against the page: no damaged range is used, and no whole file is read.
 `covers` lists the contents of the parts the records come from; it is no part of `content`: a task downstream is stale
 only when its records changed.
 """

@@ -81,12 +81,12 @@ def doing(pid: int) -> str:
 
 
 def anonymous_mb(pid: int) -> float:
-    """Memory of a process that nobody can take from it (no mapped files), MB."""
+    """Memory of a process that the kernel cannot reclaim (no mapped files), MB."""
     return status_kb(pid, ("RssAnon:", "RssShmem:", "VmSwap:")) / 1024
 
 
 def die_of(number: int) -> NoReturn:
-    """End as a process of ours did, of that signal, so that whoever watches us judges its death as it would ours."""
+    """End as a process of ours did, of that signal, so that the supervisor judges its death as it would ours."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()                              # it would say where we are, and that is not the place
     signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
@@ -157,7 +157,7 @@ class Devices:
         self._free = dict.fromkeys(self.names, 1.0)
 
     def take(self, share: float) -> dict[str, float] | None:
-        """Part of each device for somebody who needs `share` (`pools.share`); {} for nothing, None when there is not as
+        """Part of each device for a child that needs `share` (`pools.share`); {} for nothing, None when there is not as
         much. A part of one device comes from the fullest that has it, so that whole ones stay whole."""
         if share < 1:
             fitting = sorted((free, i) for i, free in enumerate(self._free.values()) if free >= share - 1e-6)

@@ -226,5 +226,5 @@ def _environment(env: Mapping[str, str], scratch: str) -> dict[str, str]:
     ours = [os.path.abspath(p) for p in sys.path]
     extra = [p for p in ours if p not in standard and not p.endswith((".zip", "lib-dynload")) and os.path.isdir(p)]
     found["PYTHONPATH"] = os.pathsep.join(extra)
-    found.pop(TOKEN, None)                    # whoever parses what strangers wrote has no business with the cluster
+    found.pop(TOKEN, None)                    # a child that parses hostile documents must not reach the cluster
     return found

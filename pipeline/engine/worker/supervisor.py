@@ -116,7 +116,7 @@ class Supervisor:
             busy = self._queue or any(c.job for c in self._children)
             if self._events or not busy or self._clock.now() >= deadline:
                 break
-        self._start()                            # nobody waits for our caller
+        self._start()                            # no event will wake the caller
         events, self._events = self._events, []
         if self._clock.now() - self._said >= PROGRESS_S:
             self._said = self._clock.now()
@@ -212,7 +212,7 @@ class Supervisor:
         if child.node in ("", job.spec.node):
             return True
         if self._parts[child]:
-            return False                         # nobody can see what it holds on its devices
+            return False                         # its memory on the devices cannot be seen
         try:
             return measure.anonymous_mb(child.pid) - child.empty_mb <= job.spec.memory_mb / 2
         except OSError:
@@ -350,7 +350,7 @@ class Supervisor:
             working = measure.working_seconds(child.pid)
         except (OSError, IndexError):            # it is dying
             return None
-        # what it used while it went on, since our last look or in the middle of this one, was for nobody knows whom
+        # CPU time spent between two samples cannot be attributed to one document, so it is dropped
         moved = cursor != child.position or cursor != child.cursor.read()
         if moved or working - child.cpu_quiet > 1.0:
             child.quiet_since, child.cpu_quiet = now, working
@@ -372,8 +372,8 @@ class Supervisor:
         return None
 
     def _relieve(self) -> None:
-        """Kill the largest child while the cgroup is nearly full, and run fewer of them from now on. Where that is not
-        our children's doing, the last one goes on: its end would help nobody, and nothing would ever be done."""
+        """Kill the largest child while the cgroup is nearly full, and run fewer children from then on. Where other
+        processes fill the memory the last child goes on: without it no task would ever be done."""
         used, total = measure.memory_use()
         busy = [c for c in self._children if c.job]
         if used <= self.limits.memory_share * total or not self._children:

@@ -1,9 +1,9 @@
 """Text of a page's picture by an OCR engine: tesseract by its command, or rapidocr in a process of its own.
 
-For every page a process of its own draws the picture and becomes the engine. So what a page costs, and what a hostile
-picture in it does, happens there: in a budget of CPU time and memory that the kernel enforces, with one thread, without
-memory of earlier pages; and it ends with us. What decides about text are counts (pixels here, pages in `pdf`).
-A process that dies all the same raises `ProcessDied`: whom that costs what is the engine's of the run to find out.
+For every page a process of its own draws the picture and then becomes the engine. The kernel enforces its budget of CPU
+time and memory, so that a hostile picture harms no other page; it has one thread, and ends with its parent. Whether a
+page gives text is decided by counts alone (pixels here, pages in `pdf`), never by time.
+Raises ProcessDied when the process is killed; the engine of the run decides whether the document is to blame.
 """
 
 from __future__ import annotations
