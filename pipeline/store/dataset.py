@@ -246,20 +246,20 @@ def iter_rows(store: Store, folder: str, columns: list[str] | None = None) -> It
         yield from batch.to_pylist()
 
 
-def dataset_hash(store: Store, name: str, scratch: str | None = None) -> str:
+def dataset_hash(store: Store, name: str, scratch: str | None = None, *, max_rows: int = HASH_ROWS) -> str:
     """Hash of a dataset: sha256 over the row digests (`pipeline.store.parts`) of all rows sorted by id.
 
-    How the rows are spread over parts does not matter. Memory: HASH_ROWS rows; beyond that, files by id prefix in
+    How the rows are spread over parts does not matter. Memory: `max_rows` rows; beyond that, files by id prefix in
     `scratch` (default: the system's). Raises DuplicateId, also across parts.
     """
     h = hashlib.sha256()
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        for rows in _sorted_digests(store, name, Path(folder)):
+        for rows in _sorted_digests(store, name, Path(folder), max_rows):
             h.update(rows[:, 32:].tobytes())
     return h.hexdigest()
 
 
-def _sorted_digests(store: Store, name: str, scratch: Path) -> Iterator[np.ndarray]:
+def _sorted_digests(store: Store, name: str, scratch: Path, max_rows: int) -> Iterator[np.ndarray]:
     """uint8 [n, 64] arrays of (id, digest), sorted by id within and across arrays."""
     waiting: list[np.ndarray] = []
     count = 0
@@ -293,7 +293,7 @@ def _sorted_digests(store: Store, name: str, scratch: Path) -> Iterator[np.ndarr
         rows[:, 32:] = np.frombuffer(b"".join(digester.digests(batch)), np.uint8).reshape(-1, 32)
         waiting.append(rows)
         count += len(rows)
-        if count >= HASH_ROWS:
+        if count >= max_rows:
             spill()
             count = 0
     if not spilled:

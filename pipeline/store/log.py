@@ -72,9 +72,9 @@ class Log(LogView):
     Every method that writes or verifies raises Fenced once another driver has taken over.
     """
 
-    def __init__(self, store: Store, clock: Clock = SYSTEM) -> None:
+    def __init__(self, store: Store, clock: Clock = SYSTEM, segment_records: int = SEGMENT_RECORDS) -> None:
         super().__init__(store)
-        self._clock = clock
+        self._clock, self._segment_records = clock, segment_records
         self._lock = threading.RLock()
         self._waiting: list[dict[str, Any]] = []
         self._quarantined: list[dict[str, Any]] = []
@@ -98,13 +98,14 @@ class Log(LogView):
 
     @classmethod
     def open(cls, store: Store, *, run: str = "", takeover: bool = False, clock: Clock = SYSTEM,
-             holder: Holder | None = None, threaded: bool = True) -> Log:
+             holder: Holder | None = None, threaded: bool = True,
+             segment_records: int = SEGMENT_RECORDS) -> Log:
         """Replay the log and take its lease. `run` names this driver to others; `takeover` fences a living holder too.
 
         Raises LeaseHeld when a living driver holds the lease, CorruptLog, and StoreError when the store cannot be
         written. A simulation passes a clock and a holder of its own, and with `threaded` False calls `tend` itself.
         """
-        log = cls(store, clock)
+        log = cls(store, clock, segment_records)
         log._begin(holder or identity(run), takeover)
         if threaded:
             log._thread = threading.Thread(target=log._tend_until_closed, name="log", daemon=True)
@@ -259,7 +260,7 @@ class Log(LogView):
                 if self._retire(entry):
                     self._retired.append(entry)
                     retired += 1
-                if len(self._retired) >= SEGMENT_RECORDS:
+                if len(self._retired) >= self._segment_records:
                     self.flush()
             self.flush()
         return retired
@@ -268,7 +269,7 @@ class Log(LogView):
         if not self._waiting and not self._quarantined:
             self._oldest = self._clock.now()
         queue.append(entry)
-        if len(self._waiting) + len(self._quarantined) >= SEGMENT_RECORDS:
+        if len(self._waiting) + len(self._quarantined) >= self._segment_records:
             self.flush()
 
     @property

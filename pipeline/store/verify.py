@@ -58,8 +58,9 @@ class Verified:
 
 
 def verify_store(store: Store, log: LogView,
-                 seen: Callable[[Verified, int], None] = lambda done, total: None) -> Verified:
-    """Read everything. `seen` is told, now and then, what was read and how many bytes there are in all (of objects).
+                 seen: Callable[[Verified, int], None] = lambda done, total: None, *, batch: int = NOTE) -> Verified:
+    """Read everything. `seen` is told, after every `batch` files, what was read and how many bytes there
+    are in all (of objects).
 
     Memory: the inodes of the files of `objects/` that have further names.
     """
@@ -71,7 +72,7 @@ def verify_store(store: Store, log: LogView,
         files = _recorded(store, log)
         for file in islice(files, skip):
             _remember(store, file, known)
-        while some := list(islice(files, NOTE)):
+        while some := list(islice(files, batch)):
             for file, wrong in zip(some, pool.map(lambda file: problem(store, file), some)):
                 _remember(store, file, known)
                 done.files += 1
@@ -84,7 +85,7 @@ def verify_store(store: Store, log: LogView,
         for path, wrong in _manifests(store):
             done.damaged[path] = wrong
         published = (file for file in _published(store, done.damaged) if not _is_link(store, file, known))
-        while some := list(islice(published, NOTE)):
+        while some := list(islice(published, batch)):
             for file, wrong in zip(some, pool.map(lambda file: problem(store, file), some)):
                 done.files += 1
                 done.bytes += file.bytes

@@ -28,7 +28,8 @@ _NAMED = re.compile(r"([a-z]{2,3}(?:[-_][A-Za-z0-9]+)*)(\.json|\.txt)?")
 _MEMBERS, _BYTES = 10_000, 256 << 20
 
 
-def read_lists(path: str | Path) -> dict[str, tuple[str, ...]]:
+def read_lists(path: str | Path, *, max_files: int = _MEMBERS,
+               max_bytes: int = _BYTES) -> dict[str, tuple[str, ...]]:
     """{language as the file calls it: its entries, in the order of the file, each once}.
 
     Raises:
@@ -42,9 +43,9 @@ def read_lists(path: str | Path) -> dict[str, tuple[str, ...]]:
             total = 0
             for count, (member, size, read) in enumerate((_zip if name.endswith(".zip") else _tar)(path), 1):
                 total += size
-                if count > _MEMBERS or total > _BYTES:
-                    raise ValueError(f"{path} holds more than {_MEMBERS:,} files or {_BYTES >> 20} MiB: lists of words "
-                                     "do not; take them out of it")
+                if count > max_files or total > max_bytes:
+                    raise ValueError(f"{path} holds more than {max_files:,} files or {max_bytes >> 20} MiB: lists of "
+                                     "words do not; take them out of it")
                 named = _NAMED.fullmatch(member.rpartition("/")[2])
                 if named is not None:
                     data = read()

@@ -83,14 +83,13 @@ def test_view_reads_without_touching(store):
         assert [p for p in store.list("log") if p not in before] == ["log/00000003.json"]
 
 
-def test_group_commit_by_count_and_by_age(store, monkeypatch):
-    monkeypatch.setattr(store_log, "SEGMENT_RECORDS", 10)
+def test_group_commit_by_count_and_by_age(store):
     clock = VirtualClock()
 
     def sizes() -> list[int]:
         return [len(json.loads(store.read(p))["body"].get("records", ())) for p in store.list("log")
                 if "heartbeat" not in p]
-    with Log.open(store, clock=clock, threaded=False) as log:
+    with Log.open(store, clock=clock, threaded=False, segment_records=10) as log:
         for i in range(25):
             log.append(record(f"k{i:02}"))
         clock.sleep(0.99 * store_log.SEGMENT_S)
@@ -692,9 +691,8 @@ def test_records_whose_files_are_gone_or_cut_are_retired_before_a_run(store, tmp
         assert log.collect_garbage().damaged == {}
 
 
-def test_a_lost_folder_of_many_records_costs_few_segments(store, monkeypatch):
-    monkeypatch.setattr("pipeline.store.log.SEGMENT_RECORDS", 10)
-    with Log.open(store) as log:
+def test_a_lost_folder_of_many_records_costs_few_segments(store):
+    with Log.open(store, segment_records=10) as log:
         for i in range(35):
             log.append(record(f"k{i}", files=("dropped.parquet", "kept.parquet")))
         log.flush()

@@ -43,7 +43,6 @@ def test_repairing_leaves_manifests_that_this_version_cannot_read(store):
 
 
 def test_a_repair_that_was_interrupted_goes_on_where_it_stopped(store, monkeypatch):
-    monkeypatch.setattr(verify, "NOTE", 2)
     with Log.open(store) as log:
         for n in range(6):
             commit(store, log, f"k{n}")
@@ -54,17 +53,17 @@ def test_a_repair_that_was_interrupted_goes_on_where_it_stopped(store, monkeypat
         raise KeyboardInterrupt
 
     with Log.open(store) as log, pytest.raises(KeyboardInterrupt):
-        verify_store(store, log, stop)
+        verify_store(store, log, stop, batch=2)
     with Log.open(store) as log:                         # a new epoch, the same records
-        assert verify_store(store, log).files == 6
+        assert verify_store(store, log, batch=2).files == 6
     assert len(read) == len(set(read)) == 6
     with Log.open(store) as log, pytest.raises(KeyboardInterrupt):
-        verify_store(store, log, stop)
+        verify_store(store, log, stop, batch=2)
     with Log.open(store) as log:
         commit(store, log, "k6")                         # other records: from the beginning
         log.flush()
         read.clear()
-        assert verify_store(store, log).files == len(read) == 7
+        assert verify_store(store, log, batch=2).files == len(read) == 7
 
 
 def test_a_store_that_can_only_be_read_is_verified(store, monkeypatch):

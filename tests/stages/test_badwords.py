@@ -10,6 +10,7 @@ import json
 import os
 import tarfile
 import zipfile
+from functools import partial
 
 import pytest
 
@@ -76,19 +77,18 @@ def test_what_a_list_is_its_content_says(tmp_path):
     assert read_lists(tmp_path / "list.txt") == {ANY: ("[tulip]", "8", "{")}
 
 
-def test_archives_that_are_too_much_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("stages.text.wordlists._MEMBERS", 3)
-    monkeypatch.setattr("stages.text.wordlists._BYTES", 1000)
+def test_archives_that_are_too_much_are_refused(tmp_path):
+    read = partial(read_lists, max_files=3, max_bytes=1000)
     files = {"en": b"tulip", "de": b"Tulpe", "README": b"x" * 900}
-    assert set(read_lists(tgz(tmp_path / "a.tgz", files))) == {"en", "de"}
+    assert set(read(tgz(tmp_path / "a.tgz", files))) == {"en", "de"}
     for more in ({"fr": b"lis"}, {"README": b"x" * 1001}):
         with pytest.raises(ValueError, match=r"a\.tgz holds more than 3 files or"):
-            read_lists(tgz(tmp_path / "a.tgz", files | more))
+            read(tgz(tmp_path / "a.tgz", files | more))
         with zipfile.ZipFile(tmp_path / "b.zip", "w", zipfile.ZIP_DEFLATED) as packed:
             for name, data in (files | more).items():
                 packed.writestr(name, data)
         with pytest.raises(ValueError, match=r"b\.zip holds more than 3 files or"):
-            read_lists(tmp_path / "b.zip")
+            read(tmp_path / "b.zip")
 
 
 def test_a_damaged_archive_is_named(tmp_path):
