@@ -102,13 +102,13 @@ GROUPS = ("tokenmill.stages", "tokenmill.readers")
 @cache
 def _installed(group: str) -> dict[str, str]:
     """Name → 'module:Class' of what installed packages add."""
-    found: dict[str, metadata.EntryPoint] = {}
+    result: dict[str, metadata.EntryPoint] = {}
     for e in metadata.entry_points(group=group):
-        other = found.setdefault(e.name, e)
+        other = result.setdefault(e.name, e)
         if (other.module, other.attr) != (e.module, e.attr):
             raise NameTaken(f"'{e.name}' is added by two packages, as {other.module}:{other.attr} and as "
                             f"{e.module}:{e.attr}; uninstall one of them")
-    return {name: f"{e.module}:{e.attr}" for name, e in found.items()}
+    return {name: f"{e.module}:{e.attr}" for name, e in result.items()}
 
 
 def steps() -> dict[str, str]:

@@ -212,12 +212,12 @@ class Stage:
     def resource_files(self) -> dict[str, str]:
         """The files it reads, {field of its config: path}: those the config names, and those it takes by itself where
         the config says nothing. A worker checks that its own are the driver's. Raises what finding them raises."""
-        found: dict[str, str] = {}
+        result: dict[str, str] = {}
         for field, value in self.config.model_dump(mode="json").items():
             if value and role_of(type(self.config), field) == "resource":
                 named = {f"{field}.{name}": path for name, path in value.items()} if isinstance(value, dict) else {}
-                found.update(named or {field: value})
-        return found
+                result.update(named or {field: value})
+        return result
 
     def problems(self) -> dict[str, str]:
         """Settings that do not fit what is in its resource files, {field: what is wrong and what to do}. Asked while a

@@ -93,14 +93,14 @@ def secret_in(value: str) -> str | None:
 
 
 def _values(environment: Mapping[str, str]) -> set[str]:
-    found = {v for name, v in environment.items()
+    result = {v for name, v in environment.items()
              if len(v) >= SHORTEST and _SECRET_NAME.search(name) and not _PLACE_NAME.search(name)
              and not os.path.exists(v)}
     for path in (environment.get("RAY_AUTH_TOKEN_PATH"), os.path.expanduser("~/.ray/auth_token")):
         token = _token_file(path) if path else ""
         if len(token) >= SHORTEST:
-            found.add(token)
-    return found
+            result.add(token)
+    return result
 
 
 @lru_cache(maxsize=8)

@@ -219,16 +219,16 @@ def code_folder(run: str) -> str:
 
 def kept_code(store: Store, run: str, names: Sequence[str], scratch: str) -> list[str]:
     """Paths on this machine of kept files, in the order of `names`; missing ones as where they should be."""
-    found = []
+    result = []
     for name in names:
         path = f"{code_folder(run)}/{os.path.basename(name)}"
         if store.local is not None:
-            found.append(store.at(path))
+            result.append(store.at(path))
             continue
         target = os.path.join(scratch, os.path.basename(name))       # the name of the module
         with contextlib.suppress(FileNotFoundError):
             data = store.read(path)
             with open(target, "wb") as f:
                 f.write(data)
-        found.append(target)
-    return found
+        result.append(target)
+    return result

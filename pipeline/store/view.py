@@ -127,11 +127,11 @@ class LogView:
     def quarantined(self, stage_keys: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Documents that one of these stages quarantined, by id: {"id", "stage", "stage_key", "reason", "row"}. Later
         attempts, resumes and reruns skip them. Where several stages did, the first of `stage_keys` counts."""
-        found: dict[str, dict[str, Any]] = {}
+        result: dict[str, dict[str, Any]] = {}
         for key in stage_keys:
             for id, entry in self._quarantined_documents.get(key, {}).items():
-                found.setdefault(id, entry)
-        return found
+                result.setdefault(id, entry)
+        return result
 
     def quarantined_rows(self, key: str) -> dict[int, tuple[int, str]]:
         """Rows of the task `key` that earlier attempts quarantined: {row: (stage as the cursor counts, reason)}. Empty

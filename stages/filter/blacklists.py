@@ -43,10 +43,10 @@ class Blacklists:
         """1 + the place, among the categories, of the first that blocks a URL or its host; 0 when none does."""
         host, path = split(url)
         domains, urls = self._lists
-        found = [label for name in above(host) if (label := domains.label(name))]
+        result = [label for name in above(host) if (label := domains.label(name))]
         if len(urls):
-            found += [label for name in folders(host, path) if (label := urls.label(name))]
-        return min(found, default=0)
+            result += [label for name in folders(host, path) if (label := urls.label(name))]
+        return min(result, default=0)
 
 
 def split(url: str) -> tuple[str, str]:

@@ -90,11 +90,11 @@ class DclmLinks(Stage):
 def _tlds(path: str | None) -> list[str]:
     """Raises ValueError, naming the file, when it holds no top-level domain."""
     if path is not None:
-        found = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
-        found = [tld for tld in found if tld and not tld.startswith("#")]
-        if not found:
+        result = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        result = [tld for tld in result if tld and not tld.startswith("#")]
+        if not result:
             raise ValueError(f"dclm_links: tlds: {path} holds no top-level domain; give one a line, like `com`")
-        return found
+        return result
     import tldextract
 
     return [suffix for suffix in tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None).tlds if "." not in suffix]

@@ -208,8 +208,8 @@ def _split(text: str, name: str) -> Words:
 
 def packages(languages: Iterable[str]) -> dict[str, str]:
     """{language: the distribution its words need}, for those that need one."""
-    found = {name: splitter(name) for name in languages}
-    return {name: s.needs for name, s in found.items() if s is not None and s.needs}
+    result = {name: splitter(name) for name in languages}
+    return {name: s.needs for name, s in result.items() if s is not None and s.needs}
 
 
 def _some(known: Iterable[str]) -> str:

@@ -83,15 +83,15 @@ zsm_Latn .331 .264/.252/.225 .185/.176/.166/.156/.145/.134 .618 .125 3 11 .808 .
 
 def table() -> dict[str, Limits]:
     """The languages that come with the step."""
-    found = {}
+    result = {}
     for line in _TABLE.split("\n")[1:-1]:
         name, lines, top, dup, score, ended, low, high, letters, breaks, *words = line.split(" ")
-        found[name] = Limits(
+        result[name] = Limits(
             dup_line_frac=float(lines), top_n_grams=_pairs(2, top), dup_n_grams=_pairs(5, dup),
             language_score=float(score), line_punct_thr=float(ended), min_avg_word_length=float(low),
             max_avg_word_length=float(high), max_non_alpha_words_ratio=float(letters), new_line_ratio=float(breaks),
             stopwords=tuple(words))
-    return found
+    return result
 
 
 def _pairs(first: int, shares: str) -> tuple[tuple[int, float], ...]:

@@ -127,9 +127,9 @@ class Madlad400(Stage):
         if self._model is None:
             self.setup()
         assert self._model is not None
-        found = [(self.round(score), label) for label, score in self._model.predict(sentence, k=2)]
+        result = [(self.round(score), label) for label, score in self._model.predict(sentence, k=2)]
         # two labels on the same step of the grid are equally probable
-        return not any(names(label, language) for score, label in found if score == found[0][0])
+        return not any(names(label, language) for score, label in result if score == result[0][0])
 
     def _list_case(self, sentence: str, language: str) -> bool:
         capitals = sum(map(str.isupper, sentence))

@@ -57,18 +57,18 @@ class Quality(Stage):
     def problems(self) -> dict[str, str]:
         from stages.scoring import calibration
 
-        found: dict[str, str] = {}
+        result: dict[str, str] = {}
         known = labels_of(self.config.model)
         if known is not None:
-            found |= self._label_problem(known)
+            result |= self._label_problem(known)
         if self.config.calibration is not None:
             try:
                 calibration.read(self.config.calibration, file_sha256(self.config.model))
             except OSError:
                 pass                                                # not at hand here: set-up will say
             except calibration.CalibrationError as e:
-                found["calibration"] = str(e)
-        return found
+                result["calibration"] = str(e)
+        return result
 
     def _label_problem(self, known: frozenset[str]) -> dict[str, str]:
         model, label = self.config.model, self.config.label

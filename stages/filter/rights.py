@@ -113,23 +113,23 @@ class Rights(Stage):
 def licences(text: str) -> list[str]:
     """Licences that a text names, sorted: `cc-by-nc-4.0`, `cc0`, `public-domain`, `gfdl`, `ogl`, `odbl`."""
     lower = text.lower()
-    found: set[str] = set()
+    result: set[str] = set()
     if "creativecommons.org/" in lower:
         for kinds, public, version in _CC_URL.findall(lower):
-            found.add(_cc(kinds, version) if kinds else "cc0" if public == "zero" else "public-domain")
+            result.add(_cc(kinds, version) if kinds else "cc0" if public == "zero" else "public-domain")
     if "cc" in lower:
         for capitals, small, version, zero in _CC_SHORT.findall(text):
-            found.add("cc0" if zero else _cc((capitals.lower() or small).replace(" ", "-"), version))
+            result.add("cc0" if zero else _cc((capitals.lower() or small).replace(" ", "-"), version))
     if "commons" in lower:
         for words, version in _CC_LONG.findall(lower):
             kinds = "-".join(part for part, sign in _CC_PARTS if sign in words)
             if kinds:
-                found.add(_cc(kinds, version))
+                result.add(_cc(kinds, version))
             elif "zero" in words or "cc0" in words:
-                found.add("cc0")
-    found.update(name for name, words in _OTHERS if words.search(lower))
-    return sorted(name for name in found if not any(other.startswith(f"{name}-") and other[len(name) + 1].isdigit()
-                                                    for other in found))
+                result.add("cc0")
+    result.update(name for name, words in _OTHERS if words.search(lower))
+    return sorted(name for name in result if not any(other.startswith(f"{name}-") and other[len(name) + 1].isdigit()
+                                                    for other in result))
 
 
 def _cc(kinds: str, version: str) -> str:

@@ -113,12 +113,12 @@ class Url(Stage):
 
     def _lists(self, name: str, extra: str | None) -> list[HashList]:
         lower = self.config.dialect == "dclm"
-        found = []
+        result = []
         if self.config.integrated:
-            found.append(HashList(_hashed(_assets() / "url_filterblacklistsv0_3_0.tar.gz", name, lower)))
+            result.append(HashList(_hashed(_assets() / "url_filterblacklistsv0_3_0.tar.gz", name, lower)))
         if extra is not None:
-            found.append(HashList(_hashed(Path(extra), None, lower)))
-        return found
+            result.append(HashList(_hashed(Path(extra), None, lower)))
+        return result
 
     def _words(self, name: str, extra: str | None) -> frozenset[str]:
         files = [_assets() / f"{name}.txt"] if self.config.integrated else []

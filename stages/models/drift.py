@@ -37,19 +37,19 @@ def profile(texts: Sequence[str], scores: Scores) -> dict[str, Any]:
     Distributions are {"at": points ascending, "below": share <= point, "bins": edges of ten bins, "counts"}; scores are
     in the units of the step `quality`, lengths in characters.
     """
-    found: dict[str, Any] = {"documents": len(texts),
+    result: dict[str, Any] = {"documents": len(texts),
                              "bytes": sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)}
     values = scores.values()
     if values is not None:
-        found["scores"] = _distribution(values)
+        result["scores"] = _distribution(values)
     else:
         best = Counter(scores.best())
-        found["labels"] = {label: best[label] for label in scores.labels}
-    found["lengths"] = _distribution(np.array([len(text) for text in texts], np.float64))
+        result["labels"] = {label: best[label] for label in scores.labels}
+    result["lengths"] = _distribution(np.array([len(text) for text in texts], np.float64))
     languages = _languages(texts)
     if languages is not None:
-        found["languages"] = dict(sorted(languages.items(), key=lambda kv: (-kv[1], kv[0])))
-    return found
+        result["languages"] = dict(sorted(languages.items(), key=lambda kv: (-kv[1], kv[0])))
+    return result
 
 
 def compare(was: dict[str, Any], texts: Sequence[str], scores: Scores) -> dict[str, Any]:

@@ -92,12 +92,12 @@ def bootstrap(measures: Mapping[str, Callable[[Floats], float]], n: int, seed: i
     A measure gets how often each of the `n` documents was drawn.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
-    found: dict[str, list[float]] = {name: [] for name in measures}
+    result: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(resamples):
         drawn = np.bincount(rng.integers(0, n, n), minlength=n).astype(np.float64)
         for name, measure in measures.items():
-            found[name].append(measure(drawn))
-    return {name: np.array(values) for name, values in found.items()}
+            result[name].append(measure(drawn))
+    return {name: np.array(values) for name, values in result.items()}
 
 
 def interval(values: Floats) -> list[float] | None:

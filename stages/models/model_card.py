@@ -48,15 +48,15 @@ def features(model: FastText, labels: list[str]) -> dict[str, list[list[Any]]]:
         return {label: [] for label in labels}
     logits = vectors[at].astype(np.float64) @ outputs.astype(np.float64).T           # [words, labels]
     weight = np.log1p(np.array(counts, np.float64)[at])
-    found = {}
+    result = {}
     for label in labels:
         column = order.index(label)
         others = (logits.sum(axis=1) - logits[:, column]) / (len(order) - 1)
         strength = (logits[:, column] - others) * weight
         best = np.argsort(-strength, kind="stable")[:SHOWN]
-        found[label] = [[words[at[i]], round(float(strength[i]), 3), int(counts[at[i]])] for i in best
+        result[label] = [[words[at[i]], round(float(strength[i]), 3), int(counts[at[i]])] for i in best
                         if strength[i] > 0]
-    return found
+    return result
 
 
 def decimal(score: float) -> str:

@@ -114,17 +114,17 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
 
 
 def _labels(examples: Examples) -> list[str]:
-    found = {e.label for e in examples.kept}
-    for label in found:
+    result = {e.label for e in examples.kept}
+    for label in result:
         if not label.isprintable() or label.split() != [label] or len(label.encode()) > LONGEST_LABEL:
             raise ValueError(f"label {label[:40]!r}: a label is one word of at most {LONGEST_LABEL} bytes")
-    if not 2 <= len(found) <= MOST_LABELS:
+    if not 2 <= len(result) <= MOST_LABELS:
         raise ValueError(f"a quality classifier needs two texts or more of two labels to {MOST_LABELS:,}; there are "
-                         f"texts of {', '.join(sorted(found)[:5]) or 'none'}")
-    numbers = all(grade_of(label) is not None for label in found)
-    if numbers and len({float(label) for label in found}) < len(found):
-        raise ValueError(f"labels {', '.join(sorted(found)[:20])}: some are the same number written in two ways")
-    return sorted(found, key=lambda label: (float(label), label) if numbers else (0.0, label))
+                         f"texts of {', '.join(sorted(result)[:5]) or 'none'}")
+    numbers = all(grade_of(label) is not None for label in result)
+    if numbers and len({float(label) for label in result}) < len(result):
+        raise ValueError(f"labels {', '.join(sorted(result)[:20])}: some are the same number written in two ways")
+    return sorted(result, key=lambda label: (float(label), label) if numbers else (0.0, label))
 
 
 def _account(examples: Examples, parts: dict[str, list[Example]]) -> dict[str, Any]:
@@ -201,13 +201,13 @@ def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, A
             questions.append((label, scores.probabilities[:, i], raw.probabilities[:, i],
                               np.array([t == label for t in truth], bool)))
     right = [b == t for b, t in zip(raw.best(), truth)]
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "documents": len(part), "accuracy": round(sum(right) / len(right), 4) if right else None,
         "questions": [_question(*q, calibrated=classifier.table is not None, seed=seed) for q in questions
                       if q[3].any() and not q[3].all()]}
     if classifier.kind == "grades" and part:
-        found["mean_absolute_error"] = round(float(np.abs(scores.values() - grades).mean()), 4)
-    return found
+        result["mean_absolute_error"] = round(float(np.abs(scores.values() - grades).mean()), 4)
+    return result
 
 
 def _question(name: str, scores: NDArray[np.int64], raw: NDArray[np.int64] | None, good: NDArray[np.bool_],
@@ -216,17 +216,17 @@ def _question(name: str, scores: NDArray[np.int64], raw: NDArray[np.int64] | Non
     at = (scores * Quality.grid).round(10)                         # as the step writes them, for thresholds
     ranking = measure.Ranking(at, good)
     drawn = measure.bootstrap({"roc_auc": ranking.auc, "average_precision": ranking.average_precision}, len(good), seed)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "question": name, "good": int(good.sum()), "documents": len(good), "roc_auc": round(ranking.auc(), 4),
         "roc_auc_95": measure.interval(drawn["roc_auc"]), "average_precision": round(ranking.average_precision(), 4),
         "average_precision_95": measure.interval(drawn["average_precision"]), "curve": ranking.curve()}
     if raw is not None:
-        found["calibration_error"] = round(measure.calibration_error(at, good), 4)
-        found["brier"] = round(measure.brier(at, good), 4)
+        result["calibration_error"] = round(measure.calibration_error(at, good), 4)
+        result["brier"] = round(measure.brier(at, good), 4)
         if calibrated:
-            found["calibration_error_before"] = round(measure.calibration_error(raw * Quality.grid, good), 4)
-            found["brier_before"] = round(measure.brier(raw * Quality.grid, good), 4)
-    return found
+            result["calibration_error_before"] = round(measure.calibration_error(raw * Quality.grid, good), 4)
+            result["brier_before"] = round(measure.brier(raw * Quality.grid, good), 4)
+    return result
 
 
 def _unseen(drawn: list[tuple[str, str]], trained: set[str]) -> tuple[list[str], dict[str, int]]:

@@ -209,7 +209,7 @@ def _turn(i: int, message: Any) -> Turn | None:
 
 def _parts(i: int, parts: Sequence[Any], thought: Any) -> tuple[str, Any]:
     """(text of a list of parts, what the assistant thinks): a part is a text, or {type, text or value}."""
-    said: list[str] = []
+    result: list[str] = []
     for part in parts:
         part = {"text": part} if isinstance(part, str) else part
         text = first(part, ("text", "value")) if isinstance(part, Mapping) else None
@@ -219,10 +219,10 @@ def _parts(i: int, parts: Sequence[Any], thought: Any) -> tuple[str, Any]:
         if kind == "reasoning":
             thought = text
         elif kind == "text":
-            said.append(text)
+            result.append(text)
         else:
-            said.append(("\n" if said else "") + _spelt(text))
-    return "".join(said), thought
+            result.append(("\n" if result else "") + _spelt(text))
+    return "".join(result), thought
 
 
 def _spelt(content: str) -> str:

@@ -51,8 +51,8 @@ def parse_response(block: bytes) -> tuple[int, dict[str, str], bytes] | None:
 def media_type(content_type: str | None) -> tuple[str, str]:
     """('text/html', 'utf-8') of a Content-Type value; empty strings for what it does not say."""
     mime, _, rest = (content_type or "").partition(";")
-    found = re.search(r"charset\s*=\s*[\"']?\s*([^\s\"';,]+)", rest, re.IGNORECASE)
-    return mime.strip().lower(), found[1].lower() if found else ""
+    match = re.search(r"charset\s*=\s*[\"']?\s*([^\s\"';,]+)", rest, re.IGNORECASE)
+    return mime.strip().lower(), match[1].lower() if match else ""
 
 
 def decode_body(body: bytes, headers: dict[str, str], cap: int) -> bytes:

@@ -148,11 +148,11 @@ def _centroids(data: mmap.mmap, at: int, codes: np.ndarray) -> tuple[np.ndarray,
     dim, parts, width, last = struct.unpack_from("<4i", data, at)
     end = at + 16 + 4 * dim * 256
     values = np.frombuffer(data[at + 16:end], np.float32)
-    found = []
+    result = []
     for part in range(parts):
         wide = width if part < parts - 1 else last
-        found.append(values[part * 256 * width:][:256 * wide].reshape(256, wide)[codes[:, part]])
-    return np.concatenate(found, axis=1), end
+        result.append(values[part * 256 * width:][:256 * wide].reshape(256, wide)[codes[:, part]])
+    return np.concatenate(result, axis=1), end
 
 
 def _tree(counts: list[int]) -> np.ndarray:

@@ -104,14 +104,14 @@ class Clues:
 
     def _around(self, spans: list[Span]) -> list[Span]:
         """Places in order with 16 characters on either side; those that meet are one."""
-        found: list[Span] = []
+        result: list[Span] = []
         for start, end in spans:
             start, end = max(0, start - 16), min(end + 16, len(self.text))
-            if found and start <= found[-1][1]:
-                found[-1] = found[-1][0], end
+            if result and start <= result[-1][1]:
+                result[-1] = result[-1][0], end
             else:
-                found.append((start, end))
-        return found
+                result.append((start, end))
+        return result
 
     def checked(self) -> list[int]:
         """Places of two digits with two Latin letters before them, as IBANs begin."""

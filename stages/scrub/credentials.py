@@ -114,17 +114,17 @@ def _named(text: str, codes: list[Span]) -> Iterator[tuple[int, int, str]]:
     done, said = 0, None
     for start, end in codes:
         # the sign, blanks and a quote before it; the other quote behind it
-        for found in _ASSIGNED.finditer(text, max(done, start - _BEFORE), end + 1):
-            done = found.end()
-            group = 2 if found[2] is not None else 3
-            value = found[group]
+        for match in _ASSIGNED.finditer(text, max(done, start - _BEFORE), end + 1):
+            done = match.end()
+            group = 2 if match[2] is not None else 3
+            value = match[group]
             if _secret(value) and len(set(value)) >= 10 and _NUMERALS.search(value) and _LETTERS.search(value) and \
-                    _NAME.search(text, max(0, found.start() - 40), found.start()):
+                    _NAME.search(text, max(0, match.start() - 40), match.start()):
                 if said is None:
                     small = text.lower()
                     said = len(small) == len(text) and any(hint in small for hint in _NAME_HINTS)
                 if said:
-                    yield *found.span(group), "named"
+                    yield *match.span(group), "named"
 
 
 def _secret(value: str) -> bool:

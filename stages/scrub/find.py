@@ -30,24 +30,24 @@ class Match(NamedTuple):
 
 def find(text: str, once: Iterable[tuple[str, Finder]], others: Iterable[tuple[str, Finder]]) -> list[Match]:
     """The values in `text`, in order; they do not overlap."""
-    found: list[Match] = []
+    result: list[Match] = []
     clues = Clues(text)
     for kind, finder in once:
         new = [Match(start, end, kind, rule) for start, end, rule in finder(clues)]
         if new:
             clues = Clues(_blotted(clues.text, new))
-            found += new
+            result += new
     others = tuple(others)
     for _ in range(ROUNDS if others and not clues.none else 0):
-        before = len(found)
+        before = len(result)
         for kind, finder in others:
             new = _apart([Match(start, end, kind, rule) for start, end, rule in finder(clues)])
             if new:
                 clues = Clues(_blotted(clues.text, new))
-                found += new
-        if len(found) == before:
+                result += new
+        if len(result) == before:
             break
-    return sorted(found)
+    return sorted(result)
 
 
 def apart(found: list[Match], more: list[Match]) -> list[Match]:

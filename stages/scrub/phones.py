@@ -77,8 +77,8 @@ def with_plus(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 def _international(text: str, pattern: re.Pattern[str], prefix: int) -> Iterator[tuple[int, int, str]]:
     place = 0
-    while found := pattern.search(text, place):
-        start = found.start()
+    while match := pattern.search(text, place):
+        start = match.start()
         place = start + prefix
         before = text[max(0, start - 2):start]
         if prefix == 2 and before[:1].isdigit() and before[-1] in " -\u00a0":
@@ -86,9 +86,9 @@ def _international(text: str, pattern: re.Pattern[str], prefix: int) -> Iterator
         if before and (before[-1].isalnum() or before[-1] in "_+$" or (before[-1] in "-/." and before[0].isalnum())
                        or (before[-1] == "," and before[0].isdigit())):
             if prefix == 2:
-                place = found.end()          # zeros inside a number: nothing of it begins one
+                place = match.end()          # zeros inside a number: nothing of it begins one
             continue
-        end = _end(text, start, found.end(), prefix)
+        end = _end(text, start, match.end(), prefix)
         if end:
             place = end
             yield start - (_brackets(text, start, end) < 0), end, ""

@@ -254,32 +254,32 @@ def _finders(config: Any) -> tuple[list[tuple[str, Finder]], list[tuple[str, Fin
 @lru_cache(maxsize=16)
 def _others(cards: bool, ibans: bool, phones: bool, region: str, ids: tuple[str, ...], secrets: bool,
             wallets: bool) -> list[tuple[str, Finder]]:
-    made: list[tuple[str, Finder]] = []
+    result: list[tuple[str, Finder]] = []
     if secrets:
         from stages.scrub.credentials import credentials
 
-        made.append(("secrets", credentials))
+        result.append(("secrets", credentials))
     if wallets:
         from stages.scrub.wallets import wallets as find_wallets
 
-        made.append(("wallets", find_wallets))
+        result.append(("wallets", find_wallets))
     if cards or ibans:
         from stages.scrub import payment
 
-        made += [("ibans", payment.ibans)] * ibans + [("cards", payment.cards)] * cards
+        result += [("ibans", payment.ibans)] * ibans + [("cards", payment.cards)] * cards
     if phones:
         from stages.scrub.phones import international
 
-        made.append(("phones", international))
+        result.append(("phones", international))
     if ids:
         from stages.scrub.national import finder
 
-        made.append(("ids", finder(ids).find))
+        result.append(("ids", finder(ids).find))
     if region:
         from stages.scrub.phones import local
 
-        made.append(("phones", partial(local, region=region)))
-    return made
+        result.append(("phones", partial(local, region=region)))
+    return result
 
 
 @lru_cache(maxsize=1)
@@ -316,8 +316,8 @@ def scrub_text(text: str) -> str:
 def scrub_value(value: Any, scrub: Callable[[str], str] = scrub_text, *, keys: bool = False) -> Any:
     """`value` (what JSON holds) with every string in it scrubbed, however deep; the keys of objects stay unless they
     are asked for (`keys`; of two that become one, the later one's value stays)."""
-    found = [value]
-    todo: list[list[Any] | dict[Any, Any]] = [found]    # no recursion: records may be nested deeper than Python allows
+    result = [value]
+    todo: list[list[Any] | dict[Any, Any]] = [result]    # no recursion: records may be nested deeper than Python allows
     while todo:
         inside = todo.pop()
         for key, item in list(inside.items() if isinstance(inside, dict) else enumerate(inside)):
@@ -328,4 +328,4 @@ def scrub_value(value: Any, scrub: Callable[[str], str] = scrub_text, *, keys: b
                     scrub(k) if keys and isinstance(k, str) else k: v for k, v in item.items()}
                 inside[key] = copy
                 todo.append(copy)
-    return found[0]
+    return result[0]

@@ -44,13 +44,13 @@ def wallets(clues: Clues) -> Iterator[tuple[int, int, str]]:
     yield from _ethereum(text, words)
     for first, last in words:
         for pattern in _LONG:
-            for found in pattern.finditer(text, first, last):
-                start, end = found.span()
-                if end - start <= 52 and not _more(text, start, end) and (name := _base58(found.group())):
+            for match in pattern.finditer(text, first, last):
+                start, end = match.span()
+                if end - start <= 52 and not _more(text, start, end) and (name := _base58(match.group())):
                     yield start, end, name
-        for found in _BECH32.finditer(text, first, last):
-            if not _more(text, *found.span()) and _bech32(found.group().lower()):
-                yield *found.span(), found.group()[:found.group().index("1")].lower()
+        for match in _BECH32.finditer(text, first, last):
+            if not _more(text, *match.span()) and _bech32(match.group().lower()):
+                yield *match.span(), match.group()[:match.group().index("1")].lower()
 
 
 def _more(text: str, start: int, end: int) -> bool:

@@ -124,7 +124,7 @@ class BadWords:
         """(how often each entry stands in the text: where some overlap, the first and longest; words of the text: for
         Chinese and Japanese half its letters, for Thai a quarter)."""
         text = normal(text, self.language)
-        found: Counter[str] = Counter()
+        result: Counter[str] = Counter()
         if self.unspaced:
             words = sum(map(str.isalpha, text)) / LETTERS_A_WORD[self.language]
             different = set(_LATIN.findall(text)) if self._words else set()
@@ -133,10 +133,10 @@ class BadWords:
             words, different = float(len(every)), set(every)
         known = {word: form for word in sorted(different) for form in self._forms(word) if form in self._words}
         if known:
-            self._in_words(text, known, found)
+            self._in_words(text, known, result)
         if self._begins is not None:
-            self._in_text(text, found)
-        return found, words
+            self._in_text(text, result)
+        return result, words
 
     def _forms(self, word: str) -> Iterable[str]:
         """What of a word may be an entry; the surest last."""

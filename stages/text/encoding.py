@@ -137,8 +137,8 @@ def _utf16(data: bytes) -> str:
 
 def _said(data: bytes) -> str:
     """The encoding a page declares in its `<meta>` or XML declaration, or ""."""
-    found = _META.search(data, 0, _META_WITHIN)
-    return canonical((found[1] or found[2]).decode("ascii", "replace")) if found else ""
+    match = _META.search(data, 0, _META_WITHIN)
+    return canonical((match[1] or match[2]).decode("ascii", "replace")) if match else ""
 
 
 def _detected(data: bytes) -> str:

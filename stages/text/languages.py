@@ -46,7 +46,7 @@ def _table() -> dict[str, Splitter]:
         raise ModuleNotFoundError("the table of languages and their tokenizers comes with datatrove, which is not "
                                   "installed: `pip install datatrove`")
     path = Path(next(iter(spec.submodule_search_locations))) / "assets" / "tokenizer_assignment.csv"
-    found: dict[str, Splitter] = {}
+    result: dict[str, Splitter] = {}
     with open(path, encoding="utf-8", newline="") as f:
         for row in csv.DictReader(f):
             kind, code, script = row["type"], row["tok_code"], row["script"]
@@ -59,13 +59,13 @@ def _table() -> dict[str, Splitter]:
             splitter = Splitter(f"{row['code_3']}_{script}", rules, needs)
             # the first row with a name has it
             names = [f"{row['code_3']}_{script}", *([row["code_3"]] if row["default_script"] == "TRUE" else [])]
-            if found.setdefault(names[0], splitter) is splitter and len(names) > 1:
-                found[names[1]] = splitter
+            if result.setdefault(names[0], splitter) is splitter and len(names) > 1:
+                result[names[1]] = splitter
             if row["code_1"] and row["default_code_1"] == "TRUE":
                 short = f"{row['code_1']}_{script}"
-                if found.setdefault(short, splitter) is splitter and row["default_script"] == "TRUE":
-                    found[row["code_1"]] = splitter
-    return found
+                if result.setdefault(short, splitter) is splitter and row["default_script"] == "TRUE":
+                    result[row["code_1"]] = splitter
+    return result
 
 
 def installed(distribution: str) -> bool:

@@ -19,7 +19,7 @@ def directives(said: str) -> tuple[str, ...]:
     `X-Robots-Tag: noindex, somebot: noai, nosnippet` says the last two to somebot alone; several such headers are
     lines, each of which begins anew with all robots. `none` is `noindex, nofollow`.
     """
-    found = set()
+    result = set()
     for line in said[:_LONGEST].lower().split("\n"):
         everybody = True
         for item in line.split(","):
@@ -27,7 +27,7 @@ def directives(said: str) -> tuple[str, ...]:
             if colon and before not in _VALUED and _AGENT.fullmatch(before):
                 everybody, item = before == "*", after
             if everybody:
-                found.update(item.split())
-    if "none" in found:
-        found.add("noindex")
-    return tuple(name for name in FORBIDDING if name in found)
+                result.update(item.split())
+    if "none" in result:
+        result.add("noindex")
+    return tuple(name for name in FORBIDDING if name in result)

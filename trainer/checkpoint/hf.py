@@ -78,7 +78,7 @@ def to_json(config: ModelConfig, vocab: int, longest: int, eos: int, dtype: str)
                           f"{config.rope_scaling.kind}")
     scaling = rope_scaling(config.rope_scaling) if config.rope_scaling else None
     stretched = round(config.rope_scaling.factor * (config.rope_scaling.original or 0)) if config.rope_scaling else 0
-    made = {"architectures": [name], "model_type": kind, "vocab_size": vocab, "hidden_size": config.width,
+    result = {"architectures": [name], "model_type": kind, "vocab_size": vocab, "hidden_size": config.width,
             "intermediate_size": config.ffn, "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
             "num_key_value_heads": config.kv_heads, "head_dim": config.dim,
             "hidden_act": "relu2" if config.activation == "relu2" else "silu",
@@ -88,55 +88,55 @@ def to_json(config: ModelConfig, vocab: int, longest: int, eos: int, dtype: str)
             "bos_token_id": None, "eos_token_id": eos, "pad_token_id": None, "use_cache": True,
             "torch_dtype": str(DTYPES[dtype]).removeprefix("torch.")}
     if kind == "smollm3":
-        made |= {"no_rope_layer_interval": config.nope_every,
+        result |= {"no_rope_layer_interval": config.nope_every,
                  "no_rope_layers": [int((i + 1) % config.nope_every != 0) for i in range(config.layers)]}
     if kind == "phi3":
-        made |= {"partial_rotary_factor": config.rotary, "original_max_position_embeddings": longest}
-    return made
+        result |= {"partial_rotary_factor": config.rotary, "original_max_position_embeddings": longest}
+    return result
 
 
 def rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
     """In transformers' words."""
-    made: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    result: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind != "linear":
-        made["original_max_position_embeddings"] = scaling.original
+        result["original_max_position_embeddings"] = scaling.original
     if scaling.kind == "llama3":
-        made |= {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
+        result |= {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
     if scaling.kind == "yarn":
-        made |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+        result |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
         if scaling.attention_factor is not None:
-            made["attention_factor"] = scaling.attention_factor
-    return made
+            result["attention_factor"] = scaling.attention_factor
+    return result
 
 
 def layout(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Their tensor → ours, stacked by rows where there are several (Phi-3 fuses q, k, v and gate, up)."""
     fused = config.rotary < 1
-    made: dict[str, tuple[str, ...]] = {"model.embed_tokens.weight": ("embed.weight",)}
+    result: dict[str, tuple[str, ...]] = {"model.embed_tokens.weight": ("embed.weight",)}
 
     def add(their: str, names: str, our: str, kinds: tuple[str, ...], both: str) -> None:
         for kind in kinds:
             ours = tuple(f"{our}.{n}.{kind}" for n in names.split())
             if fused:
-                made[f"{their}.{both}_proj.{kind}"] = ours
+                result[f"{their}.{both}_proj.{kind}"] = ours
             else:
-                made.update({f"{their}.{n}_proj.{kind}": (o,) for n, o in zip(names.split(), ours)})
+                result.update({f"{their}.{n}_proj.{kind}": (o,) for n, o in zip(names.split(), ours)})
 
     for i in range(config.layers):
         their, our = f"model.layers.{i}", f"blocks.{i}"
-        made[f"{their}.input_layernorm.weight"] = (f"{our}.attention_norm.weight",)
+        result[f"{their}.input_layernorm.weight"] = (f"{our}.attention_norm.weight",)
         add(f"{their}.self_attn", "q k v", f"{our}.attention", ("weight", "bias") if config.qkv_bias else ("weight",),
             "qkv")
-        made[f"{their}.self_attn.o_proj.weight"] = (f"{our}.attention.o.weight",)
+        result[f"{their}.self_attn.o_proj.weight"] = (f"{our}.attention.o.weight",)
         if config.qk_norm:
-            made |= {f"{their}.self_attn.{n}_norm.weight": (f"{our}.attention.{n}_norm.weight",) for n in "qk"}
-        made[f"{their}.post_attention_layernorm.weight"] = (f"{our}.mlp_norm.weight",)
+            result |= {f"{their}.self_attn.{n}_norm.weight": (f"{our}.attention.{n}_norm.weight",) for n in "qk"}
+        result[f"{their}.post_attention_layernorm.weight"] = (f"{our}.mlp_norm.weight",)
         add(f"{their}.mlp", "up" if config.activation == "relu2" else "gate up", f"{our}.mlp", ("weight",), "gate_up")
-        made[f"{their}.mlp.down_proj.weight"] = (f"{our}.mlp.down.weight",)
-    made["model.norm.weight"] = ("norm.weight",)
+        result[f"{their}.mlp.down_proj.weight"] = (f"{our}.mlp.down.weight",)
+    result["model.norm.weight"] = ("norm.weight",)
     if not config.tie:
-        made["lm_head.weight"] = ("head.weight",)
-    return made
+        result["lm_head.weight"] = ("head.weight",)
+    return result
 
 
 def shapes(config: ModelConfig, vocab: int) -> dict[str, torch.Size]:
@@ -202,10 +202,10 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
     total = config.parameters(vocab)
     if len(files) > 1:
         write(out / INDEX, {"metadata": {"total_size": total * width}, "weight_map": where})
-    said = [f"{out}: {text['architectures'][0]}, {total:,} parameters in {dtype}, step {checkpoint.step}"]
-    said.append(copy_tokenizer(tokenizer, out, eos))
+    result = [f"{out}: {text['architectures'][0]}, {total:,} parameters in {dtype}, step {checkpoint.step}"]
+    result.append(copy_tokenizer(tokenizer, out, eos))
     write(out / "config.json", text)
-    return said
+    return result
 
 
 def split(theirs: Mapping[str, tuple[str, ...]], sizes: Mapping[str, torch.Size],
@@ -332,13 +332,13 @@ def files_of(folder: Path) -> dict[str, Path]:
     if index.is_file():
         where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return {name: folder / Path(file).name for name, file in where.items()}
-    found: dict[str, Path] = {}
+    result: dict[str, Path] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with package.safe_open(path, "pt") as f:
-            found |= dict.fromkeys(f.keys(), path)
-    if not found:
+            result |= dict.fromkeys(f.keys(), path)
+    if not result:
         raise ConfigError(f"{folder}: no safetensors there; other formats are pickles, which run whatever they hold")
-    return found
+    return result
 
 
 def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:

@@ -128,19 +128,19 @@ class Meters:
         sums = torch.cat((self.micro.take(), self.moved.flatten().to(self.world.device)))
         dist.all_reduce(sums)                        # over all ranks, also those that share every layer
         small, *moved = (sums[:3].tolist(), *sums[3:].view(-1, 3).tolist())
-        found = {**norms.told(self.optimizer.param_groups, moved), **hardware.summary(ranks)}
+        result = {**norms.told(self.optimizer.param_groups, moved), **hardware.summary(ranks)}
         # an outlier gradient would outweigh all others for hundreds of steps
-        found["noise"] = None if line.get("skipped") else self.noise.measure(small, line["grad_norm"], line["targets"])
+        result["noise"] = None if line.get("skipped") else self.noise.measure(small, line["grad_norm"], line["targets"])
         slow = max(ranks, key=lambda rank: rank["data_wait_s"])
         waiting = {"p50": round(slow["data_wait_p50_ms"], 3), "p99": round(slow["data_wait_p99_ms"], 3)}
         if seconds:
             waiting["share"] = round(min(1.0, slow["data_wait_s"] / seconds), 4)
-            found |= {"tokens_per_s": round(tokens / seconds, 1), "mfu": self.utilisation(flops, seconds),
+            result |= {"tokens_per_s": round(tokens / seconds, 1), "mfu": self.utilisation(flops, seconds),
                       "flops_per_s": flops / seconds}
-        found |= {"data_wait_ms": waiting, "goodput": self.goodput.record(), "goodput_share": self.goodput.share,
+        result |= {"data_wait_ms": waiting, "goodput": self.goodput.record(), "goodput_share": self.goodput.share,
                   "wall_mfu": self.goodput.mfu(), "skips": self.skips, "spike_score": self.alerts.spike_score}
         self.span, self.waits = [0.0, 0.0, 0.0], []
-        return {key: value for key, value in found.items() if value is not None}
+        return {key: value for key, value in result.items() if value is not None}
 
     def tell(self, number: int, line: Mapping[str, Any]) -> str:
         """After the metrics line of a printed step: trainer.prom, the rules of an interval. Returns what the printed

@@ -170,11 +170,11 @@ def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
         return [f"phase {old.name}: has begun, but is missing now"]
     same = ("start", "sequence", "batch", "ramp", "weights", "reserved", "lr", "extra", "reset_optimizer", "rope_theta",
             "rope_scaling")
-    found = [f"phase {old.name}.{k}: checkpoint {getattr(old, k)!r}, now {getattr(new, k)!r}"
+    result = [f"phase {old.name}.{k}: checkpoint {getattr(old, k)!r}, now {getattr(new, k)!r}"
              for k in same if getattr(old, k) != getattr(new, k)]
     if new.stop < min(old.stop, samples):
-        found.append(f"phase {old.name}: cut at sample {new.stop}, but {samples} samples have been read")
-    return found
+        result.append(f"phase {old.name}: cut at sample {new.stop}, but {samples} samples have been read")
+    return result
 
 
 def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, Any]) -> list[str]:
@@ -194,16 +194,16 @@ def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, An
 def edits(meta: dict[str, Any], run: Run) -> list[str]:
     """Changes to the curriculum after the position of a checkpoint since it was written, one line each."""
     was, now = meta["curriculum"], run.curriculum.to_json()
-    found = [f"stream {s['name']}: new" for s in now["streams"][len(was["streams"]):]]
+    result = [f"stream {s['name']}: new" for s in now["streams"][len(was["streams"]):]]
     old, new = ({phase["name"]: phase for phase in side["phases"]} for side in (was, now))
     for name, phase in old.items():
         if name not in new:
-            found.append(f"phase {name}: taken out")
+            result.append(f"phase {name}: taken out")
             continue
         keys = sorted({*phase, *new[name]} - {"start"})              # where it begins follows from those before it
-        found += [f"phase {name}.{k}: was {phase.get(k)!r}, now {new[name].get(k)!r}" for k in keys
+        result += [f"phase {name}.{k}: was {phase.get(k)!r}, now {new[name].get(k)!r}" for k in keys
                   if phase.get(k) != new[name].get(k)]
-    return found + [f"phase {name}: new, {Phase(**phase).tokens:,} tokens from sample {phase['start']:,} on"
+    return result + [f"phase {name}: new, {Phase(**phase).tokens:,} tokens from sample {phase['start']:,} on"
                     for name, phase in new.items() if name not in old]
 
 

@@ -89,10 +89,10 @@ class StepRecord(NamedTuple):
     @property
     def why(self) -> str:
         """Why its update was skipped."""
-        found = [f"{name} {value:.4g}" + (f" > {limit:.4g}" if value > limit and value < math.inf else "")
+        result = [f"{name} {value:.4g}" + (f" > {limit:.4g}" if value > limit and value < math.inf else "")
                  for name, value, limit in (("loss", self.loss, self.loss_limit), ("norm", self.norm, self.norm_limit))
                  if value is not None and (not value <= limit or value == math.inf)]
-        return ", ".join(found)
+        return ", ".join(result)
 
 
 @dataclass(frozen=True)

@@ -44,26 +44,26 @@ class Hardware:
 
     def read(self) -> dict[str, float]:
         """FIELDS that can be read here. Peak GPU memory is since the last reading."""
-        found = {"host_memory_bytes": float(host_memory()), "probe_s": self.probe()}
+        result = {"host_memory_bytes": float(host_memory()), "probe_s": self.probe()}
         if self.cuda:
-            found["gpu_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.world.device))
-            found["gpu_reserved_bytes"] = float(torch.cuda.memory_reserved(self.world.device))
+            result["gpu_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.world.device))
+            result["gpu_reserved_bytes"] = float(torch.cuda.memory_reserved(self.world.device))
             torch.cuda.reset_peak_memory_stats(self.world.device)
-            found |= self.sensors()
-        return found
+            result |= self.sensors()
+        return result
 
     def sensors(self) -> dict[str, float]:
         """Temperature, utilisation and power of this rank's GPU; {} where NVML cannot be asked."""
-        found = {}
+        result = {}
         for key, function, factor in NVML if self.nvml else ():
             try:
-                found[key] = getattr(torch.cuda, function)(self.world.device) * factor
+                result[key] = getattr(torch.cuda, function)(self.world.device) * factor
             except Exception as error:               # NVML's own errors derive from Exception alone
                 self.nvml = False
                 why = "pip install nvidia-ml-py" if isinstance(error, ImportError) else f"NVML: {type(error).__name__}"
                 self.say(f"temperature, utilisation and power of the GPU are left out ({why})")
                 return {}
-        return found
+        return result
 
     @torch.no_grad()
     def probe(self) -> float:
@@ -111,14 +111,14 @@ def gather(mine: dict[str, float], world: World) -> list[dict[str, float]]:
 def summary(ranks: Sequence[dict[str, float]]) -> dict[str, Any]:
     """What the ranks report, as a metrics line keeps it: the worst of temperature and memory, the sum of power, the
     mean of utilisation, and `straggler`: how much slower than the median the slowest rank computes, and which it is."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, how in OVER_RANKS.items():
         values = [rank[key] for rank in ranks if key in rank]
         if values:
             value = how(values)
-            found[key] = int(value) if key.endswith("_bytes") else round(value, 3)
+            result[key] = int(value) if key.endswith("_bytes") else round(value, 3)
     times = [rank["probe_s"] for rank in ranks]
     if len(times) > 1:
         slowest = max(range(len(times)), key=times.__getitem__)
-        found["straggler"] = {"ratio": round(times[slowest] / median(times), 3), "rank": slowest}
-    return found
+        result["straggler"] = {"ratio": round(times[slowest] / median(times), 3), "rank": slowest}
+    return result

@@ -218,13 +218,13 @@ def logged_in() -> bool:
 
 
 def flat_numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, float]]:
-    found = []
+    result = []
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found += flat_numbers(f"{prefix}/{key}", value)
+            result += flat_numbers(f"{prefix}/{key}", value)
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            found.append((f"{prefix}/{key}", float(value)))
-    return found
+            result.append((f"{prefix}/{key}", float(value)))
+    return result
 
 
 #: whether a line is wanted, by its event, its step and its text: before it is parsed, which is what takes the time

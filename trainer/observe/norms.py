@@ -51,12 +51,12 @@ class Updates:
 def told(groups: Sequence[Mapping[str, Any]], sums: Sequence[Sequence[float]]) -> dict[str, Any]:
     """The part of a metrics line from `Updates.sums` over all ranks: {"parameter_norm", "updates": {group:
     {"parameter_norm", "update_norm", "ratio"}}}. The update norm is the ratio times the parameter norm."""
-    found = {}
+    result = {}
     for group, (whole, part, change) in zip(groups, sums):
         ratio = (change / part) ** 0.5 if part > 0 else 0.0
         norm = whole ** 0.5
-        found[group["name"]] = {"parameter_norm": norm, "update_norm": ratio * norm, "ratio": ratio}
-    return {"parameter_norm": sum(row[0] for row in sums) ** 0.5, "updates": found}
+        result[group["name"]] = {"parameter_norm": norm, "update_norm": ratio * norm, "ratio": ratio}
+    return {"parameter_norm": sum(row[0] for row in sums) ** 0.5, "updates": result}
 
 
 def squared(values: Tensor) -> Tensor:

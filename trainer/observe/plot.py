@@ -135,22 +135,22 @@ def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element
 def curves(evals: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
     """Held-out loss over tokens: all together under "", and where there are several streams, of at most STREAMS (those
     with the most targets) each under its name."""
-    found = {"": [(e["tokens"], e["loss"]) for e in evals]}
+    result = {"": [(e["tokens"], e["loss"]) for e in evals]}
     sizes = {name: v["targets"] for e in evals[-1:] for name, v in e.get("streams", {}).items()}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name))[:STREAMS] if len(sizes) > 1 else ():
-        found[name] = [(e["tokens"], e["streams"][name]["loss"]) for e in evals if name in e["streams"]]
-    return found
+        result[name] = [(e["tokens"], e["streams"][name]["loss"]) for e in evals if name in e["streams"]]
+    return result
 
 
 def stretches(marks: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
     """(first, last) of runs of consecutive step numbers."""
-    found: list[list[tuple[float, float]]] = []
+    result: list[list[tuple[float, float]]] = []
     for mark in marks:
-        if found and mark[0] == found[-1][1][0] + 1:
-            found[-1][1] = mark
+        if result and mark[0] == result[-1][1][0] + 1:
+            result[-1][1] = mark
         else:
-            found.append([mark, mark])
-    return [(first, last) for first, last in found]
+            result.append([mark, mark])
+    return [(first, last) for first, last in result]
 
 
 def span(values: Sequence[float]) -> tuple[float, float]:

@@ -42,12 +42,12 @@ class AdamW8bitConfig(Moments):
 def levels(signed: bool) -> Tensor:
     """The 256 levels in [-1, 1] or [0, 1], ascending: seven decades, each finer by a factor of two than the one below
     it (the dynamic tree of the paper)."""
-    found = [0.0, 1.0]
+    result = [0.0, 1.0]
     for decade in range(7):
         edges = torch.linspace(0.1, 1, 2 ** (decade if signed else decade + 1) + 1, dtype=torch.float64)
         means = (edges[:-1] + edges[1:]) / 2 * 10.0 ** (decade - 6)
-        found += [*means.tolist(), *((-means).tolist() if signed else ())]
-    return torch.tensor(sorted(found), dtype=torch.float32)
+        result += [*means.tolist(), *((-means).tolist() if signed else ())]
+    return torch.tensor(sorted(result), dtype=torch.float32)
 
 
 def blocks(x: Tensor) -> Tensor:

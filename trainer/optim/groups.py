@@ -27,7 +27,7 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
     `factor` on the rate by a parameter's name: muP's. Raises ConfigError when an entry of `groups` matches nothing.
     """
     named = list(parameters)
-    found: dict[tuple[str, float], dict[str, Any]] = {}
+    result: dict[tuple[str, float], dict[str, Any]] = {}
     rules = config.groups or ()
     for rule in rules:
         if not any(re.search(rule.match, name) for name, _ in named):
@@ -42,11 +42,11 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
         if own is not None:
             label, rate = f"{label} /{own.match}/", rate * own.lr
             decay = decay if own.weight_decay is None else own.weight_decay
-        group = found.setdefault((label, rate), {"name": label, "role": kind, "params": [], "weight_decay": decay,
+        group = result.setdefault((label, rate), {"name": label, "role": kind, "params": [], "weight_decay": decay,
                                                  "peak": rate, "lr": rate})
         group["params"].append(parameter)
     order = list(NAMES)
-    return sorted(found.values(), key=lambda g: order.index(g["role"]))
+    return sorted(result.values(), key=lambda g: order.index(g["role"]))
 
 
 def like(p: Tensor, x: Tensor, *shape: int) -> Tensor:

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigError(f"--arm {name}: in what does it differ? --arm {name} optimizer.lr=0.002")
         named[name] = changes
     base = open_run(options.run, options.store, options.out, options.overrides)
-    made = []
+    result = []
     for name, changes in named.items():
         for seed in range(options.seeds):
             out = base.out / "ablate" / f"{name}-seed{seed}"
@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
             one = replace(one, config=replace(one.config, seed=one.config.seed + seed),
                           curriculum=shortened(one.curriculum, options.tokens, seed))
             one.schedule()
-            made.append(experiment_arms.Arm(name, seed, one))
-    return experiment_arms.perform(options, made)
+            result.append(experiment_arms.Arm(name, seed, one))
+    return experiment_arms.perform(options, result)
 
 
 def shortened(old: Curriculum, tokens: int | None, seed: int) -> Curriculum:

@@ -56,9 +56,9 @@ def run(options: argparse.Namespace) -> int:
     mixes = {Path(file).stem: read_mix(Path(file)) for file in options.mixes}
     if len(mixes) < len(options.mixes):
         raise ConfigError("--mixes: files are told apart by their names, and two have the same")
-    made = [experiment_arms.Arm(name, seed, arm(base, found, mixes, name, options.tokens, seed))
+    result = [experiment_arms.Arm(name, seed, arm(base, found, mixes, name, options.tokens, seed))
             for name in mixes for seed in range(options.seeds)]
-    return experiment_arms.perform(options, made, lambda one: plant(found, base, one.run))
+    return experiment_arms.perform(options, result, lambda one: plant(found, base, one.run))
 
 
 def read_mix(path: Path) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, sto
     from trainer.base.config import ConfigError
 
     known = {s.name for s in curriculum.streams}
-    found = []
+    result = []
     for name in sorted({n for p in phases for n in p.get("mix") or {}} - known):
         folder = Path("shards", name)
         try:
@@ -170,9 +170,9 @@ def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, sto
         if train.tokenizer != curriculum.tokenizer.sha256:
             raise ConfigError(f"stream {name} was encoded with another tokenizer ({train.tokenizer[:12]}…, not "
                               f"{curriculum.tokenizer.sha256[:12]}…): encode it again")
-        found.append(Stream(name, f"{folder}/split=train", f"{folder}/split=val" if val else None, train.sha256,
+        result.append(Stream(name, f"{folder}/split=train", f"{folder}/split=val" if val else None, train.sha256,
                             val.sha256 if val else None, train.tokens, val.tokens if val else 0, train.dtype))
-    return found
+    return result
 
 
 def put(path: Path, text: str) -> Path:

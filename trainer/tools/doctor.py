@@ -300,14 +300,14 @@ def copies_and_twins(model: nn.Module, world: World) -> dict[str, list[str]]:
     here = torch.tensor(mine, dtype=torch.int64, device=world.device)
     all_ranks = [torch.empty_like(here) for _ in range(world.size)]
     dist.all_gather(all_ranks, here)
-    found: dict[str, list[str]] = {"twins": [], "unequal": []}
+    result: dict[str, list[str]] = {"twins": [], "unequal": []}
     for (name, matrix), ranks in zip(names, zip(*(rank.tolist() for rank in all_ranks))):
         held = {(part, value) for part, value in ranks if value >= 0}
         if len({part for part, _ in held}) < len(held):
-            found["unequal"].append(name)
+            result["unequal"].append(name)
         elif matrix and len({value for _, value in held}) < len(held):
-            found["twins"].append(name)
-    return found
+            result["twins"].append(name)
+    return result
 
 
 def digest(*tensors: Any) -> str:

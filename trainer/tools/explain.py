@@ -118,14 +118,14 @@ def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
     """The documents of a window, those with most tokens in it first. `tokens`: their places [first, stop) in it, of
     L + 1; the last of them is a target only, so a document that begins there has no part in it."""
     start = window * length
-    found = []
+    result = []
     for span in shards.documents(start, start + length + 1):
         first, stop = max(span.start - start, 0), min(span.stop - start, length + 1)
         if first < length:
-            found.append({"id": span.id, "tokens": [first, stop], "begins": max(start - span.start, 0),
+            result.append({"id": span.id, "tokens": [first, stop], "begins": max(start - span.start, 0),
                           "of": span.stop - span.start, "bytes": span.n_bytes,
                           "key": shards.manifest.parts[span.part] if shards.manifest.parts else None, "at": span.row})
-    return sorted(found, key=lambda d: d["tokens"][0] - d["tokens"][1])
+    return sorted(result, key=lambda d: d["tokens"][0] - d["tokens"][1])
 
 
 def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bool, pool: Executor) -> str | None:
@@ -218,7 +218,7 @@ def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | 
     lines = [line for line in lines if line["event"] == "step" and not stale]
     own = next((line for line in lines if line["step"] == number), None)
     before = [line for line in lines if line["step"] < number and not line.get("skipped")]
-    found: dict[str, Any] = {"skipped": own.get("why") if own and own.get("skipped") else None, "around": [
+    result: dict[str, Any] = {"skipped": own.get("why") if own and own.get("skipped") else None, "around": [
         {key: line.get(key) for key in ("step", "loss", "grad_norm", "why")} for line in lines
         if abs(line["step"] - number) <= AROUND]}
     for name, key in (("loss", "loss"), ("norm", "grad_norm")):
@@ -229,8 +229,8 @@ def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | 
             mean, sigma = statistics.fmean(values), statistics.stdev(values)
             told |= {"mean": mean, "sigma": sigma,
                      "distance": (value - mean) / sigma if sigma and len(values) >= TELLING else None}
-        found[name] = told
-    return found, stale
+        result[name] = told
+    return result, stale
 
 
 def edited(run: Run, number: int, lines: list[dict[str, Any]], ledger: Ledger) -> str | None:

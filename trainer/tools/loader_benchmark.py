@@ -68,7 +68,7 @@ def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
                                   stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
                  for rank in range(ranks)]
     try:
-        said = [process.communicate()[0] for process in processes]
+        result = [process.communicate()[0] for process in processes]
     finally:
         for process in processes:
             if process.poll() is None:
@@ -77,7 +77,7 @@ def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
     failed = [rank for rank, process in enumerate(processes) if process.returncode]
     if failed:
         raise TrainingError(f"the loader of rank {failed[0]} failed; its error stands above")
-    return [json.loads(text) for text in said]
+    return [json.loads(text) for text in result]
 
 
 def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, Any]:

@@ -34,13 +34,13 @@ MEASURED = (3, 5)
 def micro_batch(run: Run, ranks: int) -> tuple[int, int, bool]:
     """(rows, their length, whether a step has several of them) of the largest micro-batch of a rank of `ranks`."""
     data = max(1, ranks // run.config.parallel.tensor)
-    found = []
+    result = []
     for phase in run.curriculum.phases:
         here = -(-phase.batch // data)
         rows = min(run.micro_rows(phase.sequence), here)
-        found.append((rows * phase.sequence, rows, phase.sequence, here > rows))
-    _, rows, length, _ = max(found)
-    return rows, length, any(several for *_, several in found)
+        result.append((rows * phase.sequence, rows, phase.sequence, here > rows))
+    _, rows, length, _ = max(result)
+    return rows, length, any(several for *_, several in result)
 
 
 def number_bytes(run: Run, device: str) -> int:
@@ -106,7 +106,7 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
     unsharded = parameters if gathered(parallel) else ends + 2 * layer      # the next layer is gathered ahead
     mine = tokens / parallel.tensor                                         # of the loss
     host = parallel.offload
-    found = {
+    result = {
         "parameters": 0.0 if host else 4.0 * parameters / shards,
         "gradients": 0.0 if host else 4.0 * parameters / shards,
         "optimizer": 0.0 if host else optimizer_bytes(config, vocab) / shards,
@@ -125,8 +125,8 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
     backward = size * output + (size + 4) * layer / parallel.tensor
     if parallel.checkpointing != "none":
         backward += tokens * activation_bytes(model, "none", size, parallel.tensor, fused)
-    found["working"] = tokens * model.width * (_upcast(size, fused) + 2 * size) + max(loss, backward)
-    return found
+    result["working"] = tokens * model.width * (_upcast(size, fused) + 2 * size) + max(loss, backward)
+    return result
 
 
 def accumulated_bytes(config: TrainConfig, vocab: int, ranks: int) -> float:

@@ -227,12 +227,12 @@ def shards(run: Run, deep: bool) -> tuple[list[str], str]:
 # -- what has been seen ----------------------------------------------------------------------------------------------
 def passed(ledger: Ledger, step: int) -> list[tuple[int, int, str]]:
     """Ranges [first, stop) of steps up to `step` that were skipped, disjoint, in order."""
-    found: list[tuple[int, int, str]] = []
+    result: list[tuple[int, int, str]] = []
     for first, stop, why in sorted(ledger.passed):
-        first, stop = max(first, found[-1][1] if found else 1), min(stop, step + 1)
+        first, stop = max(first, result[-1][1] if result else 1), min(stop, step + 1)
         if first < stop:
-            found.append((first, stop, why))
-    return found
+            result.append((first, stop, why))
+    return result
 
 
 def words(run: Run, step: int, ledger: Ledger) -> Iterator[str]:
@@ -310,8 +310,8 @@ def readers(order: Order, stream: int, begin: int, end: int) -> np.ndarray:
     """Numbers of all samples of the curriculum, int64, in whose window stands a token of [begin, end). (The token after
     a window, its last target, is not learned when it begins a document.)"""
     last = min((end - 1) // order.longest + 1, order.supers[stream])
-    found = [np.empty(0, np.int64)]
+    result = [np.empty(0, np.int64)]
     for phase, (numbers, windows, _) in order.samples_of(stream, begin // order.longest, last).items():
         length = order.curriculum.phases[phase].sequence
-        found.append(numbers[(windows * length < end) & ((windows + 1) * length > begin)])
-    return np.concatenate(found)
+        result.append(numbers[(windows * length < end) & ((windows + 1) * length > begin)])
+    return np.concatenate(result)

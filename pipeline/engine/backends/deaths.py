@@ -8,23 +8,23 @@ import re
 def cause(error: Exception) -> str:
     """One line: what ended it and, where there is one, the remedy."""
     text = str(error)
-    if found := re.search(r"running low on memory.*? was (\S+) used / (\S+) limit", text, re.S):
-        return (f"Ray killed it because its node ran low on memory ({found[1]} of {found[2]} used); stop what else "
+    if match := re.search(r"running low on memory.*? was (\S+) used / (\S+) limit", text, re.S):
+        return (f"Ray killed it because its node ran low on memory ({match[1]} of {match[2]} used); stop what else "
                 f"runs there, or let the stages declare more memory_mb so that fewer children run together")
     if getattr(error, "preempted", False):
         return "its node was preempted"
-    if found := re.search(r"node was terminated(?: unexpectedly| expectedly)?: ?(.+)", text):
-        return f"its node died: {found[1].strip()}"
+    if match := re.search(r"node was terminated(?: unexpectedly| expectedly)?: ?(.+)", text):
+        return f"its node died: {match[1].strip()}"
     if "its node has died" in text:
         return "its node died"
     if "killed by `ray.kill`" in text:
         return "it was killed by ray.kill"
     if "raised in its creation task" in text:
         return f"it could not start: {text.strip().splitlines()[-1].strip()}"
-    if found := re.search(r"Worker exit type: (\w+) Worker exit detail: (.+)", text):
-        if "End of file" in found[2]:
+    if match := re.search(r"Worker exit type: (\w+) Worker exit detail: (.+)", text):
+        if "End of file" in match[2]:
             return "its process was killed from outside (SIGKILL, the kernel's OOM killer) or crashed"
-        return f"its process ended ({found[1]}): {found[2].split('. ')[0].strip()}"
+        return f"its process ended ({match[1]}): {match[2].split('. ')[0].strip()}"
     if "unavailable" in text:
         detail = re.search(r"RPC error: ([^:]+?) rpc_code", text)
         return f"its process or its node is gone ({detail[1] if detail else 'it cannot be reached'})"

@@ -37,11 +37,11 @@ def declared_libraries() -> list[str]:
 
 def roots() -> dict[str, str]:
     """Where each of the four packages lies ("" when it is not there)."""
-    found = {}
+    result = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
-        found[name] = str(Path(spec.origin).parent) if spec is not None and spec.origin else ""
-    return found
+        result[name] = str(Path(spec.origin).parent) if spec is not None and spec.origin else ""
+    return result
 
 
 def code_hash(places: dict[str, str]) -> str:

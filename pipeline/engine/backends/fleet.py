@@ -300,9 +300,10 @@ class Fleet:
     @staticmethod
     def _places(hosts: Iterable[Host]) -> str:
         """Nodes, with what others use of them, in words: ten at most."""
-        found = [f"{h.name}: others use {h.others.cpus} of {h.cpus} CPUs, {h.others.memory_mb:,} of {h.memory_mb:,} MB"
+        result = [f"{h.name}: others use {h.others.cpus} of {h.cpus} CPUs, {h.others.memory_mb:,} of {h.memory_mb:,} MB"
                  + (f", {h.others.gpus} of {h.gpus} GPUs" if h.gpus else "") for h in hosts]
-        return "; ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "") or "there is no node"
+        more = f" and {len(result) - 10} more" if len(result) > 10 else ""
+        return "; ".join(result[:10]) + more or "there is no node"
 
     def slot(self, host: Host, number: int, shape: ResourceShape) -> WorkerSlot:
         """A supervisor of this shape, which is not started yet."""
@@ -346,14 +347,14 @@ class Fleet:
         return best[1] if best else []
 
     def _idle(self, now: float, plan: ScalingPlan) -> list[WorkerSlot]:
-        found = []
+        result = []
         for slot in self.worker_slots.values():
             if slot.open or not slot.ready or any(slot.takes(k) for k in self.waiting):
                 slot.idle_since = now
             elif self.idle_s is not None and now - slot.idle_since > self.idle_s and not slot.leaving \
                     and slot not in plan.leave:
-                found.append(slot)
-        return found
+                result.append(slot)
+        return result
 
     def _warn_too_small(self, host: Host, kind: ResourceRequest) -> None:
         """Warn once that a node is too small for some tasks."""

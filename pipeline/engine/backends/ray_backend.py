@@ -333,7 +333,7 @@ class RayBackend:
         state: Any = ray._private.state
         nodes: list[dict[str, Any]] = state.nodes()
         draining, free = set(state.state.get_draining_nodes()), state.available_resources_per_node()
-        found = []
+        result = []
         for info in nodes:
             if not info["Alive"]:
                 continue
@@ -350,9 +350,9 @@ class RayBackend:
             if self._temp is not None:                 # this machine alone: nothing is reserved, it is measured
                 memory, others = self._measured, NOTHING
                 largest = measure.memory_use()[1] >> 20
-            found.append(Host(id, name, int(total.get("CPU", 0)), memory, int(total.get("GPU", 0)), others,
+            result.append(Host(id, name, int(total.get("CPU", 0)), memory, int(total.get("GPU", 0)), others,
                               id in draining, largest))
-        return found
+        return result
 
     @property
     def _measured(self) -> int:

@@ -102,16 +102,16 @@ def first_to_go(score: int = 500) -> None:
 
 def memory_use() -> tuple[int, int]:
     """(used, total) bytes of the tightest cgroup we are in, or of the machine. File cache that can go is not use."""
-    found = [_machine()]
+    result = [_machine()]
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "":
-                found += _groups("/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
+                result += _groups("/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
             elif "memory" in controllers.split(","):
-                found += _groups("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes",
+                result += _groups("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes",
                                  "total_inactive_file")
-    return max(found, key=lambda use: use[0] / use[1])
+    return max(result, key=lambda use: use[0] / use[1])
 
 
 def _machine() -> tuple[int, int]:
@@ -124,7 +124,7 @@ def _machine() -> tuple[int, int]:
 
 def _groups(mount: str, path: str, limit: str, usage: str, cache: str) -> list[tuple[int, int]]:
     """Use of a cgroup and all groups above it that have a limit."""
-    found = []
+    result = []
     group = Path(mount, path.lstrip("/"))
     for folder in (group, *group.parents):
         if not folder.is_relative_to(mount):
@@ -136,8 +136,8 @@ def _groups(mount: str, path: str, limit: str, usage: str, cache: str) -> list[t
                 if line.startswith(cache + " "):
                     used -= int(line.split()[1])
             if 0 < total < 1 << 60:                         # v1 says "no limit" by a number beyond any machine
-                found.append((max(used, 0), total))
-    return found
+                result.append((max(used, 0), total))
+    return result
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:

@@ -104,11 +104,11 @@ def make_paragraphs(root: Any) -> list[Paragraph]:
 @cache
 def stop_words() -> dict[str, tuple[str, ...]]:
     """Word → languages that have it on their list, sorted."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for language in sorted(get_stoplists()):
         for word in sorted({w.lower() for w in get_stoplist(language)}):
-            found.setdefault(word, []).append(language)
-    return {word: tuple(languages) for word, languages in found.items()}
+            result.setdefault(word, []).append(language)
+    return {word: tuple(languages) for word, languages in result.items()}
 
 
 @cache
@@ -119,7 +119,7 @@ def _stoplist(language: str) -> frozenset[str]:
 def language_of(paragraphs: Sequence[Paragraph]) -> str:
     """The language whose stop words are the most of all words, e.g. 'English'."""
     table, left = stop_words(), _WORDS
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     words: Counter[str] = Counter()
     for p in paragraphs:
         some = p.text.lower().split()[:left]
@@ -129,8 +129,8 @@ def language_of(paragraphs: Sequence[Paragraph]) -> str:
             break
     for word, n in words.items():
         for language in table.get(word, ()):
-            found[language] += n
-    return min(found, key=lambda language: (-found[language], language), default="English")
+            result[language] += n
+    return min(result, key=lambda language: (-result[language], language), default="English")
 
 
 def classify(paragraphs: Sequence[Paragraph], stoplist: frozenset[str]) -> None:

@@ -204,8 +204,8 @@ class _Writer:
             self.out.append(text)
             return
         for node in (e, *e.iter("code"), e.getparent()):
-            if node is not None and (found := LANGUAGE.search(node.get("class") or "")):
-                self.out.append(fence(text, found[1].lower()))
+            if node is not None and (match := LANGUAGE.search(node.get("class") or "")):
+                self.out.append(fence(text, match[1].lower()))
                 return
         self.out.append(fence(text))
 

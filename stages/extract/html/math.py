@@ -97,17 +97,17 @@ def expose(page: str) -> str:
 
 
 def _attribute(attributes: str, name: str) -> str:
-    found = _ATTRIBUTE[name].search(attributes)
-    return unescape(found[1] if found[1] is not None else found[2] or "") if found else ""
+    match = _ATTRIBUTE[name].search(attributes)
+    return unescape(match[1] if match[1] is not None else match[2] or "") if match else ""
 
 
 def _without_rendered(page: str) -> str:
     """The page without what KaTeX and MathJax drew."""
     out: list[str] = []
     at, left = 0, _TAGS_SEEN
-    while left > 0 and (found := _RENDERED.search(page, at)) is not None:
-        out.append(page[at:found.start()])
-        at, seen = _end_of(page, found, left)
+    while left > 0 and (match := _RENDERED.search(page, at)) is not None:
+        out.append(page[at:match.start()])
+        at, seen = _end_of(page, match, left)
         left -= seen
     return "".join([*out, page[at:]]) if out else page
 

@@ -102,34 +102,34 @@ def describe(page: str, crawled: str = "") -> dict[str, str]:
     head = page[:next((end for end in (page.find(tag, 0, HEAD) for tag in _HEAD_ENDS) if end > 0), HEAD)]
     told, authors, links, times = _told(head + "".join(_marked(page, len(head))))
     linked = list(_json_ld(page))
-    said: dict[str, str] = {}
+    result: dict[str, str] = {}
     title = _title(told.get("title") or _tag_title(head), _heading(page))
     if title:
-        said["title"] = title[:500]
+        result["title"] = title[:500]
     if author := _authors(authors, linked) or _byline(page):
-        said["author"] = author
+        result["author"] = author
     latest = _LAST
     if (when := _DATE.match(crawled)) and (day := _day(when[1], when[3], when[4])):
         latest = min(_LAST, day + datetime.timedelta(days=2))
     dates = (told.get("date", ""), *_found(linked, "date"), *times)
     date = next((d for d in map(parse_date, dates) if d is not None and d <= latest), None)
     if date is not None:
-        said["date"] = date.isoformat()
+        result["date"] = date.isoformat()
     canonical = next(filter(_HTTP.fullmatch, (links.get("canonical", ""), told.get("url", ""))), "")
     if canonical:
-        said["canonical"] = canonical
+        result["canonical"] = canonical
     if (lang := _LANG.search(head, 0, 8192)) is not None:
-        said["lang"] = lang[1].lower()
+        result["lang"] = lang[1].lower()
     elif re.fullmatch(_CODE, told.get("lang", "")):
-        said["lang"] = told["lang"].lower()
+        result["lang"] = told["lang"].lower()
     licence = links.get("license") or told.get("licence", "")
     licence = licence if _HTTP.fullmatch(licence) else next(_found(linked, "licence"), "") or _licence(page)
     if licence:
-        said["license"] = licence
+        result["license"] = licence
     if forbidden := directives(told.get("robots", "")):
-        said["robots"] = ", ".join(forbidden)
-    said |= {what: told[what][:500] for what in ("rights", "tdm", "tdm_policy") if what in told}
-    return said
+        result["robots"] = ", ".join(forbidden)
+    result |= {what: told[what][:500] for what in ("rights", "tdm", "tdm_policy") if what in told}
+    return result
 
 
 def unescape(text: str) -> str:
@@ -316,16 +316,16 @@ def _title(full: str, heading: str) -> str:
 
 
 def _tag_title(head: str) -> str:
-    found = _TITLE.search(head)
-    return " ".join(unescape(found[1]).split()) if found else ""
+    match = _TITLE.search(head)
+    return " ".join(unescape(match[1]).split()) if match else ""
 
 
 def _heading(page: str) -> str:
     """Text of the first `<h1>`."""
-    found = _H1.search(page, 0, HEAD)
-    if found is None:
+    match = _H1.search(page, 0, HEAD)
+    if match is None:
         return ""
-    inside = page[found.end():found.end() + 3000]
+    inside = page[match.end():match.end() + 3000]
     end = inside.lower().find("</h1")
     # generators of documentation put the mark of a link behind it
     return " ".join(unescape(_TAG.sub(" ", inside[:end])).split()).rstrip(" ¶#") if end > 0 else ""

@@ -124,14 +124,14 @@ def _end_of_false(text: str, at: int) -> int:
 # -- macros ------------------------------------------------------------------------------------------------------------
 def braces(text: str) -> dict[int, int]:
     """Place of the closing brace of each opening one that has one; escaped braces are none."""
-    found: dict[int, int] = {}
+    result: dict[int, int] = {}
     open_: list[int] = []
     for m in re.finditer(r"\\.|[{}]", text, re.DOTALL):
         if m[0] == "{":
             open_.append(m.start())
         elif m[0] == "}" and open_:
-            found[open_.pop()] = m.start()
-    return found
+            result[open_.pop()] = m.start()
+    return result
 
 
 class _Macro(NamedTuple):

@@ -57,9 +57,9 @@ def blocks_of(page: PageChars) -> list[Block]:
         return [[Line(*p) for p in pieces]]
     rtl = 2 * sum(len(p.text) for p in pieces if p.rtl) > sum(len(p.text) for p in pieces)
     pieces = _initials(pieces)
-    found: list[list[list[Piece]]] = []
-    _cut(rows_of(pieces), rtl, found, 0)
-    return [block for rows in found if (block := _lines(rows, rtl))]
+    result: list[list[list[Piece]]] = []
+    _cut(rows_of(pieces), rtl, result, 0)
+    return [block for rows in result if (block := _lines(rows, rtl))]
 
 
 def _initials(pieces: list[Piece]) -> list[Piece]:

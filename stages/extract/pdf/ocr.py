@@ -125,8 +125,8 @@ def _parts(binary: str) -> dict[str, str]:
     # what ldd does, which is a script and would need a shell
     told = subprocess.run([binary], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1"}).stdout
-    found = {Path(path).name.split(".so")[0]: os.path.realpath(path) for path in re.findall(r"=> (/\S+)", told)}
-    return {name: path for name, path in found.items() if name.startswith(_PARTS)}
+    result = {Path(path).name.split(".so")[0]: os.path.realpath(path) for path in re.findall(r"=> (/\S+)", told)}
+    return {name: path for name, path in result.items() if name.startswith(_PARTS)}
 
 
 def words_of(engine: Engine, draw: Callable[[], np.ndarray], cpu_s: int, memory_mb: int) -> list[Word] | None:

@@ -154,8 +154,8 @@ def _language(page: Page, pre: int) -> str:
         if e == pre + 1 and (e >= len(page.elements) or page.elements[e, E_TAG] != TAG["code"]):
             continue
         start, stop = page.elements[e, E_CLASS], page.elements[e, E_CLASS_END]
-        if found := LANGUAGE.search(page.markup[start:stop].decode("utf-8", "replace")):
-            return found[1].lower()
+        if match := LANGUAGE.search(page.markup[start:stop].decode("utf-8", "replace")):
+            return match[1].lower()
     return ""
 
 
