@@ -8,7 +8,7 @@ Inside a process the objects themselves are passed. Over a border, which is a ch
 `encode` makes JSON of a message and the `Channel` of that direction makes the message again. So a spec is serialised at
 most twice: on its way to another node, and on its way into a child. A child parses hostile documents and may have been
 taken over by one. Its answers are never unpickled: they are read as JSON, only as one of the messages that are expected
-of it, and with fields of the declared types, so that a wrong one ends that child and not the run.
+of it, and with fields of the declared types, so that a wrong message ends that child and not the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.store.records import PartRecord
 
 M = TypeVar("M")
 _LENGTH = struct.Struct(">I")
-MAX_BYTES = 64 << 20         # of one message; a record is about 1 kB
+MAX_BYTES = 64 << 20         # longest message; a record is about 1 kB
 
 #: whose fault a failure is. `exception`: the task's own, and repeated a few times. `permanent`: every other attempt
 #: would meet the same. `environment`: the machine's or the storage's. `lost`: the node's. `damaged`: a file of the
@@ -34,13 +34,13 @@ FailureKind = Literal["exception", "permanent", "environment", "lost", "damaged"
 
 
 class ProtocolError(ValueError):
-    """Bytes that are no message, or one that was not expected here."""
+    """Bytes that are no message, or a message that was not expected here."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an attempt failed. `row`: the row at which the task itself raised; None where nothing says that repeating it
-    would meet the same. `path`: the damaged file."""
+    """Why an attempt failed. `row`: the row at which the task itself raised; None where a repetition may well
+    succeed. `path`: the damaged file."""
 
     kind: FailureKind
     message: str
@@ -80,7 +80,7 @@ class Assignment:
 @dataclass(frozen=True)
 class Ready:
     """A supervisor has started. `confinement`: what its node offers to confine children with. `sees_store`: whether it
-    found the file the driver wrote into the store; None where it was not to look."""
+    found the file the driver wrote into the store; None where it was not asked to."""
 
     fingerprint: Fingerprint
     confinement: dict[str, Any]
@@ -103,7 +103,8 @@ class Failed:
 
 @dataclass(frozen=True)
 class Hindered:
-    """A full disk or silent storage keeps the task from its work. It waits and is tried again where it is."""
+    """A full disk or silent storage keeps the task from its work. The task waits and is tried again on the same node.
+    """
 
     id: int
     message: str
@@ -119,7 +120,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Returned:
-    """These attempts never started, or their node was drained. That counts for nothing."""
+    """These attempts never started, or their node was drained. They do not count as failures."""
 
     ids: tuple[int, ...]
     message: str
@@ -134,7 +135,7 @@ class Hanging:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A document, or an input file from one of its records on, is proved to kill the process that works on it. Later
+    """A document, or the rest of an input file from one of its records on, was proved to kill its process. Later
     attempts skip it."""
 
     id: int
@@ -145,7 +146,7 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class StatusReport:
-    """Where everything stands that this supervisor runs."""
+    """Where all tasks of this supervisor stand."""
 
     running: tuple[TaskStatus, ...]
 
@@ -157,7 +158,7 @@ Event = Ready | Done | Failed | Hindered | Lost | Returned | Hanging | Quarantin
 @dataclass(frozen=True)
 class Work:
     """Run `spec`, for the store at `store`, on the folder `scratch`. `rows` and `file` restrict an inquiry into a crash
-    to some rows or one input file; what it writes is thrown away."""
+    to some rows or one input file; its output is thrown away."""
 
     spec: TaskSpec
     attempt: str
@@ -254,7 +255,7 @@ class Channel(Generic[M]):
         self._kinds = {kind.__name__: kind for kind in kinds}
 
     def decode(self, doc: Any) -> M:
-        """The message behind what `encode` gave. Raises ProtocolError for anything else."""
+        """The inverse of `encode`. Raises ProtocolError for anything but an expected message."""
         try:
             kind = self._kinds[doc["type"]]
             message: M = _checked(kind(**{name: _READ[name](value) if name in _READ else value

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class ResourceRequest(NamedTuple):
-    """What a task needs of the place it runs at. Tasks of one kind wait in one queue."""
+    """The resources a task needs. Tasks with equal requests are of one kind and wait in one queue."""
 
     memory_mb: int
     gpus: float = 0.0                  # a share of one device below 1, else whole devices
@@ -51,8 +51,8 @@ class ResourceRequest(NamedTuple):
 
 
 class Skip(NamedTuple):
-    """A row that killed its process, at which stage, and how: to be quarantined instead of processed. With a stage of
-    `Cursor.reading` it is a record that could not be read, and its file is not read from there on."""
+    """A row to quarantine instead of processing, because it killed its process: at which stage, and how. With a stage
+    of `Cursor.reading` the row is a record that could not be read, and its file is not read from there on."""
 
     row: int
     stage: int
@@ -62,7 +62,7 @@ class Skip(NamedTuple):
 @dataclass(frozen=True)
 class TaskSpec:
     """One unit of work. `key` identifies its outcome by content (`pipeline.store.keys`); equal keys mean equal results.
-    `args` is JSON, in which some kinds of dict have a meaning of their own (said there, too)."""
+    `args` is JSON; `pipeline.store.keys` lists the kinds of dict that have a meaning of their own in it."""
 
     key: str
     task: str                          # import path 'module:Class'
@@ -103,7 +103,7 @@ def _changed(ref: Mapping[str, Any]) -> ChangedInput:
 
 
 def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
-    """Whether a local file is the one that was planned: by size and time, or by its hash where that was asked for."""
+    """Whether a local file is the planned version: by size and time, or by its hash where the plan has one."""
     try:
         info = os.stat(path)
     except FileNotFoundError:
@@ -119,10 +119,10 @@ def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
 class Cursor:
     """The crash cursor: (first row, last row, stage) of what is being worked on, three aligned int64.
 
-    Over a shared-memory mapping it survives the death of the process, so the supervisor can tell which document killed
-    its child; over a bytearray (inline backend) it is only a note. Row -1 means outside any document: a death there is
-    never charged to a document. Stage -1 is no stage yet; `reading` tells which input file a row is read from, so that
-    the file is to blame.
+    In a shared-memory mapping it survives the death of the process, so the supervisor can tell which document killed
+    its child. In a bytearray (inline backend) it only serves messages. Row -1 means outside any document: a death there
+    is never charged to a document. Stage -1 is no stage yet; `reading` tells which input file a row is read from, so
+    that the file is to blame.
     """
 
     SIZE = 24
@@ -142,8 +142,8 @@ class Cursor:
         self.set(row, row, READING - file)
 
     def read(self) -> tuple[int, int, int]:
-        """A writer that is preempted between its three stores leaves the next first row before an older last one: a
-        range of no rows, which no CPU time would be enough for."""
+        """(first row, last row, stage). A writer that is preempted between its three stores leaves a new first row and
+        an older last row. The last row is raised to the first: an empty range would have a CPU limit of 0."""
         first, last, stage = struct.unpack_from("<qqq", self._buffer, 0)
         return first, max(first, last), stage
 
@@ -160,22 +160,22 @@ class Inputs:
         self.args: dict[str, Any] = unfold(spec.args, store.read)
         #: rows of this partition to quarantine instead of processing
         self.skip: dict[int, Skip] = {fault.row: fault for fault in skip}
-        #: None, or the only rows to process while a crash is looked into; what such a run writes is thrown away
+        #: None, or the only rows to process in crash triage; the output of such a run is thrown away
         self.only = None if only is None else frozenset(only)
         #: largest number of documents between two cursor positions; 1 while a dead batch is replayed one by one
         self.batch_rows = batch_rows
-        #: None, or the number of the only input file to read (as `Cursor.reading` counts) while a crash is looked into
+        #: None, or the number of the only input file to read (as `Cursor.reading` counts) in crash triage
         self.file = file
-        #: to be called once stages are set up and before anything of the input is parsed, with the programs they start
+        #: confines this process; call it after stages are set up and before input is parsed, with programs stages start
         self.confine = confine
         self._by_range: dict[str, Mapping[str, Any]] = {}      # files of the store that are read by range
         self._read: dict[str, Mapping[str, Any]] = {}          # input files on this disk that were handed out
 
     def fetch(self, ref: Mapping[str, Any], needs: Needs | None = None) -> str:
-        """Path on local disk of a `$ref` or `$file`, not to be written to. What is not local already is downloaded,
-        through the cache of this machine; of a remote `$file` only the ranges that `needs` asks for.
+        """Path on local disk of a `$ref` or `$file`, not to be written to. A remote file is downloaded through the
+        cache of this machine; of a remote `$file` only the ranges that `needs` asks for.
 
-        Raises ChangedInput when an input file is not the one that was planned: results must not stand under its key.
+        Raises ChangedInput when an input file is not the planned version: its results must not stand under this key.
         Raises DamagedFile when a file of the store is not what its record says.
         """
         if "$ref" in ref:
@@ -199,8 +199,8 @@ class Inputs:
                 raise _changed(ref)
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
-        """A file of the store to seek and read in, unchecked: the caller compares what it reads with sums of its
-        own, and raises `damaged`. DamagedFile when it is gone."""
+        """A file of the store to seek and read in, unchecked: the caller compares its bytes with its own checksums,
+        and raises `damaged`. DamagedFile when the file is gone."""
         self._by_range[ref["$ref"]] = ref
         try:
             return self.store.open(ref["$ref"])
@@ -216,16 +216,16 @@ class Inputs:
             raise self.damaged(ref, GONE) from e
 
     def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its bytes do not have their sum") -> DamagedFile:
-        """The error to raise over a file that a task reads by range and finds not to be what was written."""
+        """The error to raise when a file that a task reads by range does not hold what was written."""
         return DamagedFile(ref["$ref"], why)
 
     def find_damage(self, named: str = "") -> DamagedFile | None:
-        """The first of the files read by range that is not what its record says, if any; that of the path `named` is
-        looked at first."""
+        """The first of the files read by range that is not what its record says, if any. The file at the path `named`
+        is checked first."""
         for path in sorted(self._by_range, key=lambda path: path != named):
             ref = self._by_range[path]
             try:
-                with tempfile.TemporaryDirectory(dir=self.scratch) as folder:        # not all of them at once on disk
+                with tempfile.TemporaryDirectory(dir=self.scratch) as folder:        # one copy on disk at a time
                     self.store.checked(path, ref["sha256"], folder, size=ref.get("bytes"))
             except DamagedFile as e:
                 return e
@@ -252,7 +252,7 @@ class Out:
 
     def __init__(self, scratch: str, covers: Sequence[str] = ()) -> None:
         self.scratch = scratch
-        #: contents of the parts this task reads (`ref_contents`): what its exchange files say they cover
+        #: contents of the parts this task reads (`ref_contents`): the `covers` of its exchange files
         self.covers = tuple(covers)
         self.names: dict[str, dict[str, Any]] = {}
         self.quarantined: list[dict[str, Any]] = []
@@ -263,7 +263,7 @@ class Out:
         return os.path.join(self.scratch, "out." + name)
 
     def note(self, name: str, *, rows: int = 0, content: str | None = None, meta: dict[str, Any] | None = None) -> None:
-        """Say what an output holds: its rows, its content hash (default: sha256 of the bytes) and small JSON facts."""
+        """Describe an output: its rows, its content hash (default: sha256 of the bytes) and small JSON facts."""
         self.names.setdefault(name, {}).update(rows=rows, content=content, meta=meta or {})
 
     @contextlib.contextmanager
@@ -282,8 +282,8 @@ class Out:
 
     def quarantine(self, row: int, id: str, stage: str, stage_key: str, reason: str,
                    file: Mapping[str, Any] | None = None) -> None:
-        """Note a document that was quarantined (a crash, a hang, memory), or of an input `file` all behind one of its
-        records: it goes into the commit record and the log."""
+        """Record a quarantined document (a crash, a hang, memory), or the rest of an input `file` from one of its
+        records on. It goes into the commit record and the log."""
         self.quarantined.append({"row": row, "id": id, "stage": stage, "stage_key": stage_key, "reason": reason,
                                **({} if file is None else {"file": dict(file)})})
 
@@ -301,5 +301,5 @@ class Task(Protocol):
 
 if TYPE_CHECKING:
     def as_stages_see_them(inputs: Inputs, cursor: Cursor, out: Out) -> tuple[task.Inputs, task.Cursor, task.Out]:
-        """What a barrier's task is handed satisfies the protocols it is written against."""
+        """Type check: `Inputs`, `Cursor` and `Out` satisfy the protocols that barrier tasks are written against."""
         return inputs, cursor, out

@@ -125,7 +125,7 @@ class Fleet:
         self._warned: set[tuple[str, ResourceRequest]] = set()
         self._unplaced_since: dict[ResourceRequest, float] = {}      # no supervisor takes these kinds
         self._deaths, self._last_death = 0, ""       # of supervisors that were not ready, in a row
-        self.alone_since: float | None = None        # since when one is wanted and none is ready
+        self.alone_since: float | None = None        # since when a supervisor is wanted and none is ready
         self._looked = float("inf")
 
     @property
@@ -161,8 +161,8 @@ class Fleet:
                 and Available(host.cpus, host.memory_mb, host.gpus).shape_for(host.clamp(kind)) is not None)
 
     def before_poll(self, now: float) -> None:
-        """Discount time in which this driver did not poll. After the machine was suspended, or the driver stopped, the
-        supervisors' answers are still on their way: none of them is late for that."""
+        """Discount time in which this driver did not poll: after the machine was suspended or the driver stopped, the
+        supervisors' answers are still on their way, and no supervisor is late."""
         if (blind := now - self._looked) > BLIND_S:
             for slot in self.worker_slots.values():
                 slot.polled = min(now, slot.polled + blind)
@@ -202,7 +202,7 @@ class Fleet:
                     continue
                 elsewhere = preempting - {kind} and self.workers is not None and not kind.gpus
                 if elsewhere or self._preempted.get(id, (kind, 0))[0] != kind:
-                    continue                              # what becomes free is reserved for the kind that preempted
+                    continue                              # freed room is reserved for the kind that preempted
                 while short > placed and (shape := rest.shape_for(host.clamp(kind), left)) is not None:
                     number = next(n for n in range(len(numbers[id]) + 1) if n not in numbers[id])
                     numbers[id].add(number)
@@ -249,8 +249,8 @@ class Fleet:
         self._crashed(slot, now)
 
     def _crashed(self, slot: WorkerSlot, now: float) -> None:
-        """Rest its node, after it died or did not start. Not the first time; nor while no other node works, so that a
-        hopeless run ends soon."""
+        """Rest the node of a supervisor that died or did not start. The first time does not count; nor does the node
+        rest while no other node works, so that a hopeless run ends soon."""
         before = 0 if slot.ready and now - slot.started > STEADY_S else self._crashes.get(slot.host, (0, 0.0))[0]
         alone = not slot.ready and not self._well()
         rest = min(LONGEST_REST_S, REST_S * 2 ** before) if before and not alone else 0.0
@@ -263,8 +263,8 @@ class Fleet:
         return any(p.ready or p.host not in self._crashes for p in self.worker_slots.values())
 
     def _patience(self, host: str) -> float:
-        """Seconds until a supervisor must be ready. Each one that failed doubles them, up to eight times as
-        long: a slow machine would otherwise never get one up."""
+        """Seconds until a supervisor must be ready. Each failed start doubles them, up to eight times as long: a
+        slow machine would otherwise never start a supervisor."""
         return PENDING_S * float(2 ** min(self._crashes.get(host, (0, 0.0))[0], 3))
 
     def stuck(self, now: float) -> str | None:

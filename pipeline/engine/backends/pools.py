@@ -2,7 +2,7 @@
 
 The `Capacity` of a worker (a supervisor with its children) is a number of children at a time, the memory they may
 declare together, and GPUs. On a cluster, tasks with and without a GPU have workers of their own, so that filters run
-beside a classifier and neither takes the other's place. A machine by itself is one worker for everything (`shared`).
+beside a classifier and neither takes the other's place. A single machine is one worker for everything (`shared`).
 Tasks that declare the same `ResourceRequest` are of one kind. A worker takes a kind when a single task of it fits.
 """
 
@@ -16,13 +16,13 @@ from typing import TypeVar
 
 from pipeline.engine.task import ResourceRequest
 
-OWN_MB = 300             # what a supervisor itself needs, beside its children
+OWN_MB = 300             # memory of a supervisor itself, without its children
 CPUS_A_WORKER = 16          # docs/contracts.md: Tasks and blame
 PATIENCE_S = 10.0        # a kind that never finds room waits this long before a worker is kept for it
 
 
 def share(gpus: float) -> float:
-    """The part of the devices a task really takes: 0.3 is a third of one (three fit), 1.5 are two."""
+    """The devices a task really takes: 0.3 takes a third of one (three tasks fit), 1.5 takes two."""
     return 1 / int(1 / gpus + 1e-9) if 0 < gpus < 1 else float(math.ceil(gpus))
 
 
@@ -43,8 +43,8 @@ class Capacity:
     largest_mb: int = 0          # for a task that runs alone: more than `memory_mb` only where nothing is reserved
     shared: bool = False         # takes tasks with and without a GPU
     open: dict[int, ResourceRequest] = field(default_factory=dict)
-    reserved_for: ResourceRequest | None = None         # nothing else goes here until a task of this kind came
-    _runs: int = 0               # of `open`, as the supervisor packs them; the others are prefetched
+    reserved_for: ResourceRequest | None = None         # no other kind goes here until a task of this kind came
+    _runs: int = 0               # assignments of `open` that run, as the supervisor packs them; others are prefetched
     _memory: int = 0
     _gpus: float = 0.0
     _capacity: dict[tuple[ResourceRequest, str], int] = field(default_factory=dict)
@@ -56,9 +56,9 @@ class Capacity:
                 and (share(kind.gpus) <= self.gpus if kind.gpus else self.shared or not self.gpus))
 
     def capacity(self, kind: ResourceRequest) -> int:
-        """Tasks of this kind that run at a time when nothing else does."""
+        """Tasks of this kind that run at a time when no other task does."""
         found = self._capacity.get((kind, self.cpu))
-        if found is None:                        # asked for every worker and assignment: kept
+        if found is None:                        # cached: asked for every worker and assignment
             found = min(self.slots, max(1, self.memory_mb // max(kind.memory_mb, 1))) if self.takes(kind) else 0
             if kind.gpus:
                 found = min(found, per_devices(self.gpus, kind.gpus))
@@ -98,7 +98,7 @@ class Capacity:
         return mine
 
     def _pack(self) -> None:
-        """What of `open` can run together, as `Supervisor` starts it: in order; what does not fit waits."""
+        """Count the assignments of `open` that can run together, in order as `Supervisor` starts them; others wait."""
         self._runs, self._memory, self._gpus = 0, 0, 0.0
         for kind in self.open.values():
             gpus = share(kind.gpus) if kind.gpus else 0.0
@@ -120,13 +120,13 @@ def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
     for worker in workers:
         if worker.reserved_for is None and (most := worker.capacity(kind)):
             prefetched, capacity = prefetched + worker.prefetched, capacity + most
-    # one for each that could run, never more: it could wait for a long time there while others become free
+    # prefetch one task for each that could run, never more: it could wait there long while other workers become free
     return -prefetched if prefetched < capacity else -max(1, sum(b.slots for b in workers))
 
 
 def most_room(workers: Sequence[B], kind: ResourceRequest) -> list[B]:
-    """The workers an assignment of this kind may go to, best first: those that would start it at once, if there are
-    any. Equals stay in their order."""
+    """The workers an assignment of this kind may go to, best first. If some would start it at once, only those. Equal
+    workers stay in their order."""
     rooms = [(-room, place, b) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     if rooms:
         return [b for _, _, b in sorted(rooms)]
@@ -135,8 +135,8 @@ def most_room(workers: Sequence[B], kind: ResourceRequest) -> list[B]:
 
 
 class StarvationGuard:
-    """Gives a large task its turn: where small ones take every bit that becomes free, one that needs more would never
-    find room. After PATIENCE_S without a single task of its kind at work, a worker is kept free for it."""
+    """Gives a large task its turn: it would never find room while small tasks take all that becomes free. After
+    PATIENCE_S without a running task of its kind, a worker is kept free for it."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
@@ -190,7 +190,7 @@ class Available:
             children = per_devices(self.gpus, kind.gpus)
             if children < 1:
                 return None
-            cpus = max(0, min(self.cpus - 1, children))      # one stays for tasks without a GPU
+            cpus = max(0, min(self.cpus - 1, children))      # one CPU stays for tasks without a GPU
             memory = max(self.memory_mb * cpus // max(self.cpus, 1), children * kind.memory_mb + OWN_MB)
             return ResourceShape(children, cpus, min(memory, self.memory_mb), self.gpus)
         cpus = min(self.cpus, CPUS_A_WORKER, most)

@@ -1,9 +1,9 @@
 """The Ray backend: supervisor actors on the nodes of a cluster, embedded or attached. The only Ray in the engine.
 
-Ray places processes and carries records of about 1 KB; text never travels through it. Its own restarts and retries are
-off: the scheduler repeats what a dead node took with it. A supervisor is sync, so its poll runs on the main thread of
-its worker process, which is what its children's parent-death signal is tied to; exactly one poll is in flight for each.
-Which supervisors there are is decided in `fleet`.
+Ray places processes and carries records of about 1 KB; text never travels through it. Ray's restarts and retries
+are off: the scheduler repeats the tasks of a dead node. A supervisor is a synchronous actor, so its poll runs on the
+main thread of its worker process: the parent-death signal of its children is tied to that thread. Each supervisor has
+exactly one poll in flight. `fleet` decides which supervisors there are.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ from pipeline.store.disk import WITNESS
 from pipeline.store.fs import Store
 
 POLL_S = 1.0             # longest time a supervisor holds a poll
-GROW_S = 2.0             # how often the cluster is looked at
-LATE_S = 10.0            # a poll this late: no new work until it is answered
-SILENT_S = 90.0          # this late: given up, like a dead one (Ray notices a node that stopped after about as long)
-STARTS = 3               # of a Ray of our own: it gives its processes 15 s, some 30, which may not do on a busy machine
-TINY = sys.float_info.min        # as good as 0
+GROW_S = 2.0             # between two inspections of the cluster
+LATE_S = 10.0            # a supervisor whose poll is this late gets no new work until it answers
+SILENT_S = 90.0          # a supervisor this late counts as dead (Ray notices a stopped node after about as long)
+STARTS = 3               # attempts to start a local Ray: its own time-outs of 15 to 30 s are short on a busy machine
+TINY = sys.float_info.min        # reserves practically nothing
 
 log = logging.getLogger("tokenmill")
 
@@ -97,8 +97,8 @@ class SupervisorActor:
 
 @ray.remote(max_retries=0)
 def _pending_task() -> None:
-    """Work there is no room for, as an autoscaler sees it. Where it finds room it is gone at once, and it dies with the
-    driver, which a standing request (`ray.autoscaler.sdk.request_resources`) would not."""
+    """Stands for work without room, so that the autoscaler adds nodes. It ends at once where it finds room, and dies
+    with the driver; a standing request (`ray.autoscaler.sdk.request_resources`) would outlive the driver."""
 
 
 def _end_what_began(error: BaseException) -> None:
@@ -113,10 +113,10 @@ def _end_what_began(error: BaseException) -> None:
 class RayBackend:
     """Runs tasks on Ray: on its own on this machine (`address` None), or on the cluster at `address`.
 
-    `workers` bounds the children that have no GPU (default: every CPU). Supervisors are started while tasks wait for
-    which there is no room, and go when they had nothing to do for `idle_s`; what waits beyond all nodes is shown to
-    Ray's autoscaler. `child_memory_mb` is what a task is taken to need before the first ones are known.
-    A Ray this process is connected to already is used as it is, and left as it was.
+    `workers` bounds the children that have no GPU (default: every CPU). Supervisors are started while tasks wait
+    without room, and end when they were idle for `idle_s`. Ray's autoscaler is shown the tasks that no node has room
+    for. `child_memory_mb` is the memory assumed for a task before the first tasks are known.
+    A Ray that this process is already connected to is used as it is, and stays connected at the end.
 
     `ship_code` sends the four packages to the nodes of an attached cluster (Ray's `py_modules`); by default every node
     has them installed.
@@ -134,19 +134,19 @@ class RayBackend:
         self.limits, self.scratch = limits or Limits(), scratch
         self.fleet = Fleet(workers, idle_s=idle_s)
         self.nodes_lost = 0                           # supervisors that were ready and died
-        self._keys: dict[int, str] = {}               # of the tasks of open assignments
+        self._keys: dict[int, str] = {}               # task keys of the open assignments, by id
         self._demand: dict[ResourceRequest, list[Any]] = {}
         self._given_back: list[Event] = []            # events for the next wait
-        self._head: threading.Event | None = None     # ends the watch over it
+        self._head: threading.Event | None = None     # set: ends the watch over Ray's head process
         self._started = self._own = False
         self._temp: Scratch | None = None
         self._witness: str | None = None
-        self._gaps: set[str] = set()                  # of confinement, that have been told
+        self._gaps: set[str] = set()                  # gaps of confinement the user was warned of
         self._libraries = declared_libraries()
         self._print: Fingerprint | None = None        # fingerprint of this process, as it began
         self._grown = float("-inf")
         self._metrics: dict[str, Counter | Gauge] = {}
-        self._counted: dict[tuple[str, ...], float] = {}       # what was added to counters so far
+        self._counted: dict[tuple[str, ...], float] = {}       # amounts added to the counters so far
 
     # -- start and end -------------------------------------------------------------------------------------------
     def start(self, memory_mb: int = 0) -> None:
@@ -185,7 +185,7 @@ class RayBackend:
             self._witness = f"runs/{WITNESS}{self._clock.new_id()}"    # a local path must be a shared one on a cluster
             self.store.write(self._witness, b"")
         self.fleet.waiting = {ResourceRequest(max(self.child_memory_mb, memory_mb)): 1}   # until `set_demand`
-        self._print = fingerprint(self._libraries)    # now: who edits our files later must not pass for us
+        self._print = fingerprint(self._libraries)    # taken now: files edited later must not change it
         self._started, self.fleet.alone_since = True, None
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ class RayBackend:
     def submit(self, assignment: Assignment) -> None:
         spec = assignment.spec
         fitting = most_room(self.fleet.usable, spec.kind)
-        # a second attempt beside a slow one is for another supervisor: that one may be what is slow
+        # a second attempt at a slow task goes to another supervisor: the first supervisor may be the slow part
         slot = next((p for p in fitting if p.room(spec.kind) and all(self._keys[i] != spec.key for i in p.open)),
                     fitting[0])
         self._keys[assignment.id] = spec.key
@@ -233,7 +233,7 @@ class RayBackend:
             mine = self._settle(slot, ids)
             slot.unsent = [a for a in slot.unsent if a.id not in mine]
             if mine:
-                slot.actor.cancel.remote(sorted(mine))     # after the poll in flight; what it finds may still come
+                slot.actor.cancel.remote(sorted(mine))     # after the poll in flight, whose events may still come
 
     def wait(self, timeout: float) -> list[Event]:
         now = self._clock.now()
@@ -254,7 +254,7 @@ class RayBackend:
                 self._clock.sleep(min(timeout, 0.2))
             return events
         done, _ = ray.wait(list(polls), timeout=0 if events else timeout)
-        if done:                                           # and all others that are ready by now
+        if done:                                           # and all other polls that are ready by now
             done, _ = ray.wait(list(polls), num_returns=len(polls), timeout=0)
         for ref in done:
             slot = polls.pop(ref)
@@ -292,15 +292,15 @@ class RayBackend:
         return [e for e in events if not isinstance(e, Ready)]
 
     def _settle(self, slot: WorkerSlot, ids: Iterable[int]) -> set[int]:
-        """Assignments it need not see to any more; returns those of `ids` it had."""
+        """Remove assignments from a supervisor; returns those of `ids` that it had."""
         mine = slot.remove(ids)
         for i in mine:
             self._keys.pop(i, None)
         return mine
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
-        """Show the run on the metrics port of this node; Ray takes the values from there within some ten seconds, and
-        forgets them when this process ends."""
+        """Show the run on the metrics port of this node. Ray takes over the values within about ten seconds, and
+        drops them when this process ends."""
         if not ray.is_initialized():
             return
         for metric, labels, value in samples(run, snapshot, self.nodes_lost):
@@ -311,7 +311,7 @@ class RayBackend:
             if isinstance(shown, Gauge):
                 shown.set(value, labels)
                 continue
-            # a counter takes no zero, but must be there before the first event: `increase()` sees only what it grows by
+            # a counter accepts no zero, but must exist before the first event: `increase()` sees only its growth
             before = self._counted.get(key)
             if before is None or value > before:
                 shown.inc(max(value - (before or 0.0), TINY), labels)
@@ -329,7 +329,7 @@ class RayBackend:
             self._spawn(host, number, shape)
 
     def _hosts(self) -> list[Host]:
-        """The living nodes. What neither is free nor ours belongs to others."""
+        """The living nodes. Resources that are neither free nor ours belong to other programs."""
         state: Any = ray._private.state
         nodes: list[dict[str, Any]] = state.nodes()
         draining, free = set(state.state.get_draining_nodes()), state.available_resources_per_node()
@@ -344,10 +344,10 @@ class RayBackend:
                            max(0, (int(used["memory"]) >> 20) - sum(s.memory_mb for s in ours)),
                            max(0, round(used["GPU"]) - sum(s.gpus for s in ours)))
             if self._demand and not ours:
-                others = NOTHING                       # a node that just came runs our demand for a moment
+                others = NOTHING                       # a new node runs our pending demand for a moment
             name = f"{info.get('NodeManagerHostname') or info['NodeManagerAddress']} ({id[:8]})"
             memory, largest = int(total.get("memory", 0)) >> 20, None
-            if self._temp is not None:                 # this machine alone: nothing is reserved, it is measured
+            if self._temp is not None:                 # this machine alone: memory is measured, not reserved
                 memory, others = self._measured, NOTHING
                 largest = measure.memory_use()[1] >> 20
             result.append(Host(id, name, int(total.get("CPU", 0)), memory, int(total.get("GPU", 0)), others,
@@ -356,7 +356,7 @@ class RayBackend:
 
     @property
     def _measured(self) -> int:
-        """Memory of this machine for us, MB, as it was when the first supervisor was thought of."""
+        """Memory of this machine for us, MB, measured before the first supervisor started."""
         if not hasattr(self, "_memory_mb"):
             used, total = measure.memory_use()
             self._memory_mb = max(2 * OWN_MB, int(self.limits.memory_share * total - used) >> 20)
@@ -375,7 +375,7 @@ class RayBackend:
         self.fleet.worker_slots[host.id, number] = slot
 
     def _greet(self, slot: WorkerSlot, ready: Ready) -> None:
-        """The first answer of a supervisor: may it work?"""
+        """Accept or refuse a supervisor by its first answer."""
         assert self._print is not None, "start() comes first"
         ours, theirs = self._print, ready.fingerprint
         slot.fingerprint = theirs
@@ -401,7 +401,8 @@ class RayBackend:
         self.fleet.greeted(slot, self._clock.now())
 
     def _vacate(self, slot: WorkerSlot) -> None:
-        """Give it no more work; what it has not begun goes back at once, and it goes when the rest is done."""
+        """Let a supervisor leave: it gets no more work, returns what it has not begun, and ends when the rest is done.
+        """
         slot.leaving = True
         waiting = set(slot.open) - slot.running
         if waiting:
@@ -413,7 +414,7 @@ class RayBackend:
                         len(waiting))
 
     def _lost(self, slot: WorkerSlot, why: str, preempted: bool = False) -> list[Event]:
-        """A supervisor is gone: what it had goes back to the scheduler; another one follows when there is room."""
+        """A supervisor is gone: its assignments go back to the scheduler. Another one starts when there is room."""
         self.nodes_lost += slot.ready
         ids, unsent = sorted(slot.open), {a.id for a in slot.unsent}
         free = ids if preempted or slot.drained else [i for i in ids if i in unsent]
@@ -428,7 +429,7 @@ class RayBackend:
 
     def _drop(self, slot: WorkerSlot) -> None:
         self.fleet.worker_slots.pop((slot.host, slot.number), None)
-        self._grown = self._clock.now() - GROW_S + 0.5          # look for a place again soon
+        self._grown = self._clock.now() - GROW_S + 0.5          # plan a replacement soon
         with contextlib.suppress(RayError):
             ray.kill(slot.actor)
 
@@ -442,7 +443,7 @@ class RayBackend:
             self._drop(slot)
 
     def _show_demand(self, demand: Mapping[ResourceRequest, int]) -> None:
-        """Show the autoscaler as much work without room as there is."""
+        """Show the autoscaler the work that has no room."""
         for kind in {*self._demand, *demand}:
             pending = self._demand.pop(kind, [])
             if pending:
@@ -457,6 +458,6 @@ class RayBackend:
                 self._demand[kind] = pending
 
     def _check_any(self) -> None:
-        """Raise NoNodes when waiting any longer makes no sense."""
+        """Raise NoNodes when no node will come to take the work."""
         if (why := self.fleet.stuck(self._clock.now())) is not None:
             raise NoNodes(why)

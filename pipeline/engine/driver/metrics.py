@@ -1,9 +1,9 @@
-"""Progress of a run as Prometheus metrics: what they are called, what they mean, and how they follow from a snapshot.
+"""Progress of a run as Prometheus metrics: their names, their meaning, and how they follow from a snapshot.
 
-`samples` maps the snapshot of `Progress` (what `runs/RUN/progress.json` holds) to values; who shows them is the
-backend's business (`RayBackend.emit`: on the metrics port of the driver's node). All come from the driver, with few
-series: labelled by run and *kind* of node, never by partition, file or worker. They are for watching. Counters begin at
-zero with every driver and vanish with it; what is true of a run stands in the store.
+`samples` maps the snapshot of `Progress` (the content of `runs/RUN/progress.json`) to values; the backend shows them
+(`RayBackend.emit`: on the metrics port of the driver's node). All come from the driver, with few series: labelled by
+run and *kind* of node, never by partition, file or worker. They serve monitoring only: counters begin at zero with
+every driver and vanish with it. The lasting facts of a run stand in the store.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def kind_of(node: str) -> str:
 
 
 def outcomes(counters: Mapping[str, Any]) -> dict[str, int]:
-    """Documents of one task by outcome, from the counters of a pass or of an encoding task (docs/architecture.md); of
-    other tasks nothing is counted.
+    """Documents of one task by outcome, from the counters of a pass or of an encoding task (docs/architecture.md).
+    Other tasks count none.
 
     Records a reader cannot read are in `quarantined` though they never were documents, so the outcomes may add up to
     more than `in`.
@@ -99,7 +99,7 @@ def samples(run: str, snapshot: Mapping[str, Any], nodes_lost: int = 0) -> Itera
     yield DOCS_PER_SECOND, {"run": run}, float(sum(n["docs_per_s"] for name, n in snapshot["nodes"].items()
                                                    if name in at_work))
     for kind in KINDS:
-        # kinds that are still to come count zero: what a counter has when it is first seen is no increase to Prometheus
+        # kinds still to come count zero: Prometheus does not see a counter's first value as an increase
         nodes = {name: n for name, n in snapshot["nodes"].items() if kind_of(name) == kind}
         labels = {"run": run, "kind": kind}
 

@@ -1,7 +1,7 @@
 """Progress of a run: for people (rich), for programs (JSON lines), and a snapshot for the store.
 
-The snapshot (`runs/RUN/progress.json`) is the only progress others may rely on; it survives the driver and says what
-the service shows. Clocks here are for display alone, nothing depends on them. ETA comes from bytes, not from parts.
+Other programs, such as the service, may rely only on the snapshot (`runs/RUN/progress.json`). It survives the driver.
+Clocks here are for display alone: nothing depends on them. The ETA comes from bytes, not from parts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from pipeline.store.records import PartRecord
 
 SNAPSHOT_S = 3.0
 PLAIN_S = 20.0          # between two lines where there is no terminal to redraw
-AGAIN_S = 600.0         # until a failure is said again that differs from an earlier one in nothing but paths
-SHOWN = 50              # of what runs, and of what failed, in a snapshot: what runs longest, what failed last
+AGAIN_S = 600.0         # before a failure is printed again that differs from an earlier one only in its paths
+SHOWN = 50              # entries of a snapshot: tasks that run longest, and failures that came last
 LONGEST = 1000          # characters of a message in a snapshot
 
 
@@ -42,21 +42,21 @@ class _Node:
 
     parts: int = 0
     done: int = 0
-    fresh: int = 0              # of `done`: taken from the log
+    fresh: int = 0              # those of `done` that were taken from the log
     weight: int = 0
     weight_done: int = 0
-    weight_run: int = 0         # of `weight_done`: run here
+    weight_run: int = 0         # the part of `weight_done` that ran here
     docs: int = 0
     docs_run: int = 0
     quarantined: int = 0
     failed: int = 0             # attempts
-    retried: int = 0            # attempts, begun again
+    retried: int = 0            # attempts that were begun again
     doubled: int = 0            # second attempts beside a slow one
     outcomes_run: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))    # documents, run here
     running: int = 0
     hung: int = 0
     cpu_s: float = 0.0
-    started: float | None = None    # while tasks run; waiting for workers is not running
+    started: float | None = None    # set while tasks run, not while they wait for workers
     spent: float = 0.0              # seconds it ran before that
 
     def seconds(self, now: float) -> float:
@@ -84,11 +84,11 @@ class _Node:
 
 
 class Progress:
-    """Collects what the scheduler tells and shows it.
+    """Collects what the scheduler reports, and shows it.
 
     `mode`: "rich" (bars on a terminal, a line now and then elsewhere), "quiet", or "json" (one event a line on stdout).
-    `snapshot` is called with a JSON-able dict every few seconds and at the end; where it writes is its own business.
-    `facts` stand in every snapshot. No secret gets into any of it (`pipeline.base.redact`).
+    `snapshot` is called with a JSON-able dict every few seconds and at the end.
+    `facts` stand in every snapshot. All output is redacted of secrets (`pipeline.base.redact`).
     """
 
     def __init__(self, mode: str = "rich", snapshot: Callable[[dict[str, Any]], None] | None = None, *,
@@ -106,9 +106,9 @@ class Progress:
         self.traceback: str | None = None
         #: (node, kind, gist of the message) → its latest label and message, and how often; latest last
         self.failures: dict[tuple[str, str, str], tuple[str, str, int]] = {}
-        self._told: dict[str, float] = {}                            # gist of a message → when it was said
+        self._told: dict[str, float] = {}                            # gist of a message → when it was last printed
         self._hung: dict[str, tuple[int, int]] = {}                  # key of a task → row and stage it stands at
-        self._finished: float | None = None                          # when the last task did
+        self._finished: float | None = None                          # when the last task finished
         self._written = self._said = self._begun = clock.now()
         self._bars: Bars | None = None
         self._ids: dict[str, TaskID] = {}
@@ -123,7 +123,7 @@ class Progress:
 
     # -- what the scheduler tells --------------------------------------------------------------------------------
     def plan_again(self) -> None:
-        """The tasks of all nodes are about to be told anew; what ran so far counts as there already then."""
+        """The tasks of all nodes are about to be added again; those that ran so far will count as reused."""
         self.nodes.clear()
 
     def planned(self, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> None:
@@ -141,7 +141,7 @@ class Progress:
             node = self.nodes[name]
             self._event("planned", node=name, parts=node.parts, reused=node.fresh, bytes=node.weight)
             self._draw(name)
-        self._tick()                 # a million tasks that are done already take minutes to read
+        self._tick()                 # reading a million finished tasks takes minutes
 
     def done(self, spec: TaskSpec, record: PartRecord) -> None:
         node = self.nodes[spec.node]
@@ -197,8 +197,8 @@ class Progress:
         self._say(f"{spec.node}: {spec.label or spec.key}: document {row} goes into quarantine ({reason})")
 
     def hanging(self, task: Running) -> None:
-        """A task whose cursor has stood still for so long. It may only be slow: limits and stragglers see to the rest.
-        """
+        """A task whose cursor has stood still for long. It may only be slow: it is shown here, and limits and second
+        attempts act on it."""
         spec = task.spec
         self._hung[spec.key] = task.row, task.stage
         self._event("hanging", node=spec.node, key=spec.key, label=spec.label, row=task.row,
@@ -207,7 +207,7 @@ class Progress:
         self._say(f"{spec.node}: {spec.label or spec.key}: {hang_of(task)}")
 
     def running(self, slots: int, tasks: list[Running]) -> None:
-        """What runs. A task that was said to hang is shown first, with what hangs and what to do, until it goes on."""
+        """The running tasks. A hanging task is shown first, with the place and a remedy, until it goes on."""
         self.slots = slots
         for t in tasks:
             if t.spec.key in self._hung and self._hung[t.spec.key] != (t.row, t.stage):        # it goes on
@@ -290,7 +290,7 @@ class Progress:
 
     def _write(self) -> None:
         if self._snapshot is not None:
-            with contextlib.suppress(OSError, StoreError):      # the commit log will say it if the store is gone
+            with contextlib.suppress(OSError, StoreError):      # if the store is gone, the commit log raises
                 self._snapshot(self.snapshot())
 
     def _event(self, event: str, **fields: Any) -> None:
@@ -304,7 +304,7 @@ class Progress:
             console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
 
     def _say_once(self, message: str, line: str) -> None:
-        """Say `line` unless the gist of its message was said lately: what one worker meets, all of them meet."""
+        """Print `line` unless the gist of its message was printed lately: all workers meet the same failure."""
         now, key = self._clock.now(), gist(message)
         if now - self._told.get(key, -AGAIN_S) >= AGAIN_S:
             self._told[key] = now
@@ -362,7 +362,7 @@ _REMEDIES = {
 
 
 def hang_of(task: Running) -> str:
-    """What is known of a task that makes no progress: for how long, where it stands, who works on it, what to do."""
+    """A task that makes no progress, in words: for how long, where it stands, which worker has it, what to do."""
     place = "outside any document" if task.row < 0 else f"document {task.row} in stage {stage_of(task)}" \
         if task.stage >= 0 else f"while record {task.row} is read"
     words = [f"no progress for {age(task.still)}", place]

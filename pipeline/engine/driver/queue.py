@@ -1,8 +1,8 @@
-"""What the driver keeps of tasks: which there are, in which order they go, what became of them. On disk.
+"""The driver's queue of tasks on disk: their specs, their order and which are done.
 
-A run may have millions of tasks, and a spec is a few kB: they stand in a temporary SQLite database of this process, so
-that memory is what is in flight. A node asks for tasks with an iterable, which is read as the run goes on, and is given
-back their records as a sequence that is read from the log.
+A run may have millions of tasks, and a spec is a few kB. They stand in a temporary SQLite database of this process, so
+that memory holds only tasks in flight. A node asks for tasks with an iterable, which is read as the run goes on. It
+gets their records back as a sequence that is read from the log.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ class TaskQueue:
         self.waiting: dict[ResourceRequest, int] = {}
 
     def __len__(self) -> int:
-        """Tasks that were read from their batches and wait to be dispatched."""
+        """Tasks that are read from their batches and wait to be dispatched."""
         return sum(self.waiting.values())
 
     @property
     def unread(self) -> bool:
-        """Whether a batch may hold more tasks than were read of it."""
+        """Whether a batch may hold tasks that are not read yet."""
         return any(b.source is not None for b in self._batches.values())
 
     def add(self, specs: Iterable[TaskSpec]) -> Batch:
@@ -133,7 +133,7 @@ class TaskQueue:
             yield [s for s in specs if s.key in fresh or s.key in new], fresh
 
     def _enter(self, batch: Batch, specs: list[TaskSpec], fresh: dict[str, PartRecord]) -> set[str]:
-        """Returns the keys that now wait to be dispatched and did not before."""
+        """Enter the tasks of a batch. Returns the keys that now wait to be dispatched and did not before."""
         self._db.executemany("INSERT INTO task VALUES (?, ?, ?, ?)",
                              [(batch.number, batch.size + i, s.key, s.origin) for i, s in enumerate(specs)])
         batch.size += len(specs)
@@ -143,7 +143,7 @@ class TaskQueue:
             if batch.number not in waiters:
                 self._db.execute("INSERT INTO waiter VALUES (?, ?)", (spec.key, batch.number))
                 batch.left += 1
-            if not waiters:                                   # it was not asked for before
+            if not waiters:                                   # no batch asked for this key before
                 self._push(spec)
                 new.add(spec.key)
         return new

@@ -10,8 +10,8 @@ What an attempt's failure costs depends on its kind:
 * `permanent`: a setting that cannot work; ends the run at once.
 * `environment` (a killed child, memory pressure) and `lost` (its worker): counted apart and bounded by MAX_LOST, so
   that a task that takes down every node it runs on ends the run.
-* `damaged`: a file of the store is not what its record says. The task waits for another plan, which makes the file
-  anew; tasks that do not need it are finished first, then DamageFound ends this plan.
+* `damaged`: a file of the store is not what its record says. Tasks that do not need the file are finished first, then
+  DamageFound ends this plan; the next plan makes the file anew.
 * `Returned` attempts cost nothing.
 
 A quarantined row is committed at once, so that later attempts at its task skip it even if this driver dies. A task that
@@ -54,11 +54,11 @@ from pipeline.store.log import attempt_name
 from pipeline.store.records import PartRecord
 
 FLUSH_S = 1.0            # a record waits at most this long for its commit (docs/contracts.md: Store)
-MAX_LOST = 8             # node deaths and environment failures a task may meet before the run gives up on it; so many
-                         # of the latter a slot, and no task done meanwhile, end it as well: a disk stays full
+MAX_LOST = 8             # node deaths and environment failures of one task that end the run. As many environment
+                         # failures for each slot, and no task done meanwhile, end it too: a disk stays full
 STRAGGLER_S = 30.0       # never double a task that runs for less
-TIMES = 512              # latest tasks of a node that its p95 is taken of
-READ_AHEAD = 1000        # tasks of a batch that are read between two looks at the backend
+TIMES = 512              # a node's p95 is taken of so many of its latest tasks
+READ_AHEAD = 1000        # tasks of a batch that are read between two polls of the backend
 
 
 @dataclass
@@ -73,13 +73,13 @@ class _History:
 
 
 class Scheduler:
-    """Runs tasks on a backend and commits their records. To be used as a context manager: whatever happens, at its end
-    nothing runs and everything that finished is committed.
+    """Runs tasks on a backend and commits their records. Use it as a context manager: when it exits, no task runs and
+    every finished task is committed, also after an error.
 
     `add` takes the tasks of a node, `step` goes on with all of them, `finished` gives those that are complete.
     `dispatch_seed` shuffles the order of dispatch (tests: nothing may depend on it); by default the largest goes first.
-    `grace_s`: for how long what runs may go on after a SIGTERM. `bad_files` is
-    told of input files that could not be read, and may end the run.
+    `grace_s`: for how long running tasks may go on after a SIGTERM. `bad_files` counts input files that could not be
+    read, and may end the run.
     """
 
     def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
@@ -87,7 +87,7 @@ class Scheduler:
                  clock: Clock = SYSTEM, bad_files: BadFiles | None = None) -> None:
         self.backend, self.log, self.progress, self.bad_files = backend, log, progress, bad_files
         self.max_attempts, self.straggler_s, self.grace_s = max_attempts, straggler_s, grace_s
-        self.executed = self.reused = 0              # tasks: run here, and found in the log
+        self.executed = self.reused = 0              # tasks that ran here, tasks that the log held
         self._dispatch_seed, self._clock = dispatch_seed, clock
         self._awaited: set[str] = set()              # nodes of tasks that others wait for
         self._hindered = 0                           # environment failures since a task was done
@@ -96,16 +96,16 @@ class Scheduler:
         self._history: dict[str, _History] = defaultdict(_History)
         self._times: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=TIMES))
         self._serial, self._flushed = 0, 0.0
-        self._stop: int | None = None                # the signal that asked for it
-        self._stop_at = 0.0                          # what still runs then is killed
+        self._stop: int | None = None                # the signal that asked for a stop
+        self._stop_at = 0.0                          # when tasks that still run are killed
         self._ending = contextlib.ExitStack()
         self._started = False
 
     def _forget(self) -> None:
         self._queue = TaskQueue(self.log.get, self._dispatch_seed)
-        self._retries: deque[TaskSpec] = deque()     # handed out before anything new
+        self._retries: deque[TaskSpec] = deque()     # handed out before new tasks
         self._left: Counter[str] = Counter()         # tasks in the queue, by node
-        self._damaged: dict[str, str] = {}           # files tasks could not read, and what was said of them
+        self._damaged: dict[str, str] = {}           # files that tasks could not read → the error
 
     def __enter__(self) -> Scheduler:
         return self
@@ -128,7 +128,7 @@ class Scheduler:
             self.progress.plan_again()
 
     def run(self, specs: Iterable[TaskSpec]) -> list[PartRecord]:
-        """Records of `specs` in their order. What the log holds already is not run again; equal keys run once.
+        """Records of `specs` in their order. Tasks whose record the log holds do not run again; equal keys run once.
 
         Raises TaskFailed, Interrupted, and what the log raises (Fenced when another driver took over).
         """
@@ -141,8 +141,8 @@ class Scheduler:
                         return list(records)
 
     def add(self, specs: Iterable[TaskSpec], awaited: bool = False) -> Batch:
-        """Run these tasks; they are read as the run goes on. What the log holds already is not run again, equal keys
-        run once. `awaited`: other nodes cannot begin before they are done."""
+        """Run these tasks, which are read as the run goes on. Tasks whose record the log holds do not run again; equal
+        keys run once. `awaited`: other nodes cannot begin before these tasks are done."""
         def noted() -> Iterator[TaskSpec]:
             for spec in specs:
                 self._awaited.add(spec.node)
@@ -177,15 +177,15 @@ class Scheduler:
         if self._stop is None:
             self._hand_out()
         if self.backend.interruptible and self._stop is not None:
-            self._stop_at = 0.0         # asked for before it was interruptible: what was handed out cannot hear of it
+            self._stop_at = 0.0         # the stop came before tasks could be interrupted: do not wait for them
             self.check_stop()
         events, failure = self.backend.wait(0.0 if self._queue.unread else 0.5), None
         for event in events:
             try:
                 self._take(event)
-            except TaskFailed as e:      # what came with it is not to be lost
+            except TaskFailed as e:      # the other events of this poll must not be lost
                 failure = failure or e
-        # a verdict cost two children and more: it is committed before the part goes on
+        # a quarantine cost at least two children: it is committed at once, so that a dead driver does not lose it
         if any(isinstance(e, Quarantined) for e in events) or self._clock.now() - self._flushed > FLUSH_S:
             self.log.flush()
             self._flushed = self._clock.now()
@@ -196,7 +196,7 @@ class Scheduler:
             self.bad_files.check()
 
     def _take(self, event: Event) -> None:
-        """Act upon one event. Those of attempts that were given up in the meantime are ignored."""
+        """Act upon one event. Events of attempts that were given up in the meantime are ignored."""
         match event:
             case Done(id, record) if id in self._flights:
                 self._commit(id, record)
@@ -218,7 +218,7 @@ class Scheduler:
                 self.progress.running(self.backend.slots, [self._running(s) for s in running if s.id in self._flights])
 
     def _landed(self, ids: Iterable[int]) -> Iterator[Flight]:
-        """Those of these attempts that were under way; they are not any more."""
+        """Take out those of these attempts that were in flight."""
         for id in ids:
             if id in self._flights:
                 yield self._flights.pop(id)
@@ -248,7 +248,7 @@ class Scheduler:
         for i in twins:
             del self._flights[i]
         self.backend.cancel([i for i in twins if i != id])
-        first = self.log.get(spec.key) or record                             # the first one counts
+        first = self.log.get(spec.key) or record                             # the first record counts
         if self.bad_files:
             self.bad_files.done(first)
         if self.progress:
@@ -265,7 +265,7 @@ class Scheduler:
                 self._dispatch(spec)
             else:
                 self._retries.append(spec)
-        if len(self._queue) or self._retries:          # before these take the room
+        if len(self._queue) or self._retries:          # before single tasks take the room
             self._double_stragglers(idle=False)
         for kind in self._queue.kinds():
             while self._queue.waiting.get(kind) and self._has_room(kind):
@@ -284,7 +284,7 @@ class Scheduler:
     def _dispatch(self, spec: TaskSpec) -> None:
         self._serial += 1
         self._flights[self._serial] = Flight(spec, self._clock.now())
-        skip = self.log.quarantined_rows(spec.key)      # by attempts of this driver and of those before it
+        skip = self.log.quarantined_rows(spec.key)      # of this driver and of earlier ones
         self.backend.submit(Assignment(self._serial, spec, attempt_name(self.log.epoch, self._serial), skips(skip)))
 
     def _double_stragglers(self, idle: bool) -> None:
@@ -292,7 +292,7 @@ class Scheduler:
         unfinished = {*(node for node, n in self._left.items() if n > 0), *(s.node for s in self._retries)}
         for spec in to_double(self._flights.values(), self._times, self._clock.now(), idle=idle, unfinished=unfinished,
                               awaited=self._awaited, slots=self.backend.slots, least_s=self.straggler_s):
-            # prefetched in place of a task that waits, or on an idle slot
+            # prefetched instead of a waiting task, or on an idle slot
             if self.backend.room_for(*spec.kind) > (0 if idle else -self.backend.slots):
                 self._dispatch(spec)
                 if self.progress:
@@ -308,8 +308,8 @@ class Scheduler:
             self.progress.quarantined(spec, row, reason)
 
     def _failed(self, spec: TaskSpec, failure: Failure) -> None:
-        """Note a failed attempt, and repeat it; raises TaskFailed when it was the last one. One that met a damaged file
-        is not repeated before that file is made anew (`DamageFound`)."""
+        """Count a failed attempt and repeat it; raises TaskFailed when it was the last one. An attempt that met a
+        damaged file is not repeated before that file is made anew (`DamageFound`)."""
         if failure.kind == "damaged":
             self._damaged[failure.path] = failure.message
             return
@@ -334,7 +334,7 @@ class Scheduler:
         self._repeat(spec)
 
     def _repeat(self, spec: TaskSpec) -> None:
-        """Soon, so that a hopeless run ends soon."""
+        """Repeat a task before new ones, so that a hopeless run ends soon."""
         if not any(f.spec.key == spec.key for f in self._flights.values()):
             self._retries.append(spec)
             if self.progress:
@@ -343,7 +343,8 @@ class Scheduler:
     # -- stop ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM ask for a clean stop while tasks run; a second one is handled as before us (it kills)."""
+        """SIGINT and SIGTERM ask for a clean stop while tasks run; a second one meets the earlier handler, which kills.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield                     # only the main thread may install handlers; its owner calls `stop`
             return
@@ -365,14 +366,14 @@ class Scheduler:
                 signal.signal(s, old)
 
     def stop(self, signum: int = signal.SIGTERM, grace_s: float = 0.0) -> None:
-        """Ask for a stop, from any thread: nothing new begins, what runs may finish within `grace_s`. Then it kills its
-        children, commits what is finished and raises Interrupted. The earliest of several requests counts."""
+        """Ask for a stop, from any thread: no task begins, and running tasks may finish within `grace_s`. Then the run
+        kills its children, commits finished tasks and raises Interrupted. The earliest of several requests counts."""
         at = self._clock.now() + grace_s
         if self._stop is None or at < self._stop_at:
             self._stop_at, self._stop = at, signum
 
     def check_stop(self) -> None:
-        """Raises Interrupted when a stop was asked for, and nothing runs any more or its time is up."""
+        """Raise Interrupted when a stop was asked for, and no task runs any more or the grace time is over."""
         if self._stop is not None and (not self._flights or self._clock.now() >= self._stop_at):
             signum, self._stop = self._stop, None
             raise Interrupted(signum)

@@ -10,8 +10,8 @@ the index, records. All little-endian. The index comes in pages of PAGE buckets:
 (u64, one more than buckets), then an xxh3-128 of each bucket's records. `index` in the header holds an xxh3-128 a page,
 and the file's `content` is the sha256 of the header. A reader checks the header against its reference, the page of a
 bucket against the header, and the bucket against the page: no damaged range is used, and no whole file is read.
-`covers` lists the contents of the parts the records come from; it is no part of `content`: a task downstream is stale
-only when its records changed.
+`covers` lists the contents of the parts the records come from. It does not enter `content`, because a task downstream
+is stale only when its records changed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipeline.store.errors import GONE, DamagedFile
 from pipeline.store.fs import Store
 
 MAGIC = b"TMSEG002"
-#: bytes of a sum, and buckets of a page of the index
+#: bytes of a checksum, and buckets of a page of the index
 SUM, PAGE = 16, 1024
 ALIGN = 64
 #: bytes of a file's beginning read at once; holds the header and the index of 2,000 buckets
@@ -66,7 +66,7 @@ class SegmentWriter:
         capacity = max(1, memory // (2 * self.dtype.itemsize + 24))
         self._records, self._ids, self._used = np.empty(capacity, self.dtype), np.empty(capacity, np.uint32), 0
         self._counts = np.zeros(buckets, np.int64)
-        self._runs: list[np.ndarray] = []          # of each run: where its buckets begin, in records of the file
+        self._runs: list[np.ndarray] = []          # for each run: where its buckets begin, in records of the file
         self._spill: BinaryIO | None = None
 
     def write(self, buckets: Any, records: np.ndarray) -> None:
@@ -142,7 +142,7 @@ class SegmentWriter:
         self.content = _content(header)
 
     def _bucket(self, bucket: int, rest: np.ndarray) -> Iterator[np.ndarray]:
-        """The records of a bucket in blocks: `rest`, what was not spilled, merged with those of all runs."""
+        """The records of a bucket in blocks: `rest` (not spilled), merged with those of all runs."""
         if not self._runs:
             yield rest
             return
@@ -180,7 +180,7 @@ def _head(header: Mapping[str, Any], covers: Sequence[str]) -> bytes:
 
 
 def _content(header: Mapping[str, Any]) -> str:
-    """What an exchange file says: sha256 of its header without `covers`."""
+    """Content hash of an exchange file: sha256 of its header without `covers`."""
     content = json.dumps({name: value for name, value in header.items() if name != "covers"}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -214,14 +214,14 @@ class SegmentFile:
     key: tuple[str, ...] | None
     covers: tuple[str, ...]
     after: int                     # where the index begins, bytes
-    index: str                     # a sum a page of it, hexadecimal
+    index: str                     # a checksum for each page of the index, hexadecimal
     head: bytes                    # the beginning of the file, with the index if that is small
 
     @classmethod
     def open(cls, store: Store, ref: Mapping[str, Any]) -> SegmentFile:
         """Raises DamagedFile for a file that is gone, or whose size or header is not that of the reference."""
         path, size = ref["$ref"], ref["bytes"]
-        if store.local is not None and store.size(path) != size:       # elsewhere that would be one more request
+        if store.local is not None and store.size(path) != size:       # on object storage that would cost a request
             raise DamagedFile(path, "is gone or has another size than its record says")
         data = _range(store, path, 0, min(HEAD, size))
         after = 16 + int.from_bytes(data[8:16], "little")
@@ -249,8 +249,8 @@ class SegmentFile:
         return self.after + _index_bytes(self.buckets)
 
     def bounds(self, bucket: int) -> tuple[int, int, bytes]:
-        """Records [first, stop) of the file are those of the bucket, and have this sum. Of a large index only a page is
-        read."""
+        """(first, stop, checksum) of a bucket: its records are [first, stop) of the file. Of a large index only one
+        page is read."""
         if not 0 <= bucket < self.buckets:
             raise IndexError(f"{self.store.at(self.path)} has buckets 0 to {self.buckets - 1}, not {bucket}")
         number, place = divmod(bucket, PAGE)
@@ -271,7 +271,7 @@ def _range(store: Store, path: str, start: int, stop: int) -> bytes:
 
 
 def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int, stop: int) -> np.ndarray:
-    """Records [first, stop). Raises DamagedFile where the file ends before: fewer records would be documents lost."""
+    """Records [first, stop). Raises DamagedFile where the file ends early: fewer records would mean lost documents."""
     data = _range(store, path, start + first * dtype.itemsize, start + stop * dtype.itemsize)
     if len(data) != (stop - first) * dtype.itemsize:
         raise DamagedFile(path, "is cut short")
@@ -300,7 +300,7 @@ def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int,
     in blocks. Files without a key follow each other as they stand.
 
     `whole`: the first fields of the key; records in which they are equal come in one block. `numbered`: records get one
-    field more, `source` (u4), the number of their file. `scratch`: folder for what does not fit, where there are more
+    field more, `source` (u4), the number of their file. `scratch`: folder for merged groups of files, used with more
     than `merge.FAN_IN` files (default: the system's). Memory: about `memory` bytes and 300 bytes a file, however large
     the bucket is; one file is open at a time.
     """
@@ -317,7 +317,7 @@ def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int,
     if like is None:
         return
     dtype = _numbered(like.dtype) if numbered else like.dtype
-    # the number is no part of the order: ties are in the order of the files anyway
+    # the file number does not enter the order: ties are in the order of the files anyway
     key = like.dtype.names if numbered and like.key is None else like.key
     with tempfile.TemporaryDirectory(prefix="merge-", dir=scratch) as folder:
         blocks = merge(in_few(runs, key, dtype, folder, memory), key, dtype.itemsize, memory)
@@ -329,10 +329,10 @@ def _numbered(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _run_of(file: SegmentFile, bucket: int, number: int | None) -> Run:
-    """A bucket of a file as a run: of the file only what is needed to read it is kept.
+    """A bucket of a file as a run. Only the few facts that reading it needs stay in memory.
 
-    A run is read from its beginning to its end. Its sum is compared when the last record has been read: a task that has
-    used damaged records by then raises before it returns, and commits nothing.
+    A run is read from its beginning to its end. Its checksum is compared when the last record has been read: a task
+    that has used damaged records by then raises before it returns, and commits nothing.
     """
     first, stop, expected = file.bounds(bucket)
     store, path, dtype, start = file.store, file.path, file.dtype, file.start

@@ -1,4 +1,4 @@
-"""Merging sorted runs of records in bounded memory, however long they are, however many, whatever they share.
+"""Merging sorted runs of records in bounded memory, whatever their length, their number and their equal keys.
 
 A run is given as (read, length): `read(start, stop)` returns records of it, a numpy structured array. Runs are sorted
 by the fields of a *key*; without fields they follow each other as they stand.
@@ -15,7 +15,7 @@ import numpy as np
 
 #: bytes of records (with their buckets) a writer holds, and a merge reads ahead
 MEMORY = 64 << 20
-#: least bytes of a block of one run in a merge: what is worth a request to object storage
+#: least bytes of a block of one run in a merge: fewer are not worth a request to object storage
 BLOCK = 128 << 10
 #: runs merged at a time; more are first merged in groups, into files on scratch
 FAN_IN = 128
@@ -87,7 +87,7 @@ def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsi
             return
         limit = min(ends)                          # below it every run's records are in memory
         yield from _in_order([run.take(limit, "left") for run in runs], key)
-        for run in runs:                           # those equal to it: all of the first run, then all of the second …
+        for run in runs:                           # records equal to `limit`: those of the first run first
             while True:
                 found = run.take(limit, "right")
                 if len(found):
@@ -130,8 +130,8 @@ def _in_order(blocks: list[np.ndarray], key: Sequence[str] | None) -> Iterator[n
 # -- many runs, whole keys -------------------------------------------------------------------------------------------
 def in_few(runs: Sequence[Run], key: Sequence[str] | None, dtype: np.dtype[Any], scratch: str,
            memory: int = MEMORY) -> list[Run]:
-    """The same records in at most FAN_IN runs, in the same order of ties: where there are more, groups of consecutive
-    ones are merged into files below the folder `scratch`. None of them stays open."""
+    """The same records in at most FAN_IN runs, with ties in the same order: groups of consecutive runs are merged into
+    files below the folder `scratch`, none of which stays open."""
     runs = [run for run in runs if run[1]]
     files: list[str] = []
     while len(runs) > FAN_IN and (key is None or key):

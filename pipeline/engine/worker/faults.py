@@ -1,20 +1,20 @@
-"""Who killed the child? Two crashes and a probe, before a document is quarantined (docs/contracts.md: Tasks and blame).
+"""Crash triage: finds and proves the document that killed a child (docs/contracts.md: Tasks and blame).
 
-Everything here is pure: `classify` reads an exit status, `CrashTriage` is the state of one attempt's inquiry. The
-supervisor feeds it deaths and does what it says next.
+Everything here is pure: `classify` reads an exit status, `CrashTriage` is the state of one attempt's triage. The
+supervisor reports deaths to it and starts the next child in the mode it names.
 
 1. A child dies at rows [a, b] for a reason that can be a document's fault (a crash, CPU time, memory).
 2. A batch (a < b) is *replayed* one by one in a fresh child, nothing else with it, results thrown away.
-3. The row it dies at is the suspect. It is *probed*: alone in a fresh child. Only if that dies too, of that row, is it
-   quarantined, and the partition is run again without it. If the probe passes, no document is.
+3. The row that child dies at is the suspect. It is *probed*: alone in a fresh child. Only if this child dies at that
+   row too, the row is quarantined and the partition runs again without it. If the probe passes, no row is quarantined.
 
-A death while a record of input file n of the task is read (stage -2 - n, `Cursor.reading`) goes the same way with that
-file in the document's place: the file is read *alone* in a fresh child, and only if that dies too, reading it ends
-before that record in all later attempts. One file costs two deaths for each of at most MAX_STOPS records.
+A death while a record of input file n of the task is read (stage -2 - n, `Cursor.reading`) is handled the same way with
+that file in the document's place: the file is read *alone* in a fresh child. Only if this child dies too, all later
+attempts stop reading the file before that record. One file costs two deaths for each of at most MAX_STOPS records.
 
 Deaths outside any document (row -1) or while a part of the store is read (stage -1), signals from outside (SIGKILL,
-SIGTERM, SIGBUS), memory pressure of the node and stalled machines are the environment's: the attempt is repeated a few
-times, then handed back to the scheduler. So are a full disk and storage that does not answer, after a wait.
+SIGTERM, SIGBUS), memory pressure of the node and stalled machines are the environment's fault: the attempt is repeated
+a few times, then handed back to the scheduler. So are a full disk and storage that does not answer, after a wait.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from pipeline.engine.messages import Failure, FailureKind
 from pipeline.store.errors import FULL, DamagedFile, EnvironmentFailure, StoreError
 from pipeline.store.records import READING
 
-#: signals a process brings upon itself by what it executes. Not SIGBUS: it says that a page of a mapped file (a model,
-#: a list) could not be read, because storage is away or a disk full, or that memory itself is broken
+#: signals a process causes by its own instructions. Not SIGBUS: a page of a mapped file (a model, a list) could not be
+#: read, because storage is away or a disk is full, or memory itself is broken
 _OWN = {signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP}
-#: what storage says through a file system when it does not answer, or not any more: NFS, FUSE, a broken disk
+#: errors of a file system whose storage does not answer (NFS, FUSE, a broken disk)
 _AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EHOSTDOWN, errno.ENOTCONN)
 MEMORY_EXIT = 137       # how a child exits on MemoryError
-#: records of one input file (or piece of it) at which reading it may end. The task reads on behind the first where its
-#: format can tell where, ends the file at the second, and passes over all of it at the third
+#: records of one input file (or piece of it) that may kill its reader. The task reads on behind the first if the format
+#: shows where, ends the file at the second, and skips the whole file at the third
 MAX_STOPS = 3
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a child died. `charged`: it can be the document's fault. `reason` is what a quarantine entry says."""
+    """Why a child died. `charged`: it can be the document's fault. `reason` stands in the quarantine entry."""
 
     reason: str
     charged: bool
@@ -52,7 +52,7 @@ CPU_LIMIT = Fault("cpu_limit", True)
 MEMORY = Fault("memory", True)
 STALLED = Fault("stalled", False)
 PRESSURE = Fault("memory_pressure", False)
-ENDLESS = Fault("cpu_limit", False)     # of what is done outside documents: no document is, the task is wrong
+ENDLESS = Fault("cpu_limit", False)     # CPU limit outside documents: the task is wrong, not a document
 
 
 def classify(returncode: int) -> Fault:
@@ -65,7 +65,7 @@ def classify(returncode: int) -> Fault:
         number = signal.Signals(-returncode)
     except ValueError:
         return Fault(f"signal{-returncode}", False)
-    if number == signal.SIGXCPU:                        # of a process with a budget, which its stage started
+    if number == signal.SIGXCPU:                        # a process with a CPU budget that a stage started
         return CPU_LIMIT
     if number in _OWN:
         return Fault(f"crash:{number.name}", True)
@@ -73,19 +73,19 @@ def classify(returncode: int) -> Fault:
 
 
 def hinders(error: Exception) -> bool:
-    """Whether an error a task raised is, for now, the machine's or the storage's fault and not the task's."""
+    """Whether an error a task raised is a passing fault of the machine or the storage, not of the task."""
     return isinstance(error, EnvironmentFailure) or (isinstance(error, OSError) and error.errno in (*FULL, *_AWAY))
 
 
 def permanent(error: Exception) -> bool:
-    """Whether every other attempt would meet the same error: of a class that says so of itself (`SettingsError`, a
-    tokenizer that cannot be loaded, an input that changed). Its message says all there is to say."""
+    """Whether every other attempt would meet the same error, as the error's class declares (`SettingsError`, a
+    tokenizer that cannot be loaded, an input that changed). Its message needs no traceback."""
     return getattr(error, "permanent", False) is True
 
 
 def failure(error: Exception, row: int, hint: str = "") -> Failure:
-    """What an attempt that raised `error` at `row`, and is handling it now, tells of it. An error of the operating
-    system has no row: it may pass, so its repetition proves nothing."""
+    """The Failure for `error`, raised at `row` and being handled now. An error of the operating system gets no row:
+    it may pass, so its repetition proves nothing."""
     message, trace = describe(error) + hint, traceback.format_exc()[-8000:]
     if path := damaged_path(error):
         return Failure("damaged", message, path=path, traceback=trace)
@@ -97,21 +97,21 @@ def failure(error: Exception, row: int, hint: str = "") -> Failure:
 
 
 def describe(error: BaseException) -> str:
-    """'Type: message' of an error, for people; the message alone where it says file, key and remedy itself."""
+    """'Type: message' of an error, for people; the message alone where it names file, key and remedy."""
     if isinstance(error, StoreError) or getattr(error, "permanent", False) is True:
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def gist(message: str) -> str:
-    """`message` without its paths. Forty workers that meet a full disk name forty files and say one thing."""
+    """`message` without its paths, so that forty workers that meet a full disk in forty files count as one message."""
     return re.sub(r"\S*/\S*", "…", message)
 
 
 def damaged_path(error: BaseException) -> str:
-    """The file of the store an error is about, as DamagedFile names it, or whatever raised it does; "" for none."""
+    """The damaged file of the store that an error, its cause or its context names as a DamagedFile; "" for none."""
     at: BaseException | None = error
-    seen: set[int] = set()                   # an error that is raised again while it is handled is its own context
+    seen: set[int] = set()                   # errors met: an error raised again while handled is its own context
     while at is not None and id(at) not in seen:
         if isinstance(at, DamagedFile):
             return at.path
@@ -120,13 +120,13 @@ def damaged_path(error: BaseException) -> str:
     return ""
 
 
-#: memory that ran out while nothing but the task itself was at work
+#: hint for a task that ran out of memory outside documents
 _TOO_BIG = ("; reading or writing its files takes more memory than its reader and stages declare: cut the input into "
             "smaller files (Parquet: smaller row groups), or lower the caps of its reader")
 
 
 class GaveUp(Exception):
-    """The inquiry ends without a verdict. `kind`: exception (the task is wrong) or environment (the node is)."""
+    """Triage ends without a suspect. `kind`: exception (the task is at fault) or environment (the node is)."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
@@ -144,26 +144,26 @@ class CrashTriage:
     skip: dict[int, tuple[int, str]] = field(default_factory=dict)   # quarantined rows: (stage, reason)
     max_quarantined: int = 100       # more than this in one partition is bad code, not bad data
     max_environment: int = 3
-    max_stalls: int = 1            # each takes the whole wall limit
+    max_stalls: int = 1            # each stall takes the whole wall limit
     max_unproven: int = 3          # crashes that the suspect alone does not repeat
     mode: str = "run"
-    rows: tuple[int, int] | None = None     # first and last row to look at, in replay and probe
+    rows: tuple[int, int] | None = None     # first and last row to process, in replay and probe
     file: int | None = None                 # input file to read alone, in mode "read"
     batch_rows: int | None = None
     environment: int = 0
     stalls: int = 0
     unproven: int = 0
-    _range: tuple[int, int] | None = None   # rows still to replay once the probe has spoken
-    _row: int = -1                          # at which the run died, while its file is read alone
-    _explained: bool = False                # that batch has lost a document: it may pass now
+    _range: tuple[int, int] | None = None   # rows still to replay after the probe
+    _row: int = -1                          # row at which the run died, while its file is read alone
+    _explained: bool = False                # the batch has lost a document: it may pass now
 
     @property
     def fresh(self) -> bool:
-        """Whether the next child must be a new one: what killed the last one may have come from earlier tasks."""
+        """Whether the next child must be a new one: state from earlier tasks may have killed the last one."""
         return self.mode != "run" or self.unproven > 0
 
     def passed(self) -> bool:
-        """A child came back alive. True when that was the run itself; otherwise the inquiry goes on."""
+        """A child finished alive. True when it did the run itself; otherwise triage goes on."""
         if self.mode == "run":
             return True
         if self.mode == "replay" and self._explained:
@@ -176,16 +176,16 @@ class CrashTriage:
         return False
 
     def hindered(self, message: str) -> float:
-        """The child lives, but a disk was full or storage did not answer, however often it asked. Returns after how
-        many seconds to try again; raises GaveUp when that was often enough for this node."""
+        """The child lives, but a disk was full or storage did not answer in spite of retries. Returns the seconds to
+        wait before the next try; raises GaveUp when this node has tried often enough."""
         self.environment += 1
         if self.environment > self.max_environment:
             raise GaveUp("environment", message)
         return 2.0 ** (self.environment - 1)
 
     def died(self, fault: Fault, cursor: tuple[int, int, int]) -> tuple[int, int, str] | None:
-        """A child died with its cursor at (first row, last row, stage). Returns (row, stage, reason) when a document is
-        quarantined for it. Raises GaveUp when there is nothing left to try."""
+        """A child died with its cursor at (first row, last row, stage). Returns (row, stage, reason) when that
+        quarantines a document. Raises GaveUp when there is nothing left to try."""
         first, last, stage = cursor
         if fault is STALLED:
             self.stalls += 1
@@ -222,7 +222,7 @@ class CrashTriage:
             return first, stage, fault.reason
         if self.mode == "run" and first < last:
             self.mode, self.rows, self._explained = "replay", (first, last), False
-        elif self.mode == "probe" or first < last:      # it died of rows it should not even have looked at
+        elif self.mode == "probe" or first < last:      # it died at rows it was not given
             raise GaveUp("exception", f"told to work on rows {self.rows} one by one, it died at {first} to {last} "
                                       f"({fault.reason}); let it honour inputs.only and inputs.batch_rows")
         else:
@@ -242,7 +242,7 @@ class CrashTriage:
             self.rows, self._range, self._explained = None, None, False
             return None
         row = self._row
-        # rows behind it get other numbers: what was said of them is found out again
+        # rows behind it get other numbers, so their verdicts no longer hold and triage must repeat them
         self.skip = {r: said for r, said in self.skip.items() if r < row} | {row: (stage, fault.reason)}
         if len(self.skip) > self.max_quarantined:
             raise GaveUp("exception", f"more than {self.max_quarantined} documents and files of this partition had to "

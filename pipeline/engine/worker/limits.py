@@ -1,7 +1,7 @@
 """What a child may use, and how that is measured. Linux (proc(5), cgroups v1 and v2).
 
-Limits of CPU time and memory can cost a document its place, so they are generous and only ever lead to an inquest; the
-wall limit only ever leads to a repetition (docs/contracts.md: no clock decides about text).
+Limits of CPU time and memory can put a document into quarantine, so they are generous and only ever lead to crash
+triage. The wall limit only ever leads to a repetition (docs/contracts.md: no clock decides about text).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _TICK = os.sysconf("SC_CLK_TCK")
 _STATES = {b"T": "stopped", b"t": "stopped", b"D": "waiting", b"R": "computing", b"S": "sleeping", b"I": "sleeping"}
 
 
-#: nothing sound reads, sorts or learns from its input more slowly than this many bytes a CPU second
+#: bytes of input a CPU second: every sound task reads, sorts or learns faster than this
 READING_BYTES = 20_000
-#: and none of its records, or the search for places to split it at, goes through it more slowly than this
+#: bytes a CPU second: reading one record, or searching for places to split a file at, is faster than this
 RECORD_BYTES = 1_000_000
 
 
@@ -33,24 +33,24 @@ class Limits:
     """Limits of one supervisor's children."""
 
     cpu_s: float = 60.0            # CPU seconds a document may take in one stage; a batch: see `batch_cpu_s`
-    record_cpu_s: float = 300.0    # the same while one record is read, and a second more for each RECORD_BYTES
-    reading_cpu_s: float = 1800.0  # the same outside documents, and a second more for each READING_BYTES of the task
+    record_cpu_s: float = 300.0    # CPU seconds for reading one record, and one more for each RECORD_BYTES
+    reading_cpu_s: float = 1800.0  # CPU seconds outside documents, and one more for each READING_BYTES of the task
     wall_s: float = 600.0          # seconds without cursor movement and without a second of CPU time: run again
-    memory_share: float = 0.85     # of the cgroup (or machine): above it the largest child is killed
-    recycle_cpu_s: float = 600.0   # CPU seconds after which a child is replaced (a new one costs 1): libraries leak
-    max_quarantined: int = 100       # documents of one partition
-    hanging_s: float = 120.0       # seconds without cursor movement: say so (nothing is done about it)
-    idle_s: float = 20.0           # the same of a child that uses no CPU time either: it is stopped, or it waits
+    memory_share: float = 0.85     # of the cgroup's (or machine's) memory: above it the largest child is killed
+    recycle_cpu_s: float = 600.0   # a child is replaced after so many CPU seconds (a new one costs 1): libraries leak
+    max_quarantined: int = 100       # documents of one partition in quarantine
+    hanging_s: float = 120.0       # seconds without cursor movement: reported, and nothing else
+    idle_s: float = 20.0           # the same for a child that uses no CPU time either: it is stopped, or it waits
 
     def batch_cpu_s(self, rows: int) -> float:
-        """CPU seconds a batch may take in one stage. `cpu_s` is ten times what all but one document in a thousand take
-       , so an eighth a document is plenty for many: one that never ends is not waited for by the hour.
-        A batch that does take more goes on one by one, and no document is for it."""
+        """CPU seconds a batch may take in one stage. `cpu_s` is ten times what all but one document in a thousand take,
+        so an eighth of it a document is plenty for a batch, and an endless document does not hold the child for hours.
+        A batch that takes more is repeated one by one, and no document is blamed for the batch."""
         return self.cpu_s * min(rows, max(16, rows / 8))
 
     def hangs(self, still: float, idle: float, told: int) -> bool:
         """Whether to say that a task makes no progress: its cursor has not moved for `still` seconds and it has used no
-        CPU time for `idle`. Said again (after `told` times) whenever that has lasted twice as long."""
+        CPU time for `idle`. Repeated (after `told` reports) whenever that has lasted twice as long."""
         doubled = float(2 ** told)
         return still >= self.hanging_s * doubled or min(still, idle) >= self.idle_s * doubled
 
@@ -66,7 +66,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def working_seconds(pid: int) -> float:
-    """The same, with the processes it started and waited for (OCR): whether it gets on, not what a document took."""
+    """CPU time including the processes it started and waited for (OCR): shows progress, not the cost of a document."""
     with open(f"/proc/{pid}/stat", "rb") as f:
         fields = f.read().rpartition(b")")[2].split()
     return sum(map(int, fields[11:15])) / _TICK
@@ -86,16 +86,16 @@ def anonymous_mb(pid: int) -> float:
 
 
 def die_of(number: int) -> NoReturn:
-    """End as a process of ours did, of that signal, so that the supervisor judges its death as it would ours."""
+    """End by the signal that ended a process we started, so that the supervisor judges its death like our own."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    faulthandler.disable()                              # it would say where we are, and that is not the place
+    faulthandler.disable()                              # its traceback would show a place that did not crash
     signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
     os.kill(os.getpid(), number)
-    os._exit(1)                                         # a signal that ends nobody
+    os._exit(1)                                         # the signal did not end this process
 
 
 def first_to_go(score: int = 500) -> None:
-    """Offer ourselves to the kernel's OOM killer before our supervisor and Ray."""
+    """Make the kernel's OOM killer choose this process before its supervisor and Ray."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
         f.write(str(score))
 
@@ -129,13 +129,13 @@ def _groups(mount: str, path: str, limit: str, usage: str, cache: str) -> list[t
     for folder in (group, *group.parents):
         if not folder.is_relative_to(mount):
             break
-        with contextlib.suppress(OSError, ValueError):      # "max", or a group we cannot see from in here
+        with contextlib.suppress(OSError, ValueError):      # "max", or a group that is invisible from a container
             total = int((folder / limit).read_text())
             used = int((folder / usage).read_text())
             for line in (folder / "memory.stat").read_text().splitlines():
                 if line.startswith(cache + " "):
                     used -= int(line.split()[1])
-            if 0 < total < 1 << 60:                         # v1 says "no limit" by a number beyond any machine
+            if 0 < total < 1 << 60:                         # v1 writes "no limit" as a number beyond any machine
                 result.append((max(used, 0), total))
     return result
 
@@ -149,16 +149,16 @@ def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 class Devices:
-    """The GPUs of a supervisor and who has which part of them. A child keeps its part for as long as it lives: what it
-    has loaded stays there between two tasks."""
+    """The GPUs of a supervisor, and the parts of them that its children have. A child keeps its part for as long as it
+    lives, because its loaded models stay there between two tasks."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
         self._free = dict.fromkeys(self.names, 1.0)
 
     def take(self, share: float) -> dict[str, float] | None:
-        """Part of each device for a child that needs `share` (`pools.share`); {} for nothing, None when there is not as
-        much. A part of one device comes from the fullest that has it, so that whole ones stay whole."""
+        """Part of each device for a child that needs `share` (`pools.share`); {} for no share, None when there is not
+        enough. A part comes from the fullest device that has it, so that whole devices stay whole."""
         if share < 1:
             fitting = sorted((free, i) for i, free in enumerate(self._free.values()) if free >= share - 1e-6)
             taken = {self.names[fitting[0][1]]: share} if fitting and share else {}

@@ -1,4 +1,4 @@
-"""One child process as its supervisor sees it: pipes, cursor, what it last said, and how it ends."""
+"""One child process as its supervisor sees it: pipes, cursor, the end of its stderr, and how it ends."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from pipeline.engine.task import Cursor
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.job import Job
 
-SAID_BYTES = 16 << 10        # of stderr that are kept for a failure message
+SAID_BYTES = 16 << 10        # of stderr, kept for a failure message
 #: one thread a child: parallelism is the number of children, and results must not depend on it
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS",
            "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class ChildProcess:
-    """A living child. `job` is what it works on, None while it is idle. Its own process group, so that what it leaves
-    behind ends with it, and so that Ctrl-C reaches the driver alone."""
+    """A living child. `job` is the job it works on, None while it is idle. A child has its own process group, so that
+    processes it started end with it, and Ctrl-C reaches only the driver."""
 
     def __init__(self, scratch: str, env: Mapping[str, str], store: str, clock: Clock, *,
                  confined: bool = True) -> None:
@@ -90,19 +90,19 @@ class ChildProcess:
         self.send()
 
     def send(self) -> bool:
-        """Send on what the pipe did not take yet; whether there is more."""
+        """Write bytes that the pipe did not take yet; returns whether more are left."""
         try:
             while self._sending:
                 del self._sending[:os.write(self._in.fileno(), self._sending[:1 << 16])]
         except BlockingIOError:
             pass
         except OSError:
-            self._sending.clear()                          # it is dead: `exited` will say so
+            self._sending.clear()                          # the child is dead: `exited` will be true
         return bool(self._sending)
 
     def move(self, what: str, selector: selectors.BaseSelector) -> Answer | None:
-        """Read what is there from "out" or "err". Returns an answer when one is complete; raises ProtocolError for
-        nonsense. The first word on "storage" starts the child's broker."""
+        """Read available bytes from "out" or "err". Returns an answer when one is complete; raises ProtocolError for
+        invalid bytes. The first bytes on "storage" start the child's broker."""
         if what == "storage":
             assert self.broker is not None
             selector.unregister(self.broker.ours)
@@ -127,7 +127,7 @@ class ChildProcess:
         return ANSWERS.unpack(self._received)
 
     def drain(self) -> Answer | None:
-        """Read all that a dead child left in its pipes; its last answer if it got that far."""
+        """Read all that a dead child left in its pipes; returns its last answer if that is complete."""
         for pipe, keep in ((self._err, self._keep), (self._out, self._received.extend)):
             with contextlib.suppress(OSError, ValueError):
                 while data := os.read(pipe.fileno(), 1 << 16):
@@ -157,14 +157,14 @@ class ChildProcess:
             return 0.0
 
     def exited(self) -> bool:
-        """Whether it is dead, without reaping it: while it is a zombie its process group cannot be anybody else's."""
+        """Whether it is dead, without reaping it: while it is a zombie, its process group id cannot be reused."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return True
 
     def end(self, selector: selectors.BaseSelector) -> None:
-        """Kill it and everything in its process group; `returncode` says how it died, `last_position` where."""
+        """Kill the child and its process group, and set `returncode` (how it died) and `last_position` (where)."""
         dead = self.exited()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -185,18 +185,18 @@ class ChildProcess:
 
 
 class StorageBroker:
-    """The process that does object storage's work for a confined child (`store.broker`), as its supervisor sees it: a
-    pair of sockets at first, `theirs` for the child, a process as soon as the child has written to it."""
+    """The process that accesses object storage for a confined child (`store.broker`), as its supervisor sees it. At
+    first it is only a pair of sockets (`theirs` is the child's); the process starts when the child first writes."""
 
     def __init__(self, store: str, scratch: str, env: Mapping[str, str]) -> None:
         self.ours, self.theirs = socket.socketpair()
-        #: of what is served, once it has been started
+        #: roots that are served, once the process has started
         self.roots: tuple[str, ...] | None = None
         self._store, self._scratch, self._env = store, scratch, env
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, roots: tuple[str, ...]) -> None:
-        """Start the process, for the store and `roots`, unless the child has only hung up."""
+        """Start the process, for the store and `roots`, unless the child only closed its socket."""
         with self.ours, contextlib.suppress(OSError):
             if self.ours.recv(1, socket.MSG_PEEK):
                 os.mkdir(self._scratch, 0o700)
@@ -218,9 +218,9 @@ class StorageBroker:
 
 
 def _environment(env: Mapping[str, str], scratch: str) -> dict[str, str]:
-    """Environment of a child or its broker: one thread, our import path, temporary files where they vanish with it."""
+    """Environment of a child or its broker: one thread, our import path, temporary files in `scratch`."""
     result = {**env, **dict.fromkeys(THREADS, "1"), "TMPDIR": scratch, "TOKENIZERS_PARALLELISM": "false",
-             # mimalloc reserves 1 GB at once, which RLIMIT_DATA counts, and holds on to what it had
+             # mimalloc reserves 1 GB at once, which RLIMIT_DATA counts, and does not return freed memory
              "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
     standard = {sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")}
     ours = [os.path.abspath(p) for p in sys.path]

@@ -1,8 +1,8 @@
-"""The supervisor: runs tasks in children it may kill, and finds out which document a child died of. No Ray here.
+"""The supervisor: runs tasks in children it may kill, and finds the document that killed a child. No Ray here.
 
-One call does everything, `poll(assignments, timeout) -> events`, from one thread, always the same: a child dies with
-the *thread* that spawned it (PR_SET_PDEATHSIG), and between two calls nothing happens except that children work.
-The first event of all is `Ready`.
+One call does everything: `poll(assignments, timeout) -> events`. It must always come from the same thread, because a
+child dies with the *thread* that spawned it (PR_SET_PDEATHSIG). Between two calls children work on, and nothing else
+happens. The first event of all is `Ready`.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ from pipeline.store.errors import EnvironmentFailure, disk_full
 from pipeline.store.fs import Store
 from pipeline.store.records import READING
 
-TICK_S = 0.1             # how often limits are looked at
+TICK_S = 0.1             # between two checks of the limits
 PROGRESS_S = 1.0
-BLIND_S = 2.0            # longer than this between two looks: we stood still ourselves, or were not asked
-PRESSURE_S = 1.0         # how often memory pressure is looked at
+BLIND_S = 2.0            # longer than this between two checks: this process stood still, or was not polled
+PRESSURE_S = 1.0         # between two checks of memory pressure
 RELIEF_S = 60.0          # without pressure, after which one more child may run again
 
 
 class Supervisor:
     """Owns up to `slots` children. `memory_mb` bounds the declared memory of what runs at the same time (default: what
     the cgroup leaves), `devices` are the GPUs its children share (default: all of this machine), `libraries` and
-    `witness` (a path in the store) say what the fingerprint is to tell."""
+    `witness` (a path in the store) say what the `Ready` event reports on."""
 
     def __init__(self, store: str, slots: int, limits: Limits | None = None, *, memory_mb: int | None = None,
                  devices: Sequence[str] | None = None, scratch: str | None = None,
@@ -83,7 +83,7 @@ class Supervisor:
         self.store, self.slots, self.limits, self._clock = store, slots, limits or Limits(), clock
         used, total = measure.memory_use()
         self.memory_mb = memory_mb or max(0, int((self.limits.memory_share * total - used) / 2**20) - OWN_MB)
-        confinement.not_dumpable()               # our environment is not for those who parse
+        confinement.not_dumpable()               # children that parse must not read our environment
         self.devices = Devices(visible_gpus() if devices is None else devices)
         self.scratch = Scratch(scratch)
         own = fingerprint(libraries or [])
@@ -92,10 +92,10 @@ class Supervisor:
         self._env = {"NUMBA_CACHE_DIR": str(user_folder() / f"numba-{own.code[:16]}"),
                      "TOKENMILL_CACHE": str(user_folder(scratch) / "cache"), **os.environ}
         self._host = socket.gethostname()
-        self._allowed = slots                    # fewer once memory got short
+        self._allowed = slots                    # children at a time: fewer once memory ran short
         self._queue: deque[Job] = deque()
         self._children: list[ChildProcess] = []
-        self._parts: dict[ChildProcess, dict[str, float]] = {}       # of the devices, which children have
+        self._parts: dict[ChildProcess, dict[str, float]] = {}       # parts of the devices, by the child that has them
         self._events: list[Event] = [ready]
         self._selector = selectors.DefaultSelector()
         self._said = self._squeezed = self._short = self._looked = clock.now()
@@ -116,7 +116,7 @@ class Supervisor:
             busy = self._queue or any(c.job for c in self._children)
             if self._events or not busy or self._clock.now() >= deadline:
                 break
-        self._start()                            # no event will wake the caller
+        self._start()                            # now: no event will wake the caller for it
         events, self._events = self._events, []
         if self._clock.now() - self._said >= PROGRESS_S:
             self._said = self._clock.now()
@@ -152,7 +152,7 @@ class Supervisor:
             self._queue.remove(job)
             try:
                 child = self._warm(job) or self._spawn(job)
-            except (OSError, EnvironmentFailure) as e:       # no folder (a full disk), no process, no memory for one
+            except (OSError, EnvironmentFailure) as e:       # a full disk, or no process or memory left
                 self._hindered(job, describe(e))
                 continue
             child.node = job.spec.node
@@ -167,8 +167,8 @@ class Supervisor:
                 self._failed(job, Failure("permanent", f"{e}; lower run.partition"))
 
     def _next(self) -> Job | None:
-        """The job to start now: the first that fits. One that others overtook too often holds up all behind it, so that
-        it finds its memory and devices free some day."""
+        """The job to start now: the first that fits. A job that was overtaken too often holds up all behind it, or its
+        memory and devices would never become free together."""
         busy = [c.job for c in self._children if c.job]
         if len(busy) >= self._allowed:
             return None
@@ -201,8 +201,8 @@ class Supervisor:
         return next((c for c in self._children if not c.job and self._suits(c, job)), None)
 
     def _suits(self, child: ChildProcess, job: Job) -> bool:
-        """Whether it has the devices, and what it still holds (models of another node) leaves the memory the job
-        declared."""
+        """Whether the child has the job's devices, and what it still holds (models of another node) leaves the memory
+        that the job declared."""
         if child.confined != job.spec.confined:
             return False
         if child.broker is not None and child.broker.roots not in (None, job.spec.roots):
@@ -219,7 +219,7 @@ class Supervisor:
             return False
 
     def _spawn(self, job: Job) -> ChildProcess:
-        """A new child with the devices of the job. An idle one makes room for it: of its sort where there is one."""
+        """A new child with the devices of the job. An idle child ends to make room, one with the same devices first."""
         idle = [c for c in self._children if not c.job]
         alike = [c for c in idle if bool(self._parts[c]) == bool(job.spec.gpus)]
         if alike or len(self._children) >= self.slots:
@@ -285,12 +285,12 @@ class Supervisor:
                         self._queue.appendleft(job)
                 except GaveUp as e:
                     self._failed(job, Failure(e.kind, str(e)))
-        # a failed attempt is repeated in a child that has seen nothing: what it held may have been the reason
+        # a failed attempt is repeated in a fresh child: state of the old one may have been the reason
         if not isinstance(answer, Finished) or child.cpu_seconds() >= self.limits.recycle_cpu_s:
             self._bury(child)
 
     def _hindered(self, job: Job, message: str, traceback: str = "") -> None:
-        """The environment kept it from its work: again in a while, or elsewhere."""
+        """The environment kept the job from its work: try again here later, or give it back."""
         try:
             job.rests = self._clock.now() + job.triage.hindered(message)
             self._queue.append(job)
@@ -299,7 +299,7 @@ class Supervisor:
             self._failed(job, Failure(e.kind, str(e), traceback=traceback))
 
     def _failed(self, job: Job, failure: Failure) -> None:
-        """Report it without the secrets of this node, which the driver may not know."""
+        """Report a failure without the secrets of this node: the driver may not know them, so it cannot redact them."""
         self._events.append(Failed(job.id, replace(failure, message=redact(failure.message),
                                                    traceback=redact(failure.traceback))))
 
@@ -308,7 +308,7 @@ class Supervisor:
         """Look for dead children, and for those that use too much."""
         now = self._clock.now()
         if (blind := now - self._looked) > BLIND_S:
-            # a machine that stood still, or a driver that did: only time that is watched counts as standing still
+            # this machine or the driver stood still: only time that was watched counts against a child
             for child in self._children:
                 child.quiet_since = min(now, child.quiet_since + blind)
                 if child.job:
@@ -331,7 +331,7 @@ class Supervisor:
             self._relieve()
 
     def _mind(self, child: ChildProcess, job: Job, cursor: tuple[int, int, int], now: float) -> None:
-        """Say which task makes no progress, and where; again whenever that has lasted twice as long."""
+        """Report a task that makes no progress, and where it stands; again whenever that has lasted twice as long."""
         if cursor != job.place:
             job.place, job.since, job.told = cursor, now, 0
         elif self.limits.hangs(now - job.since, now - child.quiet_since, job.told):
@@ -343,7 +343,7 @@ class Supervisor:
                           self._host, child.pid, measure.doing(child.pid))
 
     def _excess(self, child: ChildProcess, job: Job, now: float) -> Fault | None:
-        """The limit a child is over, if any."""
+        """The limit that a child exceeds, if any."""
         cursor = child.cursor.read()
         try:
             cpu, memory = measure.cpu_seconds(child.pid), measure.anonymous_mb(child.pid)
@@ -372,8 +372,8 @@ class Supervisor:
         return None
 
     def _relieve(self) -> None:
-        """Kill the largest child while the cgroup is nearly full, and run fewer children from then on. Where other
-        processes fill the memory the last child goes on: without it no task would ever be done."""
+        """Kill the largest child while the cgroup is nearly full, and run fewer children from then on. The last child
+        goes on even where other processes fill the memory: without it no task would ever be done."""
         used, total = measure.memory_use()
         busy = [c for c in self._children if c.job]
         if used <= self.limits.memory_share * total or not self._children:
@@ -397,7 +397,7 @@ class Supervisor:
 
     # -- ending --------------------------------------------------------------------------------------------------
     def _died(self, child: ChildProcess, fault: Fault | None) -> None:
-        """A child is dead, or is to die for `fault`: ask the triage what that means."""
+        """A child is dead, or must die for `fault`: the crash triage decides what follows."""
         job = child.job
         self._bury(child)
         if job is None:
