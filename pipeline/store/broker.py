@@ -1,11 +1,11 @@
 """Object storage for a confined child, which has neither credentials nor sockets: a process beside it has them.
 
 The child holds one end of a pair of sockets from its start. The supervisor starts the broker when the child first
-writes to it, so who works on local files has none. For each of its threads the child makes a further pair and passes
-one end over; on it go requests (length, JSON, bytes), a file to upload as an open descriptor.
+writes to it, so a child that works on local files has none. For each of its threads the child makes a further pair and
+passes one end over. It carries requests (length, JSON, bytes); a file to upload travels as an open descriptor.
 
-What a child that was taken over can ask for is what its task needs: to read below the store and the sources of its run,
-to write and remove below `objects/` of the store. Downloads lie in a folder of the broker's that the child can read.
+A child that was taken over can ask only for what its task needs: to read below the store and the sources of its run, to
+write and remove below `objects/` of the store. Downloads lie in a folder of the broker's that the child can read.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 
 def _receive(source: socket.socket, *, request: bool = False) -> tuple[dict[str, Any], bytes, list[int]]:
-    """A message, its bytes, and the open files that came with it. EOFError when the other side is gone, or sends what
-    is too long for a request: the broker has credentials, and its memory must not be filled."""
+    """A message, its bytes, and the open files that came with it. EOFError when the other side is gone, or sends more
+    than a request may hold: a child must not fill the broker's memory."""
     head, files, _, _ = socket.recv_fds(source, _LENGTH.size, 1)
     if not head:
         raise EOFError
@@ -92,7 +92,7 @@ class Broker:
         return Brokered(self, root)
 
     def ask(self, message: dict[str, Any], file: int | None = None, needs: Needs | None = None) -> tuple[Any, bytes]:
-        """(result, bytes) of a request. Raises what it raised in the broker, EnvironmentFailure when that is gone."""
+        """(result, bytes) of a request. Raises the broker's error; EnvironmentFailure when the broker is gone."""
         line = self._line()
         reply, data = _exchange(line, message, () if file is None else (file,))
         while "needs" in reply:
@@ -101,7 +101,7 @@ class Broker:
         return reply["result"], data
 
     def release(self) -> None:
-        """What was downloaded is not needed any more."""
+        """Let the broker remove its downloads."""
         if self._used:
             self.ask({"call": "release"})
 
@@ -266,7 +266,7 @@ class Server:
         return None, b""
 
     def _asks_for(self, line: socket.socket) -> Needs:
-        """The child's reader says which ranges it needs; while it makes up its mind it may read."""
+        """The ranges that the child's reader needs; until it has decided, it may read from the file."""
         def needs(size: int, read: Any) -> Any:
             _send(line, {"needs": size})
             while True:
@@ -286,7 +286,7 @@ class Server:
 
 def _refuse_unreadable(file: int) -> None:
     """Raise PermissionError unless the child has opened `file` for reading. The broker opens it anew with rights of its
-    own: by a descriptor with O_PATH, which anybody has of any file, it would send its own environment."""
+    own: a descriptor with O_PATH, which needs no right to the file, could make it send its own environment."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY or not stat.S_ISREG(os.fstat(file).st_mode):
         raise PermissionError(errno.EPERM, "upload: not a file that was opened for reading")

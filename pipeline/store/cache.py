@@ -4,11 +4,11 @@
     FOLDER/KEY.BYTES.part   one that is being downloaded, under a lock for as long as its process lives
     FOLDER/.total           bytes the cache takes, or a little more; .lock guards it
 
-A key names a version of a file (root, path, size, etag, ranges), so nothing in it is ever stale. Who uses a file has
-a hard link to it in its own scratch folder: it stays whole for him though it is evicted meanwhile, and the number of
-links says who is in use, also after a `kill -9`, for scratch folders vanish with their owners (`base.scratch`). What
-is not in use goes, least recently used first, when the cache would grow beyond its cap; what does not fit is downloaded
-for its one user alone. So the disk holds the cap plus what is in use, never more.
+A key names a version of a file (root, path, size, etag, ranges), so no entry is ever stale. A task that uses a file has
+a hard link to it in its own scratch folder, so the file stays whole for the task even if it is evicted. The number of
+links shows whether a file is in use, also after a `kill -9`: scratch folders vanish with their owners (`base.scratch`).
+When the cache would grow beyond its cap, files not in use are evicted, least recently used first. A file that does not
+fit is downloaded for its one user alone. So the disk holds at most the cap plus the files in use.
 
 FOLDER is `TOKENMILL_CACHE` or, below the system's folder for temporary files, `tokenmill-UID/cache`; the cap is
 `TOKENMILL_CACHE_SIZE` (`20GB`; 0 for none) or a fifth of that disk. The key holds the id of this boot: after a power
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from pipeline.store.fs import Needs
     from pipeline.store.remote import Range, Remote
 
-#: after an eviction the cache holds at most this share of its cap, so that not every download has to look at all of it
+#: after an eviction the cache holds at most this share of its cap, so that not every download has to scan it
 LEAVE = 0.9
-SHARE = 0.2                 # of the disk, where no size of the cache is set
-#: ranges that are more of a file than this are not worth the trouble
+SHARE = 0.2                 # of the disk: the cap where no cache size is set
+#: ranges that cover more than this share of a file: the whole file is fetched
 WORTHWHILE = 0.8
 
 _PART = re.compile(r"[0-9a-f]{32}\.(\d+)\.part")
@@ -87,7 +87,7 @@ def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: st
 
 
 def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
-    """Throw away this machine's copies of a file: the one in `scratch`, and the one others would be given."""
+    """Remove this machine's copies of a file: the one in `scratch` and the one in the cache."""
     if size is None and (entry := remote.head(path)) is not None:
         size = entry.size
     key = _key(remote, path, size or 0, None, None)
@@ -105,7 +105,7 @@ def _key(remote: Remote, path: str, size: int, version: str | None, ranges: list
 
 
 def _suffix(path: str) -> str:
-    """Readers look at it."""
+    """The file's suffix, which readers need."""
     return os.path.splitext(path)[1][:16]
 
 
@@ -183,7 +183,7 @@ class Cache:
 
     def put(self, key: str, size: int, target: str, make: Callable[[str], None]) -> None:
         """Have the file `key`, which takes `size` bytes of disk, at `target`: from the cache, or by `make(path)`. Of
-        several who want it at the same time one makes it, the others wait."""
+        several tasks that want it at the same time one makes it, the others wait."""
         part = self.folder / f"{key}.{size}.part"
         full = False
         while not self.take(key, target):
@@ -201,7 +201,7 @@ class Cache:
                         continue
                     os.link(part, target)                               # before it can be evicted
                     os.replace(part, self.folder / key)
-                    os.fchmod(fd, 0o400)            # no sooner: who comes after our death could not open `part`
+                    os.fchmod(fd, 0o400)            # last: a `part` left by a dead process must stay writable
                     return
                 finally:
                     if _is(fd, part):
@@ -272,7 +272,7 @@ class Cache:
         try:
             return int((self.folder / ".total").read_text())
         except (OSError, ValueError):
-            return self.cap                                             # not known: look at all of it
+            return self.cap                                             # unknown: scan the cache
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

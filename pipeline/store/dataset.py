@@ -9,11 +9,11 @@ too, with a row a part. Its name begins with a dot and has no suffix: pandas, py
 pass over such a name, and a glob over `*.parquet` never meets it, so all of them find nothing but parts in the folder.
 On a local disk a folder is built aside and exchanged for the old one in one step, so that at any moment, whatever
 is killed, a glob over `datasets/NAME/part-*.parquet` counts exactly the rows of the manifest beside it. On object
-storage new parts come first, then the manifest, then old parts go: who reads what the manifest names is always right,
-and a rerun after a crash puts the glob right too.
+storage new parts come first, then the manifest, then old parts go: a reader that follows the manifest is always right,
+and a rerun after a crash corrects the glob too.
 
-Publishing is no commit: nothing in the file system refuses it to a driver that was taken over. So it asks the log
-before it begins, before it shows what it built, and once more afterwards; what it showed too late it takes back. Each
+Publishing is no commit: the file system does not refuse it to a driver that was taken over. So the driver verifies its
+lease before it begins, before it swaps the new folder in, and once more afterwards; a late swap is undone. Each
 publication builds in a folder of its own, so two drivers never mix theirs.
 """
 
@@ -54,7 +54,7 @@ MANIFEST_SCHEMA = pa.schema([
 HASH_ROWS = 1 << 20
 #: rows of a manifest that are in memory while it is written
 MANIFEST_ROWS = 1 << 13
-#: parts that are copied between two looks at whether the log is still ours
+#: parts that are copied between two checks that this driver still holds the log
 VERIFY_PARTS = 1000
 
 #: a part to publish: its file name, its record, its file
@@ -64,8 +64,8 @@ Part = tuple[str, PartRecord, FileInfo]
 def publish(store: Store, name: str, records: Iterable[PartRecord], *, dropped: Iterable[PartRecord] = (),
             quarantine: Iterable[PartRecord] = (), verify: Callable[[], None] = lambda: None) -> None:
     """Publish a dataset: `kept.parquet` of `records`, in this order, and `dropped.parquet` and `quarantine.parquet` of
-    the records of all its passes. Replaces what was published under the name. Only for the holder of the
-    log: `verify` (`Log.verify`) raises when it is that no longer, and then nothing has changed."""
+    the records of all its passes. Replaces what was published under the name. Only for the holder of the log: `verify`
+    (`Log.verify`) raises when this driver holds it no longer, and then nothing has changed."""
     for folder, file, of in ((f"quarantine/{name}", QUARANTINE, quarantine),
                              (f"dropped/{name}", "dropped.parquet", dropped),
                              (f"datasets/{name}", "kept.parquet", records)):
@@ -133,8 +133,8 @@ def _replace(store: Store, folder: str, parts: Iterable[Part], verify: Callable[
 
 
 def _show(aside: Path, target: Path, verify: Callable[[], None]) -> None:
-    """Give the new folder its name. Where `verify` then says that the store is another driver's (we stood still in
-    between), what was there is put back."""
+    """Give the new folder its name. If `verify` then raises because another driver took over meanwhile, the old folder
+    is put back."""
     mine, replaces = aside.stat().st_ino, target.exists()
     if replaces:
         swap_folders(aside, target)
@@ -154,8 +154,8 @@ def _show(aside: Path, target: Path, verify: Callable[[], None]) -> None:
 
 
 def _update(store: Store, folder: str, parts: Iterable[Part], verify: Callable[[], None]) -> None:
-    """Copy on the server's side, many parts at a time, what is not there yet, then write the manifest, then remove what
-    it does not name. Memory: names and sizes of the parts that were published before."""
+    """Copy missing parts on the server's side, many at a time, then write the manifest, then remove parts that it does
+    not name. Memory: names and sizes of the parts that were published before."""
     present = {entry.path.removeprefix(f"{folder}/"): entry.size for entry in store.entries(folder)}
     with Scratch() as scratch:
         local = Path(scratch.path, MANIFEST)

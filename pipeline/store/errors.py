@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 
 from pipeline.base.errors import TokenmillError
 
-#: what is said of a file that is not there, and of one with other bytes
+#: messages for a file that is gone, and for one with other bytes
 GONE = "is gone though the log names it"
 OTHER_BYTES = "is damaged: its bytes are not those of its record"
-#: what a disk that is full says, and a quota that is used up
+#: errors of a full disk and of a used-up quota
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDY = {
     errno.EACCES: "give this user write permission there or choose another --store",
@@ -31,7 +31,7 @@ class StoreError(TokenmillError):
 
 class EnvironmentFailure(StoreError):
     """The machine or the storage service is at fault for now, not the task: a full disk, an endpoint that does not
-    answer. The attempt is repeated without being held against the task."""
+    answer. The attempt is repeated and does not count against the task."""
 
 
 class DamagedFile(StoreError):
@@ -47,8 +47,8 @@ class DamagedFile(StoreError):
 
 
 def remedy_of(paths: Iterable[str]) -> str:
-    """What to do about damaged files: a run looks at the bytes of the objects it reads and writes its own files and
-    manifests anew, but looks at no more than the sizes of the copies it published."""
+    """What to do about damaged files: a run checks the bytes of the objects it reads, and writes its own files and
+    manifests anew, but checks only the sizes of the copies it published."""
     if all(path.startswith(("objects/", "runs/", "log/")) or path.rpartition("/")[2] in (".manifest", "shards.json")
            for path in paths):
         return "run the recipe again to make it anew, or look at everything with `tokenmill store verify`"

@@ -1,9 +1,9 @@
 """Removing what no run names: records, with their files, of recipes that were changed and of runs that were deleted.
 
-A finished run names its tasks in `runs/RUN/tasks.parquet`. Of a run that has not finished, or whose list is gone,
-everything is kept that its drivers committed. A record that no run names is retired in the log before its files go, so
-that no later run takes it for done; what is needed again is made again, the same. Published folders have files of their
-own names and stay.
+A finished run names its tasks in `runs/RUN/tasks.parquet`. If a run has not finished, or its list is gone, all that its
+drivers committed is kept. A record that no run names is retired in the log before its files go, so that no later run
+takes it for done; a later run that needs it makes the same result again. Published folders have links or copies of
+their own and stay.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def remove_unnamed(store: Store, log: Log) -> Unnamed:
 
 
 def _done(store: Store, run: str) -> bool:
-    """Whether the latest attempt of a run came to its end. One that was changed and stopped has tasks of an earlier
-    attempt in its list, and others in the log."""
+    """Whether the latest attempt of a run finished. A run that was changed and then stopped lists the tasks of an
+    earlier attempt only, while the log has others."""
     try:
         return bool(json.loads(store.read(f"runs/{run}/progress.json"))["state"] == "done")
     except (OSError, ValueError, KeyError, TypeError):

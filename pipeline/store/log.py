@@ -48,7 +48,7 @@ class Fenced(StoreError):
 
 
 class OtherContent(StoreError):
-    """A task that was run again since its files were damaged or gone made other ones."""
+    """A task that ran again because its files were damaged or gone made files with other contents."""
 
 
 class LeaseHeld(StoreError):
@@ -169,7 +169,7 @@ class Log(LogView):
     def _beat(self, closed: bool = False) -> None:
         self._counter += 1
         self._beaten = self._clock.now()
-        # whose it is and by which clock, for those who only look on (`cluster.attempts`): nothing is decided by that
+        # `holder` and `at` are for display (`cluster.attempts`): no decision depends on them
         beat = {"counter": self._counter, "closed": closed, "holder": self.holder, "at": round(self._clock.wall(), 1)}
         self.store.write(_heartbeat_name(self.epoch), dumps(beat))
 
@@ -188,7 +188,7 @@ class Log(LogView):
                     return False
             if self._clock.now() - self._beaten >= HEARTBEAT_S:
                 with contextlib.suppress(Exception):          # the next heartbeat may get through
-                    self.verify()                             # who was taken over leaves no heartbeat behind
+                    self.verify()                             # a driver that was taken over writes no heartbeat
                     self._beat()
         return True
 
@@ -213,8 +213,8 @@ class Log(LogView):
             return self.get(record.key)  # type: ignore[return-value]
 
     def quarantine(self, key: str, row: int, stage: int, reason: str) -> None:
-        """Commit that a document is out, by its row in the task `key`, before that task is done (at most SEGMENT_S from
-        now; `flush` waits for it): the next attempt skips it, though this driver dies. The first verdict counts."""
+        """Commit the quarantine of a row of the task `key` before that task is done (at most SEGMENT_S from now;
+        `flush` waits for it): the next attempt skips the row even if this driver dies. The first verdict counts."""
         entry = {"key": key, "row": row, "stage": stage, "reason": reason}
         with self._lock:
             self._check()
@@ -228,7 +228,7 @@ class Log(LogView):
             self._check()
             if self._quarantined_rows.pop(key, None) is not None:
                 self._released.append(key)
-                self.flush()                # at once: within a segment, what is taken back was said before
+                self.flush()                # at once: within a segment, quarantines precede releases
 
     def retire(self, key: str, attempt: str, why: str) -> bool:
         """Durably take back the record of `key` that `attempt` made, since its files are damaged or gone: the task runs
@@ -252,7 +252,7 @@ class Log(LogView):
         return self._retire_all(entries())
 
     def _retire_all(self, entries: Iterable[dict[str, Any]]) -> int:
-        """A segment of the log for a thousand of them: a folder that was lost may have held a million."""
+        """Write the entries, a thousand in a segment: a lost folder may have held a million files."""
         retired = 0
         with self._lock:
             self.flush()
@@ -297,7 +297,7 @@ class Log(LogView):
                     if other is not None:
                         raise self._fenced(other)
                 except Exception as e:
-                    # final even where it could be tried again: a put of unknown outcome may still arrive at the store
+                    # final even if a retry seems possible: a put of unknown outcome may still arrive at the store
                     self._failed = e
                     raise
                 self.segments = number

@@ -59,8 +59,8 @@ class Entry:
 
 
 def version_of(info: dict[str, Any]) -> str:
-    """What identifies the content of an object: the hash the hub keeps, an etag, or when it was made. Never the version
-    id of S3: listings do not tell it, and a file must be the same file however it was found."""
+    """Identifies the content of an object: the hub's hash, an etag, or its creation time. Never the version id of S3:
+    listings lack it, and a file must have one identity however it was found."""
     lfs = info.get("lfs")
     hub = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
     for found in (hub, info.get("blob_id"), info.get("ETag"), info.get("etag"), info.get("generation"),
@@ -190,8 +190,8 @@ class Remote:
         return RangeFile(entry.size, lambda a, b: self.read_range(path, a, b))
 
     def download(self, path: str, local: str, size: int, ranges: Sequence[Range] | None = None) -> None:
-        """Write an object of `size` bytes to the new file `local`: all of it, or only `ranges` (elsewhere it is a
-        hole). What comes short of that is an error, and then there is no file."""
+        """Write an object of `size` bytes to the new file `local`: all of it, or only `ranges` (the rest is a hole).
+        Missing bytes are an error, and then there is no file."""
         pieces = [(a, min(a + PIECE, b)) for start, b in ([(0, size)] if ranges is None else ranges)
                   for a in range(start, b, PIECE)]
 
@@ -224,14 +224,14 @@ class Remote:
         return cache.fetch(self, path, scratch, size, version, needs)
 
     def forget(self, path: str, scratch: str, size: int | None) -> None:
-        """Throw away what `fetch` gave, and what the cache of this machine has of it: it is damaged."""
+        """Remove a damaged file that `fetch` gave, and the copy in the cache of this machine."""
         cache.forget(self, path, scratch, size)
 
     # -- writing -------------------------------------------------------------------------------------------------
     def put_absent(self, path: str, data: bytes) -> bool:
-        """Create an object if there is none (a conditional PUT). True when what stands there now are our very bytes,
-        which should hold a nonce: a refusal does not mean that it was not us. Client libraries repeat a request by
-        themselves when a connection breaks, and then the first of the two was the one that made it."""
+        """Create an object if there is none (a conditional PUT). True when the object holds exactly `data`, which
+        should contain a nonce. A refusal alone proves nothing: when a connection breaks, client libraries repeat a
+        request whose first try may have created the object."""
         def create() -> None:
             try:
                 self._create(path, data)
@@ -251,8 +251,8 @@ class Remote:
 
     @property
     def looks_first(self) -> bool:
-        """Whether `put_absent` looks and then writes, so that another driver may write in between: fsspec's own way,
-        for filesystems that have none. No test with one writer shows it."""
+        """Whether `put_absent` checks and then writes, so that another driver may write in between: fsspec's fallback
+        for filesystems without a conditional write. No test with one writer shows it."""
         return getattr(self.fs.pipe_file, "__func__", None) is fsspec.AbstractFileSystem.pipe_file
 
     def _create(self, path: str, data: bytes) -> None:

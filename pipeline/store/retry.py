@@ -30,7 +30,7 @@ QUIET_S = 60.0              # at most one line in the log in this time
 T = TypeVar("T")
 log = logging.getLogger("tokenmill")
 
-#: of 5xx those that pass: not 501 (does not know how), 505 or 507 (it is full). 520 to 530 are those of proxies
+#: statuses that may pass. Not 501 (not implemented), 505 or 507 (storage full). 520 to 530 come from proxies
 _AGAIN_STATUS = {408, 425, 429, 500, 502, 503, 504, 509, *range(520, 531)}
 _AGAIN_CODES = {"SlowDown", "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled",
                 "RequestLimitExceeded", "BandwidthLimitExceeded", "TooManyRequestsException", "RequestTimeout",
@@ -46,12 +46,12 @@ _AGAIN_ERRNO = {errno.EBUSY, errno.EREMOTEIO, errno.ECONNRESET, errno.ECONNREFUS
                 errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EAGAIN, errno.EINTR}
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError",
                    "DefaultCredentialsError", "ProfileNotFound", "LocalTokenNotFoundError", "TokenRetrievalError"}
-#: mistakes of ours: not to be dressed up as trouble with the store
+#: bugs of ours, which must not appear as errors of the store
 _BUGS = (TypeError, AttributeError, NameError, AssertionError, MemoryError)
 
 
 def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = None, clock: Clock = SYSTEM) -> T:
-    """`call()`, up to `tries` (TRIES) times while storage says to come back. `what` ('read', 'write') and `url` are for
+    """`call()`, up to `tries` (TRIES) times while its error may pass. `what` ('read', 'write') and `url` are for
     messages.
 
     FileNotFoundError, FileExistsError and a full local disk pass as they are; everything else ends as a StoreError.
@@ -158,7 +158,7 @@ class _Told:
 
 
 def _tell(what: str, url: str, error: Exception, attempt: int, tries: int, wait: float, now: float) -> None:
-    """One line a minute: storage that stutters must not fill the log."""
+    """Print at most one line a minute: storage that often fails must not fill the log."""
     with _Told.lock:
         _Told.since += 1
         if now - _Told.at < QUIET_S:

@@ -1,4 +1,4 @@
-"""A database for what a process has to know but not to keep: on disk, so that memory does not grow with it."""
+"""A temporary database for the working data of a process: on disk, so that memory does not grow with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Database(sqlite3.Connection):
-    """A connection whose full disk is an error in words."""
+    """A connection that reports a full disk in words."""
 
     def execute(self, *args: Any) -> sqlite3.Cursor:
         try:

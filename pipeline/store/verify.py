@@ -1,11 +1,11 @@
 """Reading a whole store and comparing every file with what is recorded of it, and what can be done about damage.
 
-What the log names (`objects/`), lists of tasks, published folders, shard sets and their manifests are read once each: a
-published name that is a link of a file of `objects/` is not read again. What is damaged is told by its path; with a log
-(`repair`) the records of damaged files are retired and damaged copies removed, so that the next run makes them anew.
-Manifests are never removed: the next run writes its own whatever stands there, and one that this version cannot read
-may be sound, say that of a set another version made and a training run still pins.
-Segments of the log are checked as they are replayed: a damaged one is refused by name, for it cannot be had again.
+Files the log names (`objects/`), lists of tasks, published folders, shard sets and their manifests are read once each:
+a published name that is a link of a file of `objects/` is not read again. Damaged files are reported by path. With a
+log (`repair`) their records are retired and damaged copies removed, so that the next run makes them anew.
+Manifests are never removed: the next run replaces its own anyway, and a manifest that this version cannot read may be
+sound, for example of a set that another version made and a training run still pins.
+Segments of the log are checked as they are replayed: a damaged one is refused by name, as it cannot be made again.
 
 An interrupted verification goes on where it stopped: `verify.json` in the store says how far it came.
 """
@@ -59,8 +59,7 @@ class Verified:
 
 def verify_store(store: Store, log: LogView,
                  seen: Callable[[Verified, int], None] = lambda done, total: None, *, batch: int = NOTE) -> Verified:
-    """Read everything. `seen` is told, after every `batch` files, what was read and how many bytes there
-    are in all (of objects).
+    """Read everything. `seen` is called after every `batch` files with what was read and the bytes of all objects.
 
     Memory: the inodes of the files of `objects/` that have further names.
     """
@@ -120,7 +119,7 @@ def problem(store: Store, file: File) -> str:
     except FileNotFoundError:
         return "is gone"
     except OSError as e:
-        if e.errno != errno.EIO:                   # of a bad sector: what else is damaged is still to be found
+        if e.errno != errno.EIO:                   # EIO is a bad sector: go on and find other damage
             raise
         return f"cannot be read ({e.strerror})"
     if file.bytes >= 0 and size != file.bytes:

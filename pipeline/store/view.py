@@ -5,13 +5,13 @@ records that won their keys, and the documents that are in quarantine. A documen
 
 by id    {row, id, stage, stage_key, reason}: with the record of the part it was found in; whatever task meets the
          document at this stage later, in another partition or another stream, skips it
-by row   {key, row, stage, reason}: said by a supervisor, which knows the row of a task but no ids, at once; the next
-         attempt of the same task skips it, also that of the next driver, and names it by id when it commits. A task
-         that fails for good has proved nothing: all that was said of its rows is taken back (`released`)
+by row   {key, row, stage, reason}: reported at once by a supervisor, which knows the row of a task but no ids. The next
+         attempt of the same task, also under another driver, skips the row and names it by id when it commits. A task
+         that fails for good has proved nothing: the quarantine of all its rows is taken back (`released`)
 
 A record whose files were damaged or are gone is *retired*, by key and attempt: {key, attempt, why}. It counts no more,
-and the next record for its key does. What the retired one said its files hold is remembered, so that a task which does
-not make the same again is found out (`Log.append`); not so where no run names the record any more (`unnamed: true`).
+and the next record for its key does. The contents of its files are remembered, so that `Log.append` detects a task that
+makes other contents the next time; they are forgotten where no run names the record any more (`unnamed: true`).
 
 An input file that killed its reader is there in the same two ways, from a record on: by row with a stage of
 `Cursor.reading`, by id with `file` (which file, which piece of it, how many of its records come before) and the key of
@@ -183,7 +183,7 @@ class LogView:
         record = self.get(entry["key"])
         if record is None or record.attempt != entry["attempt"]:
             return False
-        if not entry.get("unnamed"):             # one that no run names binds no later one: nothing was built on it
+        if not entry.get("unnamed"):             # nothing was built on an unnamed record: the next may differ
             contents = dumps({name: info.content for name, info in record.files.items()})
             self._db.execute("INSERT OR REPLACE INTO retired VALUES (?, ?)", (record.key, contents))
         self._db.execute("DELETE FROM record WHERE key = ?", (record.key,))
@@ -194,7 +194,7 @@ class LogView:
         return of_stage.setdefault(entry["id"], entry) is entry
 
     def _quarantine_row(self, entry: dict[str, Any]) -> bool:
-        """False when that is known, or of no use any more."""
+        """False when the row is in quarantine already, or the task has its record."""
         if entry["key"] in self:
             return False
         rows = self._quarantined_rows.setdefault(entry["key"], {})
