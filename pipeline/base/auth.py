@@ -32,7 +32,7 @@ class ClusterError(TokenmillError):
 
 
 class BadAddress(ClusterError):
-    """What was given as the address of a cluster is none."""
+    """The given text is not the address of a cluster."""
 
     exit_code = 2
 
@@ -63,7 +63,7 @@ def _one_word(where: str, text: str) -> str | None:
 
 
 def use_token() -> str | None:
-    """The token, and Ray told to use it; to be called before Ray is imported, which reads its mode only once."""
+    """Return the token, and make Ray use it. Call it before Ray is imported: Ray reads its mode only once."""
     found = token()
     if found is not None:
         os.environ.setdefault(MODE, "token")
@@ -106,8 +106,8 @@ def job_server(address: str) -> str:
 
 
 def check_kept_server(address: str) -> None:
-    """As `check_job_server`, for an address that stands in a store. Whoever may write there must not learn our token by
-    it: it goes to a job server this shell means (`ADDRESS`), or through a tunnel on loopback, and nowhere else."""
+    """As `check_job_server`, for an address that stands in a store. A writer of the store must not learn our token, so
+    the token goes only to the job server in this shell's `ADDRESS`, or through a tunnel on loopback."""
     if job_server(address) != os.environ.get(ADDRESS, "").rstrip("/") and not loopback_url(address):
         raise ClusterError(f"the store says that it is at {address}, and our token goes only where this shell says: "
                            f"export {ADDRESS}={address} to have it asked")
@@ -165,7 +165,7 @@ def in_clear(address: str) -> bool:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the token to somebody else."""
+    """Refuses redirects: a redirect would carry the token to another server."""
 
     def redirect_request(self, *_: object) -> None:
         return None

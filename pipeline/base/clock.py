@@ -1,8 +1,8 @@
 """Time and fresh names, passed to whatever waits, times out or names its attempts.
 
-Code that calls `time` itself can only be tested by waiting, and a race between two drivers cannot be replayed. What
-takes a `Clock` runs the same in a simulation, where a thousand seconds pass in a millisecond and every name comes from
-a seed.
+Code that calls `time` itself can only be tested by waiting, and a race between two drivers cannot be replayed. Code
+that takes a `Clock` runs the same in a simulation, where a thousand seconds pass in a millisecond and every name comes
+from a seed.
 """
 
 from __future__ import annotations

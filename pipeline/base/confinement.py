@@ -5,8 +5,8 @@ A hostile page or PDF that takes over a parser has the parser's rights. So a con
 * from its start (`enter`): an environment of an allow-list (`scrubbed`), no core dump, no new privileges, no
   capabilities beyond those for files, no sight of other processes, no reading of files that hold credentials;
 * once its stages are set up (`seal`): no new sockets, no namespaces, no tracing, no io_uring; it starts only the
-  programs it names and writes only below its own folders. A sealed process stays sealed: for stages that have to be set
-  up without the seal it is not the right one, and `FreshProcess` says so.
+  programs it names and writes only below its own folders. A sealed process stays sealed: stages that must be set up
+  without the seal need another process, and `FreshProcess` asks for it.
 
 Landlock and seccomp do this where the kernel has them; `support` says which it has. Landlock holds for the thread that
 calls and those it starts: `enter` comes before there are others, and what the seal denies to sockets and programs
@@ -63,7 +63,7 @@ _sealed: frozenset[str] | None = None
 
 
 class FreshProcess(Exception):
-    """This process is sealed, and what comes has to be set up in one that is not."""
+    """This process is sealed, and the next stages must be set up in a process that is not."""
 
 
 def support() -> dict[str, Any]:
@@ -85,7 +85,7 @@ def missing(supported: Mapping[str, Any]) -> str:
 
 
 def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment a parser may have: the allow-list, and of it nothing that looks like a secret."""
+    """The variables a parser may have: those on the allow-list that do not look like a secret."""
     return {name: value for name, value in env.items()
             if (name in _NAMES or name.startswith(_PREFIXES)) and not _SECRET.search(name)
             and not _USERINFO.search(value)}
@@ -100,7 +100,7 @@ def secret_files(env: Mapping[str, str]) -> list[str]:
 
 
 def all_but(denied: Collection[str]) -> list[str]:
-    """Paths below which all lies that is there but for `denied`. Landlock only knows what is allowed."""
+    """Paths that together cover all files but `denied`: Landlock has only rules that allow."""
     open_: list[str] = []
     folders = ["/"]
     while folders:

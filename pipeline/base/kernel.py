@@ -98,7 +98,7 @@ def not_dumpable() -> None:
 
 
 def keep_capabilities(kept: Iterable[int]) -> None:
-    """Drop all capabilities but these. Who never had any loses none."""
+    """Drop all capabilities but these."""
     mask = sum(1 << c for c in kept)
     header = struct.pack("<Ii", _CAPABILITY_VERSION, 0)
     data = ctypes.create_string_buffer(24)

@@ -6,8 +6,8 @@
             log/0001-000001.txt …    what the driver of a submitted attempt said, in pieces of `PIECE` bytes
             code/            copies of the files of `code:`, so that the run can be resumed from anywhere
 
-Everything here works on the store alone, from any machine that sees it. Nothing is decided by what it says: whether a
-driver may commit is the commit log's business. What Ray says of a job is a hint at most, wrong after a lost head.
+Everything here works on the store alone, from any machine that sees it. These files decide nothing: only the commit log
+says whether a driver may commit. Ray's state of a job is only a hint, and wrong after the loss of a head.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WATCH_S = 12.0           # otherwise its counter is watched for two of its beats
 PIECE = 64 << 10
 #: states in which nothing more will happen by itself
 ENDED = ("done", "failed", "stopped", "died", "cancelled")
-#: what is used of the two files, where it is there
+#: fields of the two files that are used, with their types
 _FACTS = {"attempt": int, **dict.fromkeys(("how", "address", "job", "error", "recipe", "base"), str)}
 _PROGRESS = {**dict.fromkeys(("attempt", "parts", "done"), int), "state": str, "error": str, "nodes": dict,
              "running": list, "failures": list}
@@ -154,7 +154,7 @@ def note_attempt(store: Store, run: str, attempt: int, how: str, **facts: Any) -
 
 
 def note_refusal(store: Store, run: str, attempt: int, error: str) -> None:
-    """Say that an attempt came to nothing before it had progress to show; not where a later one has begun."""
+    """Record that an attempt failed before it had progress to show, unless a later attempt has begun."""
     facts = facts_of(store, run)
     if facts.get("attempt") == attempt:
         facts = redact_json({**facts, "error": error})

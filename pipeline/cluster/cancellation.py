@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pipeline.cluster.attempts import asked_to_stop
 from pipeline.store.fs import Store
 
-POLL_S = 2.0             # between two looks for a cancel marker
+POLL_S = 2.0             # between two checks for a cancel marker
 GRACE_S = 60.0           # tasks that run may finish for so long after a cancel
 
 

@@ -157,7 +157,7 @@ def _models() -> Iterator[Check]:
 
 
 def _ocr() -> Iterator[Check]:
-    """What reads scanned pages, for those who want that: nothing else needs it."""
+    """The OCR programs, which only recipes that read scanned pages need."""
     from stages.extract.pdf.ocr import MissingEngine, engine, languages_of_tesseract
 
     found = []

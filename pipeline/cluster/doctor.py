@@ -20,8 +20,8 @@ def diagnose(store_root: str | None = None, address: str | None = None, insecure
     """{"store", "address", "worst": green | yellow | red, "checks": [{"where", "name", "level", "said", "remedy"}]}.
 
     This machine is inspected, and with `address` ('host:port') every node of the Ray cluster there: a small task runs
-    on each. A cluster that anybody may run code on is only named, not used, unless it is on loopback and
-    `insecure_local`. Nothing is left behind.
+    on each. A cluster without authentication is reported and not used, unless it is on loopback and `insecure_local`.
+    All files are removed again.
     """
     store = Store(store_root) if store_root is not None else None
     mine = inspect_node(store.root if store else None)
@@ -60,7 +60,7 @@ def _cluster(address: str, store: Store | None, insecure_local: bool) -> Iterato
 
 @contextlib.contextmanager
 def _witness(store: Store | None) -> Iterator[str | None]:
-    """A file in the store for the nodes to find. It needs the store to be there, or to be made for as long."""
+    """A file in the store for the nodes to find. A store that does not exist is created meanwhile."""
     if store is None:
         yield None
         return

@@ -21,9 +21,9 @@ LONGEST = 64 << 10       # characters of a line, or of a private key, that are n
 
 class DriverLog:
     """Everything this process and its libraries write to stdout and stderr, also copied into the store (runs/RUN/log/),
-    with secrets masked in both places. A context manager; at its end all of it is there.
+    with secrets masked in both places. A context manager; when it exits, the copy is complete.
 
-    Object stores cannot append: the log is a row of pieces, of which the last one is replaced as it grows.
+    Object stores cannot append: the log is a series of pieces, of which the last one is replaced as it grows.
     """
 
     def __init__(self, store: Store, run: str, attempt: int, clock: Clock = SYSTEM) -> None:

@@ -34,8 +34,8 @@ def run_recipe_of(store: Store, run: str) -> dict[str, Any]:
 
 def changes(recipe: Recipe, store: Store) -> dict[str, Any] | None:
     """{"run", "settings": [{"key", "was", "now"}]} against the latest finished run; None when there is none, or when it
-    has so little in common that it must have been of another recipe. `was` or `now` is None for a key that is not
-    there. Places of inputs do not count, they have no part in any key."""
+    has so little in common that it must have been of another recipe. `was` or `now` is None for a key that is missing.
+    Places of inputs do not count, because they enter no key."""
     run = latest_run(store)
     if run is None:
         return None

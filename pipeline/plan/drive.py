@@ -1,7 +1,7 @@
 """Runs a plan: starts every node whose inputs are there, sends its tasks to the scheduler, publishes what is finished.
 
-The driver holds neither documents nor, beyond what is in flight, tasks and records. Every node goes on as soon as its
-own tasks are done, whatever the others do; the tasks of all of them share the workers, largest first.
+The driver holds no documents, and only the tasks and records in flight. Every node goes on as soon as its own tasks are
+done, independent of other nodes. The tasks of all nodes share the workers, largest first.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ PENDING = "pending"
 class NodeState:
     """What `plan` knows of a node.
 
-    `fresh` tasks are done, `stale` ones have to run, `pending` ones wait for a part of the pass before them, `more`
-    may follow those; `unknown`: nothing can be said before its inputs are complete. `replayed` of the stale ones take
-    over what is unchanged of an earlier pass (`passes.replay`). `weight` is the bytes the stale tasks read,
-    `weight_fresh` those of the fresh ones.
+    `fresh` tasks are done, `stale` tasks have to run, `pending` tasks wait for a part of the pass before them, and
+    `more` may follow those. `unknown`: the tasks are not known before the inputs are complete. `replayed` of the stale
+    tasks reuse unchanged results of an earlier pass (`passes.replay`). `weight` is the bytes the stale tasks read,
+    `weight_fresh` those of the fresh tasks.
     """
 
     node: Node
@@ -102,8 +102,8 @@ class NodeState:
 def survey(nodes: list[Node], get: Callable[[str], PartRecord | None]) -> list[NodeState]:
     """What would run: every node driven as far as the log's records carry it.
 
-    A document pass maps parts one to one, so it can be looked at though some of its inputs are still to be made; what
-    needs its inputs whole (barriers, tokenizer, shards) cannot.
+    A document pass maps parts one to one, so it can be planned before all of its inputs exist. Nodes that need their
+    inputs whole (barriers, tokenizer, shards) cannot.
     """
     states: list[NodeState] = []
     results: dict[str, Any] = {}
@@ -160,8 +160,8 @@ def _pending(spec: TaskSpec | None) -> PartRecord:
 
 def check_error_rate(node: Node, records: Iterable[PartRecord], allowed: float, *, picks: bool = False) -> list[str]:
     """Raise TooManyErrors when a pass, or the encoding of a token stream, lost more than `allowed` of its documents to
-    errors. Records that could not be read do not count there: what is to be said about sources that lost more than that
-    of them, or that gave no document at all, is returned. `picks`: a `where` leaves out documents of the sources."""
+    errors. Unreadable records do not count there: returns warnings about sources that lost more than `allowed` of their
+    records, or that gave no document at all. `picks`: a `where` leaves out documents of the sources."""
     reasons: dict[str, int] = {}
     sources: dict[str, dict[str, Any]] = {}
     seen = 0
@@ -189,7 +189,7 @@ def check_error_rate(node: Node, records: Iterable[PartRecord], allowed: float, 
 
 
 def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, picks: bool) -> str:
-    """What a user should hear about how a source could be read; "" when it could."""
+    """A warning about a source that could not be read well; "" when it could."""
     total, bad, skipped = read["records"], sum(read["bad"].values()), sum(read["skipped"].values())
     where = f"look at quarantine/{node.dataset}/ and see that `read:` of the source and its settings fit its files"
     if total == bad + skipped and not (picks and not bad):
@@ -202,7 +202,7 @@ def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, pick
 
 
 def _lost(source: str, columns: dict[str, dict[str, int]]) -> str:
-    """What a user should hear about values of a source that no document has."""
+    """A warning about values of a source that no document has."""
     listed = [f"'{name}' ({_listing(columns[name])})" for name in sorted(columns)]
     more = f", and {len(listed) - 8} more" if len(listed) > 8 else ""
     return (f"source '{source}': not kept are values of {', '.join(listed[:8])}{more}; list the columns you want under "

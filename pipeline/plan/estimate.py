@@ -1,7 +1,7 @@
 """What a run would do, and what it will cost: tasks that are done or to run, bytes in, CPU time, disk.
 
-Speeds and sizes are those the store's own runs have shown; where it has none, the tables below. Those are of one core
-of a 2-vCPU Xeon (AVX-512) over real web pages. CPU time is a sum over cores: divide by the number of workers.
+Speeds and sizes are measured by the store's own runs; where it has none, the tables below hold, measured on one core of
+a 2-vCPU Xeon (AVX-512) over real web pages. CPU time is a sum over cores: divide by the number of workers.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = Fals
 
 
 class Flow:
-    """Bytes of text by source as they shrink on their way through the nodes, and what that costs. Where a pass is done
-    its own counters count. What waits for other nodes is counted as if all of it had to run."""
+    """Bytes of text by source as they shrink on their way through the nodes, and their cost. A finished pass counts by
+    its own counters. Nodes that wait for other nodes count as if all of their tasks had to run."""
 
     def __init__(self, recipe: Recipe, planner: Planner, speeds: Speeds, inputs: Mapping[str, Any]) -> None:
         self.plans = {p.name: p for plans in planner.passes.values() for p in plans}

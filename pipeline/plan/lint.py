@@ -46,7 +46,7 @@ def _is_barrier(step: Step) -> bool:
 
 
 def _filters(step: Step) -> bool:
-    """Whether a step drops documents by looking at them; barriers drop by looking at all."""
+    """Whether a step drops documents one by one; barriers drop documents by comparing all."""
     return stage_class(step.name).may_drop(step.config)
 
 
@@ -177,7 +177,7 @@ def _languages(way: list[Step]) -> set[str] | None:
 
 
 def _kept(step: Step) -> list[str]:
-    """The languages a step keeps; [] when it looks at none, or keeps all."""
+    """The languages a step keeps; [] when it checks none, or keeps all."""
     keeps = stage_class(step.name).keeps
     return list(step.config.get(keeps) or ()) if keeps else []
 
@@ -234,14 +234,14 @@ def _list(names: set[str]) -> str:
 
 # -- crawls -----------------------------------------------------------------------------------------------------------
 def _crawls(recipe: Recipe) -> Iterator[Finding]:
-    """Pages from anywhere that get to the end without a look at their language, or with addresses in them."""
+    """Crawled pages that reach the end without a check of their language, or with addresses in them."""
     ends = _ends(recipe)
     for name in recipe.dataset_order():
         if name not in ends:
             continue
         steps = {s.name: s for way in _ways(recipe, name) for s in way}
         reached = [s for s in recipe.sources_of(name) if reader_class(recipe.sources[s].read).crawl]
-        if not reached or any(map(_foreign, steps.values())):                    # who knows what those do
+        if not reached or any(map(_foreign, steps.values())):                    # foreign steps may do it
             continue
         for source in reached:
             ways = list(_ways(recipe, name, source))

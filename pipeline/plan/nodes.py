@@ -1,4 +1,4 @@
-"""What a plan is made of: nodes, the stages of their passes, and what nodes leave for those that build on them."""
+"""The elements of a plan: nodes, the stages of their passes, and the results that later nodes build on."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class SplitIndex(Mapping[str, Any]):
 
 @dataclass
 class BarrierResult:
-    """What a barrier says: for every part it looked at the removal slice, or None. One that says less is an error
-    (ValueError): the documents of a part it forgot would be gone."""
+    """The result of a barrier: for every part it read, the removal slice or None. A missing part is an error
+    (ValueError): its documents would be lost."""
 
     parts: Sequence[PartRef]
     slices: Sequence[FileRef | None]

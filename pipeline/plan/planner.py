@@ -7,7 +7,7 @@ come from the log alone) and resumes it.
 How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and blame):
   * a barrier (dedup) ends a pass; the next pass begins by applying its removal slices;
   * a numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before anything builds on them;
-  * a stage that needs a GPU has a pass of its own kind: nothing else waits for one;
+  * a stage that needs a GPU has a pass of its own kind, so that no other stage waits for a GPU;
   * the barrier's `prepare` stage rides in the pass before it, in front of the first scrubber: signatures are taken
     before scrubbing, text is stored after. When a dataset begins with a barrier, its `prepare` rides in the last pass
     of each dataset it comes from.
@@ -235,8 +235,8 @@ class Planner:
                             f"which would be in it twice; take one out of `from:`, or pick documents with `where:`")
 
     def _apart(self, one: str, other: str) -> bool:
-        """Whether what two inputs take first (their `where`, and steps of that name before any other) shares nothing.
-        What two datasets say of one document (language, signals) may differ: then only sources tell them apart.
+        """Whether the first choices of two inputs (their `where`, and steps of that name before any other) exclude each
+        other. Two datasets may hold different values for one document (language, signals): then only sources count.
         """
         pairs = [(a, b) for a in self._taken(one) for b in self._taken(other)]
         if any(a != b and self._sources_of(a) & self._sources_of(b)

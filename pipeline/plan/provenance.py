@@ -1,6 +1,6 @@
-"""What the results of a run were made of, in words: kept beside its recipe, so that a later plan can say what is stale.
+"""The ingredients of a run's results, in words: kept beside its recipe, so that a later plan can say what is stale.
 
-Keys are hashes: they say that something differs, never what. So every run writes down, before its first task,
+Keys are hashes: they show that something differs, never what. So every run writes, before its first task,
 
     runs/RUN/provenance.json      {"version", "epoch", "nodes": {NODE: ingredients}}
     runs/RUN/inputs.parquet  the input files: source, path, size, etag
@@ -183,7 +183,7 @@ def _tokens(recipe: Recipe, node: Node) -> Ingredients:
 
 
 def plain_path(path: str) -> str:
-    """A path as Parquet can hold it: what is no UTF-8 in it replaced."""
+    """A path as Parquet can hold it: bytes that are not UTF-8 are replaced."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
