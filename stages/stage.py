@@ -88,8 +88,8 @@ class SettingsError(ValueError):
 
 class ProcessDied(Exception):
     """A process that a stage started for a document died of the signal `-returncode`, as subprocess has it. The engine
-    takes it as the death of its own worker: two crashes and a probe before the document is quarantined, and none is
-    where the signal came from outside."""
+    takes it as the death of its own worker: the document is run alone before it is quarantined, and none is where the
+    signal came from outside."""
 
     def __init__(self, message: str, returncode: int) -> None:
         super().__init__(message)

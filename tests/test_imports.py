@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 #: the trainer's settings, which the recipe's checker reads: they import no torch
-SETTINGS = ("trainer.base.config", "trainer.model.config", "trainer.loop.config")
+SETTINGS = ("trainer.base.config", "trainer.model.config", "trainer.optim.config", "trainer.loop.config")
 #: who may import whom: a package, and the prefixes of the project's own modules it may import
 ALLOWED = {
     "stages": ("stages", "pipeline.base"),

@@ -1,4 +1,4 @@
-"""From parts to shards: encode each part once, then cut the stream at fixed token offsets.
+"""From parts to shards: encode each part once, then give each shard the documents that start in its range of tokens.
 
 `EncodePart` turns one part of a dataset into tokens per split; `AssembleShard` writes the documents that start in one
 range of the stream. The stream is the concatenation of the parts in plan order, that is of the documents in (relative

@@ -8,6 +8,7 @@ from pipeline.recipe.errors import shown
 from trainer.base.config import keys_of
 from trainer.loop.config import TrainConfig
 from trainer.model.config import ModelConfig
+from trainer.optim.config import kinds
 
 if TYPE_CHECKING:
     from pipeline.recipe.checker import Checker
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 def check_train(train: dict[str, Any], checker: Checker) -> None:
     _check_keys(train, ("train",), keys_of(TrainConfig, "train"), checker)
+    optimizer = train.get("optimizer", {})
+    if isinstance(optimizer, dict) and "kind" in optimizer:
+        checker.known(str(optimizer["kind"]), kinds(), ("train", "optimizer", "kind"), "kind")
     model = train.get("model", {})
     if not isinstance(model, dict):
         checker.fail(("train", "model"), f"must be a mapping, e.g. model: {{preset: 135m}}; got {shown(model)}")

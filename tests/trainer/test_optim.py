@@ -103,8 +103,8 @@ def test_mup_divides_the_rate_of_matrices_by_the_growth_in_width(alone):
 
 # -- configuration -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("keys", "message"), [
-    ({"kind": "lion", "momentum": 0.9}, r"optimizer\.momentum: belongs to kind: muon, not to lion; remove it, or write "
-                                        r"kind: muon"),
+    ({"kind": "lion", "nesterov": True}, r"optimizer\.nesterov: belongs to kind: muon, not to lion; remove it, or "
+                                         r"write kind: muon"),
     ({"kind": "adafactor", "betas": [0.9, 0.9]}, r"betas: belongs to kind: adamw and .*, not to adafactor"),
     ({"nesterov": True}, r"nesterov: belongs to kind: muon, not to adamw"),
     ({"kind": "adamm"}, r"kind: 'adamm' is not one of adafactor, adamw, .*did you mean 'adamw'"),

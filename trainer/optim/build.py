@@ -30,7 +30,7 @@ def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]
     rule = config.mup_rule()
     if rule == "unknown" and any(factor(name) != 1 for name, _ in named):
         raise ConfigError(f"train.model.mup: its rules are not for the relative rates of {config.kind}; use "
-                          "train.optimizer.kind: adamw, lion or muon")
+                          "another train.optimizer.kind")
     return config.build(grouped(config, named, (lambda name: 1.0) if rule == "inherent" else factor), world.device)
 
 
