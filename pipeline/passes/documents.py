@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from pipeline.engine.task import Cursor, Inputs, Out
 from pipeline.passes.chain import Chain, count, load_chain
-from pipeline.passes.partition import Items, Partition, Quarantined, Removed, Settled
+from pipeline.passes.partition import Items, PartitionReader, Quarantined, Removed, Settled
 from pipeline.passes.replay import NotReproduced, Replay, thresholds
 from pipeline.passes.storable import scrub_row
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row
@@ -80,7 +80,7 @@ class _Pass:
             "lengths": {}, "stages": {s.label: {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}}
                                       for s in self.steps}}
         self.chain = Chain(cursor, self.counters, until_drop)
-        partition = Partition(inputs, cursor, out, self.steps, self.counters)
+        partition = PartitionReader(inputs, cursor, out, self.steps, self.counters)
         self.batches: Iterator[Items] = partition.batches()
         if replay and (earlier := Replay.of(inputs, self.steps, list(self.sides), self.chain, partition.quarantined)):
             self.batches = earlier.settled(self.batches)

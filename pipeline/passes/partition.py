@@ -76,8 +76,9 @@ Item = Document | Removed | Settled | Quarantined
 Items = list[tuple[int, Item]]
 
 
-class Partition:
-    """`quarantined`: entries of the log, by document, of those that killed or hung a process at a stage of `steps`."""
+class PartitionReader:
+    """Reads the records of one partition in batches. `quarantined`: entries of the log, by document, of documents that
+    killed or hung a process at a stage of `steps`."""
 
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, steps: Sequence[Step], counters: Counters) -> None:
         self.inputs, self.cursor, self.out, self.steps, self.counters = inputs, cursor, out, steps, counters
