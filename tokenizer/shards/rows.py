@@ -20,7 +20,6 @@ on top of it.
 from __future__ import annotations
 
 import bisect
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from pipeline.base.files import sha256
 from pipeline.base.parquet import open_parquet
 from tokenizer.shards.layout import ShardError
 
@@ -133,10 +133,9 @@ class RowSet:
 
     def _check(self, file: RowFile) -> None:
         for kind, name in file.files.items():
-            with open(self.folder / name, "rb") as f:
-                if hashlib.file_digest(f, "sha256").hexdigest() != file.sha256[kind]:
-                    raise ShardError(f"{self.folder / name}: damaged: its bytes are not those {MANIFEST} names; "
-                                     f"materialise the run again")
+            if sha256(self.folder / name) != file.sha256[kind]:
+                raise ShardError(f"{self.folder / name}: damaged: its bytes are not those {MANIFEST} names; "
+                                 f"materialise the run again")
 
     def _row_of_bytes(self, i: int, file: RowFile, at: int) -> Row:
         if self._open[0] != i:
