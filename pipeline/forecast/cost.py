@@ -23,7 +23,7 @@ from pipeline.forecast.mixture import StreamUse, mixture
 from pipeline.forecast.range import Range, exactly, total
 from pipeline.forecast.sample import SampleRun, SourceSample
 from pipeline.store.records import PartRecord
-from stages.dedup.fragment import GROUP_BYTES, GROUP_ROWS
+from stages.dedup.fragment import SIZES
 
 #: the same text takes up to this many times more tokens of a tokenizer that was trained on enough text: so many bytes
 #: for each token of its vocabulary
@@ -224,7 +224,8 @@ class _Extrapolation:
         size, rows = (sum(getattr(r.files["kept.parquet"], what) * self._weight(r) for r in parts)
                       for what in ("bytes", "rows"))
         groups = max(sum(r.node == records[0].node for r in records), 1) if records else 1       # of its first wave
-        more = max(1.0, math.ceil(size / GROUP_BYTES) / groups, math.ceil(rows / GROUP_ROWS) / groups)
+        more = max(1.0, math.ceil(size / SIZES.group_bytes) / groups,
+                   math.ceil(rows / SIZES.group_rows) / groups)
         return (Range(cpu * math.sqrt(grown), cpu, cpu * grown), EXCHANGE * (sum(map(_disk, records)) * grown),
                 max(1, math.ceil(len(records) * more)))
 

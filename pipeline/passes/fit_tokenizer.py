@@ -17,7 +17,7 @@ from pipeline.store.dataset import link_committed
 from pipeline.store.fs import Store
 from pipeline.store.records import Counters
 from stages.barrier import Done, FileRef, PartRef, TaskDraft, TaskResult, Wave
-from stages.dedup.fragment import files_of
+from stages.dedup.fragment import SIZES, Sizes, files_of
 from tokenizer.load import Tokenizer, TokenizerError, load_tokenizer
 from tokenizer.train import train_bpe, train_sentencepiece
 
@@ -120,14 +120,15 @@ def _sample(paths: Sequence[str], where: Taken, size: int, seed: int) -> dict[st
 
 
 # -- what a planner calls ----------------------------------------------------------------------------------------
-def tokenizer_waves(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0) -> list[Wave]:
+def tokenizer_waves(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0,
+                    sizes: Sizes = SIZES) -> list[Wave]:
     """The waves for `tokenizer: {train: …}` of a recipe (kind, model, vocab, sample, where) over the parts of `from`.
     The last one, `fit`, is one task: over the parts, or over the texts that the waves before it have picked."""
     def fit(done: Done) -> list[TaskDraft]:
         return [tokenizer_draft(train, parts, seed, files_of(done["pick"], "picked.parquet"))]
 
     where = dict(train.get("where") or {})
-    return [*sample_waves(parts, where, int(train["sample"]), seed), Wave("fit", fit)]
+    return [*sample_waves(parts, where, int(train["sample"]), seed, sizes), Wave("fit", fit)]
 
 
 def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0,

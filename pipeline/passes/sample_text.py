@@ -21,15 +21,13 @@ from pipeline.engine.task import Cursor, Inputs, Out
 from pipeline.passes.rows import Taken, rows_of
 from pipeline.store.records import Counters
 from stages.barrier import Done, PartRef, TaskDraft, Wave
-from stages.dedup.fragment import files_of, groups
+from stages.dedup.fragment import SIZES, Sizes, files_of, groups
 from stages.dedup.verify import texts_at
 
 #: rank and UTF-8 bytes of a document
 RANK = np.dtype([("rank", "<u8"), ("bytes", "<u8")])
 #: ranges of ranks: the cut reads those of the sample
 RANGES = 1024
-#: bytes of parts that one task reads alone
-ONE_TASK = 4 << 30
 PICKED = pa.schema([("id", pa.string()), ("text", pa.large_string())])
 #: bytes of text of a row group of picked texts
 GROUP_BYTES = 16 << 20
@@ -154,9 +152,10 @@ def picked_texts(path: str) -> Iterator[tuple[str, str]]:
 
 
 # -- what a planner calls ----------------------------------------------------------------------------------------
-def sample_waves(parts: Sequence[PartRef], where: Mapping[str, Any], sample: int, seed: int) -> list[Wave]:
-    """The waves rank, cut and pick; without tasks for a dataset that one task can read."""
-    plan = groups(parts) if sum(p.bytes for p in parts) > ONE_TASK else []
+def sample_waves(parts: Sequence[PartRef], where: Mapping[str, Any], sample: int, seed: int,
+                 sizes: Sizes = SIZES) -> list[Wave]:
+    """The waves rank, cut and pick; without tasks for a dataset of at most `group_bytes`, which one task reads."""
+    plan = groups(parts, sizes) if sum(p.bytes for p in parts) > sizes.group_bytes else []
     common = {"where": dict(where), "seed": seed}
 
     def ranks(done: Done) -> Iterator[TaskDraft]:

@@ -1,7 +1,7 @@
 """Wave 3 of near-duplicate detection: the connected components of the candidate graph.
 
-One task up to ONE_TASK edges: it holds the documents that occur in edges (typically 10-30 % of all), 40 bytes each.
-Edge files are folded in one after another into a forest that has at most one edge a document.
+One task up to `Sizes.one_task_edges`: it holds the documents that occur in edges (typically 10-30 % of all), 40 bytes
+each. Edge files are folded in one after another into a forest that has at most one edge a document.
 
 Above that the same components come from rounds of tasks that hold a block of edges each (`stages.dedup.stars`).
 """
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.barrier import Done, FileRef, TaskDraft, Wave
-from stages.dedup import fragment
-from stages.dedup.fragment import files_of, split_place, write_segments
+from stages.dedup.fragment import SIZES, Sizes, files_of, split_place, write_segments
 from stages.dedup.lsh import EDGE, components, forest, log2_bins
 from stages.task import Counters, Cursor, Inputs, Out
 
@@ -24,16 +23,11 @@ if TYPE_CHECKING:
 
 #: a document of a cluster: its place within its group, and the cluster's smallest place (global)
 MEMBER = np.dtype([("part", "<u4"), ("row", "<u4"), ("root", "<u8")])
-#: edges that one task takes (60 bytes each at its peak)
-ONE_TASK = 30_000_000
-#: edges held before they are folded into the forest
-FOLD = 4_000_000
-#: bytes of edge files that one task of the first round reads
-SPREAD_BYTES = 1 << 30
 
 
 class Clusters:
-    """args: links [$ref], firsts [what to add to the part of its places, one each], groups [first part of each group].
+    """args: links [$ref], firsts [what to add to the part of its places, one each], folded (edges held before they are
+    folded into the forest), groups [first part of each group].
 
     Writes segments `members` (MEMBER, bucket = number of the group). Counts candidates, clusters, the largest cluster
     and a histogram of cluster sizes (bin b: 2**b <= documents < 2**(b + 1)).
@@ -46,7 +40,7 @@ class Clusters:
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         tree = np.zeros(0, EDGE)
-        for held in edges_of(inputs, args["links"], args["firsts"]):
+        for held in edges_of(inputs, args["links"], args["firsts"], args["folded"]):
             every = np.concatenate([tree, held])
             tree = forest(every["a"], every["b"])
         nodes, roots = components(tree["a"], tree["b"])
@@ -55,8 +49,8 @@ class Clusters:
         return cluster_counters(len(nodes), np.unique(roots, return_counts=True)[1])
 
 
-def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int]) -> Iterator[NDArray[Any]]:
-    """EDGE records of the files, with global places, FOLD and a block of them at a time."""
+def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], most: int) -> Iterator[NDArray[Any]]:
+    """EDGE records of the files, with global places, `most` and a block of them at a time."""
     held: list[NDArray[Any]] = []
     size = 0
     for ref, first in zip(links, firsts, strict=True):
@@ -66,7 +60,7 @@ def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int]) ->
             edges["b"] += np.uint64(first << 32)
             held.append(edges)
             size += len(edges)
-            if size > FOLD:
+            if size > most:
                 yield np.concatenate(held)
                 held, size = [], 0
     if held:
@@ -89,7 +83,7 @@ def cluster_counters(candidates: int, sizes: NDArray[Any]) -> Counters:
             "cluster_sizes": {str(b): int(n) for b, n in enumerate(log2_bins(sizes)) if n}}
 
 
-def cluster_waves(firsts: list[int]) -> list[Wave]:
+def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
     """The waves between `links` and the members of clusters (wave `clusters`, files members.seg). `firsts`: the first
     part of each group."""
     def linked(done: Done) -> int:
@@ -97,16 +91,17 @@ def cluster_waves(firsts: list[int]) -> list[Wave]:
 
     def spread(done: Done) -> list[TaskDraft]:
         total = linked(done)
-        if total <= ONE_TASK:
+        if total <= sizes.one_task_edges:
             return []
-        buckets = star_buckets(total)
+        buckets = star_buckets(total, sizes)
         links = [*files_of(done["bands"], "links.seg"), *files_of(done["links"], "links.seg")]
         add = firsts + [0] * (len(links) - len(firsts))
         drafts, start, size = [], 0, 0
         for i, ref in enumerate(links):
             size += ref["bytes"]
-            if size >= SPREAD_BYTES or i == len(links) - 1:
-                args = {"links": links[start:i + 1], "firsts": add[start:i + 1], "buckets": buckets}
+            if size >= sizes.spread_bytes or i == len(links) - 1:
+                args = {"links": links[start:i + 1], "firsts": add[start:i + 1],
+                        "folded": sizes.folded_edges, "buckets": buckets}
                 label = f"edges of {i + 1 - start} files"
                 drafts.append(TaskDraft("stages.dedup.stars:Spread", args, size, label, 1000))
                 start, size = i + 1, 0
@@ -119,7 +114,7 @@ def cluster_waves(firsts: list[int]) -> list[Wave]:
         number = 1 + max((r.counters["max_round"] for r in last), default=0)
         edges = files_of(last or done["spread"], "edges.seg")
         total = linked(done)
-        buckets = star_buckets(total)
+        buckets = star_buckets(total, sizes)
         return [TaskDraft("stages.dedup.stars:Star", {"edges": edges, "bucket": b, "buckets": buckets, "round": number},
                           total * 32 // buckets, f"clusters, round {number}, range {b + 1}/{buckets}", 800)
                 for b in range(buckets)]
@@ -136,14 +131,15 @@ def cluster_waves(firsts: list[int]) -> list[Wave]:
                               total * 32 // len(edges), f"clusters, range {b + 1}/{len(edges)}", 800)
                     for b in range(len(edges))]
         links = [*files_of(done["bands"], "links.seg"), *files_of(done["links"], "links.seg")]
-        args = {"links": links, "firsts": firsts + [0] * (len(links) - len(firsts)), "groups": firsts}
+        args = {"links": links, "firsts": firsts + [0] * (len(links) - len(firsts)), "folded": sizes.folded_edges,
+                "groups": firsts}
         return [TaskDraft("stages.dedup.cluster:Clusters", args, sum(f["bytes"] for f in links), "clusters",
                           700 + total * 60 // 2**20)] if total else []
 
     return [Wave("spread", spread), Wave("star", star, again), Wave("clusters", clusters)]
 
 
-def star_buckets(edges: int) -> int:
+def star_buckets(edges: int, sizes: Sizes) -> int:
     """Buckets of a round: every task reads a segment of every task of the round before."""
     size = 32 * edges                              # each edge stands in the buckets of both its ends
-    return max(1, min(-(-size // fragment.BUCKET_BYTES), int((size / fragment.SEGMENT_BYTES) ** 0.5)))
+    return max(1, min(-(-size // sizes.bucket_bytes), int((size / sizes.segment_bytes) ** 0.5)))

@@ -22,9 +22,9 @@ import xxhash
 
 from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave, WaveTasks
 from stages.dedup.fragment import (
+    SIZES,
     VERDICT,
     bucket_of,
-    buckets_for,
     files_of,
     fixed_bytes,
     groups,
@@ -111,14 +111,15 @@ class Exact(Barrier):
     name = "exact"
     version = 1
     cost_ms, leaves = 0.02, 0.95
+    sizes = SIZES
     Config = ExactConfig
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
         return "stages.dedup.exact:ExactHash", self.config.model_dump(mode="json")
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
-        plan = groups(parts)
-        ranges = buckets_for(sum(g.rows for g in plan) * HASHED.itemsize, len(plan))
+        plan = groups(parts, self.sizes)
+        ranges = self.sizes.buckets(sum(g.rows for g in plan) * HASHED.itemsize, len(plan))
         for group in plan:
             group.sides(self.name)                        # a part without one is an error before anything runs
 
@@ -163,7 +164,7 @@ class Exact(Barrier):
         return [*waves, Wave("slices", slices)]
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
-        return slices_of(groups(parts), results["slices"])
+        return slices_of(groups(parts, self.sizes), results["slices"])
 
     def _columns(self) -> tuple[str, ...]:
         return ("url", "text") if self.config.by == "both" else (self.config.by,)

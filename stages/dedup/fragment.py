@@ -24,12 +24,34 @@ from stages.task import Inputs, Out
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: bounds of a group of parts: bytes of text, and documents (bounds the memory of a map task: ~1 GB at 14 bands)
-GROUP_BYTES, GROUP_ROWS = 4 << 30, 1_000_000
-#: bytes of exchange records a reduce task should read, and least mean bytes of what it reads of one map task: smaller
-#: segments cost object storage more requests than they are worth. So many groups make larger buckets; reduce tasks read
-#: them in sorted blocks, their memory does not depend on it.
-BUCKET_BYTES, SEGMENT_BYTES = 128 << 20, 128 << 10
+
+@dataclass(frozen=True)
+class Sizes:
+    """How the work of a barrier is cut into tasks. Results never depend on it."""
+
+    #: bounds of a group of parts: bytes of text, and documents (bounds the memory of a map task: ~1 GB at 14 bands)
+    group_bytes: int = 4 << 30
+    group_rows: int = 1_000_000
+    #: bytes of exchange records a reduce task should read, and least mean bytes of what it reads of one map task:
+    #: smaller segments cost object storage more requests than they are worth. So many groups make larger buckets;
+    #: reduce tasks read them in sorted blocks, their memory does not depend on it.
+    bucket_bytes: int = 128 << 20
+    segment_bytes: int = 128 << 10
+    #: edges of which one task finds the clusters (60 bytes each at its peak); more are clustered in rounds
+    one_task_edges: int = 30_000_000
+    #: edges that a task holds before it folds them into its forest
+    folded_edges: int = 4_000_000
+    #: bytes of edge files that one task of the first round reads
+    spread_bytes: int = 1 << 30
+
+    def buckets(self, total_bytes: int, writers: int) -> int:
+        """How many reduce tasks share `total_bytes` of records that `writers` tasks write."""
+        return max(1, min(-(-total_bytes // self.bucket_bytes),
+                          total_bytes // (max(writers, 1) * self.segment_bytes)))
+
+
+#: what every barrier uses; tests pass smaller ones
+SIZES = Sizes()
 
 ID = [("id_hi", "<u8"), ("id_lo", "<u8")]
 #: what a deciding task says about a document: its place within its group (part, row), and why
@@ -66,13 +88,13 @@ class Group:
         return [p.side for p in self.parts if p.side is not None]
 
 
-def groups(parts: Sequence[PartRef], max_bytes: int | None = None, max_rows: int | None = None) -> list[Group]:
-    """Cut the parts, in order, into groups of one dataset and rank, at most `max_bytes` of text or `max_rows` rows.
+def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[Group]:
+    """Cut the parts, in order, into groups of one dataset and rank, at most `group_bytes` of text or `group_rows` rows.
 
     Past half of either bound a group also ends after a part whose key says so (one in four): boundaries depend on
     contents, so a new part disturbs its own group and soon no other.
     """
-    max_bytes, max_rows = max_bytes or GROUP_BYTES, max_rows or GROUP_ROWS
+    max_bytes, max_rows = sizes.group_bytes, sizes.group_rows
     out: list[Group] = []
     whose = ("", 0)
     count = size = rows = first = 0
@@ -94,11 +116,6 @@ def groups(parts: Sequence[PartRef], max_bytes: int | None = None, max_rows: int
             close()
     close()
     return out
-
-
-def buckets_for(total_bytes: int, writers: int) -> int:
-    """How many reduce tasks share `total_bytes` of records that `writers` tasks write. Results never depend on it."""
-    return max(1, min(-(-total_bytes // BUCKET_BYTES), total_bytes // (max(writers, 1) * SEGMENT_BYTES)))
 
 
 def bucket_of(keys: NDArray[np.uint64], buckets: int) -> NDArray[np.int64]:

@@ -32,8 +32,8 @@ from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave
 from stages.dedup.cluster import cluster_waves
 from stages.dedup.fragment import (
     NEAR,
+    SIZES,
     VERDICT,
-    buckets_for,
     by_part,
     files_of,
     groups,
@@ -166,6 +166,7 @@ class MinHash(Barrier):
     name = "minhash"
     version = 1
     cost_ms, leaves = 0.17, 0.8
+    sizes = SIZES
 
     class Config(SignatureConfig):
         verify: float | None = decision(0.75, "smallest Jaccard similarity with a kept document that removes one; 0 or "
@@ -183,12 +184,12 @@ class MinHash(Barrier):
         return {k: v for k, v in self.config.model_dump(mode="json").items() if k in SignatureConfig.model_fields}
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
-        plan = groups(parts)
+        sizes, plan = self.sizes, groups(parts, self.sizes)
         c = self.config
         verify = float(c.verify or 0.0)
         stage_key = MinHashSignature(self._signature()).key()
         records = sum(g.rows for g in plan) * c.bands
-        ranges = buckets_for(records * BAND.itemsize, len(plan))
+        ranges = sizes.buckets(records * BAND.itemsize, len(plan))
         firsts = [g.first for g in plan]
         for group in plan:
             group.sides(self.name)                        # a part without one is an error before anything runs
@@ -239,14 +240,14 @@ class MinHash(Barrier):
             """Buckets of clusters: by the records, and the bytes of shingles an average document would have."""
             rows, size = sum(g.rows for g in plan), sum(g.bytes for g in plan)
             some = sum(r.counters["candidates"] for r in done["clusters"])
-            return buckets_for(some * (80 + 8 * c.bands) + (some * size * 3 // max(rows, 1) if verify else 0),
-                               len(plan))
+            return sizes.buckets(some * (80 + 8 * c.bands) + (some * size * 3 // max(rows, 1) if verify else 0),
+                                 len(plan))
 
-        return [Wave("bands", bands), Wave("links", links), *cluster_waves(firsts), Wave("shingles", shingles),
+        return [Wave("bands", bands), Wave("links", links), *cluster_waves(firsts, sizes), Wave("shingles", shingles),
                 Wave("verify", judged), Wave("slices", slices)]
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
-        return slices_of(groups(parts), results["slices"])
+        return slices_of(groups(parts, self.sizes), results["slices"])
 
 
 class MinHashSlices:

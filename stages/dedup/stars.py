@@ -33,7 +33,8 @@ ARC = np.dtype([("u", "<u8"), ("v", "<u8")])
 
 
 class Spread:
-    """args: links [$ref of EDGE files], firsts [what to add to the part of its places, one each], buckets.
+    """args: links [$ref of EDGE files], firsts [what to add to the part of its places, one each], folded (edges
+    that are reduced to a forest at a time), buckets.
 
     Writes segments `edges.seg` (ARC, by place).
     """
@@ -46,7 +47,7 @@ class Spread:
         args = inputs.args
         edges = 0
         with _arcs_to(out, args["buckets"]) as to:
-            for held in edges_of(inputs, args["links"], args["firsts"]):
+            for held in edges_of(inputs, args["links"], args["firsts"], args["folded"]):
                 tree = forest(held["a"], held["b"])
                 edges += len(tree)
                 _write(to, tree["a"], tree["b"])

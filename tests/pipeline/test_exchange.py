@@ -14,7 +14,6 @@ import fsspec
 import numpy as np
 import pytest
 
-from pipeline.engine.shuffle import merge as merging
 from pipeline.engine.shuffle.exchange import (
     MAGIC,
     SegmentFile,
@@ -25,6 +24,7 @@ from pipeline.engine.shuffle.exchange import (
     read_segment,
     sort_keys,
 )
+from pipeline.engine.shuffle.merge import Limits
 from pipeline.engine.task import Inputs, Out, TaskSpec
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
@@ -118,9 +118,8 @@ def test_content_knows_records_but_not_what_they_cover(tmp_path):
 
 
 @pytest.mark.parametrize("memory", [1 << 26, 40_000])
-def test_merging_many_files(place, monkeypatch, memory):
+def test_merging_many_files(place, memory):
     """Ties in the order of the files, also where one key fills many blocks of several files (a hot key)."""
-    monkeypatch.setattr(merging, "BLOCK", 1000)
     folder, store = place
     parts, refs = [], []
     for n in range(6):
@@ -133,7 +132,7 @@ def test_merging_many_files(place, monkeypatch, memory):
     for bucket in range(3):
         every = np.concatenate([r[i == bucket][np.argsort(r["key"][i == bucket], kind="stable")] for r, i in parts])
         wanted = every[np.argsort(every["key"], kind="stable")]
-        blocks = list(merge_segments(at, refs, bucket, memory))
+        blocks = list(merge_segments(at, refs, bucket, Limits(memory, block=1000)))
         assert np.concatenate(blocks).tobytes() == wanted.tobytes()
         assert len(blocks) > 1 or memory > 1 << 20
     assert list(merge_segments(at, [], 0)) == []
@@ -147,7 +146,7 @@ def test_merge_without_key_concatenates(tmp_path):
         write(tmp_path / f"{n}", rows, np.zeros(500, int), 1)
         refs.append(ref(tmp_path / f"{n}"))
         parts.append(rows)
-    found = np.concatenate(list(merge_segments(Store(tmp_path), refs, 0, memory=3000)))
+    found = np.concatenate(list(merge_segments(Store(tmp_path), refs, 0, Limits(3000))))
     assert found.tobytes() == np.concatenate(parts).tobytes()
 
 
@@ -160,12 +159,8 @@ def test_merge_of_random_runs(seed):
         rows = records(int(size), int(own), int(keys))
         rows["place"] = r
         runs.append(np.sort(rows, order="key", kind="stable"))
-    old, merging.BLOCK = merging.BLOCK, int(rng.integers(1, 2000))
-    try:
-        blocks = list(merge([(lambda a, b, x=x: x[a:b], len(x)) for x in runs], ("key",), RECORD.itemsize,
-                            int(rng.integers(1, 5000))))
-    finally:
-        merging.BLOCK = old
+    limits = Limits(block=int(rng.integers(1, 2000)), memory=int(rng.integers(1, 5000)))
+    blocks = list(merge([(lambda a, b, x=x: x[a:b], len(x)) for x in runs], ("key",), RECORD.itemsize, limits))
     every = np.concatenate(runs)
     wanted = every[np.argsort(every["key"], kind="stable")]
     assert np.concatenate([*blocks, every[:0]]).tobytes() == wanted.tobytes()
@@ -226,6 +221,7 @@ def test_memory_stays_far_under_the_data(tmp_path):
         import numpy as np
         from pipeline.engine.worker.attempt import peak_rss_mb
         from pipeline.engine.shuffle.exchange import SegmentWriter, merge_segments
+        from pipeline.engine.shuffle.merge import Limits
         from pipeline.store.fs import Store
         from tests.pipeline.test_exchange import RECORD, ref, records
         np.argsort(records(10)["key"])
@@ -241,7 +237,7 @@ def test_memory_stays_far_under_the_data(tmp_path):
             refs.append(ref({str(tmp_path)!r} + "/" + file))
         assert refs[0]["bytes"] > 130e6, refs
         n, last = 0, (-1, -301)
-        for block in merge_segments(Store({str(tmp_path)!r}), refs, 5, memory=16 << 20):
+        for block in merge_segments(Store({str(tmp_path)!r}), refs, 5, Limits(16 << 20)):
             key, k = block["key"].astype(np.int64), block["n"].astype(np.int64)
             assert last <= (key[0], k[0])
             assert ((key[1:] > key[:-1]) | ((key[1:] == key[:-1]) & (k[1:] >= k[:-1]))).all()
@@ -323,10 +319,8 @@ def test_through_the_task_interface(tmp_path):
 
 
 @pytest.mark.parametrize("key", [("key",), ("n", "key"), None], ids=str)
-def test_any_number_of_files(tmp_path, monkeypatch, key):
+def test_any_number_of_files(tmp_path, key):
     """Far more files than are merged at a time: three levels of merging, numbered files, a key in one block."""
-    monkeypatch.setattr(merging, "FAN_IN", 3)
-    monkeypatch.setattr(merging, "BLOCK", 300)
     refs, parts = [], []
     for n in range(29):
         rows = records(60 if n % 5 else 0, seed=n, keys=[40, 3, 1 << 60][n % 3])
@@ -339,8 +333,8 @@ def test_any_number_of_files(tmp_path, monkeypatch, key):
     sort = np.lexsort([np.arange(len(every)), *[every[f] for f in reversed(order)]])
     (tmp_path / "scratch").mkdir()
     whole = ("key",) if key is None else key[:1]
-    blocks = list(merge_segments(Store(tmp_path), refs, 0, 2000, whole=whole, numbered=True,
-                                 scratch=str(tmp_path / "scratch")))
+    blocks = list(merge_segments(Store(tmp_path), refs, 0, Limits(2000, block=300, fan_in=3), whole=whole,
+                                 numbered=True, scratch=str(tmp_path / "scratch")))
     found = np.concatenate(blocks)
     assert found["source"].tolist() == number[sort].tolist() or key is None
     for field in RECORD.names:
@@ -409,7 +403,7 @@ def test_a_file_that_was_cut_after_its_commit_is_an_error_not_fewer_records(plac
     refs = [ref(folder / f"{n}.seg") for n in range(2)]
     os.truncate(folder / "1.seg", refs[1]["bytes"] - 100 * RECORD.itemsize)           # on the border of a record
     with pytest.raises(DamagedFile, match=r"1\.seg is (cut short|gone or has another size)"):
-        list(merge_segments(store(), refs, 0, 20_000))
+        list(merge_segments(store(), refs, 0, Limits(20_000)))
     with pytest.raises(DamagedFile):
         read_segment(store(), refs[1], 0)
 
@@ -434,7 +428,8 @@ def test_no_flipped_bit_is_read(tmp_path, buckets):
         (tmp_path / "a").write_bytes(data)
         try:
             assert [read_segment(store, at, b).tobytes() for b in used] == wanted
-            assert [np.concatenate(list(merge_segments(store, [at, at], b, 4000))).tobytes() for b in used[:2]]
+            for b in used[:2]:
+                np.concatenate(list(merge_segments(store, [at, at], b, Limits(4000))))
         except DamagedFile:
             seen += 1
     assert seen > 0.5 * len(some)

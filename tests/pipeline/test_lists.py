@@ -12,8 +12,8 @@ from pipeline.store.fs import Store
 from pipeline.store.keys import content_key, ref_contents
 from pipeline.store.lists import INLINE, ListFiles, unfold, writes_to
 from stages.barrier import PartRef, TaskResult
-from stages.dedup import cluster, fragment
 from stages.dedup.exact import Exact
+from stages.dedup.fragment import Sizes, groups
 from stages.dedup.minhash import MinHash
 
 
@@ -70,13 +70,9 @@ def test_a_damaged_list_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("barrier", [MinHash(), Exact(by="both")], ids=["minhash", "exact"])
-def test_specs_are_below_4_kb_with_thousands_of_groups(monkeypatch, barrier, rounds):
-    monkeypatch.setattr(fragment, "GROUP_ROWS", 12_000)
-    monkeypatch.setattr(fragment, "BUCKET_BYTES", 1 << 20)
-    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1 << 10)
-    if rounds:
-        monkeypatch.setattr(cluster, "ONE_TASK", 0)
-        monkeypatch.setattr(cluster, "SPREAD_BYTES", 1 << 30)
+def test_specs_are_below_4_kb_with_thousands_of_groups(barrier, rounds):
+    barrier.sizes = Sizes(group_rows=12_000, bucket_bytes=1 << 20, segment_bytes=1 << 10,
+                          one_task_edges=0 if rounds else Sizes.one_task_edges)
     parts = [PartRef(f"{n:032x}", "web", 0, 1000, 10**6, ref(n), ref(n, "side")) for n in range(20_000)]
     counters = {"linked": 1000, "candidates": 10**6, "repeated": 5, "moved": 0, "max_round": 1}
     done: dict = {}
@@ -92,5 +88,5 @@ def test_specs_are_below_4_kb_with_thousands_of_groups(monkeypatch, barrier, rou
                      "verdicts.seg", "near.seg", "hashes.seg", "survivors.seg")
             done[wave.name].append(TaskResult({name: ref(n, name) for name in names}, counters))
         assert longest < 4096, wave.name
-    assert len(done["slices"]) == len(fragment.groups(parts)) > 1500
+    assert len(done["slices"]) == len(groups(parts, barrier.sizes)) > 1500
     assert bool(done.get("star")) == (rounds and isinstance(barrier, MinHash))

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from pipeline.store.fs import Store
-from stages.dedup import fragment
 from stages.dedup.exact import Exact, ExactHash, same_text, same_url
+from stages.dedup.fragment import Sizes
 from stages.document import Document, DuplicateId
 from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
 
@@ -54,15 +54,13 @@ def expected(docs: list[Doc], by: str, normalise: bool = True) -> dict[str, tupl
 
 @pytest.mark.parametrize("by", ["text", "url", "both"])
 @pytest.mark.parametrize("layout", [(1000, None), (7, None), (3, 10)])
-def test_equals_brute_force(tmp_path, monkeypatch, by, layout):
+def test_equals_brute_force(tmp_path, by, layout):
     rows, small = layout
-    if small:
-        monkeypatch.setattr(fragment, "GROUP_ROWS", small)
-        monkeypatch.setattr(fragment, "BUCKET_BYTES", 1500)
-        monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
     docs = documents(3, 150)
     store = Store(tmp_path)
     barrier = Exact(by=by)
+    if small:
+        barrier.sizes = Sizes(group_rows=small, bucket_bytes=1500, segment_bytes=1)
     got = run_fragment(barrier, write_parts(barrier, docs, store, part_rows=rows, ranks=RANKS), store, shuffle=small)
     want = expected(docs, by)
     assert got.removed == want
@@ -131,16 +129,14 @@ def test_side_row():
     assert bare.side["exact_hash"]["url"] == b""
 
 
-def test_a_hash_that_a_third_of_the_documents_share_costs_one_record_a_group(tmp_path, monkeypatch):
+def test_a_hash_that_a_third_of_the_documents_share_costs_one_record_a_group(tmp_path):
     """A page that is everywhere: combined where it is read, however the rest is spread."""
-    monkeypatch.setattr(fragment, "GROUP_ROWS", 40)
-    monkeypatch.setattr(fragment, "BUCKET_BYTES", 1500)
-    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
     rng = random.Random(4)
     docs = [Doc("404 not found" if rng.random() < 0.3 else f"text {i}", rng.choice(list(RANKS)),
                 f"{rng.getrandbits(128):032x}") for i in range(600)]
     hot = sum(d.text == "404 not found" for d in docs)
     barrier, store = Exact(), Store(tmp_path)
+    barrier.sizes = Sizes(group_rows=40, bucket_bytes=1500, segment_bytes=1)
     got = run_fragment(barrier, write_parts(barrier, docs, store, ranks=RANKS), store, shuffle=1)
     assert got.removed == expected(docs, "text") and len(got.removed) == hot - 1 > 150
     maps = got.results["text_map"]

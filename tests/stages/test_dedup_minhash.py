@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.store.fs import Store
-from stages.dedup import cluster, fragment, verify
+from stages.dedup import verify
 from stages.dedup.explain import explain
-from stages.dedup.fragment import groups
+from stages.dedup.fragment import Sizes, groups
 from stages.dedup.minhash import MinHash, MinHashSignature
 from stages.document import DuplicateId
 from tests.stages.dedup_corpus import corpus, edited, expected, vocabulary
@@ -49,9 +49,7 @@ def test_layout_changes_nothing(tmp_path, monkeypatch, rows):
     barrier = MinHash(verify=0.7)
     before = outcome(barrier, docs, tmp_path / "a")
     random.Random(rows).shuffle(docs)
-    monkeypatch.setattr(fragment, "GROUP_ROWS", 2 * rows)
-    monkeypatch.setattr(fragment, "BUCKET_BYTES", 3000)
-    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
+    barrier.sizes = Sizes(group_rows=2 * rows, bucket_bytes=3000, segment_bytes=1)
     monkeypatch.setattr(verify, "_CHUNK", 2000)
     monkeypatch.setattr(verify, "_CACHE", 1500)
     after = outcome(barrier, docs, tmp_path / "b", part_rows=rows, row_group=2, shuffle=rows)
@@ -62,17 +60,13 @@ def test_layout_changes_nothing(tmp_path, monkeypatch, rows):
 
 
 @pytest.mark.parametrize("layout", [{}, {"part_rows": 5, "shuffle": 2}])
-def test_clusters_by_rounds_are_those_of_one_task(tmp_path, monkeypatch, layout):
-    """Above ONE_TASK edges clusters come from large-star and small-star: members, verdicts and slices are the same."""
+def test_clusters_by_rounds_are_those_of_one_task(tmp_path, layout):
+    """Above `one_task_edges` clusters come from large-star and small-star: members, verdicts, slices are the same."""
     docs = corpus(19, 40)
     barrier = MinHash(verify=0.7)
     before = outcome(barrier, docs, tmp_path / "a", part_rows=7)
     assert not before.results["star"]
-    monkeypatch.setattr(cluster, "ONE_TASK", 0)
-    monkeypatch.setattr(cluster, "SPREAD_BYTES", 300)
-    monkeypatch.setattr(fragment, "GROUP_ROWS", 20)
-    monkeypatch.setattr(fragment, "BUCKET_BYTES", 1000)
-    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
+    barrier.sizes = Sizes(group_rows=20, bucket_bytes=1000, segment_bytes=1, one_task_edges=0, spread_bytes=300)
     after = outcome(barrier, docs, tmp_path / "b", **{"part_rows": 7, **layout})
     assert len(after.results["spread"]) > 1 and len(after.results["clusters"]) > 1
     assert (after.removed, after.clusters) == (before.removed, before.clusters)
@@ -83,14 +77,12 @@ def test_clusters_by_rounds_are_those_of_one_task(tmp_path, monkeypatch, layout)
         assert after.counters["clusters"][name] == before.counters["clusters"][name]
 
 
-def test_slices_do_not_depend_on_tasks(tmp_path, monkeypatch):
+def test_slices_do_not_depend_on_tasks(tmp_path):
     """The content of every slice is the same for other groups, buckets and completion orders: only data decides."""
     docs = corpus(9, 25)
     barrier = MinHash()
     before = outcome(barrier, docs, tmp_path / "a", part_rows=6)
-    monkeypatch.setattr(fragment, "GROUP_ROWS", 7)
-    monkeypatch.setattr(fragment, "BUCKET_BYTES", 5000)
-    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
+    barrier.sizes = Sizes(group_rows=7, bucket_bytes=5000, segment_bytes=1)
     after = outcome(barrier, docs, tmp_path / "b", part_rows=6, shuffle=3)
     assert after.content == before.content
     assert any(before.content)
@@ -108,32 +100,35 @@ def test_new_part_disturbs_only_slices_that_change(tmp_path):
     assert len(changed) < len(before.content) / 2
 
 
-def test_what_becomes_stale(tmp_path, monkeypatch):
+def test_what_becomes_stale(tmp_path):
     """Another threshold reruns only the verdicts; a new part leaves the band keys of other groups as they were."""
-    monkeypatch.setattr(fragment, "GROUP_ROWS", 20)
+    def small(**config) -> MinHash:
+        barrier = MinHash(**config)
+        barrier.sizes = Sizes(group_rows=20)
+        return barrier
+
     docs = corpus(15, 40)
     store = Store(tmp_path)
     parts = write_parts(MinHash(), docs, store, part_rows=10, ranks=RANKS)
-    before = run_fragment(MinHash(verify=0.75), parts, store)
-    after = run_fragment(MinHash(verify=0.9, max_comparisons=9), parts, store)
+    before = run_fragment(small(verify=0.75), parts, store)
+    after = run_fragment(small(verify=0.9, max_comparisons=9), parts, store)
     assert [w for w in before.keys if before.keys[w] != after.keys[w]] == ["verify", "slices"]
     assert set(after.removed) < set(before.removed)
-    other = run_fragment(MinHash(ngram=4), parts, store)
+    other = run_fragment(small(ngram=4), parts, store)
     assert other.keys["shingles"] != before.keys["shingles"]
     extra = write_parts(MinHash(), corpus(16, 8, ("more",)), store, part_rows=100)
-    more = run_fragment(MinHash(), [*parts, *extra], store)
+    more = run_fragment(small(), [*parts, *extra], store)
     assert set(before.keys["bands"]) < set(more.keys["bands"])
 
 
-def test_object_storage_gives_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(fragment, "GROUP_ROWS", 20)
-    monkeypatch.setattr(fragment, "BUCKET_BYTES", 5000)
-    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
+def test_object_storage_gives_the_same(tmp_path):
+    barrier = MinHash()
+    barrier.sizes = Sizes(group_rows=20, bucket_bytes=5000, segment_bytes=1)
     local, remote = Store(tmp_path), Store(f"memory://{tmp_path.name}")
     parts = write_parts(MinHash(), corpus(17, 25), local, ranks=RANKS)
     for path in local.list("in"):
         assert remote.put_absent(path, local.read(path))
-    before, after = run_fragment(MinHash(), parts, local), run_fragment(MinHash(), parts, remote)
+    before, after = run_fragment(barrier, parts, local), run_fragment(barrier, parts, remote)
     assert after.removed == before.removed
     assert after.content == before.content
     assert len(after.removed) > 5
@@ -208,17 +203,16 @@ def test_kept_documents_that_resemble_each_other_know_it(tmp_path):
             .to_pylist() if n] == [[{"id": b, "similarity": near[a][b]}], [{"id": a, "similarity": near[b][a]}]]
 
 
-def test_cap_does_not_depend_on_layout(tmp_path, monkeypatch):
+def test_cap_does_not_depend_on_layout(tmp_path):
     rng = random.Random(11)
     names = vocabulary(rng)
     template = rng.choices(names, k=120)
     docs = [Doc(" ".join(template + rng.choices(names, k=rng.randint(5, 60))), rng.choice(list(RANKS)),
                 f"{rng.getrandbits(128):032x}") for _ in range(120)]
-    before = outcome(MinHash(max_comparisons=3), docs, tmp_path / "a")
-    monkeypatch.setattr(fragment, "GROUP_ROWS", 9)
-    monkeypatch.setattr(fragment, "BUCKET_BYTES", 8000)
-    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
-    after = outcome(MinHash(max_comparisons=3), docs[::-1], tmp_path / "b", part_rows=4, shuffle=1)
+    barrier = MinHash(max_comparisons=3)
+    before = outcome(barrier, docs, tmp_path / "a")
+    barrier.sizes = Sizes(group_rows=9, bucket_bytes=8000, segment_bytes=1)
+    after = outcome(barrier, docs[::-1], tmp_path / "b", part_rows=4, shuffle=1)
     assert before.removed == after.removed
     assert before.counters["verify"]["capped"] > 0
 
@@ -285,14 +279,14 @@ def test_part_without_signatures_is_an_error(tmp_path):
 def test_groups_are_runs_of_one_dataset(tmp_path):
     store = Store(tmp_path)
     parts = write_parts(MinHash(), corpus(2, 30), store, part_rows=3, ranks=RANKS)
-    plan = groups(parts, max_rows=12)
+    plan = groups(parts, Sizes(group_rows=12))
     assert [p for g in plan for p in g.parts] == parts
     assert [g.first for g in plan] == np.cumsum([0] + [len(g.parts) for g in plan[:-1]]).tolist()
     assert all(len({p.dataset for p in g.parts}) == 1 and g.rows <= 12 for g in plan)
     # a part more at the front leaves most later groups as they were
     first = parts[0]
     new = type(first)("new", first.dataset, first.rank, 3, 100, first.text, first.side)
-    more = groups([new, *parts], max_rows=12)
+    more = groups([new, *parts], Sizes(group_rows=12))
     common = {tuple(p.key for p in g.parts) for g in plan} & {tuple(p.key for p in g.parts) for g in more}
     assert len(common) >= len(plan) / 2
 

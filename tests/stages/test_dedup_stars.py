@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.engine.shuffle import exchange
-from pipeline.engine.shuffle import merge as merging
-from pipeline.engine.task import Cursor, TaskSpec
-from pipeline.engine.worker.attempt import run_attempt
+from pipeline.engine.shuffle.exchange import merge_segments
+from pipeline.engine.shuffle.merge import LIMITS, Limits
+from pipeline.engine.task import Cursor, Inputs, Out, TaskSpec
 from pipeline.store.fs import Store
 from pipeline.store.keys import task_key
 from pipeline.store.records import merge_counters
 from stages.barrier import TaskResult
-from stages.dedup import cluster, fragment
+from stages.catalog import load
 from stages.dedup.cluster import MEMBER, cluster_waves
-from stages.dedup.fragment import read_segments, write_segments
+from stages.dedup.fragment import SIZES, Sizes, read_segments, write_segments
 from stages.dedup.lsh import EDGE, components
 
 
@@ -54,12 +57,34 @@ class ReadMembers:
         return {str(k): v for k, v in found.items()}
 
 
-def run(store: Store, task: str, args: dict) -> TaskResult:
-    record = run_attempt(TaskSpec(task_key(task, args), task, "t", args), store, "a", Cursor())
-    return TaskResult({n: f.ref() for n, f in record.files.items()}, record.counters)
+class LimitedInputs(Inputs):
+    """Inputs that merge exchange files within other limits than the engine's."""
+
+    limits = LIMITS
+
+    def segments(self, refs, bucket, *, whole=(), numbered=False):
+        return merge_segments(self.store, refs, bucket, self.limits, whole=whole, numbered=numbered,
+                              scratch=self.scratch)
 
 
-def clusters(root, files: list[list[tuple[int, int]]], firsts: list[int]) -> tuple[dict[int, int], dict, int]:
+def run(store: Store, task: str, args: dict, limits: Limits = LIMITS) -> TaskResult:
+    """Run a task as the engine does, without an attempt's name: its files stand under its key."""
+    spec = TaskSpec(task_key(task, args), task, "t", args)
+    with tempfile.TemporaryDirectory() as scratch:
+        inputs, out = LimitedInputs(spec, store, scratch), Out(scratch)
+        inputs.limits = limits
+        counters = load(task).run(inputs, Cursor(), out)
+        files = {}
+        for name, note in out.names.items():
+            path, data = f"objects/{spec.key}/{name}", Path(out.path(name)).read_bytes()
+            store.upload(out.path(name), path)
+            files[name] = {"$ref": path, "content": note["content"], "bytes": len(data),
+                           "sha256": hashlib.sha256(data).hexdigest()}
+    return TaskResult(files, counters)
+
+
+def clusters(root, files: list[list[tuple[int, int]]], firsts: list[int], sizes: Sizes = SIZES,
+             limits: Limits = LIMITS) -> tuple[dict[int, int], dict, int]:
     """({place: root}, counters of the wave `clusters`, rounds) for edges in files. The first file is that of a map task
     of the first group, whose places count from the group's first part."""
     store = Store(root)
@@ -69,9 +94,9 @@ def clusters(root, files: list[list[tuple[int, int]]], firsts: list[int]) -> tup
              for n in range(1, len(firsts))]
     done = {"bands": [made[0], *empty], "links": made[1:]}
     rounds = 0
-    for wave in cluster_waves(firsts):
+    for wave in cluster_waves(firsts, sizes):
         while True:
-            done[wave.name] = [run(store, d.task, d.args) for d in wave.tasks(done)]
+            done[wave.name] = [run(store, d.task, d.args, limits) for d in wave.tasks(done)]
             rounds += wave.name == "star" and bool(done["star"])
             if not wave.again(done):
                 break
@@ -103,24 +128,16 @@ _edges = st.one_of(
 ).map(lambda es: [(place(a), place(b)) for a, b in es if a != b])
 
 
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(cluster, "ONE_TASK", 0)
-    monkeypatch.setattr(cluster, "SPREAD_BYTES", 200)
-    monkeypatch.setattr(cluster, "FOLD", 9)
-    monkeypatch.setattr(fragment, "SEGMENT_BYTES", 1)
-    monkeypatch.setattr(merging, "BLOCK", 100)
-    return monkeypatch
+SMALL = Sizes(segment_bytes=1, one_task_edges=0, folded_edges=9, spread_bytes=200)
 
 
 @pytest.mark.hypothesis
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None)
 @given(st.lists(_edges, min_size=1, max_size=3), st.sampled_from([150, 900, 1 << 20]), st.sampled_from([700, 1 << 26]))
-def test_any_graph(tmp_path_factory, small, graphs, bucket_bytes, memory):
-    small.setattr(fragment, "BUCKET_BYTES", bucket_bytes)
-    small.setattr(exchange.merge_segments, "__defaults__", (memory,))
+def test_any_graph(tmp_path_factory, graphs, bucket_bytes, memory):
     every = [e for g in graphs for e in g]
-    found, counters, _ = clusters(tmp_path_factory.mktemp("g"), graphs, [0, 3, 5])
+    found, counters, _ = clusters(tmp_path_factory.mktemp("g"), graphs, [0, 3, 5],
+                                  replace(SMALL, bucket_bytes=bucket_bytes), Limits(memory, block=100))
     assert found == expected(every)
     sizes = np.unique(list(found.values()), return_counts=True)[1] if found else np.zeros(0, int)
     if every:
@@ -130,28 +147,24 @@ def test_any_graph(tmp_path_factory, small, graphs, bucket_bytes, memory):
         assert sum(n << int(b) for b, n in counters["cluster_sizes"].items()) <= len(found)
 
 
-def test_a_long_path_takes_few_rounds(tmp_path, small):
-    small.setattr(fragment, "BUCKET_BYTES", 8000)
+def test_a_long_path_takes_few_rounds(tmp_path):
     order = np.random.default_rng(3).permutation(600).tolist()
     for name, path in (("sorted", list(range(600))), ("mixed", order)):
         edges = [(place(a), place(b)) for a, b in pairwise(path)]
-        found, counters, rounds = clusters(tmp_path / name, [edges[::2], edges[1::2]], [0])
+        found, counters, rounds = clusters(tmp_path / name, [edges[::2], edges[1::2]], [0],
+                                           replace(SMALL, bucket_bytes=8000), Limits(block=100))
         assert found == expected(edges) and len(set(found.values())) == 1
         assert counters["cluster_sizes"] == {"9": 1} and counters["max_cluster"] == 600
         assert rounds <= 20                        # 2 log2(600)
 
 
-def test_one_task_and_rounds_agree_on_a_graph_of_a_hundred_thousand(tmp_path, small):
+def test_one_task_and_rounds_agree_on_a_graph_of_a_hundred_thousand(tmp_path):
     rng = np.random.default_rng(5)
-    small.setattr(cluster, "FOLD", 4_000_000)
-    small.setattr(merging, "BLOCK", 64 << 10)
-    small.setattr(cluster, "SPREAD_BYTES", 1 << 18)
-    small.setattr(fragment, "BUCKET_BYTES", 1 << 20)
+    sizes = Sizes(segment_bytes=1, one_task_edges=0, spread_bytes=1 << 18, bucket_bytes=1 << 20)
     a = rng.integers(0, 100_000, 90_000)
     b = np.where(rng.random(90_000) < 0.2, a // 1000, rng.integers(0, 100_000, 90_000))      # hubs, and chance
     edges = [(place(x), place(y)) for x, y in zip(a.tolist(), b.tolist()) if x != y]
-    by_rounds = clusters(tmp_path / "a", [edges[:50_000], edges[50_000:]], [0, 4])
-    small.setattr(cluster, "ONE_TASK", 1 << 30)
+    by_rounds = clusters(tmp_path / "a", [edges[:50_000], edges[50_000:]], [0, 4], sizes, Limits(block=64 << 10))
     in_one = clusters(tmp_path / "b", [edges[:50_000], edges[50_000:]], [0, 4])
     assert by_rounds[0] == in_one[0] and by_rounds[1] == in_one[1]
     assert by_rounds[2] > 2 and in_one[2] == 0

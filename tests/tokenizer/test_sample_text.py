@@ -10,15 +10,15 @@ from pipeline.passes.fit_tokenizer import _sample, tokenizer_waves
 from pipeline.passes.rows import Taken
 from pipeline.passes.sample_text import picked_texts
 from stages.barrier import TaskResult
-from stages.dedup import fragment
+from stages.dedup.fragment import SIZES, Sizes, groups
 from stages.document import Document, document_id
 from tests.tokenizer.test_encode_tasks import TRAIN, Runner, documents
 from tokenizer.load import TokenizerError
 
 
-def waves(run: Runner, train: dict, parts: list, seed: int) -> dict[str, list[TaskResult]]:
+def waves(run: Runner, train: dict, parts: list, seed: int, sizes: Sizes = SIZES) -> dict[str, list[TaskResult]]:
     done: dict[str, list[TaskResult]] = {}
-    for wave in tokenizer_waves(train, parts, seed):
+    for wave in tokenizer_waves(train, parts, seed, sizes):
         drafts = list(wave.tasks(done))
         done[wave.name] = run(drafts, order=range(len(drafts))[::-1])
     return done
@@ -37,37 +37,32 @@ def mixed(n: int) -> list[Document]:
 
 @pytest.mark.parametrize("where", [{}, {"source": "web"}, {"source": ["web", "wiki"]}], ids=str)
 def test_groups_draw_what_one_task_draws(run, monkeypatch, where):
-    monkeypatch.setattr(sample_text, "ONE_TASK", 0)
     monkeypatch.setattr(sample_text, "GROUP_BYTES", 2000)
-    docs = mixed(260)
+    docs, sizes = mixed(260), Sizes(group_bytes=10_000, group_rows=40)
     for rows, size in ((7, 1), (7, 400), (23, 9_000), (260, 30_000), (11, 10**9)):
-        monkeypatch.setattr(fragment, "GROUP_ROWS", 40)
         parts = run.parts(docs, rows)
         wanted = _sample([run.store.at(p.text["$ref"]) for p in parts], Taken(where), size, 7)
         done = {}
-        for wave in tokenizer_waves({**TRAIN, "where": where, "sample": size}, parts, 7)[:-1]:
+        for wave in tokenizer_waves({**TRAIN, "where": where, "sample": size}, parts, 7, sizes)[:-1]:
             done[wave.name] = run(list(wave.tasks(done)))
-        assert len(done["pick"]) == len(fragment.groups(parts)) >= 1
+        assert len(done["pick"]) == len(groups(parts, sizes)) >= 1
         texts = [x for r in done["pick"] for x in picked_texts(run.store.at(r.files["picked.parquet"]["$ref"]))]
         assert texts == [(d.id, d.text) for d in docs if d.id in wanted]
         [cut] = done["cut"]
         assert (cut.counters["documents"], cut.counters["bytes"]) == (len(wanted), sum(wanted.values()))
 
 
-def test_the_tokenizer_is_the_same(run, monkeypatch):
-    monkeypatch.setattr(fragment, "GROUP_ROWS", 50)
+def test_the_tokenizer_is_the_same(run):
     docs = documents(240)
     train = {**TRAIN, "sample": sum(len(d.text) for d in docs) // 2}
     alone = waves(run, train, run.parts(docs, 60), 4)
     assert not alone["rank"] and not alone["pick"]
-    monkeypatch.setattr(sample_text, "ONE_TASK", 0)
-    shared = waves(run, train, run.parts(docs, 17), 4)
+    shared = waves(run, train, run.parts(docs, 17), 4, Sizes(group_bytes=1, group_rows=50))
     assert len(shared["rank"]) > 3
     assert shared["fit"][0].files["tokenizer.json"]["content"] == alone["fit"][0].files["tokenizer.json"]["content"]
     assert shared["fit"][0].counters == alone["fit"][0].counters
 
 
-def test_no_document_is_an_error_that_says_so(run, monkeypatch):
-    monkeypatch.setattr(sample_text, "ONE_TASK", 0)
+def test_no_document_is_an_error_that_says_so(run):
     with pytest.raises(TokenizerError, match="there is no document to train on"):
-        waves(run, {**TRAIN, "where": {"source": "nobody"}}, run.parts(documents(30), 7), 1)
+        waves(run, {**TRAIN, "where": {"source": "nobody"}}, run.parts(documents(30), 7), 1, Sizes(group_bytes=1))

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import xxhash
 
-from pipeline.engine.shuffle.merge import MEMORY, Read, Run, in_few, in_whole, merge, pread, sort_keys
+from pipeline.engine.shuffle.merge import LIMITS, Limits, Read, Run, in_few, in_whole, merge, pread, sort_keys
 from pipeline.store.errors import GONE, DamagedFile
 from pipeline.store.fs import Store
 
@@ -55,7 +55,7 @@ class SegmentWriter:
     """
 
     def __init__(self, path: str, dtype: Any, buckets: int, *, key: Sequence[str] | None = (),
-                 covers: Sequence[str] = (), memory: int = MEMORY) -> None:
+                 covers: Sequence[str] = (), memory: int = LIMITS.memory) -> None:
         if buckets < 1:
             raise ValueError(f"{path}: an exchange file has at least one bucket, not {buckets}")
         self.path, self.dtype, self.buckets = path, _check(dtype), buckets
@@ -147,7 +147,7 @@ class SegmentWriter:
             yield rest
             return
         sources = [self._run(run, bucket) for run in self._runs]
-        yield from merge([*sources, _of_array(rest)], self.key, self.dtype.itemsize, self.memory)
+        yield from merge([*sources, _of_array(rest)], self.key, self.dtype.itemsize, Limits(self.memory))
 
     def _run(self, run: np.ndarray, bucket: int) -> tuple[Read, int]:
         first, stop, size = int(run[bucket]), int(run[bucket + 1]), self.dtype.itemsize
@@ -293,7 +293,7 @@ def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarra
     return records
 
 
-def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int, memory: int = MEMORY, *,
+def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int, limits: Limits = LIMITS, *,
                    whole: Sequence[str] = (), numbered: bool = False,
                    scratch: str | None = None) -> Iterator[np.ndarray]:
     """The records of one bucket of all files in the order of the key they were sorted by, ties in the order of `refs`,
@@ -301,8 +301,8 @@ def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int,
 
     `whole`: the first fields of the key; records in which they are equal come in one block. `numbered`: records get one
     field more, `source` (u4), the number of their file. `scratch`: folder for merged groups of files, used with more
-    than `merge.FAN_IN` files (default: the system's). Memory: about `memory` bytes and 300 bytes a file, however large
-    the bucket is; one file is open at a time.
+    than `limits.fan_in` files (default: the system's). Memory: about `limits.memory` bytes and 300 bytes a file,
+    however large the bucket is; one file is open at a time.
     """
     runs: list[Run] = []
     like: SegmentFile | None = None
@@ -320,7 +320,7 @@ def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int,
     # the file number does not enter the order: ties are in the order of the files anyway
     key = like.dtype.names if numbered and like.key is None else like.key
     with tempfile.TemporaryDirectory(prefix="merge-", dir=scratch) as folder:
-        blocks = merge(in_few(runs, key, dtype, folder, memory), key, dtype.itemsize, memory)
+        blocks = merge(in_few(runs, key, dtype, folder, limits), key, dtype.itemsize, limits)
         yield from in_whole(blocks, whole) if whole else blocks
 
 

@@ -9,16 +9,25 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-#: bytes of records (with their buckets) a writer holds, and a merge reads ahead
-MEMORY = 64 << 20
-#: least bytes of a block of one run in a merge: fewer are not worth a request to object storage
-BLOCK = 128 << 10
-#: runs merged at a time; more are first merged in groups, into files on scratch
-FAN_IN = 128
+
+@dataclass(frozen=True)
+class Limits:
+    """What a merge may hold and reads at a time. The merged records never depend on it."""
+
+    #: bytes of records (with their buckets) a writer holds, and a merge reads ahead
+    memory: int = 64 << 20
+    #: least bytes of a block of one run: fewer are not worth a request to object storage
+    block: int = 128 << 10
+    #: runs merged at a time; more are first merged in groups, into files on scratch
+    fan_in: int = 128
+
+
+LIMITS = Limits()
 
 Read = Callable[[int, int], np.ndarray]
 Run = tuple[Read, int]
@@ -59,12 +68,12 @@ def _ordered_bytes(field: np.ndarray) -> np.ndarray:
 
 # -- merging ---------------------------------------------------------------------------------------------------------
 def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsize: int,
-          memory: int = MEMORY) -> Iterator[np.ndarray]:
+          limits: Limits = LIMITS) -> Iterator[np.ndarray]:
     """Merge sorted runs, given as (read(start, stop), length), into sorted blocks; ties in the order of the runs.
 
-    Holds about `memory` bytes, whatever the length of the runs and however many records share a key.
+    Holds about `limits.memory` bytes, whatever the length of the runs and however many records share a key.
     """
-    runs = [_Run(read, n) for read, n in sources if n]
+    runs, memory = [_Run(read, n) for read, n in sources if n], limits.memory
     if (key is not None and not key) or len(runs) == 1:
         step = max(1, memory // 2 // itemsize)
         for run in runs:
@@ -75,7 +84,7 @@ def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsi
         yield from _in_order([run.read(0, run.length) for run in runs], key)
         return
     # a block is held as records and keys, and once more while it is sorted
-    step = max(1, max(memory // 4 // len(runs), BLOCK) // itemsize)
+    step = max(1, max(memory // 4 // len(runs), limits.block) // itemsize)
     while True:
         for run in runs:
             run.fill(step, key)
@@ -129,17 +138,17 @@ def _in_order(blocks: list[np.ndarray], key: Sequence[str] | None) -> Iterator[n
 
 # -- many runs, whole keys -------------------------------------------------------------------------------------------
 def in_few(runs: Sequence[Run], key: Sequence[str] | None, dtype: np.dtype[Any], scratch: str,
-           memory: int = MEMORY) -> list[Run]:
-    """The same records in at most FAN_IN runs, with ties in the same order: groups of consecutive runs are merged into
-    files below the folder `scratch`, none of which stays open."""
+           limits: Limits = LIMITS) -> list[Run]:
+    """The same records in at most `limits.fan_in` runs, with ties in the same order: groups of consecutive runs are
+    merged into files below the folder `scratch`, none of which stays open."""
     runs = [run for run in runs if run[1]]
     files: list[str] = []
-    while len(runs) > FAN_IN and (key is None or key):
+    while len(runs) > limits.fan_in and (key is None or key):
         made = []
-        for a in range(0, len(runs), FAN_IN):
+        for a in range(0, len(runs), limits.fan_in):
             number, path = tempfile.mkstemp(prefix="merged.", dir=scratch)
             with open(number, "wb") as file:
-                for block in merge(runs[a:a + FAN_IN], key, dtype.itemsize, memory):
+                for block in merge(runs[a:a + limits.fan_in], key, dtype.itemsize, limits):
                     file.write(np.ascontiguousarray(block).view(np.uint8).data)
             made.append(path)
         for path in files:
