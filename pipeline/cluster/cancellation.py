@@ -14,7 +14,8 @@ GRACE_S = 60.0           # tasks that run may finish for so long after a cancel
 
 
 @contextlib.contextmanager
-def watching(store: Store, run: str, attempt: int, stop: Callable[[], None]) -> Iterator[None]:
+def watching(store: Store, run: str, attempt: int, stop: Callable[[], None],
+             poll_s: float = POLL_S) -> Iterator[None]:
     """Call `stop` from another thread, once, when this attempt is asked to stop (`attempts.ask_to_stop`)."""
     ended = threading.Event()
 
@@ -24,7 +25,7 @@ def watching(store: Store, run: str, attempt: int, stop: Callable[[], None]) -> 
                 if asked_to_stop(store, run, attempt):
                     stop()
                     return
-            ended.wait(POLL_S)
+            ended.wait(poll_s)
 
     thread = threading.Thread(target=poll, name="cancellation", daemon=True)
     thread.start()
@@ -32,4 +33,4 @@ def watching(store: Store, run: str, attempt: int, stop: Callable[[], None]) -> 
         yield
     finally:
         ended.set()
-        thread.join(timeout=POLL_S)
+        thread.join(timeout=poll_s)

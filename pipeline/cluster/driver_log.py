@@ -26,8 +26,9 @@ class DriverLog:
     Object stores cannot append: the log is a series of pieces, of which the last one is replaced as it grows.
     """
 
-    def __init__(self, store: Store, run: str, attempt: int, clock: Clock = SYSTEM) -> None:
-        self._clock = clock
+    def __init__(self, store: Store, run: str, attempt: int, clock: Clock = SYSTEM,
+                 copy_s: float = COPY_S) -> None:
+        self._clock, self._copy_s = clock, copy_s
         self.store, self.run, self.attempt = store, run, attempt
         self._piece, self._text, self._copied = 1, b"", b""
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -69,7 +70,7 @@ class DriverLog:
                 self._take(self._decode(data))
             elif closing or ready:
                 break
-            if self._clock.now() - copied > COPY_S:
+            if self._clock.now() - copied > self._copy_s:
                 copied = self._clock.now()
                 self._copy()
         self._take("", last=True)

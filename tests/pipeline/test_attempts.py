@@ -180,9 +180,8 @@ def test_the_wish_is_found_once_and_only_for_this_attempt(any_store, monkeypatch
         called.set()
 
     monkeypatch.setattr("pipeline.cluster.cancellation.asked_to_stop", look)
-    monkeypatch.setattr("pipeline.cluster.cancellation.POLL_S", 0.05)
     ask_to_stop(any_store, "r", 1)
-    with watching(any_store, "r", 2, stop):
+    with watching(any_store, "r", 2, stop, poll_s=0.05):
         until(lambda: len(looks) > 3)
         assert calls == []
         ask_to_stop(any_store, "r", 2)
@@ -190,9 +189,8 @@ def test_the_wish_is_found_once_and_only_for_this_attempt(any_store, monkeypatch
         until(lambda: "attend" not in {thread.name for thread in threading.enumerate()})
     assert calls == [len(looks)], "once, and nobody looks any more"
     looks.clear(), calls.clear(), called.clear()
-    monkeypatch.setattr("pipeline.cluster.cancellation.POLL_S", 3600.0)
     ask_to_stop(any_store, "r", 3)
-    with watching(any_store, "r", 3, stop):                              # found at once: no poll has to pass
+    with watching(any_store, "r", 3, stop, poll_s=3600.0):      # found at once: no poll has to pass
         assert called.wait(120)
     assert calls == [1]
 
@@ -291,14 +289,13 @@ def test_all_that_is_said_is_copied_without_secrets(store):
     assert len(pieces) > 3 and all(store.size(p) <= attempts.PIECE for p in pieces)
 
 
-def test_a_follower_reads_everything_once_while_it_grows(any_store, monkeypatch, capfd):
-    monkeypatch.setattr("pipeline.cluster.driver_log.COPY_S", 0.02)
+def test_a_follower_reads_everything_once_while_it_grows(any_store, capfd):
     reader, found = LogReader(any_store, "r", 1), []
     with capfd.disabled(), open(os.devnull, "w") as null:
         saved = os.dup(2)
         os.dup2(null.fileno(), 2)                  # DriverLog passes on what it reads; not into the test's own output
         try:
-            with DriverLog(any_store, "r", 1):
+            with DriverLog(any_store, "r", 1, copy_s=0.02):
                 for i in range(3000):
                     os.write(1, f"{i:06d} {'x' * 60}\n".encode())
                     if i % 100 == 0:

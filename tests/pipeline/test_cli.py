@@ -18,6 +18,7 @@ import pytest
 
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
+from tests.hurried import HurriedClock
 from tests.pipeline.cli_site import ROOT, process
 from tokenizer.shards.rows import RowSet
 
@@ -180,8 +181,7 @@ def test_waiting_for_a_holder_that_cannot_be_seen_is_said(site, tmp_path, monkey
         held._stop.set()
         held._thread.join()                                   # a driver on another host, cut off
         monkeypatch.setattr(log, "alive", lambda holder: None)
-        monkeypatch.setattr(log, "PATIENCE_S", 0.3)
-        Log.open(Store(store), run="next").close()
+        Log.open(Store(store), run="next", clock=HurriedClock()).close()
     finally:
         held._closed = True
     assert "last held by run 'other'" in caplog.text and "waiting up to" in caplog.text

@@ -42,7 +42,6 @@ def test_a_head_that_goes_is_said_once_each_time(monkeypatch, caplog):
         end = len(looks) + times
         until(lambda: len(looks) >= end)
 
-    monkeypatch.setattr(head, "CHECK_S", 0.02)
     monkeypatch.setattr(head, "socket", SimpleNamespace(create_connection=connect))
     with socket.socket() as held:                        # the port is nobody else's while nobody listens there
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,7 +49,7 @@ def test_a_head_that_goes_is_said_once_each_time(monkeypatch, caplog):
         port = held.getsockname()[1]
         with answering(port):
             others = threading.enumerate()
-            closed = head.watch_head(f"127.0.0.1:{port}")
+            closed = head.watch_head(f"127.0.0.1:{port}", every_s=0.02)
             [watch] = set(threading.enumerate()) - set(others)
             looked(5)
         try:

@@ -301,13 +301,11 @@ def test_a_supervisor_nobody_asked_for_a_while_takes_no_child_for_stalled(store,
         supervisor.close()
 
 
-def test_a_row_at_which_children_get_killed_from_outside_is_not_quarantined_either(processes, monkeypatch):
-    from pipeline.engine.driver import scheduler
-
-    monkeypatch.setattr(scheduler, "MAX_LOST", 2)
+def test_a_row_at_which_children_get_killed_from_outside_is_not_quarantined_either(processes):
     log = t.MemoryLog()
     with pytest.raises(TaskFailed, match=r"killed:SIGKILL, at row 3, stage 2") as caught:
-        Scheduler(processes(1), log, max_attempts=1).run(t.row_specs(parts=1, batch=1, poison={0: {3: "killed"}}))
+        Scheduler(processes(1), log, max_attempts=1, max_lost=2).run(
+            t.row_specs(parts=1, batch=1, poison={0: {3: "killed"}}))
     assert len(caught.value.reasons) == 2
     assert log.appended == []
 
@@ -350,7 +348,6 @@ def test_a_full_disk_is_waited_for_and_held_against_nobody(processes, tmp_path):
 
 
 def test_a_disk_too_full_to_start_a_child_is_waited_for_too(processes, store, tmp_path, monkeypatch):
-    from pipeline.engine.driver import scheduler
     from pipeline.engine.worker import supervisor
 
     specs, backend = t.row_specs(parts=2), processes(2)
@@ -366,25 +363,22 @@ def test_a_disk_too_full_to_start_a_child_is_waited_for_too(processes, store, tm
     monkeypatch.setattr(backend.supervisor.scratch, "folder", folder)
     records = Scheduler(backend, t.MemoryLog(), max_attempts=1).run(specs)
     assert failing == [0] and t.outcome(records) == inline(store, specs, tmp_path)
-    monkeypatch.setattr(scheduler, "MAX_LOST", 2)
     monkeypatch.setattr(supervisor, "CrashTriage", partial(CrashTriage, max_environment=0))
     for child in list(backend.supervisor._children):
         backend.supervisor._bury(child)
     failing[0] = 99
     with pytest.raises(TaskFailed, match=r"no space left for temporary files in .*set TMPDIR to a larger disk"):
-        Scheduler(backend, t.MemoryLog(), max_attempts=1).run(t.row_specs(parts=1, rows=7))
+        Scheduler(backend, t.MemoryLog(), max_attempts=1, max_lost=2).run(t.row_specs(parts=1, rows=7))
 
 
 def test_a_disk_that_stays_full_ends_the_run_with_its_name(processes, tmp_path, monkeypatch):
-    from pipeline.engine.driver import scheduler
     from pipeline.engine.worker import supervisor
 
-    monkeypatch.setattr(scheduler, "MAX_LOST", 2)
     monkeypatch.setattr(supervisor, "CrashTriage", partial(CrashTriage, max_environment=0))
     (tmp_path / "marks").mkdir()
     spec = t.spec(t.Full, marks=str(tmp_path / "marks"), times=99)
     with pytest.raises(TaskFailed, match="No space left on device: '/scratch/x'"):
-        Scheduler(processes(1), t.MemoryLog(), max_attempts=1).run([spec])
+        Scheduler(processes(1), t.MemoryLog(), max_attempts=1, max_lost=2).run([spec])
     assert len(list((tmp_path / "marks").iterdir())) == 2
 
 
@@ -438,12 +432,9 @@ def test_declared_memory_bounds_what_runs_together(store, tmp_path):
 
 
 def test_memory_pressure_kills_the_largest_child_and_quarantines_no_document(processes, store, tmp_path, monkeypatch):
-    from pipeline.engine.worker import supervisor
-
-    monkeypatch.setattr(supervisor, "PRESSURE_S", 0.2)
     mark = tmp_path / "mark"                             # the pressure is over, and its parts may end
     specs = t.row_specs(parts=3, poison={p: {20: "held"} for p in range(3)}, mark=str(mark))
-    backend = processes(3)
+    backend = processes(3, pressure_s=0.2)
     backend.memory_mb = 2000
 
     def use():
@@ -459,14 +450,9 @@ def test_memory_pressure_kills_the_largest_child_and_quarantines_no_document(pro
 
 def test_memory_that_others_have_filled_does_not_end_the_run(processes, store, tmp_path, monkeypatch):
     """Killing the last child would help nobody: it goes on, one after the other."""
-    from pipeline.engine.driver import scheduler
-    from pipeline.engine.worker import supervisor
-
-    monkeypatch.setattr(supervisor, "PRESSURE_S", 0.1)
-    monkeypatch.setattr(scheduler, "MAX_LOST", 2)
     mark = tmp_path / "mark"                             # only one is left
     specs = t.row_specs(parts=3, poison={p: {20: "held"} for p in range(3)}, mark=str(mark))
-    backend = processes(3)
+    backend = processes(3, pressure_s=0.1)
     backend.memory_mb = 2000
 
     def use():
@@ -475,7 +461,7 @@ def test_memory_that_others_have_filled_does_not_end_the_run(processes, store, t
         return 95 << 30, 100 << 30
 
     monkeypatch.setattr(measure, "memory_use", use)
-    assert t.outcome(Scheduler(backend, t.MemoryLog()).run(specs)) == inline(store, specs, tmp_path)
+    assert t.outcome(Scheduler(backend, t.MemoryLog(), max_lost=2).run(specs)) == inline(store, specs, tmp_path)
     assert backend.supervisor._allowed == 1
 
 

@@ -99,8 +99,7 @@ def test_group_commit_by_count_and_by_age(store):
         assert log.tend() and len(sizes()) == 4
 
 
-def test_the_thread_of_the_log_commits_without_any_call(store, monkeypatch):
-    monkeypatch.setattr(store_log, "SEGMENT_S", 0.05)
+def test_the_thread_of_the_log_commits_without_any_call(store):
     with Log.open(store) as log:
         log.append(record("k1"))
         began = time.monotonic()

@@ -18,12 +18,12 @@ import pytest
 
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store import retry
 from pipeline.store.dataset import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.log import Fenced, Log
 from pipeline.store.records import FileInfo, PartRecord
-from pipeline.store.remote import in_parallel
+from pipeline.store.remote import Gcs, in_parallel
+from tests.hurried import HurriedClock
 
 pytest.importorskip("gcsfs")
 
@@ -159,7 +159,7 @@ def gcs(monkeypatch, tmp_path):
     url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(retry, "FIRST_S", 0.01)
+    monkeypatch.setattr(Gcs, "clock", HurriedClock())
     for protocol in ("gs", "gcs"):
         monkeypatch.setitem(fsspec.config.conf, protocol, {"endpoint_url": url, "token": "anon",
                                                            "skip_instance_cache": True})

@@ -15,11 +15,12 @@ import pytest
 
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store import retry
 from pipeline.store.dataset import dataset_hash, iter_rows, manifest
 from pipeline.store.fs import Store
+from pipeline.store.s3 import S3
 from tests.corpus import sentences, write_warcs
 from tests.e2e.test_same_bytes import RECIPE, result
+from tests.hurried import HurriedClock
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -140,7 +141,7 @@ datasets: {{clean: {{from: docs, steps: [gopher_quality, pii]}}}}
 
 def test_a_run_survives_a_bad_day(s3_server, site, remote_site, tmp_path, monkeypatch):
     """Every seventh request fails, each in another way; the run does not notice."""
-    monkeypatch.setattr(retry, "FIRST_S", 0.01)
+    monkeypatch.setattr(S3, "clock", HurriedClock())
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"""
 version: 1

@@ -22,6 +22,7 @@ from pipeline.store.log import Fenced, Log
 from pipeline.store.records import FileInfo, PartRecord
 from pipeline.store.remote import in_parallel
 from pipeline.store.s3 import S3
+from tests.hurried import HurriedClock
 from tests.storage.s3_server import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def store(bucket, monkeypatch) -> Store:
-    monkeypatch.setattr(retry, "FIRST_S", 0.01)
-    monkeypatch.setattr(retry, "LONGEST_S", 0.1)
+    monkeypatch.setattr(S3, "clock", HurriedClock())
     monkeypatch.setattr(retry._Told, "at", -retry.QUIET_S)
     return Store(f"{bucket}/some/store")
 
@@ -77,9 +77,10 @@ def test_silence_ends_in_a_time_out(s3_server, s3, store, monkeypatch):
     store.write("x", b"here")
     monkeypatch.setattr(S3, "options", {**S3.options, "config_kwargs": {**S3.options["config_kwargs"],
                                                                         "read_timeout": 0.5}})
-    monkeypatch.setattr(retry, "TRIES", 1000)          # a busy machine may need longer for an answer, and again
+    patient = Store(store.root)
+    patient.remote.tries = 1000                        # a busy machine may need longer for an answer, and again
     s3_server.trouble(lambda method, path, n: "hang" if n == 0 else None)
-    assert Store(store.root).read("x") == b"here"
+    assert patient.read("x") == b"here"
 
 
 def test_what_makes_no_sense_to_repeat_is_not_repeated(s3_server, s3, store):
@@ -101,17 +102,20 @@ def test_what_makes_no_sense_to_repeat_is_not_repeated(s3_server, s3, store):
 
 
 def test_patience_ends_and_says_so_once_a_minute(s3_server, s3, store, monkeypatch, caplog):
-    assert retry.QUIET_S == 60
-    monkeypatch.setattr(retry, "QUIET_S", 3600.0)      # the minute may be over before a busy machine is through
-    monkeypatch.setattr(retry._Told, "at", -3600.0)
+    clock = store.remote.clock = HurriedClock(still=True)
+    monkeypatch.setattr(retry._Told, "at", clock.now() - 61)
     s3_server.trouble(lambda *_: "503")
     with caplog.at_level(logging.WARNING, "tokenmill"):
         for _ in range(3):
             with pytest.raises(EnvironmentFailure, match=rf"cannot read {store.root}/x: .*503.* {retry.TRIES} times in "
                                                          r"a row.*run again"):
                 store.read("x")
-    assert retry.TRIES * 3 <= len(s3_server.requests) <= retry.TRIES * 6       # the client library repeats once
-    assert len([r for r in caplog.records if "storage" in r.message]) == 1
+        assert len([r for r in caplog.records if "storage" in r.message]) == 1
+        clock.passed += 61
+        with pytest.raises(EnvironmentFailure):
+            store.read("x")
+    assert len([r for r in caplog.records if "storage" in r.message]) == 2
+    assert retry.TRIES * 4 <= len(s3_server.requests) <= retry.TRIES * 8       # the client library repeats once
 
 
 def test_no_bucket_no_package_no_credentials(s3, monkeypatch, tmp_path):
@@ -242,8 +246,8 @@ def test_large_objects_go_in_parts_and_come_in_ranges(s3_server, s3, store, tmp_
     assert len(gets) >= 5 and max(r.received for r in gets) <= 8 << 20
 
 
-def test_an_upload_that_fails_leaves_nothing(s3_server, s3, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(retry, "TRIES", 2)
+def test_an_upload_that_fails_leaves_nothing(s3_server, s3, store, tmp_path):
+    store.remote.tries = 2
     local = tmp_path / "large.bin"
     local.write_bytes(bytes(33 << 20))
     s3_server.trouble(lambda method, path, n: "503" if "partNumber=2" in path else None)

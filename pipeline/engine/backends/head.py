@@ -12,20 +12,20 @@ MISSES = 2               # in a row, until the user is warned
 log = logging.getLogger("tokenmill")
 
 
-def watch_head(address: str) -> threading.Event:
+def watch_head(address: str, every_s: float = CHECK_S) -> threading.Event:
     """Say it when nothing answers at HOST:PORT any more: a minute later Ray ends this process, with words of its own,
     in the middle of whatever we do. The event that is returned ends the watch."""
     closed = threading.Event()
-    threading.Thread(target=_watch, args=(address, closed), name="head", daemon=True).start()
+    threading.Thread(target=_watch, args=(address, closed, every_s), name="head", daemon=True).start()
     return closed
 
 
-def _watch(address: str, closed: threading.Event) -> None:
+def _watch(address: str, closed: threading.Event, every_s: float) -> None:
     host, _, port = address.rpartition(":")
     missed = 0
-    while not closed.wait(CHECK_S):
+    while not closed.wait(every_s):
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=CHECK_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=every_s).close()
             missed = 0
         except OSError as e:
             missed += 1

@@ -8,7 +8,7 @@ What an attempt's failure costs depends on its kind:
 * `exception`: raised by the task's own code; counts against `max_attempts`. The same message at the same row twice in a
   row is deterministic and ends the run.
 * `permanent`: a setting that cannot work; ends the run at once.
-* `environment` (a killed child, memory pressure) and `lost` (its worker): counted apart and bounded by MAX_LOST, so
+* `environment` (a killed child, memory pressure) and `lost` (its worker): counted apart and bounded by `max_lost`, so
   that a task that takes down every node it runs on ends the run.
 * `damaged`: a file of the store is not what its record says. Tasks that do not need the file are finished first, then
   DamageFound ends this plan; the next plan makes the file anew.
@@ -83,10 +83,11 @@ class Scheduler:
     """
 
     def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
-                 dispatch_seed: int | None = None, straggler_s: float = STRAGGLER_S, grace_s: float = 0.0,
-                 clock: Clock = SYSTEM, bad_files: BadFiles | None = None) -> None:
+                 max_lost: int = MAX_LOST, dispatch_seed: int | None = None, straggler_s: float = STRAGGLER_S,
+                 grace_s: float = 0.0, clock: Clock = SYSTEM, bad_files: BadFiles | None = None) -> None:
         self.backend, self.log, self.progress, self.bad_files = backend, log, progress, bad_files
-        self.max_attempts, self.straggler_s, self.grace_s = max_attempts, straggler_s, grace_s
+        self.max_attempts, self.max_lost = max_attempts, max_lost
+        self.straggler_s, self.grace_s = straggler_s, grace_s
         self.executed = self.reused = 0              # tasks that ran here, tasks that the log held
         self._dispatch_seed, self._clock = dispatch_seed, clock
         self._awaited: set[str] = set()              # nodes of tasks that others wait for
@@ -325,8 +326,8 @@ class Scheduler:
         else:
             past.lost += 1
         self._hindered += failure.kind == "environment"
-        final = (final or past.exceptions >= self.max_attempts or past.lost >= MAX_LOST
-                 or self._hindered >= MAX_LOST * max(1, self.backend.slots))
+        final = (final or past.exceptions >= self.max_attempts or past.lost >= self.max_lost
+                 or self._hindered >= self.max_lost * max(1, self.backend.slots))
         if self.progress:
             self.progress.failed(spec, failure.kind, failure.message, not final)
         if final:

@@ -37,6 +37,7 @@ class Limits:
     reading_cpu_s: float = 1800.0  # CPU seconds outside documents, and one more for each READING_BYTES of the task
     wall_s: float = 600.0          # seconds without cursor movement and without a second of CPU time: run again
     memory_share: float = 0.85     # of the cgroup's (or machine's) memory: above it the largest child is killed
+    pressure_s: float = 1.0        # between two checks of `memory_share`
     recycle_cpu_s: float = 600.0   # a child is replaced after so many CPU seconds (a new one costs 1): libraries leak
     max_quarantined: int = 100       # documents of one partition in quarantine
     hanging_s: float = 120.0       # seconds without cursor movement: reported, and nothing else

@@ -66,7 +66,6 @@ from pipeline.store.records import READING
 TICK_S = 0.1             # between two checks of the limits
 PROGRESS_S = 1.0
 BLIND_S = 2.0            # longer than this between two checks: this process stood still, or was not polled
-PRESSURE_S = 1.0         # between two checks of memory pressure
 RELIEF_S = 60.0          # without pressure, after which one more child may run again
 
 
@@ -326,7 +325,7 @@ class Supervisor:
                 fault = self._excess(child, child.job, now)
                 if fault is not None:
                     self._died(child, fault)
-        if now - self._squeezed >= PRESSURE_S:
+        if now - self._squeezed >= self.limits.pressure_s:
             self._squeezed = now
             self._relieve()
 
