@@ -34,6 +34,7 @@ from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report
 from pipeline.store.dataset import publish, publish_quarantine, stream_quarantine
 from pipeline.store.fs import Store
+from pipeline.store.garbage import collect_garbage
 from pipeline.store.lists import writes_to
 from pipeline.store.log import Log
 from pipeline.store.records import PartRecord, merge_counters
@@ -120,7 +121,7 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
 
     What is written beside the log is written only while the log is ours: `log.verify` comes before.
     """
-    mended = dict(log.collect_garbage().damaged)
+    mended = dict(collect_garbage(log).damaged)
     if (hub := hub_tokenizer(recipe)) is not None:
         recipe.pin_tokenizer(hub.pinned)
         store.write(f"{code_folder(name)}/{hub.path.name}", hub.path.read_bytes())

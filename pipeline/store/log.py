@@ -18,26 +18,20 @@ import contextlib
 import json
 import logging
 import math
-import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.base.clock import SYSTEM, Clock
-from pipeline.store.disk import leftovers
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.lease import Holder, alive, identity
 from pipeline.store.records import PartRecord
-from pipeline.store.temp import scratch_database
 from pipeline.store.view import FORMAT, CorruptLog, LogView, decode_segment, dumps, encode_segment, segment_name
 
 SEGMENT_RECORDS = 1000       # docs/contracts.md: Store
 SEGMENT_S = 1.0              # age of the oldest waiting record at which a segment is written
 HEARTBEAT_S = 5.0
 PATIENCE_S = 20.0            # four heartbeats: a counter that stood still that long belongs to a dead or cut-off driver
-LISTS = "lists"              # objects/lists: arguments of tasks (engine.lists)
-VERIFY_REMOVALS = 1000       # files that are removed between two checks that this driver is not fenced
 RETRIES = 8                  # of a put whose outcome is unknown (time-outs of an object store)
 
 log = logging.getLogger("tokenmill")
@@ -61,7 +55,7 @@ def attempt_name(epoch: int, serial: int) -> str:
     return f"{epoch:08d}-{serial:08d}"
 
 
-def _heartbeat_name(epoch: int) -> str:
+def heartbeat_name(epoch: int) -> str:
     return f"log/heartbeat/{epoch:08d}.json"
 
 
@@ -161,7 +155,7 @@ class Log(LogView):
 
     def _heartbeat(self, epoch: int) -> dict[str, Any]:
         try:
-            beat: dict[str, Any] = json.loads(self.store.read(_heartbeat_name(epoch)))
+            beat: dict[str, Any] = json.loads(self.store.read(heartbeat_name(epoch)))
             return beat
         except (OSError, ValueError):
             return {}
@@ -171,7 +165,7 @@ class Log(LogView):
         self._beaten = self._clock.now()
         # `holder` and `at` are for display (`cluster.attempts`): no decision depends on them
         beat = {"counter": self._counter, "closed": closed, "holder": self.holder, "at": round(self._clock.wall(), 1)}
-        self.store.write(_heartbeat_name(self.epoch), dumps(beat))
+        self.store.write(heartbeat_name(self.epoch), dumps(beat))
 
     def _tend_until_closed(self) -> None:
         while not self._stop.wait(SEGMENT_S / 4) and self.tend():
@@ -372,89 +366,3 @@ class Log(LogView):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def collect_garbage(self) -> Swept:
-        """Remove three kinds of files: those of attempts of older epochs that no record names, lists of files for tasks
-        (written again when they are wanted), and temporary files of writers that died. Retire records whose files are
-        gone or have another size. Call it before tasks run: a folder it empties may be the one a task uploads into.
-
-        It is safe at any time. An attempt of an older epoch that is not in the log never gets there, since its driver
-        is fenced. Attempts of this epoch or a later one are not touched. A driver that is fenced removes nothing.
-        Memory grows with the files that are removed, not with those that are there.
-        """
-        self.flush()
-        garbage, folders = [], []
-        damaged: dict[str, str] = {}                          # path of a file → what is wrong with it
-        seen = scratch_database()
-        seen.execute("CREATE TABLE seen (key TEXT PRIMARY KEY) WITHOUT ROWID")
-        for key, files in self._objects():                    # objects/KEY/ATTEMPT.name
-            record = self.get(key)
-            named = {info.path: info.bytes for info in record.files.values()} if record else {}
-            if record:
-                seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (key,))
-                damaged |= _differing(named, {f"objects/{key}/{file}": size for file, size in files.items()})
-            old = []
-            for file in files:
-                whose = file.split("-")[0]
-                if f"objects/{key}/{file}" not in named and (key == LISTS or (
-                        len(whose) == 8 and whose.isdigit() and int(whose) < self.epoch)):
-                    old.append(f"objects/{key}/{file}")
-            garbage += old
-            if len(old) == len(files):
-                folders.append(key)
-        for record in self.records():
-            if not seen.execute("SELECT 1 FROM seen WHERE key = ?", (record.key,)).fetchone():
-                damaged |= _differing({info.path: info.bytes for info in record.files.values()}, {})
-        beats = [path for path in self.store.list("log/heartbeat") if path < _heartbeat_name(self.epoch)]
-        if self.store.local is not None:
-            garbage += leftovers(self.store.local, self.store.local / _heartbeat_name(self.epoch))
-        self.retire_files(damaged)
-
-        def still_ours(names: Iterable[str]) -> Iterator[str]:
-            # listing and removing take time: by now lists and folders may belong to the driver after this one
-            for n, name in enumerate(names):
-                if n % VERIFY_REMOVALS == 0:
-                    self.verify()
-                yield name
-
-        self.store.remove_all(still_ours([*garbage, *beats]))
-        emptied = 0
-        if self.store.local is not None:
-            for key in still_ours(folders):
-                with contextlib.suppress(OSError):            # in use
-                    os.rmdir(self.store.local / "objects" / key)
-                    emptied += 1
-        return Swept(len(garbage), emptied, damaged)
-
-    def _objects(self) -> Iterator[tuple[str, dict[str, int]]]:
-        """Folders below objects/ with the names and sizes of their files, in any order on a disk: a sorted list of a
-        million of them would be memory."""
-        if self.store.local is None:
-            pairs = ((*entry.path.removeprefix("objects/").partition("/")[::2], entry.size)
-                     for entry in self.store.entries("objects"))
-            for key, some in groupby(pairs, lambda pair: pair[0]):
-                yield key, {file: size for _, file, size in some}
-            return
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.store.local / "objects") as folders:
-            for folder in folders:
-                sizes: dict[str, int] = {}
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as files:
-                    for f in files:
-                        with contextlib.suppress(FileNotFoundError):
-                            sizes[f.name] = f.stat().st_size
-                    yield folder.name, sizes
-
-
-class Swept(NamedTuple):
-    """What `collect_garbage` did: files and emptied folders it removed, and the files of records that are gone or have
-    another size than they should, with what is wrong with each."""
-
-    files: int
-    folders: int
-    damaged: dict[str, str]
-
-
-def _differing(named: Mapping[str, int], there: Mapping[str, int]) -> dict[str, str]:
-    """Files of a record that are gone or have another size, with what is wrong with each."""
-    return {path: "is gone" if path not in there else f"has {there[path]:,} bytes instead of {size:,}"
-            for path, size in named.items() if there.get(path) != size}

@@ -23,6 +23,7 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from pipeline.store import fs as store_fs
 from pipeline.store import log as store_log
 from pipeline.store.fs import Store, StoreError
+from pipeline.store.garbage import collect_garbage
 from pipeline.store.log import CorruptLog, Fenced, LeaseHeld, Log, OtherContent, attempt_name
 from pipeline.store.records import FileInfo, PartRecord
 from tests.simulate.clock import VirtualClock
@@ -228,7 +229,7 @@ def test_a_driver_that_was_taken_over_leaves_no_heartbeat_behind(store):
     clock = VirtualClock()
     first = Log.open(store, run="first", clock=clock, threaded=False)
     second = Log.open(store, takeover=True)
-    second.collect_garbage()
+    collect_garbage(second)
     clock.sleep(store_log.HEARTBEAT_S)
     first.tend()
     with pytest.raises(Fenced):
@@ -601,12 +602,12 @@ def test_garbage_of_older_epochs_alone_is_collected(store, tmp_path):
         leave(f"objects/later/{attempt_name(3, 0)}.kept.parquet")        # of a driver that took over
         leave("objects/other/notes.txt")                                 # not ours to judge
         leave(f"objects/lists/{'a' * 64}.json")                          # of a task that is over
-        assert log.collect_garbage().files == 3
+        assert collect_garbage(log).files == 3
         assert list(store.list("objects")) == [
             "objects/kept/00000001-00000000.kept.parquet", "objects/later/00000003-00000000.kept.parquet",
             "objects/now/00000002-00000000.kept.parquet", "objects/other/notes.txt"]
         assert list(store.list("log/heartbeat")) == ["log/heartbeat/00000002.json"]
-        assert log.collect_garbage() == (0, 0, {})
+        assert collect_garbage(log) == (0, 0, {})
     if store.local:
         assert not (store.local / "objects" / "orphan").exists()
 
@@ -616,7 +617,6 @@ def test_who_is_taken_over_while_it_collects_garbage_stops(store, tmp_path, monk
     lists = [f"objects/lists/{n:064x}.json" for n in range(40)]
     for path in lists:
         assert store.put_absent(path, b"[]")
-    monkeypatch.setattr(store_log, "VERIFY_REMOVALS", 2)
     first, remove, drivers = Log.open(store, run="first"), Store.remove, []
 
     def takes_long(self, path: str) -> None:
@@ -626,7 +626,7 @@ def test_who_is_taken_over_while_it_collects_garbage_stops(store, tmp_path, monk
     monkeypatch.setattr(store, "map", lambda call, items, most=0: map(call, items))   # in turn, as on a disk
     monkeypatch.setattr(Store, "remove", takes_long)
     with pytest.raises(Fenced, match="second"):
-        first.collect_garbage()
+        collect_garbage(first, verify_every=2)
     assert len(list(store.list("objects"))) == 38
     drivers[0].close()
 
@@ -685,9 +685,9 @@ def test_records_whose_files_are_gone_or_cut_are_retired_before_a_run(store, tmp
             store.remove("objects/harmed/00000001-00000000.kept.parquet")
     with Log.open(store) as log:
         path = "objects/harmed/00000001-00000000.kept.parquet"
-        assert log.collect_garbage().damaged == {path: "has 9 bytes instead of 10" if harm == "cut" else "is gone"}
+        assert collect_garbage(log).damaged == {path: "has 9 bytes instead of 10" if harm == "cut" else "is gone"}
         assert log.get("harmed") is None and log.get("whole") is not None
-        assert log.collect_garbage().damaged == {}
+        assert collect_garbage(log).damaged == {}
 
 
 def test_a_lost_folder_of_many_records_costs_few_segments(store):
@@ -696,7 +696,7 @@ def test_a_lost_folder_of_many_records_costs_few_segments(store):
             log.append(record(f"k{i}", files=("dropped.parquet", "kept.parquet")))
         log.flush()
         before = log.segments
-        assert len(log.collect_garbage().damaged) == 70
+        assert len(collect_garbage(log).damaged) == 70
         assert log.segments == before + 4
         assert not list(log.records())
     assert not list(Log.read(store).records())

@@ -13,7 +13,7 @@ from unittest import mock
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old` stands once in the source of the function `target` ('module:Class.function') and becomes `new`."""
+    """`old` stands once in the source of `target` ('module:function' or 'module:Class.function') and becomes `new`."""
 
     name: str
     target: str
@@ -23,15 +23,16 @@ class Mutant:
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
         module, _, place = self.target.partition(":")
-        owner, _, function = place.partition(".")
-        cls = getattr(importlib.import_module(module), owner)
-        original = cls.__dict__[function]
+        cls, _, function = place.rpartition(".")
+        owner = importlib.import_module(module)
+        owner = getattr(owner, cls) if cls else owner
+        original = vars(owner)[function]
         source = textwrap.dedent(inspect.getsource(original))
         if source.count(self.old) != 1:
             raise LookupError(f"mutant '{self.name}': {self.target} has {source.count(self.old)} times {self.old!r}")
         made: dict[str, object] = {}
         exec(compile(source.replace(self.old, self.new), self.target, "exec"), original.__globals__, made)
-        with mock.patch.object(cls, function, made[function]):
+        with mock.patch.object(owner, function, made[function]):
             yield
 
 
@@ -67,7 +68,7 @@ MUTANTS = [
     Mutant("the quarantine is forgotten", VIEW + "_take", "self._quarantine_document(entry)", "pass"),
     Mutant("a released row is skipped again", VIEW + "_replay", "self._quarantined_rows.pop(key, None)", "pass"),
     Mutant("verdicts are not replayed", VIEW + "_replay", "self._quarantine_row(entry)", "pass"),
-    Mutant("files of records are garbage", LOG + "collect_garbage",
+    Mutant("files of records are garbage", "pipeline.store.garbage:collect_garbage",
            'if f"objects/{key}/{file}" not in named and (', "if ("),
     # -- the scheduler
     Mutant("a lost attempt counts as a failed one", SCHEDULER + "_failed", "past.lost += 1", "past.exceptions += 1"),

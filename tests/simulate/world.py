@@ -13,6 +13,7 @@ from pipeline.engine.driver.endings import DamageFound
 from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.plan.drive import steps
+from pipeline.store import garbage
 from pipeline.store import log as log_module
 from pipeline.store.lease import Holder
 from pipeline.store.log import Log
@@ -223,7 +224,7 @@ class Driver:
             progress = Progress("quiet", snapshot, clock=self.clock)
             scheduler = self.scheduler = SimScheduler(
                 self.backend, log, progress, straggler_s=5.0, clock=self.clock)
-            healed = dict(log.collect_garbage().damaged)
+            healed = dict(garbage.collect_garbage(log).damaged)
             self._offer_again(log)
             yield
             while True:
