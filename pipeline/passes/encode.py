@@ -2,8 +2,8 @@
 
 `EncodePart` turns one part of a dataset into tokens per split; `AssembleShard` writes the documents that start in one
 range of the stream. The stream is the concatenation of the parts in plan order, that is of the documents in (relative
-path, ordinal) order, so its bytes depend neither on the partition size nor on who did what. A planner calls, in turn,
-`encode_drafts`, `assemble_drafts`, `publish_shards`.
+path, ordinal) order, so its bytes depend neither on the partition size nor on who did what. `pipeline.plan.tokens`
+calls `encode_drafts` and `assemble_drafts`, and at the end of a run `pipeline.run` calls `publish_shards`.
 """
 
 from __future__ import annotations

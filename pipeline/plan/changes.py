@@ -1,4 +1,5 @@
-"""What is different from the latest run of the same recipe in a store: settings by their keys, and inputs."""
+"""What is different from the latest run of the same recipe in a store: settings by their keys. For people: what makes a
+result stale is decided by `pipeline.store.keys`."""
 
 from __future__ import annotations
 

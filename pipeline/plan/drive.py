@@ -191,7 +191,8 @@ def check_error_rate(node: Node, records: Iterable[PartRecord], allowed: float, 
 def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, picks: bool) -> str:
     """A warning about a source that could not be read well; "" when it could."""
     total, bad, skipped = read["records"], sum(read["bad"].values()), sum(read["skipped"].values())
-    where = f"look at quarantine/{node.dataset}/ and see that `read:` of the source and its settings fit its files"
+    where = (f"look at `tokenmill inspect {node.dataset} --quarantined` and see that `read:` of the source and its "
+             f"settings fit its files")
     if total == bad + skipped and not (picks and not bad):
         why = _listing({**read["skipped"], **read["bad"]}) or "its files hold none"
         return f"source '{source}' gave no document, {total} records were read ({why}); {where}"

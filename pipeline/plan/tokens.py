@@ -1,4 +1,5 @@
-"""From datasets to shards: the nodes of the tokenizer and of each token stream, and the curriculum at the end."""
+"""From datasets to shards: the nodes of the tokenizer and of each token stream. `pipeline.run` publishes what they make
+and resolves the curriculum."""
 
 from __future__ import annotations
 

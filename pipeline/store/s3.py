@@ -1,8 +1,8 @@
 """S3 and what speaks its protocol (MinIO, Ceph, R2 …), through s3fs.
 
-Needed of a store are conditional writes (`If-None-Match: *`), strong consistency and server-side copies: AWS has all of
-them. Listings come page by page, so that a million objects cost no memory; uploads beyond one part are multipart, each
-part repeated by itself.
+Needed of a store are conditional writes (`If-None-Match: *`, sent by `Remote.put_absent`), strong consistency and
+server-side copies: AWS has all of them. Listings come page by page, so that a million objects cost no memory; uploads
+beyond one part are multipart, each part repeated by itself.
 """
 
 from __future__ import annotations

@@ -24,9 +24,12 @@ from stages.stage import signal
 
 
 class CodeTable(Parquet):
-    """Counted: what `parquet` and `code` count. `meta.path` and `meta.repository` say what the row says; a licence that
+    """Source files as rows of Parquet, as in The Stack.
+
+    Counted: what `parquet` and `code` count. `meta.path` and `meta.repository` say what the row says; a licence that
     a column names goes before one that the head of the file names. A repository keeps no other columns: they are of its
-    files."""
+    files.
+    """
 
     name = "code_table"
     version = 3

@@ -19,7 +19,9 @@ NULL = ()
 
 
 class Jsonl(Reader):
-    """Keys may be paths into nested objects ("metadata.url"). The set's own id is kept as `meta.id`. What becomes of
+    """JSON Lines, or one JSON array: one document a record.
+
+    Keys may be paths into nested objects ("metadata.url"). The set's own id is kept as `meta.id`. What becomes of
     keys that no setting names: `stages.read.columns`.
 
     Counted: `line_too_long`, `invalid_utf8`, `bad_json`, `missing_text` (no such key, or no string there); blank lines

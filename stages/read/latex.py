@@ -41,7 +41,10 @@ _READS = re.compile(
 
 
 class Latex(Files):
-    """`meta.files` says how many files a paper was joined of, where they were more than one."""
+    """Papers in LaTeX: one document a paper, its files joined.
+
+    `meta.files` says how many files a paper was joined of, where they were more than one.
+    """
 
     name = "latex"
     markup = "latex"

@@ -42,8 +42,11 @@ _MAGICS = {"sh": "bash", "script": "bash", "js": "javascript", "r": "r", "bigque
 
 
 class Notebook(Files):
-    """Quarantined: `bad_json`, `not_a_notebook`. Counted: `too_large`, `empty` (no cell with text), and the paths that
-    `code` leaves out (`hidden`, `vendored`)."""
+    """Jupyter notebooks as text, cell by cell.
+
+    Quarantined: `bad_json`, `not_a_notebook`. Counted: `too_large`, `empty` (no cell with text), and the paths that
+    `code` leaves out (`hidden`, `vendored`).
+    """
 
     name = "notebook"
     version = 2

@@ -33,11 +33,14 @@ _TAIL = 64 << 10
 
 
 class Parquet(Reader):
-    """`offset` of a locator is the row group. Columns that do not exist are an error for `text` and those that `keep`
+    """Parquet tables: one document a row.
+
+    `offset` of a locator is the row group. Columns that do not exist are an error for `text` and those that `keep`
     and `signals` name, silently absent for the others. What becomes of columns that no setting names:
     `stages.read.columns`; binary ones are not even read. Counted: `invalid_utf8`, `missing_text` (null), `empty`,
     `too_large`, `corrupt_parquet`, and `bad_value`: the id, url, date or language is what Python cannot hold (a
-    timestamp beyond the year 9999)."""
+    timestamp beyond the year 9999).
+    """
 
     name = "parquet"
     collection = True

@@ -63,9 +63,10 @@ class Reader:
     """Base of all readers. Subclasses are registered in `stages.catalog.READERS`, or named 'module:Class' in a recipe;
     they set the class attributes, `Config` and `read`, and `splits` where a file can be cut.
 
-    Errors: a file that is missing, is a folder or may not be read raises OSError naming it: the environment is wrong,
-    no document is to blame. Anything wrong *inside* a file is yielded as a `BadRecord` and counted. Any other exception
-    and a crash cost the rest of the file (see `beyond`): it is quarantined, and counts against `run.max_bad_files`.
+    Errors: a file that is missing, is a folder or may not be read raises OSError naming it (`check_file`): the
+    environment is wrong, no document is to blame. Anything wrong *inside* a file is yielded as a `BadRecord` and
+    counted. Any other exception and a crash cost the rest of the file (see `beyond`): it is quarantined, and counts
+    against `run.max_bad_files`.
     """
 
     name: ClassVar[str]
@@ -175,7 +176,8 @@ def check_file(local: str, path: str) -> int:
 
 
 def locator(path: str, offset: int, record: int, sub: str = "") -> dict[str, Any]:
-    """Where a record stands: file, byte offset in the stored file, ordinal, and what is inside of it."""
+    """Where a record stands: file, byte offset in the stored file (0 where its compression gives none; of Parquet the
+    row group), ordinal, and what is inside of it."""
     return {"file": path, "offset": offset, "record": record, "sub": sub}
 
 

@@ -57,7 +57,7 @@ def from_row(row: dict[str, Any]) -> Document | BadRecord:
 
 
 class Sample(Reader):
-    """Reads what `to_row` wrote."""
+    """Records of other readers, as `plan --sample` keeps them: reads what `to_row` wrote."""
 
     name = "sample"
     collection = True

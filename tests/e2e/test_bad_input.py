@@ -118,7 +118,7 @@ def test_a_source_that_gives_nothing_is_not_passed_over_in_silence(tmp_path, rea
     done = run(tmp_path, f"version: 1\nsources: {{web: {{{read}}}}}\ndatasets: {{all: {{from: web, steps: []}}}}\n")
     assert done.returncode == 0, done.stderr
     [warning] = json.loads(done.stdout.splitlines()[-1])["warnings"]
-    assert "source 'web'" in warning and said in warning and "quarantine/all/" in warning
+    assert "source 'web'" in warning and said in warning and "inspect all --quarantined" in warning
 
 
 FAILS = """

@@ -3,7 +3,7 @@
 A shard set is one split of one stream, an immutable list of shards::
 
     00000.3f2a91c04d7e.tokens    body: raw little-endian u16 or u32 (by vocabulary size), documents back to back,
-                                 each ended by EOS; nothing else, so that nanotron, OLMo and Megatron read the same
+                                 each ended by EOS; no header, so that nanotron, OLMo and Megatron read the same
                                  bytes through hard links
     00000.9be1d3307a52.ends      u64 little-endian: exclusive end of each document in this shard, in tokens
     00000.c06e44f81b9d.parquet   document table: end u64, id, part u32, row u32, n_bytes u32

@@ -1,5 +1,7 @@
 """Crash triage: finds and proves the document that killed a child (docs/contracts.md: Tasks and blame).
 
+A document on which a stage only raises is quarantined by the pass itself (`pipeline.passes.chain`, `documents`).
+
 Everything here is pure: `classify` reads an exit status, `CrashTriage` is the state of one attempt's triage. The
 supervisor reports deaths to it and starts the next child in the mode it names.
 
