@@ -55,6 +55,24 @@ def test_people_read_it_too_and_a_task_that_ends_hangs_no_more():
     assert "hangs" not in progress.snapshot()["running"][0]
 
 
+def test_failures_and_waits_are_told_once_with_node_and_partition():
+    """All workers meet the same full disk: one line, and an event for each."""
+    for what, line in (("failed", "clean: web: a.warc [3/8]: disk full (environment, trying again)"),
+                       ("hindered", "clean: web: a.warc [3/8]: disk full (waiting, then trying again)")):
+        out, events = io.StringIO(), io.StringIO()
+        for progress in (Progress("rich", stream=out), Progress("json", stream=events)):
+            progress.planned([SPEC], {})
+            for _ in range(3):
+                if what == "failed":
+                    progress.failed(SPEC, "environment", "disk full", True)
+                else:
+                    progress.hindered(SPEC, "disk full")
+        assert " ".join(out.getvalue().split()).count(line) == 1
+        told = [e for e in map(json.loads, events.getvalue().splitlines()) if e["event"] == what]
+        assert len(told) == 3
+        assert told[0].items() >= {"node": "clean", "label": SPEC.label, "message": "disk full"}.items()
+
+
 def test_a_long_look_at_what_is_done_already_is_seen_from_outside():
     """A run all of whose tasks are in the log has nothing else to tell."""
     clock, snaps = VirtualClock(), []

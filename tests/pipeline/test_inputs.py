@@ -139,6 +139,16 @@ def test_globs_match_what_python_matches(tmp_path, seed):
         assert sorted({os.path.realpath(os.path.join(f.root, f.path)) for f in files}) == sorted(set(expected)), pattern
 
 
+def test_a_glob_on_object_storage_lists_files_only_and_no_hidden_ones(tmp_path):
+    store = Store(f"memory://{tmp_path.name}")
+    for path in ("in/a.txt", "in/.b.txt", "in/.c/d.txt", "in/e.txt/f.txt", "in/g/h.txt"):
+        store.write(path, path.encode())
+    listed = {pattern: [f.path for f in list_source("s", [f"{store.root}/{pattern}"])]
+              for pattern in ("in/*", "in/*.txt", "in/**/*.txt", "in/.*")}
+    assert listed == {"in/*": ["a.txt"], "in/*.txt": ["a.txt"], "in/**/*.txt": ["a.txt", "e.txt/f.txt", "g/h.txt"],
+                      "in/.*": [".b.txt"]}
+
+
 # -- changes -------------------------------------------------------------------------------------------------------
 def rewrite(path: Path, text: str) -> None:
     """Write it anew, at another time: two writes within one tick of a file system's clock have the same."""

@@ -214,6 +214,7 @@ def test_no_page_is_from_the_future_of_its_crawl():
     assert metadata.describe(page)["date"] == "2024-05-05"
     assert metadata.describe(page, "2024-05-04T10:00:00Z")["date"] == "2024-05-05", "a day of time zones"
     assert metadata.describe(page, "2022-01-01")["date"] == "2019-01-01"
+    assert [metadata.describe(page, f"2024-05-0{day}")["date"] for day in (3, 2)] == ["2024-05-05", "2019-01-01"]
 
 
 def test_dates_do_not_depend_on_today(monkeypatch):
