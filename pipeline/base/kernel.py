@@ -161,8 +161,8 @@ def has_seccomp() -> bool:
 
 def deny_calls(names: Iterable[str]) -> None:
     """Answer EPERM to these system calls of all threads of this process, and of all it starts. Always denied are new
-    namespaces and pairs of sockets that are no streams: a datagram socket can send to anybody. Whatever is denied stays
-    so."""
+    namespaces and pairs of sockets that are no streams: a datagram socket can send to any address. Whatever is
+    denied stays so."""
     column, architecture = _ARCH[platform.machine()]
     refuse = _ERRNO | errno.EPERM
     program = [_load(4), _jump(architecture, 1, 0), _answer(refuse), _load(0)]

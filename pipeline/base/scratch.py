@@ -1,6 +1,6 @@
 """Scratch folders on local disk that vanish with their owner, however it ends.
 
-Every owner (a supervisor, a driver) holds a lock on its folder for as long as it lives; whoever comes next removes the
+Every owner (a supervisor, a driver) holds a lock on its folder for as long as it lives; the next owner removes the
 folders whose lock no process holds. That works across containers that share a disk, where process ids mean nothing.
 """
 
@@ -20,7 +20,7 @@ from pipeline.base.clock import SYSTEM
 def user_folder(base: str | None = None) -> Path:
     """`BASE/tokenmill-UID` (base: the system's folder for temporary files), ours and closed to others.
 
-    Raises PermissionError when somebody else put it there: what lies in it (compiled code) must be trusted.
+    Raises PermissionError when another user created it: what lies in it (compiled code) must be trusted.
     """
     folder = Path(base or tempfile.gettempdir(), f"tokenmill-{os.getuid()}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -75,7 +75,7 @@ def _installed_readers() -> Iterator[tuple[str, type[Reader]]]:
         if name not in READERS:
             try:
                 yield name, reader_class(name)
-            except Exception as e:                        # a package of somebody else
+            except Exception as e:                        # a third-party package
                 typer.echo(f"the reader '{name}' of an installed package cannot be loaded: {type(e).__name__}: {e}",
                            err=True)
 

@@ -133,7 +133,7 @@ def _show(name: str | None, known: Mapping[str, str], find: Any, base: type, fac
             cls = find(each)
             if not (isinstance(cls, type) and issubclass(cls, base)):
                 raise TypeError(f"is no {base.__name__}")
-        except Exception as e:                             # a package of somebody else, or an extra that is missing
+        except Exception as e:                             # a third-party package, or an extra that is not installed
             problem = f"cannot be loaded: {e}"
             if name is not None:
                 raise BadUsage(f"'{name}' {problem}") from None

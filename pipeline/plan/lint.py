@@ -140,7 +140,7 @@ def _english(languages: list[str] | None) -> bool:
 
 # -- what one way through the datasets does twice, or cannot do -------------------------------------------------------
 def _lineage(recipe: Recipe) -> Iterator[Finding]:
-    """Steps that can drop nothing, or leave nothing, after what came before on every way to them."""
+    """Steps that cannot drop anything, or drop everything, because of the steps before them on every path."""
     before: dict[str, list[list[Step]]] = {}               # dataset → the steps of every way that ends in it
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]

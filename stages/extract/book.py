@@ -2,7 +2,7 @@
 mended, lines broken by a typewriter's width are joined.
 
 A line was broken for the width when the first word of the next one would not have fitted on it. So verse, whose lines
-end earlier, tables and title pages keep their lines without anybody knowing what verse is. A hyphen at the end of a
+end earlier, tables and title pages keep their lines, although nothing here recognises verse. A hyphen at the end of a
 line goes when the book has the word without it elsewhere, and not with it.
 """
 

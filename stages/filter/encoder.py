@@ -83,7 +83,7 @@ class Encoder(Stage):
             self._need_libraries()
             self._check(_read_config(Path(self.config.model)))
         except FileNotFoundError:
-            return {}                                                # not at hand here: set-up will say
+            return {}                                                # not on this machine: set-up raises the error
         except _Unfit as e:
             return {e.field: str(e)}
         return {}

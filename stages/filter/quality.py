@@ -65,7 +65,7 @@ class Quality(Stage):
             try:
                 calibration.read(self.config.calibration, file_sha256(self.config.model))
             except OSError:
-                pass                                                # not at hand here: set-up will say
+                pass                                                # not on this machine: set-up raises the error
             except calibration.CalibrationError as e:
                 result["calibration"] = str(e)
         return result

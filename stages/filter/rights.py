@@ -68,8 +68,8 @@ class Rights(Stage):
     `meta.licences` (`cc-by-sa-4.0`, `cc0`, `gfdl` …), those of links and heads (`meta.license`) among them; what the
     readers of code have noted (`meta.licence`) counts as open.
 
-    All of it is what somebody says, mostly of a page and not of each text on it: nothing has been checked. robots.txt,
-    ai.txt and a site's `/.well-known/tdmrep.json` are not in a page: whoever crawls must have minded them.
+    All of it is a claim, mostly about a page and not about each text on it; none of it has been checked. robots.txt,
+    ai.txt and a site's `/.well-known/tdmrep.json` are not in a page: the crawler must have obeyed them.
     """
 
     name = "rights"

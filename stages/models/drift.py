@@ -124,7 +124,7 @@ def _judged(index: float, bins: int, n: int, m: int) -> dict[str, Any]:
 
 
 def _languages(texts: Sequence[str]) -> Counter[str] | None:
-    """Documents by language ("": none found), None where the language model is not at hand."""
+    """Documents by language ("": none found), None where the language model is not installed."""
     path = default_lid176()
     if path is None:
         return None

@@ -73,7 +73,7 @@ def gather(labelled: Iterable[tuple[str, str]], seed: int, held_out: float, most
     go half to calibration and half to the test. The result does not depend on the order they come in: a text under two
     labels is drawn under both, and then left out.
 
-    Texts without a word are passed over. Holds `most` texts a label in memory.
+    Texts without a word are skipped. Holds `most` texts a label in memory.
     """
     labels: dict[str, tuple[str, ...]] = {}           # key → the labels it stands under
     alone: dict[str, tuple[str]] = {}                 # label → itself as such

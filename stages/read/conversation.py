@@ -302,7 +302,7 @@ def transcript(text: str) -> list[Turn]:
 
 
 def checked(turns: list[Turn]) -> list[Turn]:
-    """A conversation one can learn from: it begins with somebody else than the assistant, who answers. Turns after the
+    """A conversation one can learn from: it begins with a turn that is not the assistant's, and the assistant answers. Turns after the
     last answer, which have no answer, are left out."""
     while turns and turns[-1].role != "assistant":
         turns = turns[:-1]

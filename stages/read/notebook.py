@@ -1,6 +1,6 @@
 """Jupyter notebooks as text: Markdown as it is, code fenced, and the text of its outputs, capped.
 
-Pictures, HTML, widgets and what goes to stderr (warnings with somebody's paths, bars of progress) are left out of
+Pictures, HTML, widgets and what goes to stderr (warnings with local paths, progress bars) are left out of
 outputs, pasted pictures, styles and scripts out of Markdown; of errors the last line is kept. nbformat 2 to 5
 (https://nbformat.readthedocs.io/en/latest/format_description.html).
 """

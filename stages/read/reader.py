@@ -83,7 +83,7 @@ class Reader:
     collection: ClassVar[bool] = False
     #: True when `tokenmill extract` asks it for the members of an archive that have its suffixes
     in_archives: ClassVar[bool] = False
-    #: True for crawls: anybody's pages, in any language, with anybody's addresses
+    #: True for crawls: pages of unknown authors, in any language, with personal data in them
     crawl: ClassVar[bool] = False
     #: signals that its documents carry: columns of the datasets made of them
     signals: tuple[str, ...] = ()

@@ -240,7 +240,7 @@ def _broken_input(e: BaseException) -> bool:
 
 
 def _peek(file: BinaryIO, offset: int, size: int) -> bytes:
-    return os.pread(file.fileno(), size, offset)        # leaves the position of whoever is reading alone
+    return os.pread(file.fileno(), size, offset)        # does not move the position of another reader
 
 
 def _coding(magic: bytes) -> str:

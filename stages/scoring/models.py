@@ -44,7 +44,7 @@ def lid176() -> Path:
 
 
 def default_lid176() -> Path | None:
-    """Path of the language model, None where it is not at hand."""
+    """Path of the language model, None where it is not installed."""
     return next((folder / LID176 for folder in folders() if (folder / LID176).is_file()), None)
 
 
@@ -54,7 +54,7 @@ def folders() -> list[Path]:
 
 
 def labels_of(path: str | Path | None) -> frozenset[str] | None:
-    """Labels of a fastText model, for checking settings before anything runs; None when it is not at hand, is none, or
+    """Labels of a fastText model, for checking settings before anything runs; None when it is not installed, is no model, or
     has more than `LOOKED_INTO` bytes, which take seconds to load."""
     try:
         info = os.stat(path or "")

@@ -1,4 +1,4 @@
-"""Check digits and dates: what tells a number somebody was given from a number. Digits come as strings of 0-9."""
+"""Check digits and dates: what tells an assigned number from any number. Digits come as strings of 0-9."""
 
 from __future__ import annotations
 

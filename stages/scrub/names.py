@@ -1,9 +1,9 @@
-"""Names of persons and postal addresses, found by a model that somebody else has trained: there is no rule for them.
+"""Names of persons and postal addresses, found by a model trained elsewhere: no rule can find them.
 
 The model is a folder on this machine, read and never run: nothing comes from the network, no code of the model's own.
 It is a spaCy pipeline (as `nlp.to_disk` writes it: an entity recogniser or ruler), or a Hugging Face model of token
 classification (as `save_pretrained` writes it: config.json, model.safetensors, tokenizer.json). What its labels mean is
-in `LABELS`; places that are no addresses (GPE, LOC, CITY …) and organisations are nobody's personal data.
+in `LABELS`; places that are no addresses (GPE, LOC, CITY …) and organisations are not personal data.
 """
 
 from __future__ import annotations

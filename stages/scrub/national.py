@@ -1,6 +1,6 @@
 """National identity numbers, found by their form, their check digits and dates, and the words before them.
 
-What counts where (the rules themselves are in `national_rules`): a form nobody mistakes (`BE 85.07.30-033.28`), or one
+What counts where (the rules themselves are in `national_rules`): an unmistakable form (`BE 85.07.30-033.28`), or one
 with a check as strong as a date and two digits, counts anywhere; a bare run of digits with one check digit, or a form
 that thousands or telephone numbers share, only with a word for it in the country's languages shortly before.
 """

@@ -41,7 +41,7 @@ _CARD_WORDS = re.compile(
     r"\b(?:cards?|cc|visa|master ?card|maestro|amex|american express|diners|discover|jcb|unionpay|credit|debit|"
     r"kreditkarten?|karten?(?:nummer|nr)?|cartes?|tarjetas?|carta|cart[ãa]o|karta|kart[ıi]?|kaart|kort|карт[аыу])(?![a-z])",
     re.IGNORECASE)
-#: numbers the schemes and payment services publish for tests, and our own fakes: nobody has them
+#: numbers the schemes and payment services publish for tests, and our own fakes: no card has them
 _TEST_CARDS = frozenset((
     "4111111111111111", "4242424242424242", "5555555555554444", "378282246310005", "371449635398431",
     "6011111111111117", "3056930009020004", "30569309025904", "3530111333300000", "4012888888881881",
@@ -67,7 +67,7 @@ def _cards(text: str, place: int, last: int) -> Iterator[tuple[int, int, str]]:
 
 
 def _number(digits: str) -> bool:
-    """Whether it may be a card of somebody: not below 2 (ISO/IEC 7812: airlines, others), right by its check digit."""
+    """Whether it may be the number of a real card: not below 2 (ISO/IEC 7812: airlines, others), right by its check digit."""
     return (digits[0] in "23456" or _issued(digits)) and luhn(digits) and digits not in _TEST_CARDS and \
         len(set(digits)) > 2
 

@@ -70,7 +70,7 @@ def international(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def with_plus(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """Those that begin with a plus, which nobody takes for anything else."""
+    """Those that begin with a plus, which mean nothing else."""
     if "+" in clues.text:
         yield from _international(clues.text, _PLUS, 1)
 
@@ -120,7 +120,7 @@ def _brackets(text: str, start: int, end: int) -> int:
 
 
 def _possible(digits: str) -> bool:
-    """Whether somebody may have this number, country calling code first."""
+    """Whether this number can be assigned; the country calling code comes first."""
     code = digits[0] if digits[0] in "17" else digits[:2] if digits[:2] in _TWO_DIGITS else digits[:3]
     if code in _UNASSIGNED or (code not in _LENGTHS and len(code) < 3):
         return False
@@ -146,7 +146,7 @@ def local(clues: Clues, region: str) -> Iterator[tuple[int, int, str]]:
     text, place = clues.text, 0
     while found := _LOCAL.search(text, place):
         start, end = found.span()
-        if "0" <= text[end:end + 1] <= "9":          # longer than any number: all of it is passed over
+        if "0" <= text[end:end + 1] <= "9":          # longer than any number: all of it is skipped
             place = _DIGITS.match(text, end).end()               # type: ignore[union-attr]
             continue
         place = end

@@ -54,7 +54,7 @@ class Pseudonyms:
         raise AssertionError
 
     def _draws(self, of: str) -> Iterator[int]:
-        """Numbers below 2**32, without end, that nobody can tell without the key."""
+        """Numbers below 2**32, without end, which cannot be predicted without the key."""
         for block in count():
             data = blake2b(f"{block}/{of}".encode("utf-8", "surrogatepass"), key=self._key).digest()
             yield from (int.from_bytes(data[i:i + 4], "little") for i in range(0, 64, 4))
@@ -71,7 +71,7 @@ def is_fake(kind: str, value: str) -> bool:
 
 
 def _real(kind: str, fake: str) -> bool:
-    """Whether one of the finders could take it for a value of somebody."""
+    """Whether one of the finders could take it for a real value."""
     if kind == "cards":
         return luhn(_NOT_VALUE.sub("", fake))
     if kind == "ids":

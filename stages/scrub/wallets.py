@@ -3,7 +3,7 @@
 Base58Check (Bitcoin wiki): Bitcoin, Litecoin, Dogecoin, Tron, Dash, Zcash, Bitcoin private keys (WIF); XRP with its own
 alphabet. Bech32 and Bech32m (BIP 173, BIP 350): bc1, tb1, ltc1, addr1 (Cardano), cosmos1. Ethereum: 0x and 40 hex
 digits; capitals are a checksum (EIP-55), which one in 2**13 strangers passes; of one case only, they count after
-a word. The addresses nobody has (zero, burn addresses with many zeros) stay.
+a word. Addresses without an owner (zero, burn addresses with many zeros) stay.
 """
 
 from __future__ import annotations

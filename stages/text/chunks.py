@@ -3,7 +3,7 @@
 A text is looked at as UTF-8 bytes, once: `scan` cuts it at white space (what `str.split` takes for such) and looks each
 chunk up in a hash table of byte strings, `fold` puts the words of all chunks in a row and folds the sentences of every
 line. Both are compiled; neither makes a Python object for a chunk. Equal bytes decide, not equal hashes. The hash is
-seeded anew in each table, so that nobody can write a text whose chunks all meet in one place; no result depends on it.
+seeded anew in each table, so that no text can be written whose chunks all collide; no result depends on it.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _apart(kernel: Any) -> Any:
     numba counts the files of a kernel's variants (one for every combination of argument types) and does not lock what
     it counts by. Of two processes that compile two variants at the same time both write the first file; the index of
     the one may stay with the code of the other, which is then run on arguments it was not made for. So no file is
-    written twice, and what a changed source leaves behind lies in its __pycache__ until somebody empties it.
+    written twice, and what a changed source leaves behind stays in its __pycache__ until that is emptied.
     """
     files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)      # there is none without `cache=True`
     if files is not None:

@@ -300,7 +300,7 @@ def _names(said: Any) -> list[str]:
 
 
 def _person(name: str) -> str:
-    """A name of somebody, without "by"; "" for what is an address, or too long to be a name."""
+    """The name of a person or organisation, without "by"; "" for an address and for text too long to be a name."""
     name = " ".join(_BY.sub("", name, count=1).split()) if _BY.match(name) else " ".join(name.split())
     if "://" in name or "@" in name or "<" in name or not 2 <= len(name) <= 100 or name.isdecimal():
         return ""

@@ -69,7 +69,7 @@ class Pdf(Stage):
     it is surer of. At most `ocr_pages` a document; pages are not read whose pictures have too many pixels, or more
     letters than a budget is enough for. A page that exceeds its CPU
     seconds or memory, which are not those of the worker, sends the document to quarantine. An engine or language that
-    is not at hand ends the run before it begins.
+    is not installed ends the run before it begins.
 
     A page of shifted letters (`pdf_cipher.shifted`) that OCR does not read gives no text.
 

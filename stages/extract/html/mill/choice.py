@@ -96,7 +96,7 @@ def headline(page: Page, chosen: np.ndarray) -> int | None:
 
 
 def comment_texts(page: Page) -> np.ndarray:
-    """Which blocks read like what somebody wrote (bool): text of some length that is no link, form or button."""
+    """Which blocks could be readers' comments (bool): text of some length that is no link, form or button."""
     b = page.blocks
     return ((b[:, B_UNITS] >= COMMENT) & (2 * b[:, B_LINKED] < b[:, B_UNITS])
             & (b[:, B_FLAGS] & (IN_TITLE | IN_FORM | IN_BUTTON | IN_NAV | IN_HIDDEN) == 0))

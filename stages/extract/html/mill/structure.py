@@ -1,8 +1,8 @@
-"""What the chosen blocks of a page stand in: cells of tables, items of lists, quotes, code. From the arrays alone.
+"""The structure around the chosen blocks of a page: table cells, list items, quotes and code, read off the arrays.
 
 Tables and lists lay out pages as often as they hold data, above all in older ones. A table is one of data when it has
 two rows and two columns of short cells and neither tables, lists, headings nor code inside; a list is one of items
-when it has two items and they are short and hold no headings. What is in any other are blocks like all others.
+when it has two items and they are short and hold no headings. Blocks in any other table or list count as plain blocks.
 """
 
 from __future__ import annotations
