@@ -2,7 +2,8 @@
 
 Anyone who reaches an open cluster can run code on it (CVE-2023-48022), so one without token authentication is refused,
 unless it is on this machine's loopback and --insecure-local says that this is known. Ray (2.52 and later) reads the
-mode from RAY_AUTH_MODE and the token from RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, in this order.
+mode from RAY_AUTH_MODE and the token from RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, in this
+order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What strangers wrote, as a terminal, a log or a page may have it.
 
-A document, a URL or the name of a file must not move the cursor, rename the window, write the clipboard of the person who
-looks at it, or make a line read otherwise than it stands. Every character that does so is shown by its escape: ESC as
-\\x1b, RIGHT-TO-LEFT OVERRIDE as \\u202e.
+A document, a URL or the name of a file must not move the cursor, rename the window, write the clipboard of the person
+who looks at it, or make a line read otherwise than it stands. Every character that does so is shown by its escape: ESC
+as \\x1b, RIGHT-TO-LEFT OVERRIDE as \\u202e.
 """
 
 from __future__ import annotations

@@ -140,7 +140,8 @@ def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) 
     """Stop a run.
 
     What is being worked on may finish for a minute; everything that was committed is kept, and `tokenmill resume` goes
-    on from there. The request is left in the store, where the driver finds it, so it works without reaching the cluster.
+    on from there. The request is left in the store, where the driver finds it, so it works without reaching the
+    cluster.
 
     \b
     Example:

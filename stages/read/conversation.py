@@ -302,8 +302,8 @@ def transcript(text: str) -> list[Turn]:
 
 
 def checked(turns: list[Turn]) -> list[Turn]:
-    """A conversation one can learn from: it begins with a turn that is not the assistant's, and the assistant answers. Turns after the
-    last answer, which have no answer, are left out."""
+    """A conversation one can learn from: it begins with a turn that is not the assistant's, and the assistant answers.
+    Turns after the last answer, which have no answer, are left out."""
     while turns and turns[-1].role != "assistant":
         turns = turns[:-1]
     if not turns:

@@ -54,8 +54,8 @@ def folders() -> list[Path]:
 
 
 def labels_of(path: str | Path | None) -> frozenset[str] | None:
-    """Labels of a fastText model, for checking settings before anything runs; None when it is not installed, is no model, or
-    has more than `LOOKED_INTO` bytes, which take seconds to load."""
+    """Labels of a fastText model, for checking settings before anything runs; None when it is not installed, is no
+    model, or has more than `LOOKED_INTO` bytes, which take seconds to load."""
     try:
         info = os.stat(path or "")
         return None if info.st_size > LOOKED_INTO else _labels(

@@ -13,8 +13,8 @@ Read are models of the library's file version 12 that are supervised, without wo
 `hs`, quantised or not: lid.176.ftz and .bin, GlotLID, OpenLID. The matrix of a model that is not quantised stays in the
 file and is mapped, so that workers share it. Source of the format: fastText 0.9.2 (`fasttext.cc`, `dictionary.cc`,
 `productquantizer.cc`). Words are told apart by 64 bits of hash: among a million, two are taken for one with a
-probability of 3e-8. The hash is seeded anew in each model that is loaded, so that an attacker cannot write words which are
-taken for others, or which all meet in one place; no result depends on it.
+probability of 3e-8. The hash is seeded anew in each model that is loaded, so that an attacker cannot write words which
+are taken for others, or which all meet in one place; no result depends on it.
 """
 
 from __future__ import annotations

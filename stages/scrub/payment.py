@@ -67,7 +67,8 @@ def _cards(text: str, place: int, last: int) -> Iterator[tuple[int, int, str]]:
 
 
 def _number(digits: str) -> bool:
-    """Whether it may be the number of a real card: not below 2 (ISO/IEC 7812: airlines, others), right by its check digit."""
+    """Whether it may be the number of a real card: not below 2 (ISO/IEC 7812: airlines, others), right by its check
+    digit."""
     return (digits[0] in "23456" or _issued(digits)) and luhn(digits) and digits not in _TEST_CARDS and \
         len(set(digits)) > 2
 

@@ -114,7 +114,8 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
 
 
 def place(run: Stored) -> tuple[fs.FileSystem, str]:
-    """(filesystem, path in it) of the store a run belongs to: on this disk, or on object storage that tools read directly."""
+    """(filesystem, path in it) of the store a run belongs to: on this disk, or on object storage that tools read
+    directly."""
     return _open(run.source) if run.source else (fs.LocalFileSystem(), str(run.store))
 
 
