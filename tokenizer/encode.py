@@ -1,8 +1,8 @@
 """From texts to tokens of a shard: in batches, each document ended by EOS.
 
-Of some documents only spans count for the loss (`loss_spans`). They are cut at the borders of their spans
-and each piece is encoded on its own, so that no token lies across a border, and the tokens of an answer are those that
-a model says after the tokens of its prompt.
+Of a document with `loss_spans` only those spans count for the loss. Its text is cut at the borders of the spans, and
+each piece is encoded on its own, so that no token crosses a border: the tokens of an answer are then the ones that a
+model generates after the tokens of its prompt.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tokenizer.shards.layout import token_dtype
 
 def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Documents back to back, each ended by EOS, in the shard's dtype (u16 or u32 by vocabulary size), and their
-    lengths in tokens, EOS included, int64 (n,). A document that encodes to EOS inside raises TokenizerError: boundaries
-    would be ambiguous to every reader that goes by EOS."""
+    lengths in tokens, EOS included, int64 (n,). A document that encodes to EOS inside raises TokenizerError: a reader
+    that splits at EOS would see two documents."""
     return _ended(tokenizer, *tokenizer.encode_flat(texts))
 
 
@@ -27,11 +27,11 @@ Spans = Sequence[Mapping[str, int]]
 
 def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
                   spans: Sequence[Spans | None]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """As `encode_documents`, and which tokens count, u8 0/1 of the tokens' shape, or None when all do.
+    """Like `encode_documents`; also returns which tokens count for the loss, u8 0/1 of the tokens' shape (None: all).
 
-    `spans` of a text: what of it counts, in UTF-8 bytes, sorted and apart; None for all of it. Its EOS counts when the
-    text ends inside a span. ValueError for spans that are none of the text; TokenizerError when the tokenizer puts
-    something in front of every text, which the pieces of a document would get, too.
+    `spans` of a text are the byte ranges (UTF-8) that count, sorted and disjoint; None: the whole text counts. The EOS
+    counts when the text ends inside a span. Raises ValueError for spans outside the text, and TokenizerError when the
+    tokenizer prepends something to every text: it would prepend it to every piece of a document, too.
     """
     if all(own is None for own in spans):
         return *encode_documents(tokenizer, texts), None
@@ -81,7 +81,7 @@ def _cut(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], int]:
 
 
 def _joins(tokenizer: Tokenizer) -> bool:
-    """Whether pieces encoded on their own decode, put together, to the text they were cut from."""
+    """Whether the ids of pieces that were encoded separately decode, concatenated, to the original text."""
     pieces = ("User: a b", "\n\nAssistant: ", "c", " d.\n")
     return tokenizer.decode(tokenizer.encode_flat(pieces)[0]) == "".join(pieces)
 

@@ -1,4 +1,4 @@
-"""Judging a tokenizer on text: how many tokens it needs, and whether the text comes back."""
+"""Evaluating a tokenizer on text: how many tokens it needs, and whether decoding gives the text back."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 from tokenizer.load import Tokenizer
 
-#: a word: letters and marks with inner apostrophes or hyphens, or digits. Scripts without spaces give long "words";
-#: compare those by bytes per token
+#: a word: letters and marks with inner apostrophes or hyphens, or digits. Scripts without spaces give long "words":
+#: compare them by bytes per token instead
 WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+")
 
 
 @dataclass
 class Score:
-    """Sums over texts; the ratios follow from them."""
+    """Sums over texts, and the ratios computed from them."""
 
     texts: int = 0
     bytes: int = 0                # UTF-8
@@ -26,7 +26,7 @@ class Score:
     tokens: int = 0               # without EOS
     word_tokens: int = 0          # of the words alone, each with a space before it
     continued: int = 0            # words of more than one token
-    broken: int = 0               # texts that do not come back from decode(encode(text))
+    broken: int = 0               # texts with decode(encode(text)) != text
 
     @property
     def bytes_per_token(self) -> float:
@@ -39,7 +39,7 @@ class Score:
 
     @property
     def continued_words(self) -> float:
-        """Share of words split in more than one token (Rust et al., arXiv 2012.15613)."""
+        """Share of words split into more than one token (Rust et al., arXiv 2012.15613)."""
         return self.continued / self.words if self.words else 0.0
 
     def add(self, other: Score) -> None:

@@ -1,6 +1,7 @@
 """Loading a tokenizer: HF `tokenizer.json` or SentencePiece `.model`, behind one small class.
 
-Text is data: what spells a special token ("<|endoftext|>" in a web page) is encoded as text, never as the token.
+Text is data: a string that spells a special token ("<|endoftext|>" in a web page) is encoded as text, never as the
+token.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import numpy as np
 
 from pipeline.base.errors import TokenmillError
 
-#: names of an end-of-text token, most specific first, tried when neither recipe nor files name one
+#: names of an end-of-text token, most specific first, tried when neither the recipe nor the files name one
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>",
              "[EOS]")
-#: short texts that have told byte-level implementations apart: whitespace runs, scripts without spaces, combining
-#: marks, emoji with joiners, digits, control characters, what looks like special tokens
+#: short texts on which implementations of byte-level BPE differ: whitespace runs, scripts without spaces, combining
+#: marks, emoji with joiners, digits, control characters, spelled-out special tokens
 PROBES = (
     "", " ", "\n\n  \n", "Hello, world! It's 12345678 o'clock.", "  def f(x):\n\t\treturn x**2  # 3.14159\r\n",
     "Größenwahn naïve cafe\u0301 \ufb01 \u00a0\u2003x", "東京都は日本の首都です。中文字符测试",
@@ -37,7 +38,7 @@ class TokenizerError(TokenmillError, ValueError):
 
 
 class Backend(Protocol):
-    """What encodes and decodes; ids are below `vocab_size`."""
+    """An implementation that encodes and decodes; ids are below `vocab_size`."""
 
     name: str
     vocab_size: int
@@ -53,7 +54,7 @@ class Backend(Protocol):
 
 
 class Tokenizer:
-    """A tokenizer as the pipeline uses it. `backend` says which implementation encodes."""
+    """A tokenizer as the pipeline uses it. `backend` names the implementation that encodes."""
 
     def __init__(self, backend: Backend, kind: str, sha256: str, eos: str | int, path: str) -> None:
         id = backend.token_id(eos) if isinstance(eos, str) else eos
@@ -74,7 +75,7 @@ class Tokenizer:
         return np.split(flat, np.cumsum(lengths)[:-1]) if len(texts) else []
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of all texts back to back, uint32 (sum,), and their numbers, int64 (n,), without EOS."""
+        """Ids of all texts back to back, uint32 (sum,), and how many each text has, int64 (n,), without EOS."""
         return self._backend.encode_flat(texts)
 
     def encode(self, text: str) -> np.ndarray:
@@ -87,7 +88,8 @@ class Tokenizer:
 def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None) -> Tokenizer:
     """The tokenizer in a file, or in a folder that holds `tokenizer.json` or one `.model`.
 
-    `eos` is the token that ends documents, or its id (default: what the files say, else a well-known name).
+    `eos` is the token that ends documents, or its id (default: the one the files declare, else the first of EOS_NAMES
+    in the vocabulary).
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; processes are the parallelism
     path = Path(path)
@@ -191,7 +193,7 @@ def fastest(text: str, slow: HuggingFace, probes: Sequence[str]) -> HuggingFace:
 
 # -- SentencePiece -----------------------------------------------------------------------------------------------
 class SentencePiece:
-    """The `sentencepiece` library. Control symbols are never matched in text by its own rules."""
+    """The `sentencepiece` library. By its own rules it never matches control symbols in text."""
 
     name = "sentencepiece"
 

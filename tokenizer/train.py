@@ -1,5 +1,5 @@
-"""Training a tokenizer: byte-level BPE (`tokenizers`) or SentencePiece (BPE, unigram). One thread, so that equal text
-gives an equal file."""
+"""Training a tokenizer: byte-level BPE (`tokenizers`) or SentencePiece (BPE, unigram). It runs in one thread, so that
+equal text gives an equal file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ EOS = "<|endoftext|>"
 #: how text is cut before merges: the pattern of Llama 3 (cl100k with digits in groups of up to three), no normaliser
 PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
            r"|\s+(?!\S)|\s+")
-#: SentencePiece reads sentences; longer lines are cut here (at spaces), where it would silently skip them
+#: SentencePiece silently skips longer lines: they are cut here, at spaces
 LINE_BYTES = 4096
-#: BPE's trainer rewrites a chunk at every merge in it, in time quadratic in its length (one run of 200,000 letters took
-#: 36 s). Longer runs without a space (base64, genomes, rules of dashes) or of nothing but space are cut here
+#: characters after which a run without a space (base64, genomes, rules of dashes), or of spaces only, is cut: the BPE
+#: trainer takes time quadratic in the length of a chunk (one run of 200,000 letters took 36 s)
 RUN = 1024
 _RUN = re.compile(rf"\S{{{RUN}}}|\s{{{RUN}}}")
 
@@ -26,8 +26,8 @@ _RUN = re.compile(rf"\S{{{RUN}}}|\s{{{RUN}}}")
 def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str]) -> None:
     """Train byte-level BPE (Sennrich et al., arXiv 1508.07909; bytes as in GPT-2) and write a HF `tokenizer.json`.
 
-    256 bytes and EOS (id 0) are always there, so that every text round-trips. `vocab` counts all of them; a smaller
-    vocabulary comes out when the texts have no pairs left to merge.
+    The vocabulary always has the 256 bytes and EOS (id 0), so that every text round-trips. `vocab` includes them; the
+    result is smaller when the texts have no pairs left to merge.
     """
     if vocab < 257:
         raise TokenizerError(f"tokenizer.train.vocab: {vocab} is below 257 (256 bytes and one end-of-text token)")
@@ -71,7 +71,7 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
 
 
 def _runs(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, cut after every RUN characters of a run that no pre-tokenizer is sure to cut. Most come out whole."""
+    """The texts, with runs that a pre-tokenizer may not cut themselves cut after every RUN characters."""
     for text in texts:
         start = 0
         for run in _RUN.finditer(text):

@@ -1,9 +1,9 @@
-"""The resolved curriculum: what `curriculum.json` says.
+"""The resolved curriculum: the contents of `curriculum.json`.
 
-The pipeline writes it once (`resolve.resolve`), the trainer reads it and nothing else of the recipe's curriculum. It
+The pipeline writes it once (`resolve.resolve`). The trainer reads only this file, never the recipe's curriculum. It
 holds everything the order of samples depends on: seed, streams with token counts and hashes, phases with integer
 weights. A sample is one window of its phase's `sequence` tokens (and one more: the last target). Samples are numbered
-from 0 over all phases; a step is `batch` consecutive samples; phases are whole numbers of steps.
+from 0 over all phases; a step is `batch` consecutive samples; a phase is a whole number of steps.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tokenizer.mixture.phases import Phase, Stream
 __all__ = ["Curriculum", "CurriculumError", "Order", "Phase", "Stream", "TokenizerRef", "cut", "edit"]
 
 VERSION = 1
-#: what a phase may say about the learning rate: hold it ("constant" is another word for "stable") or let it fall; or,
-#: as a mapping, a curve of its own
+#: words for the learning rate of a phase: hold it ("constant" is a synonym of "stable") or let it fall. A phase may
+#: give a mapping instead, a curve of its own
 RATES = ("stable", "constant", "decay")
-#: keys of such a mapping, and how a rate falls from its peak after the warm-up
+#: keys of such a mapping, and the shapes in which a rate falls from its peak after the warm-up
 RATE_KEYS = ("peak", "warmup", "shape", "floor")
 RATE_SHAPES = ("constant", "linear", "1-sqrt", "cosine", "exp")
 
@@ -74,7 +74,7 @@ class Curriculum:
 
     def to_json(self) -> dict[str, Any]:
         doc = asdict(self)
-        for phase in doc["phases"]:                 # one without the newer keys looks as it did before there were any
+        for phase in doc["phases"]:                 # omit defaults: a new field must not change an old curriculum
             for f in fields(Phase):
                 if f.default is not MISSING and phase[f.name] == f.default:
                     del phase[f.name]
@@ -102,8 +102,8 @@ class Curriculum:
 
     @classmethod
     def loads(cls, data: bytes, where: str) -> Curriculum:
-        """What a `curriculum.json` says. Raises CurriculumError when it is damaged: with a digit that was flipped
-        another model would be trained."""
+        """The curriculum in the bytes of a `curriculum.json`. Raises CurriculumError when its checksum is wrong: with
+        one flipped digit the run would train another model."""
         try:
             doc = json.loads(data)
             if doc.get("version") == VERSION and doc.pop("sha256", "") != _digest(doc):
@@ -125,7 +125,7 @@ class Curriculum:
         Path(path).write_text(self.dumps(), encoding="utf-8")
 
     def validate(self, where: str = "curriculum") -> None:
-        """Everything that must hold before a single sample is drawn, exhaustion included."""
+        """Check everything that must hold before the first sample is drawn, exhaustion of streams included."""
         def need(condition: bool, message: str) -> None:
             if not condition:
                 raise CurriculumError(f"{where}: {message}")
@@ -202,7 +202,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def check_rate(rate: Mapping[str, Any], tokens: int, key: str) -> None:
-    """A phase's own learning rate, resolved. Raises CurriculumError that names the key."""
+    """Check a phase's own learning rate, resolved. Raises CurriculumError that names the key."""
     unknown = sorted(set(rate) - set(RATE_KEYS))
     if unknown:
         near = difflib.get_close_matches(unknown[0], RATE_KEYS, n=1)
@@ -220,11 +220,11 @@ def check_rate(rate: Mapping[str, Any], tokens: int, key: str) -> None:
 
 
 def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequence[Stream] = ()) -> Curriculum:
-    """The curriculum with another future: at `sample` (a step boundary, or the end) the given phases take over.
+    """A curriculum that follows `old` up to `sample` (a step boundary, or the end) and the given phases from there on.
 
-    What was read before `sample` stays as it was, bit for bit; windows a cut phase had reserved and not drawn go to the
-    next phase of the same length. `phases` are placed here, whatever their `start`; `streams` are new ones (added data
-    is a new stream).
+    The samples before `sample` stay the same, bit for bit. Windows that a cut phase had reserved and not drawn go to
+    the next phase of the same length. The `start` of each of `phases` is set here, whatever it was; `streams` are new
+    ones (added data is a new stream).
     """
     kept = cut(old, sample)
     start = kept[-1].stop

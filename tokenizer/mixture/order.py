@@ -9,8 +9,8 @@ Three ideas, in memory proportional to the number of streams (docs/contracts.md:
 * **Which window** is a stream's j-th draw? A keyed permutation: balanced Feistel network of 6 rounds with cycle
   walking (Black & Rogaway, CT-RSA 2002), key = blake2b("v1/seed/stream/epoch/reservation"), read little-endian.
 * **Sequence length may change** between phases without reading a token twice: an epoch of a stream is a permuted
-  row of super-windows of `longest` tokens; a phase reserves the next few of them and permutes windows of its own
-  length inside its reservation.
+  row of super-windows of `longest` tokens; a phase reserves the next super-windows it needs and permutes windows of its
+  own length inside its reservation.
 
 Only the standard library and numpy: the trainer imports this on nodes that have nothing else.
 """
@@ -36,7 +36,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 
 class CurriculumError(TokenmillError, ValueError):
-    """A curriculum that cannot be read or carried out; the message names the key and the remedy."""
+    """A curriculum that cannot be read or followed; the message names the key and the remedy."""
 
     permanent = True
 
@@ -85,7 +85,7 @@ def _walk(i: np.ndarray | int, n: int, key: str, forward: bool) -> np.ndarray:
 
 
 def permute(i: np.ndarray | int, n: int, key: str) -> np.ndarray:
-    """Where a keyed bijection of [0, n) sends `i`; int64 array of the (flattened) shape of `i`."""
+    """The image of `i` under a keyed bijection of [0, n); int64 array of the (flattened) shape of `i`."""
     return _walk(i, n, key, True)
 
 
@@ -95,13 +95,14 @@ def unpermute(i: np.ndarray | int, n: int, key: str) -> np.ndarray:
 
 
 def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) -> str:
-    """The text of a key. `reservation` is the number of the phase that reserved, "super" for the epoch's row."""
+    """The text of a key. `reservation` is the index of the phase that reserved, or "super" for the epoch's row of
+    super-windows."""
     return f"v1/{seed}/{stream}/{epoch}/{reservation}"
 
 
 # -- Webster -----------------------------------------------------------------------------------------------------
 def check_weights(weights: Sequence[int], n: int = 0) -> None:
-    """Weights are integers >= 0 with a positive sum, and small enough for int64 arithmetic up to sample n."""
+    """Check that weights are integers >= 0 with a positive sum, small enough for int64 arithmetic up to sample n."""
     if not weights or min(weights) < 0 or sum(weights) <= 0 or any(w != int(w) for w in weights):
         raise CurriculumError(f"weights must be integers >= 0 with a positive sum, not {list(weights)}")
     if (2 * n + 1) * max(weights) >= 1 << 62:
@@ -131,8 +132,8 @@ def counts(n: int, weights: Sequence[int]) -> list[int]:
 def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.ndarray:
     """Number of the sample that is the stream's draw j (0-based); int64 array. The inverse of `streams`.
 
-    Draw j is due at T = (2j+1)/w. Before it stand its own j draws and, of another stream with weight v, the odd
-    numbers below T·v; equal due times count only for lower indices.
+    Draw j is due at T = (2j+1)/w. Before it come j draws of the stream itself and, of another stream with weight v, one
+    draw for each odd number below T·v. An equal due time comes before it only if that stream has a lower index.
     """
     j = np.array(j, dtype=np.int64, ndmin=1)
     check_weights(weights, int(j.max(initial=0)))
@@ -193,7 +194,7 @@ class Extent:
 
 
 class Located(NamedTuple):
-    """What the samples of a range are; five int64 arrays of equal length, in order of sample number."""
+    """The windows that a range of samples reads; int64 arrays of equal length, in order of sample number."""
 
     phase: np.ndarray
     stream: np.ndarray
@@ -203,7 +204,7 @@ class Located(NamedTuple):
 
 
 class Mixture(Protocol):
-    """What of a curriculum the order follows from."""
+    """The parts of a curriculum that determine the order."""
 
     @property
     def seed(self) -> int: ...
@@ -222,7 +223,7 @@ class Mixture(Protocol):
 
 
 class Order:
-    """The order a curriculum stands for. Its size is (phases × streams × epochs), never the number of samples."""
+    """The order that a curriculum defines. Its size is (phases × streams × epochs), never the number of samples."""
 
     def __init__(self, curriculum: Mixture) -> None:
         self.curriculum = curriculum
@@ -264,8 +265,8 @@ class Order:
                     if draw:
                         extents.append(Extent(p, 0, draw, piece, offset))
                         left[s, phase.sequence] = (piece, offset + draw)
-                # the size of a reservation follows what was planned, also when an edit cut the phase short: the
-                # permutation inside it, hence history, stays as it was
+                # a reservation has the planned size even after an edit cut the phase short: another size would permute
+                # its windows differently, and change samples that were already read
                 missing = -(-max(0, planned[s] - spare) // ratio)
                 while draw < want[s]:
                     epoch, first = divmod(used[s], self.supers[s])
@@ -280,7 +281,7 @@ class Order:
             self.used.append(list(used))
 
     def _windows(self, piece: Piece, index: np.ndarray) -> np.ndarray:
-        """Windows (in units of the piece's length) at places `index` of a piece."""
+        """Windows (in units of the piece's length) at positions `index` of a piece."""
         seed, name = self.curriculum.seed, self.names[piece.stream]
         ratio = self.longest // piece.length
         q = permute(index, piece.windows, permutation_key(seed, name, piece.epoch, piece.reservation))
@@ -290,7 +291,7 @@ class Order:
         return windows
 
     def locate(self, n0: int, n1: int) -> Located:
-        """What samples [n0, n1) are; O(n1 - n0) time and memory, from anywhere in the run."""
+        """The windows that samples [n0, n1) read; O(n1 - n0) time and memory, anywhere in the run."""
         if not 0 <= n0 <= n1 <= self.samples:
             raise CurriculumError(f"samples [{n0}, {n1}) are outside the curriculum's {self.samples} samples")
         out = Located(*(np.empty(n1 - n0, np.int64) for _ in Located._fields))
@@ -313,10 +314,10 @@ class Order:
 
     def samples_of(self, stream: int, first: int, stop: int,
                    phase: int | None = None) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Everything read of super-windows [first, stop) of a stream (in one phase or all): the inverse of `locate`.
+        """The samples that read super-windows [first, stop) of a stream (in one phase or all): the inverse of `locate`.
 
         Returns {phase: (sample numbers, windows, epochs)}, int64, sorted by window then epoch; a window appears once
-        for each epoch in which it is drawn. This is what lets `materialize` scatter a shard read once, in file order.
+        for each epoch in which it is drawn. `materialize` uses it to scatter each shard in one reading, in file order.
         """
         seed, name = self.curriculum.seed, self.names[stream]
         pieces: dict[Piece, list[Extent]] = {}

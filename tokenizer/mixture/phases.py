@@ -1,4 +1,4 @@
-"""What a curriculum mixes, and in which stretches: streams and phases, as `curriculum.json` holds them."""
+"""Streams and phases of a curriculum, as `curriculum.json` holds them: what is mixed, and when."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ class Stream:
 class Phase:
     """One stretch of the run with its own mixture.
 
-    `lr` is a word of `curriculum.RATES` (what the schedule of the whole run does here), or a mapping {peak: the rate
+    `lr` is a word of `curriculum.RATES` (how the schedule of the whole run behaves here), or a mapping {peak: the rate
     itself, warmup: tokens, shape: one of `curriculum.RATE_SHAPES`, floor: share of the peak at the end}: the rate then
-    follows this curve over the tokens of the phase, and the run's schedule does not count. `rope_theta` and
-    `rope_scaling` (the model's keys; None: what `train.model` says) hold in this phase. A field with a default may be
-    left out of the file.
+    follows this curve over the tokens of the phase, and the run's schedule is not applied. `rope_theta` and
+    `rope_scaling` replace the model's keys in this phase (None: those of `train.model` hold). A field with a default
+    may be left out of the file.
     """
 
     name: str
     start: int                    # first sample number
     samples: int                  # how many; a multiple of `batch`
-    reserved: int                 # samples planned when it was first resolved; >= samples, larger once an edit cut it
+    reserved: int                 # samples planned when it was first resolved; more than `samples` once an edit cut it
     sequence: int                 # L: targets of a sample
     batch: int                    # sequences (samples) of a step
     weights: dict[str, int]       # stream → integer weight; streams not named give nothing
     lr: str | dict[str, Any]      # one of RATES, or a curve of its own
     max_epochs: dict[str, float]  # stream → epochs it may have been read by the end of the phase (default 1)
     on_exhausted: str             # "error" | "repeat"
-    extra: bool = False           # beyond the total: shares of it (a warm-up of 2%) do not count these tokens
-    reset_optimizer: bool = False # moments start from nothing at the phase's first step
+    extra: bool = False           # beyond the total: percentages (a warm-up of 2%) are of the total without its tokens
+    reset_optimizer: bool = False # the optimizer's moments start at zero at the phase's first step
     rope_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
     ramp: list[list[int]] | None = None     # [[stop, batch], …]: smaller batches, each up to sample `stop` of the phase
@@ -53,7 +53,8 @@ class Phase:
 
     @property
     def stretches(self) -> list[tuple[int, int, int]]:
-        """(first, stop, batch): its samples, from 0, that are read in steps of `batch`; one, or more when it grows."""
+        """(first, stop, batch): ranges of the phase's samples, counted from 0, that are read in steps of `batch`. There
+        is one, or several when the batch grows."""
         stretches, first = [], 0
         for stop, batch in [*(self.ramp or ()), (self.samples, self.batch)]:
             stop = min(stop, self.samples)           # an edit may have cut it
@@ -68,11 +69,11 @@ class Phase:
 
     @property
     def whole(self) -> bool:
-        """Whether its samples are whole steps."""
+        """Whether its samples are a whole number of steps."""
         return all((stop - first) % batch == 0 for first, stop, batch in self.stretches)
 
     def batch_at(self, sample: float) -> int:
-        """The batch of the step in which sample number `sample` of the phase is."""
+        """The batch of the step that holds sample number `sample` of the phase."""
         return next((batch for _, stop, batch in self.stretches if sample < stop), self.batch)
 
     @property

@@ -1,4 +1,4 @@
-"""Planned against realised mixture: the plan before anything runs, and what a run has really read."""
+"""The planned mixture, before anything runs, and the realised one, of the windows a run has read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenizer.mixture.order import Located, Order, counts, sample_of
 
 
 def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
-    """One row a (phase, stream) with a weight, in order: what will be read, before anything runs.
+    """What will be read, before anything runs: one row for each (phase, stream) with a weight, in order.
 
     {phase, stream, weight, share, windows, tokens (targets), epochs (by the end of the phase, cumulative), reserved
     (super-windows), unread (windows left over in reservations that no later phase draws),
@@ -39,7 +39,7 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
 
 
 def _unread(order: Order) -> dict[tuple[int, int], int]:
-    """(phase that reserved, stream) → windows of its pieces that nothing draws."""
+    """(phase that reserved, stream) → windows of its pieces that no phase draws."""
     drawn: dict[Any, int] = {}
     for row in order.extents:
         for extents in row:
@@ -66,7 +66,7 @@ def plan_text(curriculum: Curriculum) -> str:
 
 
 def tally(curriculum: Curriculum, read: Iterable[Located]) -> np.ndarray:
-    """Windows read, int64 (phases, streams), counted from what a loader really located."""
+    """Windows read, int64 (phases, streams), counted from the `Located` ranges a loader read."""
     out = np.zeros((len(curriculum.phases), len(curriculum.streams)), np.int64)
     for at in read:
         np.add.at(out, (at.phase, at.stream), 1)
@@ -74,11 +74,11 @@ def tally(curriculum: Curriculum, read: Iterable[Located]) -> np.ndarray:
 
 
 def realised(curriculum: Curriculum, samples: int, read: np.ndarray | None = None) -> list[dict[str, Any]]:
-    """Planned against realised after the first `samples` samples: one row a (phase, stream) with a weight.
+    """Planned and realised windows after the first `samples` samples: one row for each (phase, stream) with a weight.
 
-    `planned` is the share of the phase's samples so far (a fraction of a window is possible), `realised` counts
-    windows: from `read` (see `tally`) where a loader counted them, else from the order itself. Their difference stays
-    below one window for up to three streams (Webster keeps the quota there) and nearly so for more.
+    `planned` is the stream's share of the phase's samples so far, and may be fractional. `realised` is a count of
+    windows: from `read` (see `tally`) where a loader counted them, else from the order itself. The two differ by less
+    than one window for up to three streams (Webster keeps the quota there), and by little more for more streams.
     """
     rows = []
     for p, phase in enumerate(curriculum.phases):

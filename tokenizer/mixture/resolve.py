@@ -23,14 +23,14 @@ from tokenizer.mixture.curriculum import (
 )
 from tokenizer.mixture.order import Order, counts
 
-#: repeating data more than this many times hardly helps (Muennighoff et al., arXiv 2305.16264)
+#: more epochs than this over the same data hardly help (Muennighoff et al., arXiv 2305.16264)
 WORTHWHILE_EPOCHS = 4
-#: weights that are not integers are brought to integers of at most this sum
+#: weights that are not integers are scaled to integers of at most this sum
 WEIGHT_SUM = 10**6
 
 
 def parse_count(value: Any, key: str) -> int:
-    """`pipeline.base.quantities.parse_count` for the key of a recipe."""
+    """`pipeline.base.quantities.parse_count` with the recipe's key in the error."""
     try:
         return quantities.parse_count(value)
     except ValueError as e:
@@ -69,11 +69,11 @@ def _weights(mix: Mapping[str, Any], key: str, names: list[str], warnings: list[
 
 def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any]],
             tokenizer: Mapping[str, Any]) -> tuple[Curriculum, list[str]]:
-    """The curriculum a recipe stands for, and warnings for people.
+    """The curriculum of a recipe, and warnings for its author.
 
     `recipe` has the keys `curriculum` and `shards` (for `longest`), plain YAML values. `shard_sets` maps
     stream name to what `pipeline.passes.encode.publish_shards` returned. `tokenizer`: sha256, vocab_size, eos, path.
-    Streams stand in order of name, so that the order does not hang on the order of lines in a recipe.
+    Streams are sorted by name, so that the order of samples does not depend on the order of lines in the recipe.
     """
     spec = recipe["curriculum"]
     warnings: list[str] = []
@@ -106,11 +106,11 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
 
 def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warnings: list[str],
           before: Sequence[Phase] = (), where: str = "curriculum.phases") -> list[Phase]:
-    """The phases a recipe's entries stand for, after those that are there already (`before`); for `until` all of them
-    count from the start of the run, `total` is what percentages are of.
+    """The phases of a recipe's entries, placed after the existing ones (`before`). `until` counts from the start of the
+    run; percentages are of `total`.
 
-    What an entry does not say it inherits from the one before it, but for what happens once (`reset_optimizer`, a
-    learning rate of its own).
+    An entry inherits the keys it leaves out from the entry before it, except those that apply once (`reset_optimizer`,
+    a learning rate of its own).
     """
     phases: list[Phase] = []
     last = before[-1] if before else None
@@ -143,7 +143,7 @@ def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warn
         grown = ramp[-1][0] if ramp else 0
         rest = grown % batch
         samples = rest + max(grown // batch + 1, round((target - done - rest * sequence) / (batch * sequence))) * batch
-        if isinstance(entry["batch"], Mapping):     # it grows once: the next phase goes on with the last
+        if isinstance(entry["batch"], Mapping):     # the batch grows once: the next phase inherits its last size
             entry["batch"] = max(parse_count(b, f"{key}.batch") for b in entry["batch"].values())
         weights = entry["mix"] if last is not None and entry["mix"] is last.weights else \
             _weights(entry["mix"], f"{key}.mix", names, warnings)
@@ -160,9 +160,10 @@ def place(given: Sequence[Mapping[str, Any]], total: int, names: list[str], warn
 
 def _batches(value: Any, sequence: int, tokens: int, key: str,
              warnings: list[str]) -> tuple[list[list[int]] | None, int]:
-    """`batch` of a phase of `tokens` tokens, '0.5M' or {0: 64k, 100M: 128k, 1B: 0.5M} (from so many tokens of the phase
-    on), as `Phase` has it: (ramp, batch). Where a batch divides the next one the step that is the first larger one
-    begins at a multiple of it, so that a phase has as many samples as without growth: their order is then the same."""
+    """The recipe's `batch` of a phase of `tokens` tokens as (ramp, batch), like in `Phase`. `value` is '0.5M', or
+    {0: 64k, 100M: 128k, 1B: 0.5M}: from that many tokens of the phase on. Where a batch divides the next one, the first
+    step of the next begins at a multiple of it: the phase then has as many samples as without growth, in the same
+    order."""
     table = value if isinstance(value, Mapping) else {0: value}
     try:
         rows = sorted((quantities.parse_count(at, least=0), at) for at in table)
@@ -199,7 +200,8 @@ def _epochs(value: Any, key: str) -> dict[str, float]:
 
 
 def _float(value: Any) -> Any:
-    """A number, also where YAML 1.1 reads a string (2e-5, without a dot); what is none stays, to be refused."""
+    """A number, also where YAML 1.1 reads a string (2e-5, without a dot). Any other value is returned as it is, for the
+    caller to refuse."""
     with contextlib.suppress(TypeError, ValueError):
         return value if isinstance(value, bool) else float(value)
     return value

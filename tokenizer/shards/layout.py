@@ -1,4 +1,4 @@
-"""The shard format, version 1: what the files of a shard set are and how they are named.
+"""The shard format, version 1: the files of a shard set and their names.
 
 A shard set is one split of one stream, an immutable list of shards::
 
@@ -7,15 +7,16 @@ A shard set is one split of one stream, an immutable list of shards::
                                  bytes through hard links
     00000.9be1d3307a52.ends      u64 little-endian: exclusive end of each document in this shard, in tokens
     00000.c06e44f81b9d.parquet   document table: end u64, id, part u32, row u32, n_bytes u32
-    00000.7c41d20b9e55.crc32     u32 little-endian: a sum a block (`tokenizer.shards.sums`) of body, ends, loss, in turn
-    00000.51d0aa7e02c4.loss      u8 a token, 0 where it is no target; only there when such a token is
+    00000.7c41d20b9e55.crc32     u32 little-endian: one sum per block (`tokenizer.shards.sums`) of body, ends, loss, in
+                                 this order
+    00000.51d0aa7e02c4.loss      u8 per token, 0 where the token is no target; written only when there is such a token
     shards-<sha256[:16]>.json    manifest of one set: magic, version, dtype, tokenizer, vocabulary, EOS, counts, sums
     shards.json                  the manifest of the set published last
 
-Names carry the first 12 hex characters of the file's own sha256: publishing new data never touches files an older
-set pins. `part` and `row` say where the document stands among the
-parts it was encoded from (`parts` of the manifest, plan order); they follow the partition size, and are therefore not
-covered by a set's `sha256`, and neither are the block sums, which follow from what it covers.
+Names carry the first 12 hex characters of the file's own sha256, so that publishing new data never touches files that
+an older set pins. `part` and `row` locate the document in the parts it was encoded from (`parts` of the manifest, in
+plan order). They depend on the partition size, so a set's `sha256` does not cover them. Neither does it cover the block
+sums, which follow from the bytes it covers.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ REMEDY = "run `tokenmill store verify --repair` on its store, then the recipe ag
 
 
 class ShardError(TokenmillError, ValueError):
-    """A shard set that is damaged, or not the one that was asked for; the message names file and remedy."""
+    """A shard set that is damaged, or not the pinned one; the message names the file and the remedy."""
 
     permanent = True
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """u16 while every id fits, by vocabulary size and never by the data."""
+    """u16 if every id of the vocabulary fits, else u32; the data has no influence."""
     if not 0 < vocab_size <= 1 << 32:
         raise ShardError(f"a vocabulary of {vocab_size} does not fit into u32 tokens")
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
@@ -69,7 +70,7 @@ def file_name(index: int, kind: str, sha256: str) -> str:
 class Shard:
     """One shard of a set. File names are relative to the manifest's folder."""
 
-    index: int                    # place in the stream: documents that start in [index·G, (index+1)·G) tokens
+    index: int                    # place in the stream: its documents start in [index·G, (index+1)·G) tokens
     tokens: int
     documents: int
     text_bytes: int               # UTF-8 bytes of the documents' text
@@ -79,10 +80,10 @@ class Shard:
     sha256: str                   # of the body
     ends_sha256: str
     ids_sha256: str               # over "id n_bytes\\n" of every document
-    table_sha256: str             # of the Parquet file; follows the partition size
-    blocks: str                   # sums of the blocks of body, ends and loss
+    table_sha256: str             # of the Parquet file; depends on the partition size
+    blocks: str                   # name of the file with the block sums of body, ends and loss
     blocks_sha256: str
-    loss: str = ""                # which tokens are targets; "": all
+    loss: str = ""                # name of the file that says which tokens are targets; "": all are
     loss_sha256: str = ""
 
     def sums(self) -> dict[str, str]:
@@ -105,11 +106,11 @@ class Manifest:
     documents: int
     text_bytes: int
     shards: tuple[Shard, ...]
-    parts: tuple[str, ...] = ()   # content keys of the parts `part` of the table counts in
+    parts: tuple[str, ...] = ()   # content keys of the parts that the table's column `part` indexes
     sha256: str = ""
     magic: str = MAGIC
     version: int = VERSION
-    source: dict[str, Any] = field(default_factory=dict)      # for people: dataset and `where` of the recipe
+    source: dict[str, Any] = field(default_factory=dict)      # for human readers: dataset and `where` of the recipe
 
     def identity(self) -> str:
         """sha256 that pins the set: tokens, boundaries and ids of its documents, and how to read them."""
@@ -121,14 +122,14 @@ class Manifest:
 
     def dumps(self) -> str:
         doc = asdict(self)
-        for shard in doc["shards"]:                 # sets without masks look as they did before there were any
+        for shard in doc["shards"]:                 # a set without masks has no mask keys: its bytes stay the same
             if not shard["loss"]:
                 del shard["loss"], shard["loss_sha256"]
         return json.dumps(doc, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str) -> Manifest:
-        """A checked manifest; ShardError says what is wrong with the file `where`."""
+        """A checked manifest. Raises ShardError that says what is wrong with the file `where`."""
         if not isinstance(doc, Mapping) or doc.get("magic") != MAGIC:
             raise ShardError(f"{where}: not a shard set of Tokenmill (magic {MAGIC!r} is missing)")
         if doc.get("version") != VERSION:
@@ -147,7 +148,7 @@ class Manifest:
         for count in ("tokens", "documents", "text_bytes"):
             if getattr(manifest, count) != sum(getattr(s, count) for s in manifest.shards):
                 raise ShardError(f"{where}: shards do not add up to {getattr(manifest, count)} {count}")
-        for s in manifest.shards:                # names follow from sums, so that a manifest names no file but its own
+        for s in manifest.shards:                # names must follow from sums: a manifest names no other file (../x)
             wrong = [k for k, sha in s.sums().items() if getattr(s, k) != file_name(s.index, k, sha)]
             if wrong:
                 raise ShardError(f"{where}: {getattr(s, wrong[0])!r} is no name of shard {s.index}'s {wrong[0]}: "
@@ -156,7 +157,7 @@ class Manifest:
 
 
 def _check_fields(kind: type[Manifest | Shard], doc: Mapping[str, Any], where: str) -> None:
-    """Raises ShardError for a part of a manifest whose fields are those of another version of Tokenmill."""
+    """Raise ShardError when the fields of a part of a manifest are not this version's."""
     known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}
     wrong = [f"lacks {name!r}" for name, needed in known.items() if needed and name not in doc]
     wrong += [f"has {name!r}" for name in doc if name not in known]

@@ -1,7 +1,7 @@
 """Reading a shard set: several memory-mapped shards as one virtual concatenation of tokens.
 
-Nothing here is proportional to the number of documents: bodies and end offsets are memory maps (their pages belong to
-the page cache and are shared by all ranks of a node), the document table is read a row group at a time.
+Memory does not grow with the number of documents: bodies and end offsets are memory maps (their pages belong to the
+page cache and are shared by all ranks of a node), the document table is read a row group at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
 
 
 def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
-    """Which of a window's targets count, bool (L,): target i is token i + 1, and the one after an EOS does not."""
+    """Which of a window's targets count, bool (L,): target i is token i + 1; the target after an EOS does not count."""
     mask = np.ones(length, bool)
     mask[np.asarray(bounds, np.int64) - 1] = False
     return mask
@@ -40,16 +40,18 @@ class DocumentSpan(NamedTuple):
     id: str
     start: int                    # first token in the stream's virtual concatenation
     stop: int                     # exclusive end, EOS included
-    part: int                     # which of the manifest's `parts` it was encoded from
+    part: int                     # index in the manifest's `parts` of the part it was encoded from
     row: int                      # row in that part's kept.parquet
     n_bytes: int                  # UTF-8 bytes of its text
 
 
 class ShardSet:
-    """`path`: a folder with `shards.json`, or a manifest file. `sha256` refuses any other set than the pinned one.
+    """A shard set, open for reading. `path`: a folder with `shards.json`, or a manifest file. With `sha256` a set of
+    another identity raises ShardError.
 
-    With `filesystem` (pyarrow's, say of a bucket) `path` is a path of it: of such a set the manifest and the document
-    tables can be read, which is enough for `documents`. Tokens are memory maps and need local files.
+    With `filesystem` (a pyarrow filesystem, for example of a bucket) `path` is a path in it. Of such a set only the
+    manifest and the document tables can be read, which is enough for `documents`. Tokens are memory maps and need local
+    files.
     """
 
     def __init__(self, path: str | Path, sha256: str | None = None, filesystem: fs.FileSystem | None = None) -> None:
@@ -82,7 +84,8 @@ class ShardSet:
         for shard in self.manifest.shards:
             self.offsets.append(self.offsets[-1] + shard.tokens)
         self._maps: dict[str, tuple[np.ndarray, mmap.mmap | None]] = {}
-        #: whether some tokens are no targets; asked for every window, and a corpus may have ten thousand shards
+        #: whether some tokens are no targets; computed once, because each window needs it and a corpus may have ten
+        #: thousand shards
         self._masked = any(s.loss for s in self.manifest.shards)
 
     @property
@@ -103,9 +106,9 @@ class ShardSet:
         return self.read(w * length, w * length + length + 1)
 
     def bounds(self, w: int, length: int) -> np.ndarray:
-        """Where documents begin inside window w, int64, increasing: positions p in [1, L] such that tokens before p
-        belong to a document that ends at p (p - 1 holds its EOS). From the table, never from EOS. Under document
-        masking attention stops at each p, and the target at p (of the EOS at p - 1) is ignored."""
+        """Where documents begin inside window w, int64, increasing: positions p in [1, L] such that a document ends at
+        p (p - 1 holds its EOS). They come from the end offsets, not from EOS tokens. Under document masking attention
+        does not cross p, and the target at p (predicted from the EOS at p - 1) is ignored."""
         start = w * length
         return self.ends(start + 1, start + length + 1) - start
 
@@ -121,8 +124,8 @@ class ShardSet:
         return out
 
     def counts(self, start: int, stop: int) -> np.ndarray | None:
-        """Which of tokens [start, stop) are targets, bool; None when all tokens of the set are. Document masking comes
-        on top of it (`loss_mask`)."""
+        """Which of tokens [start, stop) are targets, bool; None when all tokens of the set are. Document masking
+        (`loss_mask`) excludes further targets."""
         if not self._masked:
             return None
         if not 0 <= start <= stop <= self.tokens:
@@ -183,8 +186,8 @@ class ShardSet:
         return documents
 
     def spans(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(first token, exclusive end, UTF-8 bytes), int64, of the documents that hold tokens [start, stop): what
-        `documents` gives without ids, at the price of one column."""
+        """(first token, exclusive end, UTF-8 bytes), int64, of the documents that hold tokens [start, stop). It reads
+        one column of the table, where `documents` reads all for ids and parts."""
         blocks = []
         for shard, a, b, _ in self._pieces(max(0, start), min(stop, self.tokens)):
             ends = self._shard_ends(shard)
@@ -199,7 +202,8 @@ class ShardSet:
     # -- files ---------------------------------------------------------------------------------------------------
     @contextmanager
     def table(self, shard: int) -> Iterator[pq.ParquetFile]:
-        """The document table of a shard. Raises ShardError where it is missing, or damaged as reading shows."""
+        """The document table of a shard. Raises ShardError when it is missing, or when reading shows that it is
+        damaged."""
         path = self.folder / self.manifest.shards[shard].table
         try:
             with self.filesystem.open_input_file(str(path)) as file, open_parquet(file) as table:
@@ -215,10 +219,10 @@ class ShardSet:
         return self._map(info.body, self.dtype, info.tokens)[0]
 
     def ahead(self, start: int, stop: int) -> None:
-        """Have the system read tokens [start, stop) from the disk, without waiting for it.
+        """Ask the system to read tokens [start, stop) from the disk, without waiting for it.
 
-        A loader calls it for all windows of a batch before it reads the first, so that exactly these are fetched, in
-        parallel. Page faults would fetch them one after the other, each with megabytes around it that are not needed.
+        A loader calls it for all windows of a batch before it reads the first: exactly these are then fetched, in
+        parallel. Page faults would fetch them one after the other, each with megabytes of unneeded read-ahead.
         """
         for shard, a, b, _ in self._pieces(start, stop):
             info = self.manifest.shards[shard]
@@ -232,8 +236,9 @@ class ShardSet:
         return self._map(info.ends, ENDS, info.documents)[0]
 
     def _place(self, shard: int, low: int, high: int) -> tuple[int, int]:
-        """The ends e of a shard with low <= e < high are number [a, b). Their blocks are checked, and their neighbours:
-        ends increase, so that those prove the place right whatever damaged ends the search has passed."""
+        """The index range [a, b) of the ends e of a shard with low <= e < high. Checks their blocks and those of their
+        neighbours: ends increase, so intact neighbours prove the range right even if the binary search has read damaged
+        ends."""
         ends = self._shard_ends(shard)
         a, b = np.searchsorted(ends, np.array([low, high], ENDS)).tolist()
         self._check(shard, "ends", max(0, a - 1) * ENDS.itemsize, min(b + 1, len(ends)) * ENDS.itemsize)
@@ -244,7 +249,7 @@ class ShardSet:
 
     def _check(self, shard: int, kind: str, start: int, stop: int) -> None:
         """Compare the blocks that hold bytes [start, stop) of a file of a shard (body, ends, loss) with their sums.
-        ShardError names the file and the place."""
+        Raises ShardError that names the file and the offset."""
         if start >= stop:
             return
         info = self.manifest.shards[shard]
@@ -259,7 +264,7 @@ class ShardSet:
             raise ShardError(f"{self.folder / getattr(info, kind)}: damaged at byte {bad * BLOCK:,}: {REMEDY}")
 
     def _sums(self, shard: int) -> np.ndarray:
-        """Sums of the blocks of body, ends and loss of a shard; compared with the manifest when they are first used."""
+        """Sums of the blocks of body, ends and loss of a shard; checked against the manifest at their first use."""
         info = self.manifest.shards[shard]
         known = info.blocks in self._maps
         blocks = sum(map(blocks_of, (info.tokens * self.dtype.itemsize, info.documents * ENDS.itemsize,
@@ -271,7 +276,7 @@ class ShardSet:
         return sums
 
     def _map(self, name: str, dtype: np.dtype, items: int) -> tuple[np.ndarray, mmap.mmap | None]:
-        """A file as a read-only array, and the memory map behind it (None: it is empty); mapped once."""
+        """A file as a read-only array, and the memory map behind it (None: the file is empty); mapped once."""
         if name not in self._maps:
             path = self.folder / name
             try:
@@ -310,9 +315,9 @@ class ShardSet:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """The file in memory, read-only. Python below 3.13 keeps it open meanwhile, and a corpus may have more shards than
-    a process may open files by default (1,024 on most systems): it takes the limit the system allows, before there are
-    so many that the rest of the process (checkpoints, connections) finds none left."""
+    """The file as a read-only memory map. Python below 3.13 keeps a mapped file open, and a corpus may have more shards
+    than the default limit of open files (1,024 on most systems). The soft limit is therefore raised to the hard one
+    before maps use so many descriptors that none are left for checkpoints and connections."""
     with open(path, "rb") as f:
         if sys.version_info >= (3, 13):
             return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)

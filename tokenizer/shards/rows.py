@@ -1,20 +1,19 @@
-"""Materialised rows: windows written out in the very order they are trained on, for sequential reading.
+"""Materialised rows: windows written out in the order of training, for sequential reading.
 
 Row n of a set is sample n of its curriculum. A set is a folder with `rows.json` and files of consecutive rows of one
-phase; a row has the L + 1 tokens of its window. Format `bytes`, three or four plain files a run of rows::
+phase; a row has the L + 1 tokens of its window. Format `bytes`, three or four plain files for each run of rows::
 
     p0-00000.SHA.tokens   (rows, L + 1) u16 or u32, little-endian
     p0-00000.SHA.bounds   (rows, ceil(L / 8)) u8: bit p - 1 is set where a document ends at position p in [1, L], LSB
                           first
     p0-00000.SHA.loss     (rows, ceil(L / 8)) u8: bit p - 1 is set where the token at position p in [1, L] counts for
-                          the loss; only there when a token of the file does not
-    p0-00000.SHA.origin   (rows,) ORIGIN: which stream, epoch and window the row is
+                          the loss; written only when some token of the file does not
+    p0-00000.SHA.origin   (rows,) ORIGIN: stream, epoch and window of the row
 
-SHA are the first 12 hex characters of the file's sha256, so that an older set's files are never taken for new ones.
-Format `parquet`, one file: `sample u64, stream string, epoch u32, window u64, input_ids list<u16|u32>, ends list<u32>`,
-and, in all files of a set that reads a stream of which only spans count, `loss list<bool>`: for the tokens at positions
-1 to L whether they count, null where all of a row do. What follows the end of a document (`bounds`, `ends`) is ignored
-on top of it.
+SHA is the first 12 hex characters of the file's sha256, so that an older set's files are never taken for new ones.
+Format `parquet`, one file: `sample u64, stream string, epoch u32, window u64, input_ids list<u16|u32>, ends list<u32>`.
+All files of a set that reads a stream with `loss_spans` also have `loss list<bool>`: whether the tokens at positions 1
+to L count, null where all of a row do. The target after the end of a document (`bounds`, `ends`) never counts.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFile:
-    """A run of consecutive rows of one phase; `files` maps kind (tokens, bounds, origin, maybe loss | parquet) to file
-    name."""
+    """A run of consecutive rows of one phase. `files` maps kind to file name; kinds are tokens, bounds, origin and
+    maybe loss, or parquet alone."""
 
     phase: int
     first: int                    # sample number of its first row
@@ -101,8 +100,8 @@ def unpack_loss(bits: np.ndarray, length: int) -> np.ndarray:
 
 
 class RowSet:
-    """Reads a materialised set; memory is one row (bytes) or one row group (parquet). A file is compared with its hash
-    when it is opened: ShardError."""
+    """Reads a materialised set; memory is one row (bytes) or one row group (parquet). Opening a file compares it with
+    its hash and raises ShardError when they differ."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -1,7 +1,7 @@
-"""Block sums: a file that is read a few kilobytes at a time, at random, is checked where it is read.
+"""Block sums check the parts of a file that are read, when it is read a few kilobytes at a time, at random.
 
-A CRC-32 (u32, little-endian) stands for every BLOCK bytes of a file, the last one for the rest. A block is a page of
-memory, so what is read to check a range is what reading the range brings in anyway; the sums are a thousandth of the
+There is one CRC-32 (u32, little-endian) for every BLOCK bytes of a file; the last block may be shorter. A block is a
+page of memory, so checking a range reads no page that the range itself does not touch. The sums are a thousandth of the
 data. The file of sums itself is pinned by its sha256.
 """
 
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-#: bytes a sum stands for
+#: bytes that one sum covers
 BLOCK = 4096
 SUMS = np.dtype("<u4")
 
 
 class BlockSummer:
-    """Sums of a file that is written piece by piece; the same however it is cut."""
+    """Block sums of a file that is written piece by piece; the sizes of the pieces do not matter."""
 
     def __init__(self) -> None:
         self._sums = array("I")
@@ -43,8 +43,8 @@ def blocks_of(size: int) -> int:
 
 
 def damaged_block(data: memoryview, first: int, sums: Sequence[int]) -> int | None:
-    """The first block whose bytes do not have its sum, None when all do. `data` begins with block `first`; `sums` are
-    those of its blocks."""
+    """The first block whose bytes do not match its sum, None when all match. `data` begins with block `first`; `sums`
+    are those of the blocks in `data`."""
     for i, expected in enumerate(sums):
         if zlib.crc32(data[i * BLOCK:(i + 1) * BLOCK]) != expected:
             return first + i

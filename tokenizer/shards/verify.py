@@ -16,8 +16,8 @@ _BLOCK = 1 << 22
 
 
 def verify(path: str | Path, sha256: str | None = None) -> list[str]:
-    """What is wrong with the shard set at `path`, one line each; [] when everything holds. Reads every byte once, in
-    blocks of a few MB. A manifest that cannot be read raises ShardError."""
+    """The faults of the shard set at `path`, one line each; [] when it is intact. Reads every byte once, in blocks of a
+    few MB. A manifest that cannot be read raises ShardError."""
     shards = ShardSet(path, sha256)
     problems: list[str] = []
     for i, info in enumerate(shards.manifest.shards):

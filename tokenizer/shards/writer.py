@@ -1,4 +1,4 @@
-"""Writing one shard: a document at a time, checksums on the way, memory of one row group of the table."""
+"""Writing one shard, document by document, with checksums. Memory is one row group of the document table."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tokenizer.shards.sums import BlockSummer
 
 
 class MaskWriter:
-    """Writes which tokens are targets, u8 a token, to the file `path()` names; it is made when the first token comes
-    that is none, so that whether there is a file depends on the tokens alone."""
+    """Writes which tokens are targets, u8 per token, to the file `path()`. The file is created at the first token that
+    is no target, so that its existence depends on the tokens alone."""
 
     def __init__(self, path: Callable[[], str]) -> None:
         self.tokens = 0
@@ -54,9 +54,10 @@ class MaskWriter:
 
 
 class ShardWriter:
-    """Writes the files of a shard to the given paths; that of `loss` is asked for when a token is no target.
+    """Writes the files of a shard to the given paths; `loss()` is called for a path at the first token that is no
+    target.
 
-    `add` takes blocks of documents that already end in EOS. Bytes are the same whatever the sizes of the blocks.
+    `add` takes blocks of documents that already end in EOS. The sizes of the blocks do not change the bytes written.
     """
 
     def __init__(self, body: str, ends: str, table: str, blocks: str, vocab_size: int, eos: int,
@@ -113,7 +114,7 @@ class ShardWriter:
         self._rows, self._waiting = ([rows] if len(rows) else []), len(rows)
 
     def close(self) -> dict[str, Any]:
-        """Finish the files; returns the facts a manifest's `Shard` needs, but for names and the table's sha256."""
+        """Finish the files; returns the fields of the manifest's `Shard`, except names and the table's sha256."""
         self._flush(everything=True)
         self._table.close()
         self._body.close()
