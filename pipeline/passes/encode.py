@@ -218,7 +218,8 @@ def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:
 class _PartWriter:
     """SPLIT.tokens, SPLIT.parquet and SPLIT.loss of one part."""
 
-    def __init__(self, out: Out, split: str) -> None:
+    def __init__(self, out: Out, split: str, table_rows: int = TABLE_ROWS) -> None:
+        self._table_rows = table_rows
         self.out, self.split = out, split
         self.tokens = self.documents = 0
         self.body = open(out.path(f"{split}.tokens"), "wb")  # noqa: SIM115  closed by `close`
@@ -234,13 +235,13 @@ class _PartWriter:
         self.pending.append(pa.record_batch([pa.array(ends), pa.array(ids, pa.string()), pa.array(rows, pa.uint32()),
                                              pa.array(n_bytes, pa.uint32())], schema=PART_TABLE))
         self.tokens, self.documents = int(ends[-1]), self.documents + len(ids)
-        while sum(map(len, self.pending)) >= TABLE_ROWS:    # row groups do not show how documents came in batches
+        while sum(map(len, self.pending)) >= self._table_rows:    # row groups do not show how documents came in batches
             self._flush()
 
     def _flush(self) -> None:
         held = pa.Table.from_batches(self.pending)
-        self.table.write_table(held.slice(0, TABLE_ROWS).combine_chunks())
-        self.pending = held.slice(TABLE_ROWS).to_batches()
+        self.table.write_table(held.slice(0, self._table_rows).combine_chunks())
+        self.pending = held.slice(self._table_rows).to_batches()
 
     def close(self) -> None:
         if self.pending:

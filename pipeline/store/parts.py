@@ -62,8 +62,10 @@ class PartWriter:
     U+FFFD and pairs of them the character they mean.
     """
 
-    def __init__(self, path: str, schema: pa.Schema) -> None:
+    def __init__(self, path: str, schema: pa.Schema, row_group_bytes: int = ROW_GROUP_BYTES,
+                 batch_chars: int = BATCH_CHARS) -> None:
         self.path, self.schema = path, schema
+        self._row_group_bytes, self._batch_chars = row_group_bytes, batch_chars
         self.rows = self.text_bytes = 0
         self.content: str | None = None
         self._names = signal_names(schema)
@@ -91,7 +93,7 @@ class PartWriter:
             raise KeyError(f"signal '{name}' of document {doc.id} is not a column of {self.path}; name it in the "
                            f"`signals` of the stage that writes it")
         text, place, meta = doc.text, doc.locator.get, doc.meta
-        if self._chars + len(text) > BATCH_CHARS:
+        if self._chars + len(text) > self._batch_chars:
             self._convert()
         self._chars += len(text)
         self._pending.append((
@@ -104,11 +106,11 @@ class PartWriter:
     def write_all(self, docs: list[Document]) -> None:
         """What `write` does for each of them (without reason and stage), in a third of its time."""
         chars = sum([len(d.text) for d in docs])
-        if chars > BATCH_CHARS or not all(d.signals.keys() <= self._known for d in docs):
+        if chars > self._batch_chars or not all(d.signals.keys() <= self._known for d in docs):
             for doc in docs:
                 self.write(doc)
             return
-        if self._chars + chars > BATCH_CHARS:
+        if self._chars + chars > self._batch_chars:
             self._convert()
         self._chars += chars
         places, nothing, names = [d.locator.get for d in docs], [None] * len(docs), self._names
@@ -145,7 +147,7 @@ class PartWriter:
         self._ids.append(arrays[0])
         self.rows += batch.num_rows
         self.text_bytes += int(sizes.sum())
-        if self._bytes + batch.nbytes > ROW_GROUP_BYTES:
+        if self._bytes + batch.nbytes > self._row_group_bytes:
             self._flush()
         self._batches.append(batch)
         self._bytes += batch.nbytes

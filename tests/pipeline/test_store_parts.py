@@ -38,8 +38,8 @@ def fields(i: int = 0) -> dict:
             "loss_spans": None if i % 5 else [{"start": 0, "end": i}]}
 
 
-def write(path, rows, signals=SIGNALS, dropped=False):
-    writer = PartWriter(str(path), document_schema(signals, dropped))
+def write(path, rows, signals=SIGNALS, dropped=False, **sizes):
+    writer = PartWriter(str(path), document_schema(signals, dropped), **sizes)
     for row in rows:
         extra = {k: row[k] for k in ("reason", "stage") if k in row}
         writer.write(Document(**{k: copy.deepcopy(v) for k, v in row.items() if k not in extra}), **extra)
@@ -182,14 +182,12 @@ def test_digests_of_slices_and_of_the_file_equal_those_of_the_writer(tmp_path):
     assert hashlib.sha256(b"".join(digests[i] for i in order)).hexdigest() == content
 
 
-def test_row_groups_are_bounded_and_a_long_text_stands_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "ROW_GROUP_BYTES", 400_000)
-    monkeypatch.setattr(parts, "BATCH_CHARS", 50_000)
+def test_row_groups_are_bounded_and_a_long_text_stands_alone(tmp_path):
     rng = random.Random(3)
     rows = [{**fields(i), "text": rng.choice("abcü") * rng.choice([10, 3000, 9000, 700_000 if i == 50 else 1])}
             for i in range(300)]
     rows[50]["text"] = "x" * 700_000
-    write(tmp_path / "p.parquet", rows)
+    write(tmp_path / "p.parquet", rows, row_group_bytes=400_000, batch_chars=50_000)
     file = pq.ParquetFile(tmp_path / "p.parquet")
     sizes = [file.metadata.row_group(g).total_byte_size for g in range(file.num_row_groups)]
     assert file.num_row_groups > 3

@@ -461,9 +461,7 @@ def test_odd_metadata_holds_nothing_out():
         assert not any(_near_held_out(id, json.dumps({"near_duplicates": theirs}), val) for id in ids)
 
 
-def test_row_groups_of_the_table_do_not_show_the_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.passes.encode.TABLE_ROWS", 10)
-
+def test_row_groups_of_the_table_do_not_show_the_batches(tmp_path):
     class Folder:
         def __init__(self, name: str) -> None:
             self.folder = tmp_path / name
@@ -478,7 +476,7 @@ def test_row_groups_of_the_table_do_not_show_the_batches(tmp_path, monkeypatch):
     tables = []
     for step in (1, 7, 47):
         out = Folder(str(step))
-        writer = _PartWriter(out, "train")
+        writer = _PartWriter(out, "train", table_rows=10)
         for a in range(0, 47, step):
             rows = np.arange(a, min(a + step, 47))
             writer.add([np.zeros(1, np.uint16)] * len(rows), [f"{r:032x}" for r in rows], rows, [3] * len(rows))
