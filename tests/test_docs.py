@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from stages.document import Document
+from trainer.base.config import keys_of
+from trainer.loop.config import TrainConfig
+from trainer.tools.reference import BETWEEN, rewrite
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md"))))
@@ -49,6 +52,16 @@ def test_readme_names_the_folders_that_are_there():
     folders = {package: {p.name for p in (ROOT / package).iterdir() if (p / "__init__.py").exists()}
                for package in PACKAGES}
     assert drawn == folders
+
+
+def test_the_settings_of_a_training_are_listed_with_their_defaults():
+    page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    assert rewrite(page) == page, "make docs"
+    listed = dict(re.findall(r"^([a-z_.0-9]+) +(\S.*)$", BETWEEN.search(page)[0], re.M))
+    assert listed["model.layers"] == "(required)" and listed["checkpoint.async"] == "false"
+    taken = {f"{section}.{key}".removeprefix("train.") for section, keys in keys_of(TrainConfig, "train").items()
+             for key in keys}
+    assert taken - {"model.preset"} <= {key.rsplit(".", n)[0] for key in listed for n in range(3)}
 
 
 def test_the_filter_of_contributing_passes_its_vectors():

@@ -1,0 +1,69 @@
+"""The list of all settings in docs/training.md, made from the config classes: `python -m trainer.tools.reference FILE`.
+
+The list stands between two marks; `make docs` writes it anew, and a test holds the page to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.loop.config import TrainConfig
+from trainer.optim.config import OptimizerConfig, kinds
+
+BETWEEN = re.compile(r"(?<=<!-- settings: `make docs` writes them -->\n).*?(?=<!-- end of settings -->)", re.S)
+REQUIRED = "(required)"
+
+
+def settings(config: type[Any], prefix: str = "", value: Any = None) -> Iterator[tuple[str, str]]:
+    """(key as `--set` takes it, default) of every setting of a config class and of those inside it. `value`: an
+    instance whose values are the defaults."""
+    hints = typing.get_type_hints(config)
+    for field in fields(config):
+        key = prefix + field.name.removesuffix("_")          # from_, for_ and async_ are words of Python
+        default = getattr(value, field.name) if value is not None else _default(field)
+        inner = [t for t in (hints[field.name], *typing.get_args(hints[field.name])) if is_dataclass(t)]
+        if field.name == "optimizer":
+            yield from optimizers(key)
+            continue
+        if not inner or not (is_dataclass(default) or default is MISSING):
+            yield key, REQUIRED if default is MISSING else json.dumps(default).strip('"')
+        for kind in inner:
+            yield from settings(typing.cast("type[Any]", kind), f"{key}.", default if is_dataclass(default) else None)
+
+
+def optimizers(prefix: str) -> Iterator[tuple[str, str]]:
+    """Settings that every optimiser has, and those of each kind that it adds or has another default for."""
+    common = dict(settings(OptimizerConfig, f"{prefix}."))
+    yield f"{prefix}.kind", OptimizerConfig.DEFAULT
+    yield from ((key, default) for key, default in common.items() if key != f"{prefix}.kind")
+    for name, kind in sorted(kinds().items()):
+        for key, default in settings(kind.load(), f"{prefix}."):
+            if key != f"{prefix}.kind" and common.get(key) != default:
+                yield f"{key} (kind: {name})", default
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def rewrite(page: str) -> str:
+    """The page with the list as the classes are now. ValueError when it has no place for it."""
+    rows = list(settings(TrainConfig))
+    width = max(len(key) for key, _ in rows)
+    text = "".join(f"{key:<{width}}  {default}\n" for key, default in rows)
+    new, count = BETWEEN.subn(lambda _: f"```text\n{text}```\n", page)
+    if count != 1:
+        raise ValueError(f"the page has {count} places for the list of settings, not one")
+    return new
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(rewrite(path.read_text(encoding="utf-8")), encoding="utf-8")
