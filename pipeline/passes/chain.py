@@ -1,8 +1,9 @@
-"""A chain of stages at work: it takes batches of documents through stage by stage.
+"""A chain of stages: it takes batches of documents through its stages, one stage after the other.
 
-Every document is announced on the crash cursor before a stage sees it, so that a crash costs that document and nothing
-else. What becomes of a document does not depend on the batch it is in. When a stage that takes batches raises, all it
-did to the batch is undone and the documents go through it one by one, so that the error is charged to one of them.
+Every document is announced on the crash cursor before a stage sees it, so that a crash costs only that document. The
+outcome of a document does not depend on the batch it is in. When a stage that takes batches raises, its changes to the
+batch are undone and the documents go through it one by one, so that only the failing document is charged with the
+error.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from stages.stage import Stage, file_sha256
 Batch = list[tuple[int, Document]]
 #: number → (place of the stage that dropped it, reason)
 Verdicts = dict[int, tuple[int, str]]
-#: number → (stage, reason, detail): it raised, or wrote what cannot be stored
+#: number → (stage, reason, detail): the stage raised, or wrote values that cannot be stored
 Failures = dict[int, tuple[str, str, str]]
 
 
@@ -39,8 +40,8 @@ class Step:
     key: str
     label: str          # "0:html": its place and name, the name of its counters
     stage: Stage
-    foreign: bool = False   # a stage of the user's own: what it writes is checked
-    side: str = ""          # name of its side table: two dedups of one pass may want signatures of different kinds
+    foreign: bool = False   # a stage of the user's own: the values it writes are checked
+    side: str = ""          # name of its side table: two dedups of one pass may need signatures of different kinds
 
     def __post_init__(self) -> None:
         self.side = f"{self.name}-{self.key[:8]}"
@@ -50,12 +51,12 @@ _loaded: dict[str, Step] = {}
 
 
 def load_chain(chain: list[dict[str, Any]]) -> list[Step]:
-    """The stages of a chain, ready to use. A warm child keeps those of its latest chain, because models take long to
-    load. It drops all others, because a task declares memory for its own stages only."""
+    """The stages of a chain, ready to use. A warm child keeps the stages of its latest chain, because models take long
+    to load. It drops all others, because a task declares memory for its own stages only."""
     idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
               for place, entry in enumerate(chain)]
     if gone := _loaded.keys() - set(idents):
-        gc.unfreeze()                                # children freeze what they keep, and dropped stages must go
+        gc.unfreeze()                                # children freeze their objects; dropped stages must be collected
         for ident in gone:
             del _loaded[ident]
     for place, (ident, entry) in enumerate(zip(idents, chain)):
@@ -88,12 +89,12 @@ class Chain:
         verdicts: Verdicts = {}
         failures: Failures = {}
         alive = batch
-        began = _cpu_s()                             # asked once a stage, since it is a system call
+        began = _cpu_s()                             # read once per stage, since it is a system call
         for place, step in enumerate(steps):
             if not alive:
                 break
             stats = self.counters["stages"][step.label]
-            # with `signals: all` dropped documents go on for their signals, and are not counted again
+            # with `signals: all` later stages still compute signals of dropped documents; these are not counted again
             counted = [d for row, d in alive if row not in verdicts] if verdicts else [d for _, d in alive]
             stats["in"] += sign * len(counted)
             stats["bytes_in"] += sign * sum([d.text_bytes if d.raw is None else _payload(d) for d in counted])
@@ -110,7 +111,7 @@ class Chain:
                 if row not in verdicts:
                     verdicts[row] = (place, reason)
                     count(stats["dropped"].setdefault(reason, {}), doc.source, sign)
-                # it goes on through the filters where all signals are wanted, not through what extracts
+                # with `signals: all` a dropped document still goes through filters, but not through extractors
                 if not (self.until_drop or step.stage.extracts):
                     alive.append(item)
             if step.stage.side is not None:
@@ -141,7 +142,7 @@ class Chain:
                     raise ValueError(f"{len(whole)} verdicts about {len(alive)} documents")
             except MemoryError:
                 raise
-            except Exception:                       # undo, and find the document that it fails on
+            except Exception:                       # undo; the loop below finds the document that it fails on
                 whole = None
                 for (_, doc), untouched in zip(alive, before):
                     restore(doc, untouched)
@@ -166,7 +167,7 @@ class Chain:
                 if not to_blame(e):
                     raise                           # a full disk or a missing library is no document's fault
                 if state is not None:
-                    restore(doc, state)             # what it wrote before it failed may not be storable
+                    restore(doc, state)             # values it wrote before it failed may not be storable
                 if row not in verdicts:
                     failures[row] = (step.name, f"error:{type(e).__name__}", f"{e}{confinement.hint(e)}")
                 continue

@@ -7,11 +7,11 @@ Reads source slices, or one upstream part together with the removal slice of a b
     quarantine.parquet    records that could not be read, crashed, hung or failed a stage, with the error
     side.STAGE-KEY.parquet  rows of a barrier's `prepare` stage for the kept documents: `row`, `id`, its columns
 
-`partition` reads batches of documents, `chain` takes them through the stages, and here it is written what became of
-them. Where only thresholds changed, `replay` takes over the rows of an earlier pass that they leave as they are.
+`partition` reads batches of documents, `chain` takes them through the stages, and this module writes the outcomes.
+Where only thresholds changed, `replay` copies the rows of an earlier pass whose verdict stays the same.
 
 Memory is the largest batch plus one row group plus the models, never the partition. Every document is announced on the
-crash cursor before a stage sees it, so its death costs that document and nothing else.
+crash cursor before a stage sees it, so a crash costs only that document.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipeline.store.parts import PartWriter, document_schema
 from pipeline.store.records import Counters
 from stages.document import Document
 
-#: every side table begins with these: the row in kept.parquet, and whose it is
+#: the first columns of every side table: the row in kept.parquet, and the id of its document
 SIDE_COLUMNS = (pa.field("row", pa.uint32()), pa.field("id", pa.string()))
 
 
@@ -54,7 +54,7 @@ class DocumentPass:
             return _Pass(inputs, cursor, out, replay=True).run()
         except NotReproduced:
             for name in out.names:
-                os.unlink(out.path(name))            # writers that are still open must not write into the new files
+                os.unlink(out.path(name))            # unlinked: writers still open must not write into the new files
             out.names.clear()
             out.quarantined.clear()
             return _Pass(inputs, cursor, out, replay=False).run()
@@ -63,7 +63,7 @@ class DocumentPass:
 class _Pass:
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, *, replay: bool) -> None:
         self.cursor, self.out, self.args = cursor, out, inputs.args
-        for place in (self.args, self.args.get("reader", {})):       # stages and readers of the user's own
+        for place in (self.args, self.args.get("reader", {})):       # code of the user's own stages and readers
             import_planned(inputs.store, place.get("$volatile", {}).get("code", ()))
         self.steps = load_chain(self.args["chain"])
         inputs.confine([program for step in self.steps for program in step.stage.programs()])
@@ -90,7 +90,7 @@ class _Pass:
             documents = [(row, item) for row, item in batch if isinstance(item, Document)]
             verdicts, failures = self.chain.through(self.steps, documents)
             self.cursor.clear()
-            if len(documents) == len(batch) and not (verdicts or failures):       # nearly all batches
+            if len(documents) == len(batch) and not (verdicts or failures):       # true of nearly all batches
                 self._keep([doc for _, doc in documents])
                 continue
             for row, item in batch:
@@ -121,7 +121,7 @@ class _Pass:
         self.tally.kept(docs)
 
     def _drop(self, row: int, doc: Document, place: int, reason: str) -> None:
-        self.cursor.set(row, row, place)             # scrubbing may take more memory than the stages: it is to blame
+        self.cursor.set(row, row, place)             # scrubbing may run out of memory: this document is to blame
         scrub_row(doc)
         self.cursor.clear()
         self._write_dropped(doc, self.steps[place].name, reason)

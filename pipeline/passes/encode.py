@@ -2,8 +2,9 @@
 
 `EncodePart` turns one part of a dataset into tokens per split; `AssembleShard` writes the documents that start in one
 range of the stream. The stream is the concatenation of the parts in plan order, that is of the documents in (relative
-path, ordinal) order, so its bytes depend neither on the partition size nor on who did what. `pipeline.plan.tokens`
-calls `encode_drafts` and `assemble_drafts`, and at the end of a run `pipeline.run` calls `publish_shards`.
+path, ordinal) order, so its bytes depend neither on the partition size nor on which worker ran which task.
+`pipeline.plan.tokens` calls `encode_drafts` and `assemble_drafts`, and at the end of a run `pipeline.run` calls
+`publish_shards`.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from tokenizer.shards.writer import MaskWriter, ShardWriter
 ENCODE = "pipeline.passes.encode:EncodePart"
 ASSEMBLE = "pipeline.passes.encode:AssembleShard"
 SPLITS = ("train", "val")
-#: what encoding is called in quarantine entries
+#: the stage name of encoding in quarantine entries
 STAGE = "encode"
 #: rows of a part's document table read at a time while a shard is assembled, and of its row groups
 TABLE_BATCH, TABLE_ROWS = 4096, 1 << 16
-#: what decides about the ids of a text beside the tokenizer's file
+#: libraries whose version may change the ids of a text under the same tokenizer file
 LIBRARIES = ("tokenizers", "fastokens", "sentencepiece")
 
 PART_TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("row", pa.uint32()), ("n_bytes", pa.uint32())])
@@ -56,13 +57,14 @@ class EncodePart:
     {quarantined: [entry of the log under `encode_key`]}.
 
     Writes for each split SPLIT.tokens (documents back to back, each ended by EOS, u16 or u32) and SPLIT.parquet
-    (PART_TABLE: ends in this file, row in the part), and SPLIT.loss (u8 a token, 0 where it is no target) where a
-    document has `loss_spans`: what is outside of them is read, and not learned. A document is held out by PRF(seed, its
-    id), whatever else there is. One that is not, and that a deduplication found to resemble one that is, is in neither
-    split and counted (`near_held_out`), so that nothing is trained on that is measured. Documents the
-    tokenizer dies of or fails on are in no split but in quarantine.parquet (QUARANTINE_SCHEMA), in the order of the
-    part; those it dies of stand in the log, too (an error comes again by itself). Memory: one row group and one
-    batch's tokens.
+    (PART_TABLE: ends in this file, row in the part). Where a document has `loss_spans` it also writes SPLIT.loss (u8
+    per token, 0 where it is no target): the model reads the tokens outside the spans, but does not learn them.
+
+    PRF(seed, id) alone decides whether a document is held out. A document that is not held out, but that a
+    deduplication found to resemble one that is, goes into neither split and is counted (`near_held_out`): training on
+    it would spoil the measurement. Documents on which the tokenizer crashes or raises go into quarantine.parquet
+    (QUARANTINE_SCHEMA), in the order of the part, and into no split. The log records the crashes too; errors need no
+    record, since they recur. Memory: one row group and one batch's tokens.
     """
 
     name = "encode_part"
@@ -74,8 +76,8 @@ class EncodePart:
 
 
 def encode_key(args: Mapping[str, Any]) -> str:
-    """Key of encoding as a stage: what decides about the tokens of a text, whatever part or stream it is in. Under it
-    the log says which documents it quarantined. `args`: those of an EncodePart."""
+    """Key of encoding as a stage: it covers everything that determines the tokens of a text, in any part and stream.
+    The log lists the documents that encoding quarantined under this key. `args`: those of an EncodePart."""
     return task_key(ENCODE, {k: args[k] for k in ("tokenizer", "eos", "libraries")})
 
 
@@ -112,11 +114,11 @@ class _Encoding:
         lost: dict[int, tuple[str, str]] = {}           # place in the batch → (reason, detail)
         taken: list[int] = []
         for i, row in enumerate(batch.rows.tolist()):
-            if row in self.inputs.skip:                 # quarantined at this key, by the log or in this very attempt
+            if row in self.inputs.skip:                 # quarantined at this key, by the log or in this attempt
                 reason = self.inputs.skip[row].reason
                 self.out.quarantine(row, ids[i], STAGE, self.key, reason)
                 lost[i] = (reason, "")
-            elif ids[i] in self.quarantined:              # in another part, or for another stream
+            elif ids[i] in self.quarantined:              # quarantined in another part, or for another stream
                 lost[i] = (self.quarantined[ids[i]]["reason"], "")
             elif self.inputs.only is None or row in self.inputs.only:
                 if _near_held_out(ids[i], metas[i], self.args["val"]):
@@ -134,8 +136,8 @@ class _Encoding:
 
     def _tokens(self, batch: Rows, taken: list[int],
                 lost: dict[int, tuple[str, str]]) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]:
-        """(which, tokens, lengths, which tokens count): tokens, back to back, of those of the documents `taken` that
-        can be encoded; `lost` gets the others."""
+        """(places in the batch, tokens back to back, lengths, which tokens count) of the documents of `taken` that can
+        be encoded. The others are added to `lost`."""
         texts, spans, rows = batch.column("text"), batch.column("loss_spans"), batch.rows
         if taken:
             self.cursor.set(int(rows[taken[0]]), int(rows[taken[-1]]), 0)
@@ -143,7 +145,7 @@ class _Encoding:
                 return taken, *encode_masked(self.tokenizer, [texts[i] for i in taken], [spans[i] for i in taken])
             except Exception as e:
                 _see_that_a_text_did_it(e)
-        well, pieces = [], []                           # one by one: who is it?
+        well, pieces = [], []                           # one by one, to find the document that fails
         for i in taken:
             self.cursor.set(int(rows[i]), int(rows[i]), 0)
             try:
@@ -183,14 +185,14 @@ class _Encoding:
 
 
 def _nothing() -> dict[str, int]:
-    """Documents, their tokens, those of them that count for the loss, and UTF-8 bytes: none yet."""
+    """Counts that start at 0: documents, their tokens, tokens that count for the loss, UTF-8 bytes."""
     return {"docs": 0, "tokens": 0, "targets": 0, "bytes": 0}
 
 
 def _see_that_a_text_did_it(error: Exception) -> None:
-    """Raise it again where no text is to blame: the machine is, or an end-of-text token that texts can spell. (A panic
-    of a tokenizer in Rust is no Exception: it ends the child, since what it leaves locked is unknown, and the
-    supervisor finds the text.)"""
+    """Raise the error again unless a text may be to blame: the cause may be the machine, or an end-of-text token that
+    texts can spell. (A panic of a tokenizer in Rust is no Exception. It ends the child, because it may leave locks
+    held; the supervisor finds the text.)"""
     if isinstance(error, TokenizerError) or not to_blame(error):
         raise error
 
@@ -200,7 +202,7 @@ def _held_out(id: str, val: Mapping[str, Any]) -> bool:
 
 
 def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
-    """Whether a document to train on resembles one that is held out, as far as a deduplication compared them."""
+    """Whether a document that is not held out resembles one that is, as far as a deduplication compared them."""
     near = json.loads(meta).get("near_duplicates") if meta and '"near_duplicates"' in meta else None
     if not isinstance(near, dict) or _held_out(id, val):
         return False
@@ -208,7 +210,7 @@ def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
 
 
 def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:
-    """A warm child keeps the tokenizers it has loaded."""
+    """The tokenizer of a file. A warm child keeps the tokenizers it has loaded."""
     key = (ref["content"], eos)
     if key not in _loaded:
         _loaded[key] = load_tokenizer(inputs.fetch(ref), eos)
@@ -235,7 +237,7 @@ class _PartWriter:
         self.pending.append(pa.record_batch([pa.array(ends), pa.array(ids, pa.string()), pa.array(rows, pa.uint32()),
                                              pa.array(n_bytes, pa.uint32())], schema=PART_TABLE))
         self.tokens, self.documents = int(ends[-1]), self.documents + len(ids)
-        while sum(map(len, self.pending)) >= self._table_rows:    # row groups do not show how documents came in batches
+        while sum(map(len, self.pending)) >= self._table_rows:    # row groups do not depend on the sizes of batches
             self._flush()
 
     def _flush(self) -> None:
@@ -294,9 +296,10 @@ class AssembleShard:
         return {"docs": writer.documents, "tokens": writer.tokens, "bytes": writer.text_bytes}
 
 
-# -- what a planner calls ----------------------------------------------------------------------------------------
+# -- for planners ------------------------------------------------------------------------------------------------
 def libraries() -> dict[str, str | None]:
-    """Versions of LIBRARIES (None: not installed), for task arguments: another version may cut a text otherwise."""
+    """Versions of LIBRARIES (None: not installed), for task arguments: another version may tokenize a text differently.
+    """
     versions: dict[str, str | None] = dict.fromkeys(LIBRARIES)
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -306,7 +309,7 @@ def libraries() -> dict[str, str | None]:
 
 def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config: Mapping[str, Any],
                   quarantined: Callable[[list[str]], Any] = lambda keys: []) -> list[TaskDraft]:
-    """One task a part, in plan order. `tokenizer`: `fit_tokenizer.tokenizer_info`. `config`: the recipe's entry under
+    """One task per part, in plan order. `tokenizer`: `fit_tokenizer.tokenizer_info`. `config`: the recipe's entry under
     `shards:` (`where`, `val`: share held out) and `seed`. `quarantined`: as `Planner.quarantined`."""
     common: dict[str, Any] = {
         "tokenizer": tokenizer["ref"], "eos": tokenizer["eos"], "libraries": libraries(),
@@ -319,7 +322,7 @@ def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config
 
 def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
                     shard_bytes: int = SHARD_BYTES) -> list[TaskDraft]:
-    """One task a shard of either split, from the results of `encode_drafts` in plan order."""
+    """One task per shard of each split, from the results of `encode_drafts` in plan order."""
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []
     for split in SPLITS:
@@ -353,10 +356,11 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
                    tokenizer: Mapping[str, Any], source: Mapping[str, Any] | None = None,
                    verify: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Link finished shards under shards/NAME/split=…/ and write their manifests, the pinned one before the current.
-    `verify` (`Log.verify`) is asked before: a driver that was taken over leaves the manifests of its successor alone.
+    `verify` (`Log.verify`) is called first: a driver whose lease was taken over must not replace its successor's
+    manifests.
 
     Returns {name, tokenizer (sha256), dtype, train: {path, sha256, tokens, documents, bytes}, val: the same or None},
-    as `tokenizer.mixture.resolve.resolve` wants it. Publishing the same results again changes nothing.
+    the form `tokenizer.mixture.resolve.resolve` takes. Publishing the same results again changes nothing.
     """
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     links: list[tuple[str, str]] = []

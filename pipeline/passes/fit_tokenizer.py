@@ -33,9 +33,9 @@ class FitTokenizer:
     sentencepiece, model unigram | bpe, vocab. Writes tokenizer.json or tokenizer.model.
 
     The sample is the documents with the lowest PRF(seed, id), until the next one would make it more than `sample`
-    bytes: it does not depend on how the dataset is cut into parts. They are read in plan order, one thread trains. Two
-    readings of the parts: ids and sizes, then texts, which are streamed; memory is a heap of the sampled ids and what
-    the trainer holds.
+    bytes: it does not depend on how the dataset is cut into parts. They are read in plan order, one thread trains. The
+    parts are read twice: ids and sizes, then texts, which are streamed. Memory is a heap of the sampled ids plus that
+    of the library that trains.
     """
 
     name = "fit_tokenizer"
@@ -63,14 +63,14 @@ class FitTokenizer:
 
 
 def _picked(inputs: Inputs) -> Iterator[str]:
-    """Texts of the sample that others have drawn."""
+    """Texts of the sample that `sample_text.PickTexts` tasks have drawn."""
     if not any(ref["rows"] for ref in inputs.args["picked"]):
         raise TokenizerError(NO_DOCUMENT)
     return (text for ref in inputs.args["picked"] if ref["rows"] for _, text in picked_texts(inputs.fetch(ref)))
 
 
 def _drawn(inputs: Inputs) -> Iterator[str]:
-    """Texts of the sample of all parts."""
+    """Texts of the sample, drawn here from all parts."""
     args, where = inputs.args, Taken(inputs.args.get("where"))
     paths = [inputs.fetch(ref) for ref in args["parts"]]
     chosen = _sample(paths, where, int(args["sample"]), int(args["seed"]))
@@ -81,8 +81,8 @@ def _drawn(inputs: Inputs) -> Iterator[str]:
 
 
 class LoadTokenizer:
-    """args: file ($file of a tokenizer.json or a SentencePiece .model), eos (token or null). Copies it into the store
-    after it has proved that it can encode."""
+    """args: file ($file of a tokenizer.json or a SentencePiece .model), eos (token or null). Copies the file into the
+    store once a trial has shown that it can encode."""
 
     name = "load_tokenizer"
     version = 1
@@ -103,7 +103,7 @@ def _sample(paths: Sequence[str], where: Taken, size: int, seed: int) -> dict[st
     """{id: bytes} of the longest run of documents by rising PRF that has at most `size` bytes (at least one)."""
     heap: list[tuple[int, str, int]] = []            # highest PRF first
     total = 0
-    # the lowest PRF that did not fit: what comes later only takes more room, so nothing from there on ever fits
+    # the lowest PRF that did not fit: the sample only gets fuller, so no document from this PRF on can ever fit
     beyond: tuple[int, str, int] | None = None
     for path in paths:
         for rows in rows_of(path, where, ("bytes",)):
@@ -119,11 +119,11 @@ def _sample(paths: Sequence[str], where: Taken, size: int, seed: int) -> dict[st
     return {id: n for _, id, n in heap}
 
 
-# -- what a planner calls ----------------------------------------------------------------------------------------
+# -- for planners ------------------------------------------------------------------------------------------------
 def tokenizer_waves(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0,
                     sizes: Sizes = SIZES) -> list[Wave]:
     """The waves for `tokenizer: {train: …}` of a recipe (kind, model, vocab, sample, where) over the parts of `from`.
-    The last one, `fit`, is one task: over the parts, or over the texts that the waves before it have picked."""
+    The last wave, `fit`, is one task: over the parts, or over the texts that the waves before it have picked."""
     def fit(done: Done) -> list[TaskDraft]:
         return [tokenizer_draft(train, parts, seed, files_of(done["pick"], "picked.parquet"))]
 
@@ -143,14 +143,14 @@ def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: in
     else:
         args |= {"parts": [p.text for p in parts], "where": dict(train.get("where") or {}), "sample": sample,
                  "seed": seed}
-    # SentencePiece holds its sentences, BPE its distinct words; both grow with the sample
+    # SentencePiece holds its sentences in memory, BPE its distinct words; both grow with the sample
     return TaskDraft(FIT, args, weight, f"tokenizer: {train['kind']} {train['vocab']}",
                      memory_mb=1000 + min(sum(p.bytes for p in parts), sample) * 6 // 10**6)
 
 
 def load_draft(path: str, eos: str | None = None, kept: str | None = None) -> TaskDraft:
-    """The task for `tokenizer: {load: path}`; `path` is a file or a folder on a disk the driver sees. `kept`: the
-    folder of the store that has a copy, for workers which do not see that disk."""
+    """The task for `tokenizer: {load: path}`; `path` is a file or a folder that the driver can read. `kept`: the folder
+    of the store with a copy, for workers that cannot read `path`."""
     tokenizer = load_tokenizer(path, eos)
     folder, name = os.path.split(os.path.abspath(tokenizer.path))
     stat = os.stat(tokenizer.path)
@@ -162,7 +162,7 @@ def load_draft(path: str, eos: str | None = None, kept: str | None = None) -> Ta
 
 
 def tokenizer_info(result: TaskResult, eos: str | None = None) -> dict[str, Any]:
-    """What others need of a finished tokenizer: sha256, vocab_size, eos (id), path (published, relative to the store),
+    """The facts about a finished tokenizer: sha256, vocab_size, eos (id), path (published, relative to the store),
     ref (for task arguments), eos_token (as the recipe names it, or None)."""
     [(name, ref)] = [(n, r) for n, r in result.files.items() if n.startswith("tokenizer.")]
     return {"sha256": ref["content"], "vocab_size": result.counters["vocab_size"], "eos": result.counters["eos"],

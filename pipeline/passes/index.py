@@ -1,4 +1,4 @@
-"""Index of a big input file: where it can be split at record boundaries, found by reading it once."""
+"""Index of a big input file: the record boundaries where it can be split, found by reading it once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pipeline.store.records import Counters
 class Index:
     """args: reader {name, key, config}, file ($file), target (uncompressed bytes a split should hold).
 
-    Writes `splits.json`: a list of {start, stop, ordinal, records, bytes}, or null when the file cannot be split. One
-    that its reader cannot make an index of (`unreadable`) is not split either: the pass that reads it says what is
-    wrong with it, and where.
+    Writes `splits.json`: a list of {start, stop, ordinal, records, bytes}, or null when the file cannot be split. A
+    file that its reader cannot index (`unreadable`) is not split either: the pass that reads it reports what is wrong
+    with it, and where.
     """
 
     name = "index"
@@ -29,7 +29,7 @@ class Index:
         args = inputs.args
         reader = planned_reader(inputs.store, args["reader"])
         inputs.confine(())
-        splits, unreadable = None, bool(inputs.skip)         # skip: it has killed its process before
+        splits, unreadable = None, bool(inputs.skip)         # skip: the file has killed a process before
         if not unreadable:
             cursor.reading(0, 0)
             local = fetch(inputs, reader, args["file"], None)

@@ -1,10 +1,9 @@
 """`materialize`: write every sample of a curriculum in order, by a distributed exchange that never holds the data.
 
-Map tasks read the shards once, in file order: a range of super-windows of one stream. `Order.samples_of` says where in
-the run each of its windows will be drawn, in all phases and epochs; the windows go to the segment of their output
-file. Reduce tasks place the rows of one output file by sample number and write it from front to back. So random access
-is paid once, in the exchange, and row n equals the virtual read of sample n in tokens, boundaries and mask, that of
-what counts for the loss included.
+Map tasks read the shards once, in file order: a range of super-windows of one stream. `Order.samples_of` gives the
+samples that draw each of its windows, in all phases and epochs; the windows go to the segment of their output file.
+Reduce tasks place the rows of one output file by sample number and write it from front to back. Random access is thus
+paid once, in the exchange. Row n equals sample n as read from the shards: tokens, boundaries and loss mask.
 A planner calls, in turn, `map_drafts`, `reduce_drafts`, `publish_rows`.
 """
 
@@ -39,17 +38,17 @@ from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
 
 MAP = "pipeline.passes.materialize:ScatterWindows"
 REDUCE = "pipeline.passes.materialize:WriteRows"
-#: least bytes of tokens a map task reads, and bytes of one output file (what a reduce task holds)
+#: least bytes of tokens a map task reads, and bytes of one output file (which a reduce task holds in memory)
 MAP_BYTES, FILE_BYTES = 256 << 20, 128 << 20
 #: least mean bytes of a segment: smaller ones cost object storage more requests than they are worth
 SEGMENT = 128 << 10
-#: bytes of tokens, or of records, at work at a time in a map task, and of records it holds before it spills them
+#: bytes of tokens, or of records, that a map task works on at a time, and bytes of records it holds before it spills
 BLOCK_BYTES, SEGMENT_BYTES = 1 << 20, 16 << 20
 
 
 def record_dtype(sequence: int, itemsize: int, masked: bool = False) -> np.dtype:
-    """What travels through the exchange for one row: its sample number, origin, tokens (L + 1), boundary bits, and in
-    sets with masks the bits of what counts for the loss."""
+    """The record of one row in the exchange: its sample number, origin, tokens (L + 1), boundary bits, and in sets with
+    masks the bits of the tokens that count for the loss."""
     bits = f"V{-(-sequence // 8)}"
     return np.dtype([("n", "<u8"), ("origin", f"V{ORIGIN.itemsize}"), ("tokens", f"V{(sequence + 1) * itemsize}"),
                      ("bounds", bits), *([("loss", bits)] if masked else [])])
@@ -63,8 +62,8 @@ def rows_per_file(sequence: int, itemsize: int, file_bytes: int) -> int:
 class ScatterWindows:
     """args: curriculum (JSON), stream (index), first, stop (super-windows), shards [{body: $ref, ends: $ref, offset,
     tokens, maybe loss: $ref}] of the stream that hold them, file_bytes, masked (in sets with masks). Writes an exchange
-    file phaseP.seg for each phase that draws from the range, one bucket an output file. Memory: one block of tokens and
-    its records."""
+    file phaseP.seg for each phase that draws from the range, one bucket per output file. Memory: one block of tokens
+    and its records."""
 
     name = "scatter_windows"
     version = 2
@@ -83,7 +82,7 @@ class ScatterWindows:
             dtype = record_dtype(phase.sequence, source.dtype.itemsize, masked)
             per_file = rows_per_file(phase.sequence, source.dtype.itemsize, args["file_bytes"])
             at = max(1, BLOCK_BYTES // dtype.itemsize)
-            # one phase after the other, so that one buffer of records is enough; tokens are read again for each
+            # one phase after the other, so that one buffer of records is enough; each phase reads the tokens again
             with out.segments(f"phase{p}.seg", dtype, -(-phase.samples // per_file), memory=SEGMENT_BYTES) as to:
                 for first in range(args["first"], args["stop"], step):
                     stop = min(first + step, args["stop"])
@@ -106,7 +105,7 @@ class ScatterWindows:
 
 def _records(tokens: np.ndarray, flags: Mapping[str, np.ndarray], starts: np.ndarray, length: int,
              dtype: np.dtype) -> np.ndarray:
-    """Records of the windows that begin at `starts` of a block, without sample number and origin. `flags`, u8 0/1 a
+    """Records of the windows that begin at `starts` of a block, without sample number and origin. `flags`, u8 0/1 per
     token, become bits of the field of their name: bit p - 1 is that of position p in [1, L]."""
     records = np.zeros(len(starts), dtype)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[starts]
@@ -124,15 +123,15 @@ def _origin(stream: int, epoch: np.ndarray, window: np.ndarray) -> np.ndarray:
 
 
 class _Source:
-    """Token ranges of the stream, by ranged reads: one request a shard on object storage."""
+    """Token ranges of the stream, by ranged reads: one request per shard on object storage."""
 
     def __init__(self, inputs: Inputs, shards: Sequence[Mapping[str, Any]], dtype: np.dtype) -> None:
         self.inputs, self.shards, self.dtype = inputs, shards, dtype
         self._ends: dict[str, np.ndarray] = {}
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens [start, stop), and u8 flags of the same length: 1 at i where a document ends at token start + i, and 1
-        where that token counts for the loss."""
+        """Tokens [start, stop), and two arrays of u8 flags of the same length: the first is 1 at i where a document
+        ends at token start + i, the second is 1 where that token counts for the loss."""
         tokens, flags = np.empty(stop - start, self.dtype), np.zeros(stop - start, np.uint8)
         counts = np.ones(stop - start, np.uint8)
         filled = 0
@@ -158,7 +157,7 @@ class _Source:
         return tokens, flags, counts
 
     def _range(self, shard: Mapping[str, Any], kind: str, start: int, stop: int) -> memoryview:
-        """Bytes [start, stop) of the body or the mask of a shard, whose blocks have their sums."""
+        """Bytes [start, stop) of the body or the mask of a shard, checked against their block sums."""
         ref, size = shard[kind], shard["tokens"] * (self.dtype.itemsize if kind == "body" else 1)
         first, last = start // BLOCK, blocks_of(stop)
         data = self.inputs.read_range(ref, first * BLOCK, min(last * BLOCK, size))
@@ -217,7 +216,7 @@ class WriteRows:
 
 
 def _masked(loss: np.ndarray, length: int) -> np.ndarray:
-    """Which rows have a target that does not count, bool (rows,), by their bits."""
+    """Which rows have a target that does not count, bool (rows,), from their loss bits."""
     whole = pack_bits(np.ones((1, length), np.uint8))
     return (_bits(loss) != whole).any(1)
 
@@ -248,26 +247,26 @@ def _write_parquet(path: str, args: Mapping[str, Any], token: np.dtype, held: Ma
 
 
 def _bits(packed: np.ndarray) -> np.ndarray:
-    """Bits of rows as they travel → u8 (rows, ceil(L / 8))."""
+    """Bits of rows as the exchange holds them → u8 (rows, ceil(L / 8))."""
     return packed.view(np.uint8).reshape(len(packed), -1)
 
 
-# -- what a planner calls ----------------------------------------------------------------------------------------
+# -- for planners ------------------------------------------------------------------------------------------------
 def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = None,
                file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Tasks that read the shards, `map_bytes` of tokens each (default: so many that the segments a task leaves for each
-    output file have SEGMENT bytes; what it reads passes through its scratch). Raises CurriculumError when the
-    curriculum's order hash is not what this version makes, ShardError when a pinned shard set is not there."""
+    """Tasks that read the shards, `map_bytes` of tokens each (default: as many as give segments of SEGMENT bytes for
+    each output file; the bytes a task reads pass through its scratch space). Raises CurriculumError when this version
+    computes another order hash for the curriculum, ShardError when a pinned shard set is missing."""
     order = Order(curriculum)
     if order.hash() != curriculum.order:
         raise CurriculumError("curriculum: its order hash is not the one this Tokenmill makes: resolve it again")
     used = [s for s, _ in enumerate(curriculum.streams) if any(row[s] for row in order.extents)]
     read = sum(order.supers[s] * curriculum.longest * np.dtype(curriculum.streams[s].dtype).itemsize for s in used)
-    # a window goes to each of its epochs' files: read / files is a file's share of it, whatever the epochs
+    # map_bytes / files is the size of a segment: every epoch that reads a window again adds as many files as bytes
     map_bytes = map_bytes or max(MAP_BYTES, -(-read // file_bytes) * SEGMENT)
     drafts, document = [], curriculum.to_json()
     sets = {s: _shards(store, curriculum.streams[s].train, curriculum.streams[s].sha256) for s in used}
-    # one stream with a mask makes room for one in the rows of all: they go to the same files
+    # if one stream has a mask, the rows of all streams have room for one: they go to the same files
     masked = {"masked": True} if any("loss" in shard for shards in sets.values() for shard in shards) else {}
     for s, shards in sets.items():
         stream = curriculum.streams[s]
@@ -305,7 +304,7 @@ def _shards(store: Store, folder: str, sha256: str) -> list[dict[str, Any]]:
 
 def reduce_drafts(curriculum: Curriculum, mapped: Sequence[TaskResult], format: str,
                   file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Tasks that write the rows, one an output file, in order of sample number. `mapped`: the results of `map_drafts`.
+    """Tasks that write the rows, one per output file, in order of sample number. `mapped`: the results of `map_drafts`.
     `format`: bytes | parquet."""
     if format not in ("bytes", "parquet"):
         raise ValueError(f"format: '{format}' is neither bytes nor parquet")
@@ -333,8 +332,8 @@ def _dtype(curriculum: Curriculum) -> np.dtype:
 
 def publish_rows(store: Store, folder: str, curriculum: Curriculum, drafts: Sequence[TaskDraft],
                  written: Sequence[TaskResult], verify: Callable[[], None] = lambda: None) -> RowManifest:
-    """Link the rows under `folder` (say runs/RUN/rows) and write its rows.json, last. `written` answers `drafts`;
-    `verify` (`Log.verify`) is asked before rows.json is written."""
+    """Link the rows under `folder` (for example runs/RUN/rows) and write its rows.json last. `written` holds the
+    results of `drafts`. `verify` (`Log.verify`) is called before rows.json is written."""
     index = {phase.start: p for p, phase in enumerate(curriculum.phases)}
     files, phase, number = [], -1, 0
     for draft, result in zip(drafts, written, strict=True):

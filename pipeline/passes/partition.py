@@ -1,9 +1,8 @@
-"""The records of a partition as the document pass takes them: in order, counted, in batches.
+"""The records of a partition, in order, counted and in batches, for the document pass.
 
-A partition is slices of source files, or one upstream part with the removal slice of a barrier. What is known of a
-record before a stage sees it comes with it: it could not be read, the barrier removed it, or it killed or hung a
-process before. Batches bound memory. They decide nothing about text: what becomes of a document does not depend on
-the batch it is in.
+A partition is slices of source files, or one upstream part with the removal slice of a barrier. A record whose outcome
+is known before any stage sees it carries that outcome: it could not be read, the barrier removed it, or it killed or
+hung a process before. Batches bound memory; the outcome of a document does not depend on the batch it is in.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from stages.read.reader import Reader, Skipped
 
 #: documents (or bytes of raw input) of a batch
 BATCH_DOCS, BATCH_BYTES = 256, 8 << 20
-#: records of a batch, with those whose fate is known before it goes through the chain
+#: records of a batch, including those whose outcome is known before the chain
 BATCH_RECORDS = 1024
 
 
 @dataclass
 class Removed:
-    """A document the barrier before this pass removed. It goes through no stage and has no number of its own."""
+    """A document that the barrier before this pass removed. It goes through no stage and has no number of its own."""
 
     doc: Document
     reason: str
@@ -39,7 +38,7 @@ class Removed:
     size: int
 
     def count(self, counters: Counters, barrier: str, sign: int = 1) -> None:
-        """Count it `sign` times among what the barrier dropped."""
+        """Add it to the barrier's drops, or with `sign` -1 take it out of them."""
         stats = counters["stages"].setdefault(
             f"barrier:{barrier}", {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}})
         stats["in"] += sign
@@ -50,8 +49,8 @@ class Removed:
 
 @dataclass
 class Settled:
-    """A document as its row was written by an earlier pass, whose verdict still holds. `dropped`: (stage, reason), or
-    None when it was kept."""
+    """A document as an earlier pass wrote its row, and whose verdict still holds. `dropped`: (stage, reason), or None
+    when it was kept."""
 
     doc: Document
     dropped: tuple[str, str] | None
@@ -59,7 +58,7 @@ class Settled:
 
 @dataclass
 class Quarantined:
-    """A record that no stage sees, or on which one failed."""
+    """A record that goes into quarantine: no stage sees it, or a stage failed on it."""
 
     id: str
     source: str
@@ -70,7 +69,7 @@ class Quarantined:
     bytes: int | None = None
 
 
-#: a Document goes through the chain; what becomes of the others is known
+#: a Document goes through the chain; the outcome of the others is known
 Item = Document | Removed | Settled | Quarantined
 #: items by their number in the partition, in order
 Items = list[tuple[int, Item]]
@@ -137,7 +136,7 @@ class PartitionReader:
             read["lost"] = self._reader.lost
 
     def _records(self) -> Iterator[tuple[int, Document | BadRecord | Removed]]:
-        """Everything in the partition, in order, with its number. The cursor says which one is being read."""
+        """All records of the partition, in order, with their numbers. The cursor points at the record being read."""
         if "part" not in self.args:
             files = SourceFiles(self.inputs, self.cursor, self.out, self.counters, self._bad_files)
             self._reader = files.reader
@@ -176,8 +175,8 @@ class PartitionReader:
         return size
 
     def _quarantined_before(self, row: int, doc: Document) -> Quarantined | None:
-        """The quarantine entry of a document that a supervisor quarantined in this attempt (`Inputs.skip`), or the log
-        did in an earlier one; None for any other."""
+        """The quarantine entry of a document that a supervisor quarantined in this attempt (`Inputs.skip`), or that the
+        log lists since an earlier one; None for other documents."""
         if row in self._skip:
             fault = self._skip[row]
             step = self.steps[fault.stage] if 0 <= fault.stage < len(self.steps) else self.steps[0]

@@ -1,9 +1,9 @@
-"""The records of a task's input files, and what becomes of a file that cannot be read.
+"""Reading the records of a task's input files, and handling files that cannot be read.
 
 A file ends early in one of three ways: its reader yields a fatal `BadRecord`, its reader raises, or reading kills the
-process. The rest of the file (for Parquet: its row group) is then one record that is quarantined, counted
-under `bad_files` in the counters, and the next file is read. What kills the process stands in the log from then on
-(`pipeline.store.view`), so that every later task that reads this piece of this file ends it at the same record.
+process. The rest of the file (for Parquet: its row group) is then quarantined as one record and counted under
+`bad_files` in the counters, and the next file is read. A record that kills the process is written to the log
+(`pipeline.store.view`), so that every later task that reads this piece of this file stops at the same record.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from stages.read.jsonl import clean
 from stages.read.reader import Reader, Slice, bad
 from stages.stage import SettingsError
 
-#: an argument that names a file, and what to read of it
+#: an argument that names a file, and the slice of it to read
 Piece = tuple[dict[str, Any], Slice]
-#: (records of a file that are read before reading ends, why)
+#: (number of records of a file that are read before reading ends, reason)
 Stop = tuple[int, str]
 
 
@@ -39,8 +39,8 @@ class _NotFetched(Exception):
 
 
 def to_blame_file(error: Exception) -> bool:
-    """Whether a file may have caused an error that its reader raised. Missing permissions are not its doing."""
-    if isinstance(error, PermissionError) and error.errno != errno.EPERM:       # EPERM is what confinement says
+    """Whether a file may have caused an error that its reader raised. A missing permission is not the file's fault."""
+    if isinstance(error, PermissionError) and error.errno != errno.EPERM:       # EPERM comes from confinement
         return False
     return to_blame(error) and not isinstance(error, (ChangedInput, StoreError))
 
@@ -65,8 +65,8 @@ def _needs(reader: Reader, piece: Slice | None, size: int,
 
 
 class SourceFiles:
-    """Iterates (row, record) over the slices of a document pass; announces each on the crash cursor before it is read.
-    `quarantined`: entries of the log about files of this reader."""
+    """Iterates (row, record) over the slices of a document pass; announces each record on the crash cursor before it is
+    read. `quarantined`: entries of the log about files of this reader."""
 
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, counters: Counters,
                  quarantined: Iterable[dict[str, Any]]) -> None:
@@ -78,7 +78,7 @@ class SourceFiles:
         self.pieces: list[Piece] = [
             (arg, Slice(self.source, arg["$file"], arg.get("start", 0), arg.get("stop"), arg.get("ordinal", 0)))
             for arg in args["slices"]]
-        self._at: Slice | None = None                # of which the next record comes
+        self._at: Slice | None = None                # the slice that the next record comes from
         self.quarantined: dict[str, list[Stop]] = {}
         for entry in quarantined:
             file = entry["file"]
@@ -98,14 +98,15 @@ class SourceFiles:
                 self.cursor.reading(row, file)
 
     def _units(self) -> Iterator[tuple[int, list[Piece]]]:
-        """What is read in one go, with the number of its first slice: a slice, or those of a group (a repository)."""
+        """The units of reading, each with the number of its first slice. A unit is one slice, or all slices of a group
+        (a repository)."""
         numbered = enumerate(self.pieces)
         for _, group in groupby(numbered, lambda item: self.reader.group(item[1][1].path) or item[0]):
             items = list(group)
             yield items[0][0], [piece for _, piece in items]
 
     def _records(self, file: int, together: list[Piece], row: int) -> Iterator[Document | BadRecord]:
-        """The records of a unit whose first has the number `row`."""
+        """The records of a unit; the first of them has the number `row`."""
         if reason := next((arg["bad"] for arg, _ in together if "bad" in arg), ""):    # the listing says so
             yield self._lost(together, None, reason)
             return
@@ -131,8 +132,8 @@ class SourceFiles:
                     record.bytes = self._stored(together, _offset(record))
                 last, read = record, read + 1
                 yield record
-            # the format is asked where to go on as if that were the next record: a death there is a stop of its own,
-            # and is not asked for twice
+            # finding the place to continue may crash too. The cursor charges that to the next record: such a crash is a
+            # stop of its own, and the search is not repeated after it
             look = number == 0 and (len(stops) == 1 or stops[1][0] > stop + 1)
             rest = None
             if look and len(together) == 1:
@@ -157,8 +158,8 @@ class SourceFiles:
         return checked(self.reader, self.reader.read_files(files()))
 
     def _stops(self, file: int, piece: Piece, row: int) -> list[Stop]:
-        """Where reading of a unit ends, as the log said when the task was planned, or a supervisor since; the latter
-        goes into the record of this task."""
+        """The records at which reading of a unit ends: those in the log when the task was planned, and those that a
+        supervisor added since. The latter go into the record of this task."""
         arg, slice = piece
         identity = {"path": slice.path, "size": arg["size"], "etag": arg["etag"], "start": slice.start,
                     "stop": slice.stop}
@@ -173,14 +174,14 @@ class SourceFiles:
 
     def _beyond(self, piece: Piece, last: Document | BadRecord | None) -> Slice | None:
         arg, slice = piece
-        with suppress(Exception):                    # of a file that is known to be broken
+        with suppress(Exception):                    # the file is known to be broken
             return self.reader.beyond(fetch(self.inputs, self.reader, arg, slice), slice, _next_record(slice, last))
         return None
 
     def _lost(self, together: list[Piece], last: Document | BadRecord | None, reason: str, detail: str = "", *,
               look: bool = False, rest: Slice | None = None) -> BadRecord:
-        """What stands for all of a unit behind its record `last`, up to `rest`. `look`: the file may be looked at to
-        say how many bytes that is."""
+        """The one bad record that replaces the rest of a unit after its record `last`, up to `rest`. `look`: the file
+        may be read to find how many bytes that is."""
         slice = together[0][1] if len(together) == 1 else self._at or together[0][1]
         offset = slice.start
         if len(together) == 1 and last is not None:
@@ -191,8 +192,8 @@ class SourceFiles:
         return record
 
     def _stored(self, together: list[Piece], offset: int, *, look: bool = True, rest: Slice | None = None) -> int:
-        """Bytes of the stored file from `offset` to `rest`; of all of it where the format cannot tell, or may not be
-        asked."""
+        """Bytes of the stored file from `offset` to `rest`; of the whole file where the format cannot tell, or `look`
+        is False."""
         arg, slice = together[0]
         if len(together) == 1 and look:
             lost = Slice(slice.source, slice.path, max(offset, slice.start), rest.start if rest else slice.stop)
@@ -210,13 +211,14 @@ class SourceFiles:
 
 
 def _identity(file: dict[str, Any]) -> str:
-    """Names a piece of a file in one version: after a change it is read like any other file."""
+    """The name of a piece of one version of a file. A changed file has another name, so old quarantine entries do not
+    apply to it."""
     return json.dumps([file[k] for k in ("path", "size", "etag", "start", "stop")])
 
 
 def _offset(record: Document | BadRecord) -> int:
     offset = record.locator.get("offset")
-    return offset if isinstance(offset, int) else 0          # a reader of the user's own may say anything
+    return offset if isinstance(offset, int) else 0          # a user's reader may give any value
 
 
 def _next_record(slice: Slice, last: Document | BadRecord | None) -> int:

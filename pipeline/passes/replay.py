@@ -1,13 +1,13 @@
-"""Verdicts replayed from stored signals: the documents that changed thresholds make the pass do again.
+"""Replay: when only thresholds changed, find from stored signals the documents that must be processed again.
 
 A pass that differs from an earlier one in thresholds alone (`decision` fields) has the same *replay key*: the content
-key of its task with the stages' keys taken without those fields. For every document the earlier parts hold its signals,
-and the changed stages are asked twice, under the old and under the new thresholds. Where all answers agree, the row
-is taken over as it stands. Where one differs, and for documents the earlier pass had lost to errors, the document
-goes through the chain again. So the outcome is the same to the byte as that of a run from nothing, and the work is
-that of the documents whose verdict changes. A signal that a dropped document never got need not be known.
+key of its task with the stages' keys taken without those fields. The earlier parts hold the signals of every document.
+Each changed stage gives its verdict on them twice, under the old and under the new thresholds. Where all verdicts
+agree, the row is copied. Where one differs, and for documents on which the earlier pass failed, the document goes
+through the chain again. The result is byte for byte that of a pass from scratch, and the work is that of the documents
+whose verdict changes. Signals that a dropped document never got are not needed.
 
-Counters begin with those of the earlier pass. Whatever the pass counts again is first taken out of them.
+Counters begin with those of the earlier pass. The counts of a document that is processed again are first subtracted.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from pipeline.store.records import Counters, PartRecord
 from stages.document import Document
 from stages.stage import role_of
 
-#: key of the Parquet metadata of kept.parquet under which the thresholds stand that it was made with
+#: key in the Parquet metadata of kept.parquet: the thresholds of the pass that wrote it
 THRESHOLDS = b"tokenmill.thresholds"
 
 
 def thresholds(steps: Sequence[Step]) -> dict[bytes, bytes]:
-    """The `decision` fields of a chain, as metadata of the part it makes."""
+    """The `decision` fields of a chain, as metadata of the part it writes."""
     decisions = [{field: value for field, value in step.stage.config.model_dump(mode="json").items()
                   if role_of(type(step.stage.config), field) == "decision"} for step in steps]
     return {THRESHOLDS: json.dumps(decisions, sort_keys=True).encode()}
@@ -48,13 +48,13 @@ def replay_arg(record: PartRecord) -> dict[str, Any]:
 
 
 class NotReproduced(Exception):
-    """The earlier parts cannot be read, or the earlier chain gives other verdicts now than it gave then. Nothing
-    follows from its verdicts: the pass runs without them."""
+    """The earlier parts cannot be read, or the earlier chain no longer gives the verdicts it recorded. The pass then
+    runs without them."""
 
 
 @contextlib.contextmanager
 def _sound() -> Iterator[None]:
-    """A file that cannot be decoded (Arrow's errors of that kind carry no errno) raises NotReproduced."""
+    """Turns errors of decoding (Arrow raises those without errno) into NotReproduced."""
     try:
         yield
     except (ValueError, OSError) as e:
@@ -64,18 +64,19 @@ def _sound() -> Iterator[None]:
 
 
 class Replay:
-    """Settles what the parts of an earlier pass with the same replay key decide, in the order of this pass' documents.
+    """Settles the documents whose verdict in an earlier pass with the same replay key still holds, in input order.
 
-    `steps` is this pass' chain. The earlier one is the same stages under the earlier thresholds; they share models.
+    `steps` is the chain of this pass. The earlier chain is the same stages under the earlier thresholds; both share
+    models.
     """
 
     @classmethod
     def of(cls, inputs: Inputs, steps: Sequence[Step], sides: Sequence[str], chain: Chain,
            quarantined: Iterable[str]) -> Replay | None:
-        """The replay that the arguments ask for, or None where the pass runs from nothing: when the earlier parts are
-        gone, damaged or made by other code; when they have counted a document that was `quarantined` since; and in an
-        attempt that follows a crash. That attempt must need no more memory and time a document than a plain pass: under
-        both thresholds a document is gone over twice, and that could be what it died of."""
+        """The replay that the arguments ask for, or None where the pass runs from scratch: when the earlier parts are
+        gone, damaged or made by other code; when they count a document that was `quarantined` since; and in an attempt
+        that follows a crash. Replay takes a document through a stage twice, so its memory or time may have caused the
+        crash: an attempt after a crash must need no more of both than a plain pass."""
         arg = inputs.args.get("$volatile", {}).get("replay")
         if arg is None or inputs.skip or inputs.only is not None or inputs.batch_rows is not None:
             return None
@@ -119,7 +120,7 @@ class Replay:
         counters["replayed"] = {"docs": 0, "cpu_s": cpu_s + earlier.get("replayed", {}).get("cpu_s", 0.0)}
 
     def settled(self, batches: Iterable[Items]) -> Iterator[Items]:
-        """The batches, with the rows of the earlier pass in the place of documents whose verdict stands. Raises
+        """The batches, with documents whose verdict stands replaced by their rows of the earlier pass. Raises
         NotReproduced."""
         counters = self._chain.counters
         for batch in batches:
@@ -141,8 +142,8 @@ class Replay:
         return id in self._rows or id in self._drops or id in self._failed
 
     def _verdict(self, doc: Document) -> Settled | None:
-        """The row of the document in the earlier parts, when the changed thresholds leave it as it is; None when it has
-        to go through the chain again. To be asked in the order of the input."""
+        """The row of the document in the earlier parts, when the changed thresholds leave its verdict as it is; None
+        when it has to go through the chain again. To be called in the order of the input."""
         row, drop = self._rows.get(doc.id), self._drops.get(doc.id)
         if row is not None:
             kept = next((d for n, d in self._kept if n == row), None)
@@ -160,9 +161,9 @@ class Replay:
         return Settled(dropped, drop)
 
     def _check_reproduced(self, batch: Batch, verdicts: Verdicts, failures: Failures) -> None:
-        """Raise NotReproduced unless the documents, gone through the earlier chain again, end as they ended then. They
-        do not where a user's stage makes something of its thresholds in `setup`, which both chains share, or depends on
-        more than the document."""
+        """Raise NotReproduced unless the earlier chain, run again, gives the documents the outcomes it recorded. It
+        does not where a user's stage depends on more than the document, or computes something from its thresholds in
+        `setup`, whose result both chains share."""
         for row, doc in batch:
             if row in verdicts:
                 place, reason = verdicts[row]
@@ -173,9 +174,9 @@ class Replay:
                 raise NotReproduced(doc.id)
 
     def _same(self, stored: Document, end: int, reason: str | None) -> bool:
-        """Whether the changed stages say the same of a stored document under both thresholds. The stage at place `end`
-        dropped it for `reason`. Those behind it have seen it only with `signals: all`, and may have changed its text
-        then."""
+        """Whether the changed stages give the same verdict on a stored document under both thresholds. The stage at
+        place `end` dropped it for `reason`. Later stages have seen it only with `signals: all`, and may have changed
+        its text."""
         for place in self._changed:
             if place > end and self._chain.until_drop:
                 break
@@ -185,18 +186,18 @@ class Replay:
                 before, now = (steps[place].stage.verdict(stored) for steps in (self._before, self._steps))
             except MemoryError:
                 raise
-            except Exception:            # no such method, or a signal that was not computed: `process` decides
+            except Exception:            # no `verdict` method, or a signal was not computed: `process` decides
                 return False
             if before != now:
                 return False
-            # a user's stage is believed only where it repeats the verdict that was recorded
+            # a user's stage is trusted only where it repeats the recorded verdict
             if self._steps[place].foreign and (place > end or before != (reason if place == end else None)):
                 return False
         return True
 
 
 def _drop_zeros(counters: Counters) -> None:
-    """Remove counters that dropped to zero: a pass from nothing would not have them."""
+    """Remove counters that dropped to zero: a pass from scratch would not have them."""
     sources: set[str] = set()
     for stats in counters["stages"].values():
         stats["dropped"] = without_zeros(stats["dropped"])
@@ -206,13 +207,13 @@ def _drop_zeros(counters: Counters) -> None:
 
 
 def without_zeros(counters: Mapping[str, Any]) -> Counters:
-    """Counters without those that are 0, and dicts without any."""
+    """The counters without zeros and without empty dicts."""
     clean = {k: without_zeros(v) if isinstance(v, Mapping) else v for k, v in counters.items()}
     return {k: v for k, v in clean.items() if v}
 
 
 class _SideRows:
-    """Rows of a side table, which has at most one for a kept document, to be asked for in ascending order."""
+    """Rows of a side table, to be read in ascending order. The table has at most one row per kept document."""
 
     def __init__(self, path: str) -> None:
         self._rows = self._read(path)
@@ -233,14 +234,15 @@ class _SideRows:
 
 
 def _under(step: Step, thresholds: Mapping[str, Any]) -> Step:
-    """A step under other thresholds; both share what the stage has loaded."""
+    """A step under other thresholds; both share the models that the stage has loaded."""
     stage = copy.copy(step.stage)
     stage.config = type(stage.config).model_validate({**stage.config.model_dump(), **thresholds})
     return replace(step, stage=stage)
 
 
 def _ambiguous(steps: Sequence[Step], changed: Sequence[int]) -> bool:
-    """Whether a later stage may overwrite what a changed one decides by: the stored signals are not its own then."""
+    """Whether a later stage may overwrite a signal that a changed stage decides by: the stored value is then not the
+    one that the changed stage saw."""
     for place in changed:
         stage = steps[place].stage
         used = {*stage.signals, *stage.reads()}

@@ -1,4 +1,4 @@
-"""How the tasks that make tokens read parts: the rows that a stream takes, in bounded batches."""
+"""Reading parts for the tasks that make tokens: the rows that a stream takes, in bounded batches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
 
 
 def _scripts(batch: pa.RecordBatch) -> list[float | None]:
-    """Numbers of scripts where the signal was computed."""
+    """The signal `script` (the number of a script) of each row, None where it was not computed."""
     if "signals" in batch.schema.names:
         signals = batch.column("signals")
         if signals.type.get_field_index("script") >= 0:
@@ -52,11 +52,11 @@ def _scripts(batch: pa.RecordBatch) -> list[float | None]:
 
 @dataclass
 class Rows:
-    """A batch of the rows of a part that were taken, in order."""
+    """A batch of rows taken from a part, in order."""
 
     batch: pa.RecordBatch
     rows: np.ndarray              # their row numbers in the part, int64
-    seen: int                     # rows of the part read for them
+    seen: int                     # rows of the part that were read to find them
 
     @property
     def ids(self) -> list[str]:
@@ -69,8 +69,8 @@ class Rows:
 
 
 def rows_of(path: str, wanted: Taken, columns: Sequence[str], batch: int = BATCH) -> Iterator[Rows]:
-    """The rows of a part that are wanted, at most `batch` of them and BATCH_BYTES of text (or one longer document)
-    at a time. The column `bytes` does not need the texts to be read. Memory: one row group of the columns read."""
+    """The wanted rows of a part, at most `batch` rows and BATCH_BYTES of text (or one longer document) at a time. The
+    column `bytes` is available without reading the texts. Memory: one row group of the columns read."""
     need = {"id", *columns, *wanted.columns} - {"bytes"}
     if "bytes" in columns:
         need |= {"signals.bytes"}

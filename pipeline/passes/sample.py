@@ -21,8 +21,8 @@ GROUP_BYTES = 8 << 20
 
 
 class DrawSample:
-    """args: source, reader {name, key, config}, files [$file], seed, share (of all records, 0 … 1), least (records to
-    draw at least), most (bytes to draw at most), read_most (bytes of records to read at most).
+    """args: source, reader {name, key, config}, files [$file], seed, share (of all records, 0 … 1), least (minimum of
+    records drawn), most (maximum of bytes drawn), read_most (maximum of bytes of records read).
 
     Draws the records with the lowest PRF(seed, id): those below `share`, and at least `least`. Writes drawn.parquet
     (stages.read.sample.SCHEMA, in the order of the files). Counters: records and bytes read, `covered` (bytes of the
@@ -62,7 +62,7 @@ class DrawSample:
 
 
 class _Draw:
-    """The records with the lowest ranks, as rows: those below `limit` and `least` more, `most` bytes of them."""
+    """The records with the lowest ranks, as rows: all below `limit`, at least `least`, and at most `most` bytes."""
 
     def __init__(self, limit: int, least: int, most: int) -> None:
         self.limit, self.least, self.most = limit, least, most

@@ -1,10 +1,10 @@
-"""The sample a tokenizer is trained on, of a dataset that one task should not read alone.
+"""The text sample that a tokenizer is trained on, drawn by many tasks from a dataset too large for one task.
 
-Three waves before the training: every group of parts ranks its documents by PRF(seed, id) and notes their sizes
+Three waves before the training: each group of parts ranks its documents by PRF(seed, id) and notes their sizes
 (`RankTexts`); one task walks up the ranks of all groups until the next document would make the sample too large
-(`CutSample`), which reads little more than the ranks of the sample; every group copies the texts up to there
-(`PickTexts`). The sample is the one that `fit_tokenizer.FitTokenizer` draws alone: the longest run of documents by
-rising PRF that has at most `sample` bytes, at least one, in plan order.
+(`CutSample`), which reads little more than the ranks of the sample; each group copies its texts up to that rank
+(`PickTexts`). The sample equals the one that a single `fit_tokenizer.FitTokenizer` task draws: the longest run of
+documents by rising PRF that has at most `sample` bytes, at least one, in plan order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stages.dedup.verify import texts_at
 
 #: rank and UTF-8 bytes of a document
 RANK = np.dtype([("rank", "<u8"), ("bytes", "<u8")])
-#: ranges of ranks: the cut reads those of the sample
+#: number of ranges of ranks: the cut reads only the ranges that the sample needs
 RANGES = 1024
 PICKED = pa.schema([("id", pa.string()), ("text", pa.large_string())])
 #: bytes of text of a row group of picked texts
@@ -34,7 +34,7 @@ GROUP_BYTES = 16 << 20
 
 
 def rank_of(seed: int, id: str) -> int:
-    """Place of a document in the order that samples are drawn in, [0, 2**64)."""
+    """Place of a document in the order in which samples are drawn, [0, 2**64)."""
     return prf(seed, "tokenizer", id)
 
 
@@ -42,7 +42,7 @@ class RankTexts:
     """args: parts [$ref of kept.parquet], where (see `pipeline.passes.rows.Taken`), sample (bytes), seed.
 
     Writes segments `ranks.seg` (RANK, by range of ranks, sorted): the documents of the group that can be in a sample of
-    that size. Memory: 100 bytes a document of the group.
+    that size. Memory: 100 bytes per document of the group.
     """
 
     name = "rank_texts"
@@ -59,7 +59,7 @@ class RankTexts:
         records = np.empty(len(ranks), RANK)
         records["rank"], records["bytes"] = ranks, sizes
         records.sort(order="rank")
-        # what comes after the first that does not fit into a sample of this group alone fits into none
+        # if a document does not fit into a sample of this group alone, no later one fits into any sample
         records = records[:int(np.searchsorted(np.cumsum(records["bytes"]), np.uint64(args["sample"]), "right")) + 1]
         with out.segments("ranks.seg", RANK, RANGES, key=("rank",)) as to:
             to.write((records["rank"] >> np.uint64(54)).astype(np.int64), records)
@@ -82,7 +82,7 @@ class CutSample:
                 total = np.cumsum(block["bytes"]) + np.uint64(counters["bytes"])
                 n = int(np.searchsorted(total, size, "right"))
                 if n == 0 and not counters["documents"]:
-                    n = 1                                # however long it is
+                    n = 1                                # the sample has at least one document, however long
                 if n:
                     counters = {"documents": counters["documents"] + n, "bytes": int(total[n - 1]),
                                 "max_rank": int(block["rank"][n - 1])}
@@ -144,17 +144,18 @@ def _chosen(path: str, where: Taken, seed: int, last: int) -> tuple[list[str], n
 
 
 def picked_texts(path: str) -> Iterator[tuple[str, str]]:
-    """(id, text) of what PickTexts wrote. Memory: a row group."""
+    """(id, text) of the documents in a picked.parquet. Memory: a row group."""
     with open_parquet(path) as file:
         for group in range(file.num_row_groups):
             for batch in file.iter_batches(256, row_groups=[group]):
                 yield from zip(batch.column("id").to_pylist(), batch.column("text").to_pylist())
 
 
-# -- what a planner calls ----------------------------------------------------------------------------------------
+# -- for planners ------------------------------------------------------------------------------------------------
 def sample_waves(parts: Sequence[PartRef], where: Mapping[str, Any], sample: int, seed: int,
                  sizes: Sizes = SIZES) -> list[Wave]:
-    """The waves rank, cut and pick; without tasks for a dataset of at most `group_bytes`, which one task reads."""
+    """The waves rank, cut and pick. They have no tasks for a dataset of at most `group_bytes`: one task samples
+    that."""
     plan = groups(parts, sizes) if sum(p.bytes for p in parts) > sizes.group_bytes else []
     common = {"where": dict(where), "seed": seed}
 

@@ -1,8 +1,8 @@
-"""What a document may hold to be stored, and what of it may be shown.
+"""Checks that a document can be stored, and scrubbing of the rows that people see.
 
-Stages and readers that are not ours write what they like: every column is checked after each of them, so that a wrong
-type is the error of that document, by name, and not of the part it stands in. Rows of dropped and quarantined documents
-are made to be looked at: everything a page could have written into them passes the scrubber.
+A user's stages and readers may write any value. Every column is therefore checked after each of them: a wrong type is
+an error of that document, which names the column, and does not fail the whole part. Rows of dropped and quarantined
+documents are meant to be read by people: every field that may hold text of the page passes the scrubber.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stages.document import BadRecord, Document
 from stages.read.reader import Reader
 from stages.scrub.pii import scrub_text, scrub_value
 
-#: what counts as the name of a language in counters, which are seen by people and merged over all parts
+#: a language as a key of counters, which people read and which are merged over all parts
 _LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,16}", re.ASCII)
 OTHER = "other"
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -26,32 +26,33 @@ LONGEST_REASON = 200
 
 
 def language_label(language: str) -> str:
-    """The language as counters call it: a column of the input may hold anything."""
+    """The language as a key of counters: a column of the input may hold any string."""
     return language if _LANGUAGE.fullmatch(language) else OTHER
 
 
 def scrub_row(doc: Document) -> None:
-    """Take personal data out of everything a dropped document shows (its id, source and signals hold none)."""
+    """Remove personal data from every field of a dropped document that is shown (id, source and signals hold none)."""
     doc.text, doc.url, doc.language = scrub_text(doc.text), scrub_text(doc.url), scrub_text(doc.language)
     if doc.date is not None:
         doc.date = scrub_text(doc.date)
     doc.locator, doc.meta = scrub_value(doc.locator), scrub_value(doc.meta, keys=True)
 
 
-#: what of a document is replaced and not changed: everything else that is stored, and what an extractor reads
+#: fields that stages replace and never change in place, so `state_of` need not copy them: the other stored fields, and
+#: those that an extractor reads
 _FIELDS = ("id", "source", "url", "language", "date", "raw", "mime", "charset")
 State = tuple[Any, ...]
 
 
 def state_of(doc: Document) -> State:
-    """What `restore` needs to undo all that a stage does to a document."""
+    """The state with which `restore` undoes all changes of a stage to a document."""
     meta = dict(doc.meta) if _flat(doc.meta) else copy.deepcopy(doc.meta)
     return (doc.text, dict(doc.locator), meta, dict(doc.signals), dict(doc.side),
             *(getattr(doc, name) for name in _FIELDS), copy.deepcopy(doc.loss_spans))
 
 
 def _flat(meta: dict[str, Any]) -> bool:
-    """Whether it holds nothing that could be changed in place, or is not stored as it is."""
+    """Whether all values are immutable and JSON stores them unchanged."""
     return all(type(k) is str and isinstance(v, (str, int, float, type(None))) for k, v in meta.items())
 
 
@@ -62,7 +63,7 @@ def restore(doc: Document, state: State) -> None:
 
 
 def checked(reader: Reader, records: Iterator[Any]) -> Iterator[Document | BadRecord]:
-    """The records of a reader. What one of the user's own gives and cannot be stored becomes a bad record."""
+    """The records of a reader. A record of a user's reader that cannot be stored becomes a bad record."""
     if type(reader).__module__.partition(".")[0] == "stages":
         yield from records
         return
@@ -100,8 +101,8 @@ def _check_read(doc: Any, signals: tuple[str, ...]) -> None:
 
 
 def check(doc: Document, reason: Any, before: State) -> None:
-    """Raises TypeError or ValueError for what a stage made of a document, and its verdict, when that cannot be stored.
-    Signals become floats, and metadata what will be read back: keys are strings in JSON, and sort as such."""
+    """Raise TypeError or ValueError when a document as a stage left it, or its verdict, cannot be stored. Signals are
+    converted to floats, and metadata to its JSON round trip: keys become strings, and are sorted as such."""
     if reason is not None and not (isinstance(reason, str) and 0 < len(reason) <= LONGEST_REASON):
         raise TypeError(f"the stage returned {_shown(reason)}: None keeps a document, a reason (a string of at most "
                         f"{LONGEST_REASON} characters) drops it")
@@ -113,7 +114,7 @@ def check(doc: Document, reason: Any, before: State) -> None:
 
 
 def _check_columns(doc: Document, who: str) -> None:
-    """Text, metadata and signals, and what is stored beside them."""
+    """Check text, url, language, date, metadata and signals."""
     for name in ("text", "url", "language"):
         if not isinstance(value := getattr(doc, name), str):
             raise TypeError(f"the {who} set {name} to {_shown(value)}, it must be a string")
@@ -131,7 +132,7 @@ def _check_columns(doc: Document, who: str) -> None:
 
 
 def _check_places(doc: Document, who: str) -> None:
-    """Locator ({file, sub: string, offset, record: 64-bit integer}, or less) and spans ([{start, end}])."""
+    """Check locator ({file, sub: string, offset, record: 64-bit integer}, all optional) and spans ([{start, end}])."""
     if type(doc.locator) is not dict:
         raise TypeError(f"the {who} set locator to {_shown(doc.locator)}, it must be a dict")
     for name, kind in (("file", str), ("sub", str), ("offset", int), ("record", int)):
@@ -146,13 +147,13 @@ def _check_places(doc: Document, who: str) -> None:
 
 
 def check_spans(doc: Document, text: str, spans: list[dict[str, int]] | None) -> None:
-    """Raises ValueError for a stage that changed `text`, of which only `spans` count, and left those where they were:
-    something else would be learned."""
+    """Raise ValueError when a stage changed `text`, of which only `spans` count, but not the spans: other text would
+    count for the loss."""
     if spans and doc.text != text and doc.loss_spans == spans:
         raise ValueError("the stage changed a text of which only spans count for the loss, and left the spans where "
                          "they were: set doc.loss_spans, or use the stage before the text is rendered")
 
 
 def _shown(value: Any) -> str:
-    """A wrong value by its type: what it holds may be the document."""
+    """A wrong value for an error message: only its type where the value may hold text of the document."""
     return f"{value!r}" if isinstance(value, (bool, int, float)) or value is None else f"a {type(value).__name__}"

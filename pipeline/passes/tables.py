@@ -1,4 +1,4 @@
-"""Small tables beside the documents: the rows of a quarantine folder, and rows on their way into a Parquet file."""
+"""Small tables beside the documents: the rows of a quarantine folder, and a writer of rows into Parquet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUARANTINE_SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("f
 
 def quarantine_row(id: str, source: str, locator: Mapping[str, Any], stage: str, reason: str,
                    detail: str = "", bytes: int | None = None) -> dict[str, Any]:
-    # the name of a file may be no UTF-8, the message of an error may quote what is none
+    # a file name may be invalid UTF-8, and an error message may quote invalid UTF-8
     file, detail = clean(locator.get("file") or ""), clean(detail[:5000])
     return {"id": id, "source": source, "file": scrub_text(file),
             "record": locator.get("record"), "stage": stage, "reason": reason,
@@ -32,9 +32,9 @@ def quarantine_row(id: str, source: str, locator: Mapping[str, Any], stage: str,
 
 
 def to_blame(error: Exception) -> bool:
-    """Whether the document may have caused an error that was raised while a stage worked on it. Short memory, a missing
-    library and a full disk are not its doing. What killed a process of the stage's own is for the supervisor to find
-    out. What confinement refuses is the document's doing: a parser tried it on this document."""
+    """Whether the document may have caused an error that a stage raised on it. It does not cause a lack of memory, a
+    missing library or a full disk. If a process started by the stage was killed, the supervisor finds the cause. It
+    does cause what confinement refuses: a parser tried that on this document."""
     if isinstance(error, PermissionError) and confinement.sealed():
         return True
     return not (isinstance(error, (MemoryError, ImportError, ProcessDied)) or (isinstance(error, OSError)
@@ -42,7 +42,7 @@ def to_blame(error: Exception) -> bool:
 
 
 class RowWriter:
-    """Rows into Parquet (side tables, quarantine), flushed every 8 k of them."""
+    """Writes rows into Parquet (side tables, quarantine) and flushes every 8 k of them."""
 
     FLUSH = 1 << 13
 

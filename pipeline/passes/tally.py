@@ -1,15 +1,15 @@
-"""What a document pass counts of its documents for the report, which then need not read them.
+"""The counts of a document pass for the report, which then need not read the documents.
 
-Every count is taken when a row is written, of what is written: a verdict that is replayed counts like one found anew.
+Every count is taken from a row when it is written, so that a replayed verdict counts like a new one.
 Counters (all mergeable, `engine.task.merge_counters`)::
 
     "kept", "languages", "lengths"      kept documents by source, as in docs/architecture.md
     "dropped_languages": {stage: {language: docs}}      dropped ones, by the language they had when they were dropped
     "pii": {signal: n}                  sums of the signals called pii_* over kept documents, of this pass or before, as
-                                        whole numbers: sums of others would hang on the order, and a NaN would be all
+                                        whole numbers: a sum of floats depends on their order, and one NaN spoils it
     "scores": {signal: {bin: docs}}     of the signals stages show (`Stage.scored`), over all documents they have seen
-    "similarity": {barrier: {bin: docs}}    documents it removed, by similarity to the kept one
-    "tallies": {stage: …}               what stages count themselves (`Stage.counts`), over all they have seen
+    "similarity": {barrier: {bin: docs}}    documents the barrier removed, by similarity to the kept one
+    "tallies": {stage: …}               counts of the stages themselves (`Stage.counts`), over all they have seen
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from pipeline.store.records import Counters, merge_counters
 from stages.document import Document
 from stages.stage import Stage
 
-#: numbers of personal data a signal may say: above it floats are not whole numbers one by one
+#: largest count that a pii_* signal may give: above it a float cannot hold every whole number
 MOST_PII = 2.0 ** 53
 #: bins of the similarity of removed documents, over [0, 1]
 SIMILARITY_BINS = 20
-#: bins of a score in an octave; scores below 2**LOWEST count as 0, those of 2**HIGHEST and more as a little less
+#: bins of a score in an octave; scores below 2**LOWEST count as 0, those from 2**HIGHEST on fall into the last bin
 BINS, LOWEST, HIGHEST = 16, -13, 40
 
 
 def score_bin(score: float) -> int | None:
-    """Number of a score's bin: 16 bins from each power of two to the next, equally wide; 0 for what is nearly 0, and
-    negative for negative scores. Bins are ordered as the scores are. None for what is no number. Exact arithmetic."""
+    """Number of a score's bin: 16 bins from each power of two to the next, equally wide; 0 for scores near 0, negative
+    for negative scores. Bins have the order of the scores. None for a NaN. The arithmetic is exact."""
     if not math.isfinite(score):
         return None
     part, power = math.frexp(abs(score))                 # part · 2**power, 0.5 <= part < 1
@@ -55,7 +55,7 @@ def bin_edges(number: int) -> tuple[float, float]:
 
 
 class Tally:
-    """Counts the documents of a pass as they are written. `steps`: its chain; `signals`: all its schema has;
+    """Counts the documents of a pass as they are written. `steps`: the chain; `signals`: all signals of the schema;
     `until_drop`: whether a document goes no further than the stage that drops it."""
 
     def __init__(self, steps: Sequence[Step], signals: Iterable[str], until_drop: bool) -> None:
@@ -66,7 +66,7 @@ class Tally:
         self._counting = [(place, step) for place, step in enumerate(steps)
                           if not step.foreign and type(step.stage).counts is not Stage.counts]
         self._pii = {name: 0 for name in signals if name.startswith("pii_")}
-        #: documents and bytes kept, by what the counters tell apart: one look-up a document instead of three
+        #: documents and bytes kept, by all keys of the counters together: one look-up per document instead of three
         self._kept: dict[tuple[str, str, int], list[int]] = {}
         self._lost: dict[tuple[str, str], int] = {}
         self._bins: dict[str, dict[int, int]] = {}
@@ -104,11 +104,11 @@ class Tally:
             bins[number] = bins.get(number, 0) + 1
 
     def _lose(self, doc: Document, stage: str) -> None:
-        kind = stage, language_label(doc.language)         # of a column of the input: as long as it likes
+        kind = stage, language_label(doc.language)         # an input column may hold a string of any length
         self._lost[kind] = self._lost.get(kind, 0) + 1
 
     def _seen(self, doc: Document, last: int) -> None:
-        """Count what the stages up to place `last` have found out."""
+        """Count the scores and tallies of the stages up to place `last`."""
         for place, name in self._scores:
             score = doc.signals.get(name) if place <= last else None
             number = None if score is None else score_bin(score)
@@ -121,7 +121,7 @@ class Tally:
                 merge_counters(self._tallies.setdefault(step.name, {}), counts)
 
     def into(self, counters: Counters) -> None:
-        """Add all of it to the counters of the pass."""
+        """Add all counts to the counters of the pass."""
         for (source, language, bits), (docs, size) in self._kept.items():
             into = counters["kept"].setdefault(source, {"docs": 0, "bytes": 0})
             into["docs"] += docs
@@ -138,5 +138,5 @@ class Tally:
 
 
 def _keyed(bins: dict[int, int]) -> dict[str, int]:
-    """Keys of a JSON object are strings."""
+    """The bins with strings as keys, for JSON."""
     return {str(number): docs for number, docs in sorted(bins.items())}
