@@ -212,6 +212,7 @@ def test_a_partition_inside_a_huge_file_is_resumed(site):
     assert len(inside) >= 4, "one file, many partitions"
     lost = set(inside[1:3])
     assert drop_records(site, lost) == 2
+    assert "the log has no record under this key" in causes(why(site, "lines"))[0]
     (site / "store" / "runs" / why(site, "lines")["compared_with"] / "plan.json").unlink()      # it never ended
     document = why(site, "lines")
     assert (document["stale"], document["fresh"]) == (2, len(inside) - 2)
