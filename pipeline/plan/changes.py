@@ -1,5 +1,5 @@
-"""What is different from the latest run of the same recipe in a store: settings by their keys. For people: what makes a
-result stale is decided by `pipeline.store.keys`."""
+"""The settings that differ from the latest run of the same recipe in a store, by their keys. They are shown to people;
+`pipeline.store.keys` decides whether a result is stale."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST = 40
 
 
 def latest_run(store: Store) -> str | None:
-    """Name of the run the store's report.json is of; None when nothing has finished there."""
+    """Name of the run that the store's report.json is about; None when no run has finished there."""
     try:
         return str(json.loads(store.read("report.json"))["run"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -34,9 +34,9 @@ def run_recipe_of(store: Store, run: str) -> dict[str, Any]:
 
 
 def changes(recipe: Recipe, store: Store) -> dict[str, Any] | None:
-    """{"run", "settings": [{"key", "was", "now"}]} against the latest finished run; None when there is none, or when it
-    has so little in common that it must have been of another recipe. `was` or `now` is None for a key that is missing.
-    Places of inputs do not count, because they enter no key."""
+    """{"run", "settings": [{"key", "was", "now"}]} against the latest finished run; None when there is none, or when so
+    much differs that it must have been a run of another recipe. `was` or `now` is None for a missing key. Locations of
+    inputs do not count, because they enter no key."""
     run = latest_run(store)
     if run is None:
         return None
@@ -64,5 +64,5 @@ def _compare(was: Any, now: Any, path: tuple[str | int, ...], differences: list[
 
 
 def _steps(items: list[Any]) -> list[Any]:
-    """What makes two lists comparable item by item: the names of the steps, or of the phases."""
+    """The names of the steps, or of the phases, of a list: two lists with equal names are compared item by item."""
     return [i.get("name", sorted(i)) if isinstance(i, dict) else None for i in items]

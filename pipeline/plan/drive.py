@@ -1,7 +1,7 @@
-"""Runs a plan: starts every node whose inputs are there, sends its tasks to the scheduler, publishes what is finished.
+"""Runs a plan: starts every node whose inputs exist, sends its tasks to the scheduler, and publishes finished nodes.
 
-The driver holds no documents, and only the tasks and records in flight. Every node goes on as soon as its own tasks are
-done, independent of other nodes. The tasks of all nodes share the workers, largest first.
+The driver holds no documents, and only the tasks and records in flight. Every node continues as soon as its own tasks
+are done, independent of other nodes. The tasks of all nodes share the workers, largest first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TooManyErrors(TokenmillError):
 
 def drive(nodes: list[Node], scheduler: Scheduler, finished: Callable[[Node, Any], None]) -> dict[str, Any]:
     """Run all nodes; returns their results by name. `finished` is called with each node as it ends."""
-    # closed whatever comes, a second signal too: the scheduler then ends before the caller goes on
+    # closing, also after a second signal: the scheduler must end before the caller continues
     with contextlib.closing(steps(nodes, scheduler, finished)) as going:
         while True:
             try:
@@ -37,13 +37,13 @@ def drive(nodes: list[Node], scheduler: Scheduler, finished: Callable[[Node, Any
 
 def steps(nodes: list[Node], scheduler: Scheduler,
           finished: Callable[[Node, Any], None]) -> Generator[None, None, dict[str, Any]]:
-    """What `drive` does, a step of the scheduler at a time."""
+    """`drive` as a generator: each item is one step of the scheduler."""
     results: dict[str, Any] = {}
     waiting = list(nodes)
-    active: dict[int, tuple[Node, Work]] = {}             # by the number of the batch it waits for
+    active: dict[int, tuple[Node, Work]] = {}             # by the number of the batch that the node waits for
 
     def go_on(node: Node, work: Work, records: Any) -> None:
-        """To the next batch of tasks it wants, or to its end."""
+        """Resume the node up to its next batch of tasks, or its end."""
         try:
             specs = next(work) if records is None else work.send(records)
         except StopIteration as stop:
@@ -72,16 +72,16 @@ def steps(nodes: list[Node], scheduler: Scheduler,
     return results
 
 
-#: attempt name of a record that stands for a part of a pass which has still to be made: it holds no rows
+#: attempt name of a record that stands for a part not yet made: it has no rows
 PENDING = "pending"
 
 
 @dataclass
 class NodeState:
-    """What `plan` knows of a node.
+    """The state of a node, as far as the log and the plan show it.
 
-    `fresh` tasks are done, `stale` tasks have to run, `pending` tasks wait for a part of the pass before them, and
-    `more` may follow those. `unknown`: the tasks are not known before the inputs are complete. `replayed` of the stale
+    `fresh` tasks are done, `stale` tasks have to run, `pending` tasks wait for a part of the pass before them; `more`:
+    further tasks may follow. `unknown`: the tasks are not known before the inputs are complete. `replayed` of the stale
     tasks reuse unchanged results of an earlier pass (`passes.replay`). `weight` is the bytes the stale tasks read,
     `weight_fresh` those of the fresh tasks.
     """
@@ -100,10 +100,10 @@ class NodeState:
 
 
 def survey(nodes: list[Node], get: Callable[[str], PartRecord | None]) -> list[NodeState]:
-    """What would run: every node driven as far as the log's records carry it.
+    """What would run: every node, driven until it needs a record that the log does not have.
 
-    A document pass maps parts one to one, so it can be planned before all of its inputs exist. Nodes that need their
-    inputs whole (barriers, tokenizer, shards) cannot.
+    A document pass maps parts one to one, so it can be planned before all of its inputs exist. Nodes that need complete
+    inputs (barriers, tokenizer, shards) cannot.
     """
     states: list[NodeState] = []
     results: dict[str, Any] = {}
@@ -153,21 +153,21 @@ class Known(list[PartRecord]):
 
 
 def _pending(spec: TaskSpec | None) -> PartRecord:
-    """Stands for a part that has still to be made: later passes find no rows in it."""
+    """A record that stands for a part not yet made: later passes find no rows in it."""
     key, node = (spec.key, spec.node) if spec else ("", "")
     return PartRecord(key, DOCUMENTS, node, PENDING, {"kept.parquet": FileInfo("", 0, "", "")}, {})
 
 
 def check_error_rate(node: Node, records: Iterable[PartRecord], allowed: float, *, picks: bool = False) -> list[str]:
     """Raise TooManyErrors when a pass, or the encoding of a token stream, lost more than `allowed` of its documents to
-    errors. Unreadable records do not count there: returns warnings about sources that lost more than `allowed` of their
-    records, or that gave no document at all. `picks`: a `where` leaves out documents of the sources."""
+    errors. Unreadable records are no such errors: for them it returns warnings, about sources that lost more than
+    `allowed` of their records or gave no document at all. `picks`: a `where` leaves out documents of the sources."""
     reasons: dict[str, int] = {}
     sources: dict[str, dict[str, Any]] = {}
     seen = 0
     for record in records:
         seen += sum(s["docs"] for s in record.counters.get("in", {}).values())
-        if node.kind == "shards":                # documents of these are the encoded ones, and the lost ones
+        if node.kind == "shards":                # its documents are the encoded ones plus the lost ones
             seen += sum(record.counters[split]["docs"] for split in ("train", "val"))
             seen += sum(record.counters["quarantined"].values())
         read = record.counters.get("read", {})
@@ -189,7 +189,7 @@ def check_error_rate(node: Node, records: Iterable[PartRecord], allowed: float, 
 
 
 def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, picks: bool) -> str:
-    """A warning about a source that could not be read well; "" when it could."""
+    """A warning about a source with too many unreadable records, or without documents; "" for any other."""
     total, bad, skipped = read["records"], sum(read["bad"].values()), sum(read["skipped"].values())
     where = (f"look at `tokenmill inspect {node.dataset} --quarantined` and see that `read:` of the source and its "
              f"settings fit its files")
@@ -203,7 +203,7 @@ def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, pick
 
 
 def _lost(source: str, columns: dict[str, dict[str, int]]) -> str:
-    """A warning about values of a source that no document has."""
+    """A warning about values of a source that got into no document."""
     listed = [f"'{name}' ({_listing(columns[name])})" for name in sorted(columns)]
     more = f", and {len(listed) - 8} more" if len(listed) > 8 else ""
     return (f"source '{source}': not kept are values of {', '.join(listed[:8])}{more}; list the columns you want under "

@@ -1,7 +1,7 @@
 """What a run would do, and what it will cost: tasks that are done or to run, bytes in, CPU time, disk.
 
-Speeds and sizes are measured by the store's own runs; where it has none, the tables below hold, measured on one core of
-a 2-vCPU Xeon (AVX-512) over real web pages. CPU time is a sum over cores: divide by the number of workers.
+Speeds and sizes come from the store's own runs. Without any, the constants below apply, measured on one core of a
+2-vCPU Xeon (AVX-512) over real web pages. CPU time is a sum over cores: divide it by the number of workers.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from pipeline.store.view import LogView
 from stages.catalog import load
 from stages.stage import SAMPLE_BYTES, Stage
 
-#: bytes per CPU-second: of text that tokenizers are trained on and shards are made of, and of a step that says nothing
+#: bytes of text per CPU-second: of training a tokenizer, of making shards, and of a step that declares no speed
 TOKENIZER_SPEED, SHARD_SPEED, UNKNOWN_SPEED = 4e6, 8e6, 5e6
-#: share of a pass' CPU time that replaying its verdicts takes, when about one document of ten gets another one
+#: share of a pass' CPU time that replaying its verdicts takes, when about one verdict of ten changes
 REPLAYED = 0.2
 #: bytes a pass writes per byte of text (Parquet, zstd); bytes it reads, or an index task inflates, per CPU-second
 COMPRESSED, READ_SPEED, INFLATE_SPEED = 0.45, 3e8, 5e8
 #: bytes written per byte of text: by barriers to their exchange files; by shards (16-bit tokens of about four bytes,
 #: once by partition and once assembled, and the tables)
 BARRIER_BYTES, SHARD_BYTES = 0.06, 1.1
-#: a measurement over less text, or less CPU time, than this says nothing
+#: a measurement over less text, or less CPU time, than this is ignored
 LEAST_BYTES, LEAST_CPU = 1e6, 0.05
 
 
 @dataclass
 class Speeds:
-    """Bytes per CPU-second and bytes left per byte of steps and nodes: those a store has measured, by name, and what
-    steps say of themselves. `compressed` as COMPRESSED."""
+    """Bytes per CPU-second, and bytes left per byte, of steps and nodes: those a store has measured, by name, else
+    those that the steps declare. `compressed`: as COMPRESSED."""
 
     stages: dict[str, float] = field(default_factory=dict)
     left: dict[str, float] = field(default_factory=dict)
@@ -93,12 +93,12 @@ def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_doc
     """Add a task of a barrier (`deduped/minhash.1/bands`), of shards (`shards:web/encode`), or the tokenizer's."""
     top, _, wave = record.node.partition("/")
     if top == TOKENIZER:
-        if not wave:                                 # the training, and the bytes it has read
+        if not wave:                                 # the training task, and the bytes it has read
             nodes["tokenizer"][0] += record.counters.get("bytes", 0)
         nodes["tokenizer"][1] += record.cpu_s
         return
     if not wave:
-        return                                       # an index: it has a speed of its own
+        return                                       # an index task: its speed is INFLATE_SPEED
     if top.startswith("shards:"):
         read = sum(record.counters[s]["bytes"] for s in ("train", "val") if s in record.counters)
         into = nodes["shards"]
@@ -120,7 +120,7 @@ class Plan:
 
 
 def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> Plan:
-    """The plan of a recipe. Nothing is written, the store need not exist."""
+    """The plan of a recipe. It writes nothing, and the store need not exist."""
     store = Store(store_root)
     if store.local is not None and store.local.exists() and not store.local.is_dir():
         raise StoreError(f"{store.root} is a file, not a store; choose another --store")
@@ -132,7 +132,7 @@ def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -
 
 def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> dict[str, Any]:
     """The plan as a document: inputs, nodes in order with steps, partitions, fresh and stale tasks, bytes, CPU, disk;
-    what reruns and what has changed since the latest run. Nothing is written, the store need not exist."""
+    what reruns and what has changed since the latest run. It writes nothing, and the store need not exist."""
     plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
     store, log, planner, nodes = plan.store, plan.log, plan.planner, plan.nodes
     inputs = {}
@@ -161,8 +161,8 @@ def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = Fals
 
 
 class Flow:
-    """Bytes of text by source as they shrink on their way through the nodes, and their cost. A finished pass counts by
-    its own counters. Nodes that wait for other nodes count as if all of their tasks had to run."""
+    """Bytes of text by source, as they shrink from node to node, and the cost of the nodes. For a finished pass its own
+    counters are used. A node that waits for other nodes counts as if all of its tasks had to run."""
 
     def __init__(self, recipe: Recipe, planner: Planner, speeds: Speeds, inputs: Mapping[str, Any]) -> None:
         self.plans = {p.name: p for plans in planner.passes.values() for p in plans}
@@ -171,7 +171,7 @@ class Flow:
         self.text: dict[str, dict[str, float]] = {}
 
     def row(self, state: NodeState) -> dict[str, Any]:
-        """One line of the plan. `partitions` None: not known yet; `status`: fresh, stale (all of it), partly, waits."""
+        """One line of the plan. `partitions` None: not known yet; `status`: fresh, stale (all tasks), partly, waits."""
         node = state.node
         total = state.fresh + state.stale + state.pending
         if state.unknown or (state.pending and not state.fresh and not state.stale):
@@ -196,7 +196,7 @@ class Flow:
                 "bytes_in": int(seen), "cpu_s": round(cpu * left, 1), "disk_bytes": int(disk * left)}
 
     def _expected(self, node: Node, seen: float) -> int | None:
-        """About how many partitions a pass over sources will have once its index is made."""
+        """The approximate number of partitions a pass over sources will have once its index is made."""
         plan = self.plans.get(node.name)
         if plan is None or any(kind != "source" for kind, _ in plan.inputs):
             return None
@@ -240,7 +240,7 @@ class Flow:
             cpu += size / speed
             size *= ratio
             if step.stage.extracts:
-                written = size                        # of what an extractor drops there is no text to store
+                written = size                        # documents that an extractor drops have no text to store
         self.text[node.name] = {s: b * size / seen for s, b in sizes.items()} if seen else {}
         if status == "fresh":
             exact: dict[str, float] = defaultdict(float)

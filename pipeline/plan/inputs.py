@@ -1,4 +1,4 @@
-"""What a source consists of: its files, by path relative to the source root, with size and etag."""
+"""The files of a source, by path relative to the source root, with size and etag."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stages.stage import file_sha256
 
 
 class InputError(TokenmillError):
-    """A source names nothing readable. The message names the source, the pattern and the remedy."""
+    """A source has no readable file. The message names the source, the pattern and the remedy."""
 
     exit_code = 2
 
@@ -27,8 +27,8 @@ class InputError(TokenmillError):
 @dataclass(frozen=True, order=True)
 class SourceFile:
     """One input file. `path` is relative to `root` with forward slashes; `etag` is mtime_ns, an object store's etag or
-    version id, or 'sha256:…' when inputs are verified by content. `bad` says why it is not read at all; that is part of
-    its identity, so that it is read once the reason is gone."""
+    version id, or 'sha256:…' when inputs are verified by content. `bad` is the reason why the file is not read; it is
+    part of the file's identity, so that the file is read once the reason is gone."""
 
     path: str
     root: str
@@ -68,9 +68,9 @@ def common_root(roots: list[str]) -> str:
     return "/".join(shared) or "/"
 
 
-#: what the target of a link answers that is not there, or is the link itself
+#: errors of a link whose target is missing, or is the link itself
 _NOWHERE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
-#: what was listed during one plan, by address: a bucket is not asked twice
+#: objects listed during one plan, by address: a bucket is not listed twice
 Listings = dict[str, list[tuple[str, int, str]]]
 
 
@@ -80,12 +80,12 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
     """Files of source `name`, sorted by relative path.
 
     A pattern is a file, a directory (its files with one of `suffixes`, recursively; all when empty) or a glob with
-    `**`; relative ones start at `base` (the recipe's folder). `root` is what relative paths count from; by default the
-    directory itself, or the one before the first wildcard: on a disk as in a bucket, so that both give the same
-    documents. Links are followed, but never around a loop, and out of the folders that the patterns name only with
-    `follow_symlinks`: a link in a folder of strangers may lead to any file of this machine. A link that a pattern
-    itself names is one of the user's. `warnings` gets what was skipped. `verify` hashes the contents instead of
-    trusting size and time.
+    `**`; relative ones start at `base` (the recipe's folder). Paths are relative to `root`; by default that is the
+    directory itself, or the one before the first wildcard, on a disk as in a bucket, so that both give the same
+    documents. Symbolic links are followed, but never around a loop. A link that leads out of the folders of the
+    patterns is followed only with `follow_symlinks`: in a downloaded folder it may lead to any file of this machine. A
+    link that a pattern itself names is trusted. Warnings about skipped files are added to `warnings`. `verify` hashes
+    the contents instead of trusting size and time.
     """
     patterns = [p.removeprefix("file://") for p in patterns]
     remote = [p for p in patterns if "://" in p]
@@ -144,7 +144,7 @@ def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes
                 passed_over.append(p)
                 continue
             if stat.S_ISDIR(info.st_mode):
-                continue                                     # a glob matches folders, too
+                continue                                     # a folder: globs match those, too
             if not stat.S_ISREG(info.st_mode):
                 passed_over.append(p)
                 continue
@@ -167,20 +167,20 @@ def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes
 
 
 def _named(paths: Iterable[str], top: str) -> str:
-    """The first few of them."""
+    """The first three paths, relative to `top`, for a message."""
     first = sorted(paths)[:4]
     return ", ".join(repr(os.path.relpath(p, top)) for p in first[:3]) + (" …" if len(first) > 3 else "")
 
 
 class _Links:
-    """Which links are followed: those that end inside of `folders`; all for None."""
+    """Which symbolic links are followed: those that end inside `folders`; None: all."""
 
     def __init__(self, folders: list[str] | None) -> None:
         self._inside = None if folders is None else [os.path.join(os.path.realpath(f), "") for f in folders]
         self.leading_out: set[str] = set()
 
     def followed(self, path: str) -> bool:
-        if self._inside is None or not os.path.exists(path):         # a link to nothing is met again where it is opened
+        if self._inside is None or not os.path.exists(path):         # a broken link is reported where it is opened
             return True
         end = os.path.join(os.path.realpath(path), "")
         if any(end.startswith(folder) for folder in self._inside):
@@ -191,9 +191,9 @@ class _Links:
 
 def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...], hidden: bool,
               links: _Links) -> Iterator[str]:
-    """Paths below `folder` that match the components `parts` of a pattern, as `glob.glob` has it, but through no folder
-    that it is inside of already (`above`: device and inode of each), and over no link that is not to be followed.
-    `hidden`: names with a dot in front match, too."""
+    """Paths below `folder` that match the components `parts` of a pattern, as in `glob.glob`. It does not enter a
+    folder that it is already inside (`above`: device and inode of each), nor follow links that `links` excludes.
+    `hidden`: names with a leading dot match, too."""
     info = os.stat(folder)
     here = (info.st_dev, info.st_ino)
     if here in above:
@@ -295,7 +295,7 @@ def _glob(folder: str, pattern: str) -> list[tuple[str, int, str]]:
     entries = []
     for path, info in sorted(infos.items()):
         rel = path[cut:]
-        # as on a disk: a wildcard does not match a name with a dot in front
+        # as on a disk: a wildcard does not match a name with a leading dot
         if info["type"] == "file" and (dotted or not any(part.startswith(".") for part in rel.split("/"))):
             entries.append((f"{folder}/{rel}", int(info["size"] or 0), version_of(info)))
     return entries

@@ -1,7 +1,7 @@
-"""What looks wrong in a recipe that can nevertheless run: each finding with its line and what to do about it.
+"""Warnings about a recipe that can run but looks wrong: each with its line and a remedy.
 
-Warnings only; `pipeline.recipe` refuses what cannot run. A rule speaks where it is sure: the ready recipes and the demo
-give no finding.
+`pipeline.recipe` refuses a recipe that cannot run. A rule warns only where it is sure: the ready recipes and the demo
+give no warning.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tokenizer.mixture.resolve import WORTHWHILE_EPOCHS
 
 #: a step this many times cheaper than one before it should have come first
 CHEAPER = 10
-#: ways to a dataset that are followed
+#: most ways to a dataset that are followed
 MOST_WAYS = 64
 
-#: one finding: where it is, and what is wrong and what to do
+#: one finding: (key in the recipe, what is wrong and what to do)
 Finding = tuple[KeyPath, str]
 
 
@@ -51,18 +51,18 @@ def _filters(step: Step) -> bool:
 
 
 def _foreign(step: Step) -> bool:
-    """Whether a step says nothing of what it does: one of the user's own, of a package, of datatrove."""
+    """Whether the effect of a step is unknown: it is the user's own, from a package, or from datatrove."""
     return step.name not in STAGES or step.name == "datatrove"
 
 
 def _shapes(step: Step) -> bool:
-    """Whether a step only makes or changes texts: a filter of texts sees others in front of it than behind it."""
+    """Whether a step only makes or changes texts: a text filter sees different texts before and after it."""
     stage = stage_class(step.name)
     return stage.extracts or step.name == "datatrove" or (stage.edits and not stage.drops)
 
 
 def _cost(step: Step, speeds: Mapping[str, float]) -> float | None:
-    """CPU milliseconds for a document of 5 kB, a barrier's with those of the stage it rides on; None: not known."""
+    """CPU milliseconds for a document of 5 kB (for a barrier its `prepare` stage included); None: not known."""
     stage = stage_class(step.name)
     parts = [(step.name.rpartition(":")[2], stage)]
     if issubclass(stage, Barrier):
@@ -77,14 +77,14 @@ def _steps(name: str) -> KeyPath:
 
 
 def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
-    """Expensive before cheap (OLMo 3 saved most of its language identification by reordering)."""
+    """Expensive filters before cheap ones (OLMo 3 saved most of its language identification by reordering)."""
     for name, dataset in recipe.datasets.items():
         costs = [None if _shapes(s) else _cost(s, speeds) for s in dataset.steps]
         for i, step in enumerate(dataset.steps):
             cost = costs[i]
             if cost is None or not (_filters(step) or _is_barrier(step)):
                 continue
-            # a barrier is not put before a filter, however fast: of two copies it may keep the one that is dropped
+            # never advise a barrier before a filter: of two copies it may keep the one that the filter then drops
             dearer = [s.name for s, c in zip(dataset.steps[:i], costs) if c is not None and c >= CHEAPER * cost
                       and (_is_barrier(s) or not _is_barrier(step))]
             if dearer:
@@ -97,7 +97,7 @@ def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
                                            f"'{dataset.steps[extractors[0]].name}', which is dear")
         for i, (step, cost) in enumerate(zip(dataset.steps, costs)):
             behind = [(s, c) for s, c in zip(dataset.steps[i + 1:], costs[i + 1:]) if c is not None and _filters(s)]
-            # (a much cheaper filter is named above; a much dearer one is well behind a barrier)
+            # (the rule above names a much cheaper filter; a much more expensive one belongs after the barrier)
             if _is_barrier(step) and behind and cost and cost / CHEAPER < behind[0][1] < CHEAPER * cost:
                 yield (*_steps(name), i), (f"'{step.name}' compares documents that '{behind[0][0].name}' behind it "
                                            f"drops anyway, and may keep of two copies the one that is dropped; filter "
@@ -105,7 +105,7 @@ def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
 
 
 def _extraction(recipe: Recipe) -> Iterator[Finding]:
-    """Sources of raw bytes without an extractor that fits: no document would have a text. A crawl holds PDFs, too."""
+    """Sources of raw bytes without a suitable extractor: no document would have a text. A crawl holds PDFs, too."""
     for name, dataset in recipe.datasets.items():
         for source in dataset.inputs:
             if source not in recipe.sources:
@@ -119,8 +119,8 @@ def _extraction(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _language(recipe: Recipe) -> Iterator[Finding]:
-    """Rules made for English over documents of any language."""
-    english: dict[str, bool] = {}                          # whether only English comes out of a dataset
+    """Rules made for English, applied to documents of any language."""
+    english: dict[str, bool] = {}                          # whether a dataset gives only English documents
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]
         only = all(english.get(i, False) for i in dataset.inputs) or _english(dataset.where.get("language"))
@@ -130,7 +130,7 @@ def _language(recipe: Recipe) -> Iterator[Finding]:
             elif stage_class(step.name).made_for == ("en",) and not only:
                 yield (*_steps(name), i), (f"'{step.name}' is made for English, but documents of other languages get "
                                            f"there; put 'language: {{keep: [en]}}' before it")
-                only = True                                # one warning a dataset
+                only = True                                # one warning per dataset
         english[name] = only
 
 
@@ -138,14 +138,14 @@ def _english(languages: list[str] | None) -> bool:
     return languages is not None and bool(languages) and all(short(name) == "en" for name in languages)
 
 
-# -- what one way through the datasets does twice, or cannot do -------------------------------------------------------
+# -- steps without effect on a way through the datasets ---------------------------------------------------------------
 def _lineage(recipe: Recipe) -> Iterator[Finding]:
     """Steps that cannot drop anything, or drop everything, because of the steps before them on every path."""
     before: dict[str, list[list[Step]]] = {}               # dataset → the steps of every way that ends in it
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]
         ways = [way for i in dataset.inputs for way in before.get(i, [[]])]
-        if len(dataset.inputs) > 1:                        # nothing has compared documents of one with the others' yet
+        if len(dataset.inputs) > 1:                        # no barrier has compared documents of different inputs yet
             ways = [[s for s in way if not _is_barrier(s)] for way in ways]
         wanted = set(map(short, dataset.where.get("language", ())))
         left = [_languages(way) for way in ways]
@@ -163,7 +163,7 @@ def _lineage(recipe: Recipe) -> Iterator[Finding]:
                 yield (*_steps(name), i), (f"no document passes: steps before it kept "
                                            f"{_list(set().union(*(k or set() for k in known)))} only; keep both in one "
                                            f"step, or make two datasets of them")
-        # of more ways than that nothing is claimed: what is left out may be the one without the step
+        # with more ways nothing is claimed: one that is left out may lack the step
         before[name] = [[*way, *dataset.steps] for way in ways] if len(ways) <= MOST_WAYS else [[]]
 
 
@@ -183,7 +183,7 @@ def _kept(step: Step) -> list[str]:
 
 
 def _superfluous(way: list[Step], step: Step) -> str | None:
-    """Why a step drops nothing that came through the steps before it."""
+    """Why a step drops nothing that the steps before it have kept; None when it may drop documents."""
     stage = stage_class(step.name)
     if not (stage.drops or stage.edits or _is_barrier(step)):
         return None
@@ -193,13 +193,13 @@ def _superfluous(way: list[Step], step: Step) -> str | None:
                 return f"'{step.name}' ran before with the same settings; once is enough, take one out"
             return _implied(earlier, step) if stage.drops else None
         if ":" in earlier.name or (stage_class(earlier.name).edits and not stage.scrubs):
-            return None                                    # it sees another text
+            return None                                    # a step between them has changed the text
     return None
 
 
 def _implied(earlier: Step, step: Step) -> str | None:
-    """Whether thresholds that were met before imply those of `step`: `min…` not higher, `max…` not lower, `keep` not
-    narrower, everything else equal."""
+    """Why the thresholds of `earlier` imply those of `step`: `min…` not higher, `max…` not lower, `keep` not narrower,
+    everything else equal. None when they do not."""
     config = stage_class(step.name).Config
     looser = []
     for field in config.model_fields:
@@ -219,7 +219,7 @@ def _implied(earlier: Step, step: Step) -> str | None:
 
 
 def _looser(field: str, was: Any, now: Any) -> bool:
-    """Whether a threshold lets more through than before, as far as its name says in which direction it works."""
+    """Whether a threshold lets the same documents through as before, or more; its name gives the direction."""
     numbers = isinstance(was, (int, float)) and isinstance(now, (int, float))
     return numbers and ((field.startswith("min") and now <= was) or (field.startswith("max") and now >= was))
 
@@ -241,7 +241,7 @@ def _crawls(recipe: Recipe) -> Iterator[Finding]:
             continue
         steps = {s.name: s for way in _ways(recipe, name) for s in way}
         reached = [s for s in recipe.sources_of(name) if reader_class(recipe.sources[s].read).crawl]
-        if not reached or any(map(_foreign, steps.values())):                    # foreign steps may do it
+        if not reached or any(map(_foreign, steps.values())):                    # a foreign step may do the check
             continue
         for source in reached:
             ways = list(_ways(recipe, name, source))
@@ -255,7 +255,7 @@ def _crawls(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _ends(recipe: Recipe) -> set[str]:
-    """Datasets that shards or the tokenizer read; without shards, those that no other dataset reads and that filter."""
+    """Datasets that shards or the tokenizer read; without shards, those that filter and that no other dataset reads."""
     if recipe.shards:
         return {i for s in recipe.shards.values() for i in s.inputs}
     read = {i for d in recipe.datasets.values() for i in d.inputs}
@@ -303,7 +303,7 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _overlap(recipe: Recipe) -> Iterator[Finding]:
-    """Shards that hold the same documents: they would be trained on more often than the mixture says."""
+    """Shards that hold the same documents: training would read these more often than the mixture says."""
     entries = list(recipe.shards.items())
     for i, (name, shards) in enumerate(entries):
         for other, earlier in entries[:i]:
@@ -317,7 +317,7 @@ def _overlap(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _epochs(recipe: Recipe) -> Iterator[Finding]:
-    """Repetition that was asked for. How many epochs a mixture takes is known once there are tokens."""
+    """Many epochs allowed by the recipe. How many a mixture really takes is known only once there are tokens."""
     for i, phase in enumerate(recipe.curriculum.phases if recipe.curriculum else ()):
         for name, epochs in (phase.max_epochs or {}).items():
             if epochs > WORTHWHILE_EPOCHS:
@@ -327,7 +327,7 @@ def _epochs(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
-    """A tokenizer made for text that is not trained on."""
+    """A tokenizer trained on text that no shard reads."""
     train = recipe.tokenizer.train if recipe.tokenizer else None
     if train is None or not recipe.shards:
         return
@@ -342,9 +342,10 @@ def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
                                                       f"the mixture; train it on what the model will read")
 
 
-# -- code of one's own -------------------------------------------------------------------------------------------------
+# -- the user's own code -----------------------------------------------------------------------------------------------
 def _code(recipe: Recipe) -> Iterator[Finding]:
-    """Files next to those under `code:` that they import: they do not travel to workers, and no key covers them."""
+    """Imports of neighbouring files that `code:` does not list: these are not sent to workers, and no key covers them.
+    """
     named = {os.path.realpath(path) for path in recipe.code}
     for i, path in enumerate(recipe.code):
         folder = os.path.dirname(os.path.realpath(path))
@@ -358,7 +359,7 @@ def _code(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _imports(path: str) -> set[str]:
-    """Top-level names of the modules a Python file imports, wherever in it; empty when it cannot be read."""
+    """Top-level names of all modules that a Python file imports, inside functions too; empty when it cannot be read."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""The elements of a plan: nodes, the stages of their passes, and the results that later nodes build on."""
+"""The elements of a plan: nodes, the stages of their passes, and the results that later nodes use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.store.temp import Spilled
 from stages.barrier import FileRef, PartRef, TaskResult
 from stages.stage import Stage
 
-#: what a node yields and is sent
+#: a node at work: it yields the specs of tasks and is sent their records
 Work = Generator[Iterable[TaskSpec], Records, Any]
 
 DOCUMENTS = "pipeline.passes.documents:DocumentPass"
@@ -47,25 +47,25 @@ class Node:
     deps: tuple[str, ...]
     work: Any                                     # (results: Mapping[str, Any]) -> Work
     dataset: str = ""
-    steps: tuple[str, ...] = ()                   # for people
+    steps: tuple[str, ...] = ()                   # names to show
     publishes: bool = False                       # the last pass of a dataset
     batches: list[Records] = field(default_factory=list)     # of its tasks, as it ran
 
 
 @dataclass
 class PassResult:
-    """What a pass left: its records in plan order, which name the parts later nodes build on."""
+    """The result of a pass: its records in plan order. They name the parts that later nodes read."""
 
     records: Records
     dataset: str = ""
 
     def parts(self) -> Iterator[tuple[PartRecord, str]]:
-        """Its records, each with the source or dataset its part was read from."""
+        """The records, each with the source or dataset that its part was read from."""
         return zip(self.records, self.records.origins, strict=True)
 
 
 class SplitIndex(Mapping[str, Any]):
-    """Path of a big input file → its splits, read from the store when asked for."""
+    """Path of a big input file → its splits, read from the store on access."""
 
     def __init__(self, places: dict[str, tuple[str, str]], read: Callable[[str, str], bytes]) -> None:
         """`places`: (path in the store, sha256) by input file. `read`: `Store.read_checked`."""
@@ -83,8 +83,8 @@ class SplitIndex(Mapping[str, Any]):
 
 @dataclass
 class BarrierResult:
-    """The result of a barrier: for every part it read, the removal slice or None. A missing part is an error
-    (ValueError): its documents would be lost."""
+    """The result of a barrier: for every part it read, the removal slice or None. Iteration raises ValueError when a
+    slice is missing: its documents would be lost."""
 
     parts: Sequence[PartRef]
     slices: Sequence[FileRef | None]

@@ -1,16 +1,16 @@
-"""Recipe → nodes: fused passes, barrier fragments, tokenizer, shards. Nothing runs here.
+"""Recipe → nodes: fused passes, barriers, tokenizer, shards. Planning runs no task.
 
-A node is a generator: it yields the task specs it wants done and is sent their commit records, in the order of the
-specs, until it returns its result. So the same code runs a recipe (the driver sends real records), plans it (records
+A node is a generator: it yields task specs and is sent their commit records, in the order of the specs, until it
+returns its result. The same code thus runs a recipe (the driver sends records of finished tasks), plans it (the records
 come from the log alone) and resumes it.
 
 How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and blame):
   * a barrier (dedup) ends a pass; the next pass begins by applying its removal slices;
-  * a numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before anything builds on them;
+  * a numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before later steps use them;
   * a stage that needs a GPU has a pass of its own kind, so that no other stage waits for a GPU;
-  * the barrier's `prepare` stage rides in the pass before it, in front of the first scrubber: signatures are taken
-    before scrubbing, text is stored after. When a dataset begins with a barrier, its `prepare` rides in the last pass
-    of each dataset it comes from.
+  * the barrier's `prepare` stage runs in the pass before it, in front of the first scrubber: signatures are taken
+    before scrubbing, text is stored after. When a dataset begins with a barrier, its `prepare` runs in the last pass
+    of each input dataset.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from stages.filter.where import Where
 from stages.read.reader import Reader
 from stages.stage import cpu_tag, file_sha256
 
-#: for the row groups of the earlier parts
+#: memory for the row groups of the earlier parts
 REPLAY_MB = 150
 
 
 @dataclass
 class _PassPlan:
-    """A pass while the plan is being made: sides may still be added to its chain."""
+    """A pass during planning: side tables may still be added to its chain."""
 
     name: str
     dataset: str
     inputs: list[tuple[str, str]]                 # (kind source|pass, name)
     chain: list[ChainStep]
-    barrier: str | None = None                    # node whose slices this pass applies
+    barrier: str | None = None                    # node whose removal slices this pass applies
     barrier_name: str = ""
     signals: tuple[str, ...] = ()
-    where: dict[str, list[str]] = field(default_factory=dict)   # which documents of the inputs this pass takes
+    where: dict[str, list[str]] = field(default_factory=dict)   # selects the documents of the inputs to take
     final: bool = False
 
     def add_prepare(self, step: ChainStep) -> None:
@@ -77,7 +77,7 @@ class Planner:
 
     `read_file` is `Store.read_checked` (for the splits of a big input). `quarantined` gives the documents that the log
     has in quarantine for a list of stage keys, `earlier` the latest record of a pass with the same `replay_key`.
-    `put_list` writes the long lists of task arguments (`pipeline.store.lists`), None while nothing is to be run.
+    `put_list` writes the long lists of task arguments (`pipeline.store.lists`); it is None when nothing will run.
     """
 
     def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *,
@@ -91,15 +91,15 @@ class Planner:
         self.earlier = earlier
         self.target = recipe.run.partition
         self.verify = verify_inputs
-        self.warnings: list[str] = []                    # found while planning, for people
-        self.listings: Listings = {}                     # of remote sources: asked once a plan
+        self.warnings: list[str] = []                    # to be shown to the user
+        self.listings: Listings = {}                     # of remote sources: each is listed once per plan
         self.files: dict[str, list[SourceFile]] = {}
         self.passes: dict[str, list[_PassPlan]] = {}     # dataset → its passes
         self.barriers: dict[str, tuple[str, Barrier, list[str], list[str]]] = {}
 
     # -- the plan ------------------------------------------------------------------------------------------------
     def nodes(self) -> list[Node]:
-        """All nodes in an order in which every node comes after what it needs."""
+        """All nodes, each after those it depends on."""
         self.check_inputs()
         order = self.recipe.dataset_order()
         for name in order:
@@ -118,14 +118,14 @@ class Planner:
 
     @property
     def unconfined(self) -> list[str]:
-        """Steps and readers of the user's own that opted out of the confinement of workers."""
+        """The user's own steps and readers that opted out of the confinement of workers."""
         steps = {s.target for plans in self.passes.values() for p in plans for s in p.chain if not s.stage.confined}
         readers = {self.recipe.sources[name].read for name in self.sources_used()}
         return sorted(steps) + sorted(name for name in readers if not reader_class(name).confined)
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """Object storage the sources are in."""
+        """The object storage locations of the sources."""
         return tuple(sorted({f.root for files in self.files.values() for f in files if "://" in f.root}))
 
     def sources_used(self) -> list[str]:
@@ -138,7 +138,7 @@ class Planner:
         inputs = [("source", i) if i in self.recipe.sources else ("pass", self.passes[i][-1].name)
                   for i in dataset.inputs]
         current = _PassPlan(name, name, inputs, [], where=dict(dataset.where.items()))
-        fresh = True                                    # nothing of this dataset has been placed in `current` yet
+        fresh = True                                    # no step of this dataset has been placed in `current` yet
         for step in dataset.steps:
             placed = self.step(step)
             if isinstance(placed.stage, Barrier):
@@ -170,7 +170,7 @@ class Planner:
         target, config = barrier.prepare()
         prepare = self._made(load(target).name, target, config)
         nxt = _PassPlan(current.dataset, current.dataset, [], [], barrier_name=placed.name)
-        if fresh and not current.where:          # every input brings its own side table, nothing is written twice
+        if fresh and not current.where:          # every input brings its own side table: no part is written twice
             for kind, source in zip((k for k, _ in current.inputs), inputs, strict=True):
                 if kind == "source":
                     plans.append(_PassPlan(f"{current.dataset}:{source}", current.dataset, [("source", source)], []))
@@ -189,8 +189,8 @@ class Planner:
         return nxt
 
     def _signals(self, plan: _PassPlan) -> tuple[str, ...]:
-        """Every signal a document of this pass can carry: its own chain's and those of all it comes from, columns of
-        sources included."""
+        """Every signal a document of this pass can have: those of its chain and of all upstream passes, and columns of
+        the sources."""
         names = {s for step in plan.chain for s in step.stage.signals}
         for kind, name in plan.inputs:
             if kind == "pass":
@@ -202,7 +202,7 @@ class Planner:
         return tuple(sorted(names))
 
     def quarantined(self, stage_keys: list[str]) -> Any:
-        """Entries of the log for documents these stages quarantined, by id: an argument for tasks (`lists.unfold`)."""
+        """The log's entries for documents that these stages quarantined, by id: a task argument (`lists.unfold`)."""
         entries = self._quarantined(stage_keys)
         return self.lists.fold({"entries": [entries[id] for id in sorted(entries)]})["entries"]
 
@@ -221,9 +221,9 @@ class Planner:
 
     # -- work ----------------------------------------------------------------------------------------------------
     def check_inputs(self) -> None:
-        """Refuse a dataset whose inputs share a source: its documents would be in it twice, under one id.
+        """Refuse a dataset whose inputs share a source: it would hold the source's documents twice, under one id.
 
-        Inputs that a `where` of their own keeps apart, by language or by signals, are fine.
+        Inputs whose `where` keep them apart, by language or by signals, are allowed.
         """
         for name, dataset in self.recipe.datasets.items():
             for i, one in enumerate(dataset.inputs):
@@ -235,8 +235,8 @@ class Planner:
                             f"which would be in it twice; take one out of `from:`, or pick documents with `where:`")
 
     def _apart(self, one: str, other: str) -> bool:
-        """Whether the first choices of two inputs (their `where`, and steps of that name before any other) exclude each
-        other. Two datasets may hold different values for one document (language, signals): then only sources count.
+        """Whether the selections of two inputs (their `where`, and leading `where` steps) exclude each other. Two
+        datasets may hold different values for one document (language, signals): between those only sources count.
         """
         pairs = [(a, b) for a in self._taken(one) for b in self._taken(other)]
         if any(a != b and self._sources_of(a) & self._sources_of(b)
@@ -298,7 +298,7 @@ class Planner:
             places = {}
             for file, record in zip(big, records, strict=True):
                 if record.counters.get("unreadable"):
-                    continue                                  # the pass that reads it says so
+                    continue                                  # the pass that reads the file reports it
                 if record.counters["unsplittable"]:
                     self.warnings.append(f"source '{name}': {file.path} cannot be split (one stream of compressed data)"
                                          f", so one worker reads all of it; gzip per record, or several files, would "
@@ -322,7 +322,7 @@ class Planner:
         return PassResult((yield self._pass_specs(plan, results)), plan.dataset)
 
     def _pass_specs(self, plan: _PassPlan, results: Mapping[str, Any]) -> Iterator[TaskSpec]:
-        """The tasks of a pass: one a partition of its sources, one a part of the passes before it."""
+        """The tasks of a pass: one per partition of its sources, one per part of the passes before it."""
         chain = [s.arg() for s in plan.chain]
         memory = 300 + sum(s.stage.memory_mb for s in plan.chain) + max(
             (reader_class(self.recipe.sources[n].read).memory_mb for kind, n in plan.inputs if kind == "source"),
@@ -330,7 +330,7 @@ class Planner:
         gpus = max((s.stage.gpus for s in plan.chain), default=0.0)
         confined = all(s.stage.confined for s in plan.chain) and all(
             reader_class(self.recipe.sources[n].read).confined for kind, n in plan.inputs if kind == "source")
-        cpu = "" if all(s.stage.exact for s in plan.chain) else cpu_tag()      # which their keys carry
+        cpu = "" if all(s.stage.exact for s in plan.chain) else cpu_tag()      # the keys of numeric stages carry it
         readers = [self.reader_arg(name)["key"] for kind, name in plan.inputs if kind == "source"]
         hidden = {"quarantined": self.quarantined([s.key for s in plan.chain] + readers),
                   "code": self.recipe.code_args()}
@@ -360,8 +360,8 @@ class Planner:
                 for record, source in before.parts():
                     text = record.files["kept.parquet"]
                     if text.rows:
-                        # an upstream dataset's parts are its own, whatever source they came from: `priority` ranks
-                        # the names of `from:`
+                        # a part of an upstream dataset counts as from that dataset, whatever its source: `priority`
+                        # ranks the names of `from:`
                         yield ({"part": {"text": text.ref(), "removed": None, "barrier": ""}}, text.bytes * 3,
                                f"{name}: part {record.key[:8]}",
                                source if before.dataset == plan.dataset else before.dataset)

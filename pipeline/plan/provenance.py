@@ -1,12 +1,12 @@
-"""The ingredients of a run's results, in words: kept beside its recipe, so that a later plan can say what is stale.
+"""The ingredients of a run's results, readable: kept beside its recipe, so that a later plan can say why it is stale.
 
-Keys are hashes: they show that something differs, never what. So every run writes, before its first task,
+Keys are hashes: they show that something differs, but not what. Every run therefore writes, before its first task,
 
     runs/RUN/provenance.json      {"version", "epoch", "nodes": {NODE: ingredients}}
     runs/RUN/inputs.parquet  the input files: source, path, size, etag
 
-The *ingredients* of a node are a flat dict of what enters the keys of its tasks: `step.language.min`, `step.html
-version`, `reader.web.max_bytes` … Values are those of the recipe and hashes of files, with secrets masked.
+The *ingredients* of a node are a flat dict of all that enters the keys of its tasks: `step.language.min`, `step.html
+version`, `reader.web.max_bytes` … Values are recipe settings and hashes of files, with secrets masked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from stages.catalog import load, reader_class, reader_target
 from stages.stage import Stage, cpu_tag, file_sha256, library_versions, python_version, role_of
 
 VERSION = 1
-#: end of the name of an ingredient that is a threshold: verdicts are replayed when it changes
+#: suffix of the name of an ingredient that is a threshold: verdicts are replayed when it changes
 THRESHOLD = " (threshold)"
 
 #: rows of inputs.parquet in memory while it is written
@@ -49,7 +49,7 @@ Ingredients = dict[str, Any]
 
 
 def write_provenance(store: Store, run: str, planner: Planner, nodes: list[Node], epoch: int) -> None:
-    """Write both files of a run whose plan has just been made."""
+    """Write provenance.json and inputs.parquet of a run, right after planning."""
     document = {"version": VERSION, "epoch": epoch, "nodes": redact_json(node_ingredients(planner, nodes))}
     store.write(f"runs/{run}/provenance.json", json.dumps(document, indent=1, sort_keys=True).encode())
     out = io.BytesIO()
@@ -104,7 +104,7 @@ def _step(prefix: str, step: ChainStep, recipe: Recipe) -> Ingredients:
 
 
 def _stage(prefix: str, stage: Stage) -> Ingredients:
-    """What `Stage.key` is made of."""
+    """The ingredients of `Stage.key`."""
     files = stage.resource_files()
     ingredients: Ingredients = {f"{prefix} version": stage.version, f"{prefix} Python": python_version()}
     for field, value in stage.config.model_dump(mode="json").items():
@@ -131,8 +131,8 @@ def _reader(planner: Planner, name: str) -> Ingredients:
 
 
 def _barrier_tasks(barrier: Stage) -> Ingredients:
-    """Versions of the tasks of a barrier: of its module, and of those beside it that this one names, and so on, without
-    those of other barriers."""
+    """Versions of the tasks of a barrier: those in its module, and in modules of its package that this one names
+    directly or through others, except modules of other barriers."""
     package = type(barrier).__module__.rpartition(".")[0]
     versions: Ingredients = {}
     names, seen = [type(barrier).__module__], set()
@@ -167,7 +167,7 @@ def _task_versions(module: str) -> Ingredients:
 
 
 def _tokens(recipe: Recipe, node: Node) -> Ingredients:
-    """Of the tokenizer, or of the shards of a stream."""
+    """The ingredients of the tokenizer, or of the shards of a stream."""
     plain: Mapping[str, Any] = recipe.plain()
     ingredients: Ingredients = {f"library {name}": version for name, version in libraries().items()}
     if node.kind == "tokenizer":
@@ -183,7 +183,7 @@ def _tokens(recipe: Recipe, node: Node) -> Ingredients:
 
 
 def plain_path(path: str) -> str:
-    """A path as Parquet can hold it: bytes that are not UTF-8 are replaced."""
+    """A path that Parquet can hold: bytes that are not UTF-8 are replaced."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -203,7 +203,7 @@ def read_provenance(store: Store) -> list[tuple[str, dict[str, Any]]]:
 
 
 def read_inputs(store: Store, run: str, source: str) -> dict[str, tuple[int, str]] | None:
-    """Path → (size, etag) of the input files of a source as a run saw them; None when that is not known."""
+    """Path → (size, etag) of the input files of a source as a run saw them; None when the run has no list."""
     try:
         table = store.table(f"runs/{run}/inputs.parquet")
     except (OSError, DamagedFile):

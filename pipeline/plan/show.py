@@ -1,4 +1,4 @@
-"""The plan for people: what goes in, the nodes in order, what is fresh or stale and why, and what it will cost."""
+"""Printing the plan: the inputs, the nodes in order, which are fresh or stale and why, and the cost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 
 def _node(row: dict[str, Any], width: int) -> list[str]:
-    """Two lines: numbers; steps and where the documents come from."""
+    """Two lines: numbers; steps and origin of the documents."""
     state, total = _state(row), row["partitions"]
     if total is None:
         total = f"about {row['expected_partitions']}" if row["expected_partitions"] else "?"
@@ -49,7 +49,7 @@ def _node(row: dict[str, Any], width: int) -> list[str]:
     disk = size(row["disk_bytes"]) if row["disk_bytes"] else "–"
     first = (f"  {row['name'].rstrip(':'):<{width}}[{COLOR[row['status']]}]{state:<16}[/]{total:>11}"
              f"{size(row['bytes_in']):>10}{cpu:>9}{disk:>10}")
-    barrier = row["name"].split(":")[0] + "/"                  # of a pass that applies one: its steps say so
+    barrier = row["name"].split(":")[0] + "/"                  # not shown as origin: the steps name the barrier
     origin = [d.removeprefix("index:").rstrip(":") for d in row["deps"] if not d.startswith(barrier)]
     steps = " → ".join(row["steps"]) or ("read" if row["kind"] == "pass" else "where to split big files")
     text = steps + (f"  ← {', '.join(origin)}" if origin else "")
@@ -69,7 +69,7 @@ def _state(row: dict[str, Any]) -> str:
 
 
 def _what_reruns(document: dict[str, Any]) -> list[str]:
-    """In words: what a run would do to what is there already."""
+    """What has changed since the latest run, and which nodes a run would execute or leave as they are."""
     out = []
     changes = document["changes"]
     if changes and changes["settings"]:

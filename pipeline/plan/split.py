@@ -1,7 +1,7 @@
 """Inputs → partitions: bounded by bytes, identified by content, planned from the inputs alone.
 
-Small files are packed in the order of their sorted paths; the boundaries are content-defined, so adding a file
-disturbs only its neighbours. Big files are split at record boundaries along the index one task makes of them.
+Small files are packed in the order of their sorted paths. File names decide the boundaries, so that an added file
+changes only the partitions next to it. Big files are split at record boundaries that an index task finds.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pipeline.plan.inputs import SourceFile
 
 #: a partition never grows beyond this many times the target
 OVERFULL = 2.0
-#: packing more files than this into one partition would make its argument list, and its record, too long
+#: more files than this in one partition would make its argument list, and its record, too long
 MAX_FILES = 512
-#: chance of each further file to be the last of a partition that has half as many: it is nearly always cut by the name
-#: of a file before it is full, so that after a new file the cuts soon are where they were
+#: probability of each file to be the last of a partition that has half of MAX_FILES: nearly every partition is then cut
+#: by a file name before it is full, so that the cuts after an added file soon fall where they were
 LAST = 4 / MAX_FILES
 
 
@@ -34,18 +34,18 @@ class Partition:
 
 
 def needs_index(file: SourceFile, expansion: float, target: int) -> bool:
-    """Whether a file is big enough to be worth splitting inside."""
+    """Whether a file is big enough to be split."""
     return file.size * expansion > 1.5 * target
 
 
 def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[str], float], target: int,
                indexes: Mapping[str, list[dict[str, int]] | None],
                group: Callable[[str], str] = lambda path: "") -> Iterator[Partition]:
-    """Partitions of a source in path order, one after the other: there may be millions.
+    """Partitions of a source in path order, as a generator: there may be millions.
 
     `expansions` gives expected uncompressed bytes per stored byte of a path; `indexes` the splits of the big files by
-    path ({start, stop, ordinal, records, bytes}), none or None where a file cannot be split; `group` what files must
-    stay together for (`Reader.group`), however many they are.
+    path ({start, stop, ordinal, records, bytes}), missing or None where a file cannot be split. Files with the same
+    `group` (`Reader.group`) stay together, however many they are.
     """
     pending: list[SourceFile] = []
     size = 0.0
@@ -80,6 +80,6 @@ def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[s
 
 
 def boundary(path: str, probability: float) -> bool:
-    """Whether a partition ends after this file: drawn by its own name only."""
+    """Whether a partition ends after this file: drawn from the hash of its path alone."""
     draw = int.from_bytes(hashlib.blake2b(path.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
     return draw < probability * 2.0**64

@@ -1,4 +1,4 @@
-"""From datasets to shards: the nodes of the tokenizer and of each token stream. `pipeline.run` publishes what they make
+"""From datasets to shards: the nodes of the tokenizer and of each token stream. `pipeline.run` publishes their results
 and resolves the curriculum."""
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pipeline.recipe.model import Recipe
 from pipeline.store.temp import Spilled
 from stages.barrier import PartRef, TaskResult, Wave
 
-#: name of the tokenizer's node; a dataset may be called "tokenizer", never this
+#: name of the tokenizer's node; the colon keeps it apart from a dataset called "tokenizer"
 TOKENIZER = "tokenizer:"
 
 
 @dataclass(frozen=True)
 class StreamResult:
-    """What the node of a token stream leaves: assembled shards and the parts they were made of, as `publish_shards`
-    needs them, and the records of the encoding, which know what was lost."""
+    """The result of a token stream's node: assembled shards and the parts they were made from, as `publish_shards`
+    needs them, and the records of the encoding, which count the lost documents."""
 
     assembled: list[TaskResult]
     parts: Sequence[PartRef]

@@ -1,9 +1,9 @@
-"""Why a node is stale: `tokenmill plan --why NODE`. Which of its tasks have to run, because of what, and since when.
+"""Why a node is stale: `tokenmill plan --why NODE`. It says which tasks have to run, for what reason, and since when.
 
-A task is stale when the log has no record under its key. What the key was made of is compared with what the runs of
-this store have written down (`pipeline.plan.provenance`): settings and thresholds, versions of stages, readers, tasks
-and libraries, contents of resource files, input files, the partition size. What a node only inherits is followed to
-the node where it began.
+A task is stale when the log has no record under its key. The ingredients of the key are compared with those that the
+runs of this store have recorded (`pipeline.plan.provenance`): settings and thresholds, versions of stages, readers,
+tasks and libraries, contents of resource files, input files, the partition size. A change that a node inherits is
+traced to the node where it began.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.plan.provenance import THRESHOLD, Ingredients, node_ingredients, p
 from pipeline.recipe import Recipe
 from pipeline.recipe.errors import nearest
 
-#: labels of tasks, or names of files, that are shown of a cause
+#: labels of tasks, or names of files, shown for a cause
 EXAMPLES = 5
 
 
@@ -32,7 +32,7 @@ class UnknownNode(LookupError):
 
 @dataclass
 class Cause:
-    """One reason, and the stale tasks it accounts for (None: it cannot be said of how many)."""
+    """One reason, and the number of stale tasks it accounts for (None: unknown)."""
 
     what: str
     tasks: int | None = None
@@ -64,13 +64,13 @@ class _Why:
     def __init__(self, plan: Any, states: Mapping[str, NodeState], ingredients: Mapping[str, Ingredients]) -> None:
         self.plan, self.states, self.made = plan, states, ingredients
         self.runs = read_provenance(plan.store)
-        #: where a run of the very same nodes is there, others with a node of the same name mean nothing
+        #: runs with the same set of nodes; only without any, also runs of other recipes that share names of nodes
         same = [b for b in self.runs if b[1]["nodes"].keys() == ingredients.keys()]
         self.runs = same or self.runs
 
     def _before(self, name: str) -> tuple[str | None, Ingredients | None]:
-        """(run, what it made the node of) to compare with: the latest that made it of the same as now, for what that
-        run did is still there and nothing is stale for what others did since; else the latest that made it."""
+        """(run, its ingredients of the node) to compare with: the latest run with the present ingredients, because its
+        results are still valid and later runs make nothing stale; without one, the latest run that has the node."""
         versions = [(run, doc["nodes"][name]) for run, doc in self.runs if name in doc["nodes"]]
         same = [f for f in versions if not differences(f[1], self.made[name])]
         return next(iter(same or versions), (None, None))
@@ -82,7 +82,7 @@ class _Why:
         waits = state.unknown or bool(state.pending)
         if state.stale:
             causes = self._causes(node, state, run, was)
-        else:                                # nothing is known to be stale, but all that is to come will be
+        else:                                # no stale task yet, but if settings differ, tasks to come will be stale
             changed = differences(was, self.made[name]) if waits and was is not None else []
             causes = [Cause(change) for change in changed]
         late = [d for d in node.deps if self.states[d].stale or self.states[d].pending or self.states[d].unknown]
@@ -113,7 +113,7 @@ class _Why:
         return causes
 
     def _of_inputs(self, node: Node, stale: list[TaskSpec], run: str, settled: bool) -> list[Cause]:
-        """Input files that were added, removed or changed. `settled`: every task is stale anyway."""
+        """Causes from input files that were added, removed or changed. `settled`: every task is stale anyway."""
         read = [(t, [(t.origin or node.dataset, s["$file"]) for s in files]) for t in stale if (files := _files(t))]
         causes = []
         for source in dict.fromkeys(s for _, files in read for s, _ in files):
@@ -148,7 +148,8 @@ class _Why:
         return causes
 
     def _of_parts(self, node: Node, stale: list[TaskSpec], run: str) -> list[Cause]:
-        """Nothing of its own is different: its input parts are, or the run did not get so far."""
+        """Causes outside the node, whose own settings are unchanged: its input parts differ, or the run did not reach
+        it."""
         inherited = []
         for dep in node.deps:
             before, was = self._before(dep)
@@ -181,14 +182,14 @@ class _Why:
 
 
 def _entries(spec: TaskSpec) -> int:
-    """Documents the log says a task is to skip; a long list of them is a file (`pipeline.store.lists`)."""
+    """Number of documents that the log makes a task skip; a long list is kept in a file (`pipeline.store.lists`)."""
     entries = spec.args.get("$volatile", {}).get("quarantined", [])
     return entries["items"] if isinstance(entries, dict) else len(entries)
 
 
 # -- words -----------------------------------------------------------------------------------------------------------
 def differences(was: Ingredients, now: Ingredients) -> list[str]:
-    """What is different between two sets of ingredients, a line each; [] when nothing is."""
+    """The differences between two sets of ingredients, a line each; [] when they are equal."""
     changes = []
     gone: set[str] = set()
     if was.get("steps", []) != now.get("steps", []):
@@ -216,7 +217,7 @@ def _files(task: TaskSpec) -> list[dict[str, Any]]:
 
 
 def _is_hash(etag: str) -> bool:
-    """Whether it is what --verify-inputs makes of a file."""
+    """Whether an etag is a content hash, as --verify-inputs computes it."""
     return etag.startswith("sha256:")
 
 
@@ -247,7 +248,7 @@ def _value(value: Any) -> str:
 
 
 def lines(document: Mapping[str, Any], indent: str = "") -> list[str]:
-    """The explanation for people."""
+    """The explanation as lines of text."""
     state = {"fresh": "is fresh", "stale": f"{_tasks(document['stale'])} to run, {document['fresh']:,} fresh",
              "waits": "waits"}[document["state"]]
     out = [f"{indent}{document['node'].rstrip(':')}: {state}"
