@@ -1,8 +1,9 @@
 """Batches from shards. The position in the data is one integer: the number of the next sample.
 
-What sample n is (stream, epoch, window) is a pure function (`tokenizer.mixture.order`); a step is consecutive samples,
-and a rank takes every world-th of them, so world size, micro-batches and accumulation change nothing. Memory does not
-grow with the number of tokens: bodies and document ends are memory maps.
+The stream, epoch and window of sample n are a pure function of n (`tokenizer.mixture.order`). A step is a range of
+consecutive samples, and a rank takes every world-th of them. World size, micro-batches and accumulation therefore do
+not change the samples of a step. Memory does not grow with the number of tokens: bodies and document ends are memory
+maps.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from trainer.model.repeats import repeated
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of L tokens. A padding row (there so that all ranks do the same number of steps) counts no target."""
+    """Rows of L tokens. Padding rows give all ranks the same number of rows; none of their targets counts."""
 
     tokens: Tensor            # [R, L] int64
-    targets: Tensor           # [R, L] int64, IGNORE: another document's first token, padding, or not to be learned
+    targets: Tensor           # [R, L] int64, IGNORE: first token of a document, padding, or not to be learned
     positions: Tensor         # [R, L] int64, from 0 in every document piece
     stream: Tensor            # [R] int64, index into the curriculum's streams
     attended: int             # Σ over document pieces of length², for MFU
-    repeated: int = 0         # targets that do not count because they are repetition (trainer/model/repeats.py)
+    repeated: int = 0         # targets left out as repetition (trainer/model/repeats.py)
     starts: Tensor | None = None   # of a micro-batch on CUDA: `attention.cumulative_lengths` of the positions
 
     @property
@@ -52,7 +53,7 @@ class Batch:
         return self.tokens, self.targets, self.positions, self.stream
 
     def padded(self, rows: int) -> Batch:
-        """This batch with as many padding rows after it as make `rows`."""
+        """This batch, extended with padding rows to `rows` rows."""
         if self.rows >= rows:
             return self
         blank = padding(rows - self.rows, self.tokens.shape[1])
@@ -60,11 +61,11 @@ class Batch:
         return Batch(tokens, targets, positions, stream, self.attended, self.repeated)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """A batch of which every tensor is changed, and that counts for nothing in MFU."""
+        """A batch with `change` applied to every tensor; it does not count for MFU."""
         return Batch(change(self.tokens), change(self.targets), change(self.positions), change(self.stream), attended=0)
 
     def valid(self) -> int:
-        """How many targets count."""
+        """The number of targets that count."""
         return int((self.targets != IGNORE).sum())
 
     def micro(self, rows: int, device: torch.device) -> Iterator[Batch]:
@@ -74,7 +75,7 @@ class Batch:
             if device.type != "cuda":
                 yield part
                 continue
-            # documents are counted here: counting them on the device would make the host wait for it
+            # computed on the host: on the device, the host would have to wait for the number of documents
             starts = cumulative_lengths(part.positions)
 
             def send(x: Tensor) -> Tensor:
@@ -83,26 +84,26 @@ class Batch:
             yield replace(part.each(send), starts=send(starts))
 
     def mask(self, dtype: torch.dtype, masking: Masking) -> DocMask:
-        """What the tokens of this (micro-)batch may attend to, for activations of `dtype`."""
+        """The attention mask of this (micro-)batch, for activations of `dtype`."""
         return document_mask(self.positions, dtype, masking, starts=self.starts)
 
 
 def padding(rows: int, length: int) -> Batch:
-    """Rows that count nothing: one document of token 0."""
+    """Rows without targets that count: one document of token 0 each."""
     zeros = torch.zeros(rows, length, dtype=torch.int64)
     positions = torch.arange(length).repeat(rows, 1)
     return Batch(zeros, torch.full_like(zeros, IGNORE), positions, torch.zeros(rows, dtype=torch.int64), 0)
 
 
-#: (tokens (at most L + 1,), bounds, stream) of a window, and for streams of which only spans count which targets do
+#: (tokens (at most L + 1,), bounds, stream) of a window; for streams with `loss_spans` also which targets count
 Row = tuple[np.ndarray, np.ndarray, int] | tuple[np.ndarray, np.ndarray, int, np.ndarray | None]
 
 
 def collate(rows: Sequence[Row], length: int) -> Batch:
     """A batch from windows.
 
-    `bounds`: where documents begin inside the window, as `ShardSet.bounds` gives them. The target of the token before
-    such a place (an EOS) is the first token of an unrelated document and is ignored; positions restart there.
+    `bounds`: where documents begin inside the window, as `ShardSet.bounds` gives them. Positions restart at each bound.
+    The target of the token before it (an EOS) is the first token of an unrelated document, and is ignored.
     """
     tokens, targets, positions = (np.empty((len(rows), length), np.int64) for _ in range(3))
     places = np.arange(length)
@@ -126,7 +127,7 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> list[Row]:
     """The windows of `length` tokens at `places` (index into `sets`, number of the window), for `collate`. Raises
-    ShardError for a shard that is short, or holds what cannot be."""
+    ShardError for a truncated shard, or one with impossible tokens or document ends."""
     places = list(places)
     for s, w in places:
         sets[s].ahead(w * length, w * length + length + 1)
@@ -146,7 +147,7 @@ def touched(shards: ShardSet, start: int, count: int) -> range:
 
 
 def refuse_short(shards: ShardSet, shard: int) -> None:
-    """Raise ShardError when a file of a shard has been cut since it was mapped: reading it would kill the process by
+    """Raise ShardError when a file of a shard was truncated after it was mapped: reading it would kill the process with
     SIGBUS, without a message."""
     info = shards.manifest.shards[shard]
     for name, size in ((info.body, info.tokens * shards.dtype.itemsize), (info.ends, info.documents * ENDS.itemsize)):
@@ -160,8 +161,8 @@ def refuse_short(shards: ShardSet, shard: int) -> None:
 
 
 def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
-    """Raise ShardError unless all `tokens`, those from `start` on, are of the vocabulary: the embedding would read
-    beyond its end, on a GPU as an assertion that names no data."""
+    """Raise ShardError unless all `tokens`, read at `start`, are in the vocabulary: otherwise the embedding would read
+    beyond its end, and a GPU would fail with an assertion that does not name the data."""
     if len(tokens) and tokens.max() >= shards.vocab_size:
         first = int(np.argmax(tokens >= shards.vocab_size))
         shard = touched(shards, start + first, 1)[0]
@@ -172,7 +173,7 @@ def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
 
 
 def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: int) -> None:
-    """Raise ShardError unless `bounds` of the window from `start` on increase within it, as ends of documents do."""
+    """Raise ShardError unless the `bounds` of the window at `start` increase and lie within it, as document ends do."""
     if len(bounds) and not (bounds[0] >= 1 and bounds[-1] <= length and (bounds[1:] > bounds[:-1]).all()):
         names = ", ".join(shards.manifest.shards[i].ends for i in touched(shards, start, length + 1))
         raise ShardError(f"{shards.folder}/{names}: ends of documents near token {start:,} of the stream do not "
@@ -180,8 +181,8 @@ def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: i
 
 
 class Data:
-    """The training and held-out data of a curriculum. `store` is the folder its shard paths are relative to; of steps
-    (not of samples, nor of held-out windows) `repeats` leaves out the targets that are repetition."""
+    """The training and held-out data of a curriculum. Its shard paths are relative to the folder `store`. `repeats`
+    leaves out the targets inside repetitions: in `step`, but not in `samples` nor in held-out windows."""
 
     def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None) -> None:
         self.curriculum, self.order, self.repeats = curriculum, Order(curriculum), repeats
@@ -215,8 +216,8 @@ class Data:
         return made.padded(-(-batch // world))
 
     def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
-        """Windows of the held-out split of a stream for `collate`: all of them with the short last one, or, when there
-        are more than `most`, `most` evenly spaced ones. A fixed function of the data."""
+        """Windows of the held-out split of a stream, for `collate`: all of them, the short last one included, or `most`
+        evenly spaced ones when there are more. The choice depends on the data alone."""
         shards, places = self.heldout[stream], self.heldout_windows(stream, length, most)
         if shards is None:
             return []
@@ -230,7 +231,7 @@ class Data:
         return rows
 
     def heldout_windows(self, stream: int, length: int, most: int) -> list[tuple[int, int]]:
-        """[start, stop) in the held-out tokens of each of `heldout_rows`."""
+        """[start, stop) in the held-out tokens of each row of `heldout_rows`."""
         shards = self.heldout[stream]
         if shards is None:
             return []
@@ -240,7 +241,8 @@ class Data:
 
 
 def without_repeats(batch: Batch, windows: Sequence[np.ndarray], config: RepeatsConfig) -> Batch:
-    """`batch`, of these windows, with no target inside a repetition; counts those that counted before."""
+    """`batch`, made from `windows`, without the targets inside repetitions. `repeated` of the result is the number of
+    counting targets that were left out."""
     if not windows:
         return batch
     left_out = torch.from_numpy(np.stack([repeated(w, config.ngram, config.times)[1:] for w in windows]))
@@ -264,7 +266,7 @@ class Prefetch:
     def __init__(self, data: Data, steps: Iterable[Step], rank: int, world: int,
                  skipped: Callable[[int], str | None] = lambda _number: None) -> None:
         self.data, self.steps, self.rank, self.world, self.skipped = data, steps, rank, world, skipped
-        self.waited = 0.0                 # seconds the batch given last was waited for
+        self.waited = 0.0                 # seconds of waiting for the latest batch
 
     def __iter__(self) -> Iterator[tuple[Step, Batch | None]]:
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:

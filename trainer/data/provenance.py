@@ -1,8 +1,8 @@
-"""Where a checkpoint comes from: which data, in which order, by which code, on what machine.
+"""The provenance of a checkpoint: its data, in which order, the code and the machine.
 
 The hash chain binds the data: after each performed step, h = blake2b(h ‖ number of the step ‖ first sample ‖ batch ‖
 hash of its windows as (stream, epoch, window)), numbers as little-endian u64. It is a pure function of the curriculum
-and of the steps that were skipped, hence `tokenmill train verify` computes it anew from these and compares.
+and of the skipped steps, so that `tokenmill train verify` can compute it again and compare.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from trainer.data.step import Step
 
 #: the chain before the first step
 GENESIS = bytes(16)
-#: samples located at once; bounds memory, changes nothing
+#: samples located at once; it bounds memory and does not affect the hash
 CHUNK = 1 << 16
 
 
 def chain(order: Order, steps: Iterable[Step], before: bytes = GENESIS,
           passed: Callable[[int], str | None] = lambda _number: None) -> bytes:
-    """The chain, 16 bytes, after the consecutive `steps`. `passed(number from 1)` says why a step was not performed."""
+    """The chain, 16 bytes, after the consecutive `steps`. `passed(number from 1)` gives the reason why a step was
+    skipped, else None."""
     waiting: list[Step] = []
     for step in steps:
         waiting.append(step)
@@ -77,7 +78,7 @@ def code() -> dict[str, str | None]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What computed it: versions of torch and Python, the `device`, CPU threads."""
+    """The machine that trains: versions of torch and Python, the `device`, CPU threads."""
     import torch
 
     return {"torch": torch.__version__, "python": platform.python_version(), "device": device,

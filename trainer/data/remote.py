@@ -1,12 +1,12 @@
-"""Runs in object storage: what a training reads of them is brought to this machine's disk, once.
+"""Runs in object storage: the files that a training reads are copied to this machine's disk, once.
 
 Windows are read at random from memory-mapped shards, so the shards have to be local files. They are immutable and named
-by their content: what is there already stays, what is fetched is checked against the sha256 the curriculum pins. The
-copy has the layout of the store. All ranks of a machine share it; the first fetches, the others wait. Tools that look
-up a few documents read them where they lie (`place`).
+by their content: files of the copy are reused, and fetched files are checked against the sha256 the curriculum pins.
+The copy has the layout of the store. All ranks of a machine share it; the first fetches, the others wait. Tools that
+look up a few documents read them directly from the bucket (`place`).
 
-Through pyarrow's own filesystems (S3 and Google Cloud Storage), with credentials from the environment: a GPU node needs
-nothing else installed. The copy lies in `TOKENMILL_SHARDS`, by default `tokenmill-UID/shards` below the system's folder
+Access is by pyarrow's own filesystems (S3 and Google Cloud Storage), with credentials from the environment: a GPU node
+needs no further package. The copy is in `TOKENMILL_SHARDS`, by default `tokenmill-UID/shards` below the system's folder
 for temporary files.
 """
 
@@ -35,12 +35,12 @@ from trainer.base.config import ConfigError
 
 #: bytes read at once, and files fetched at a time
 BLOCK, FILES = 8 << 20, 8
-#: files of a run that a training reads, beside its shards
+#: files of a run that a training reads, besides its shards
 SMALL = ("curriculum.json", "recipe.yaml")
 
 
 class Stored(Protocol):
-    """What a run says of its store: the folder here, and the URL it was fetched from, if it was."""
+    """The store of a run: the local folder, and the URL if it was fetched from object storage."""
 
     @property
     def store(self) -> Path: ...
@@ -57,7 +57,7 @@ def split_run(run: str, store: str | None) -> tuple[str, str]:
     """(URL of the store, name of the run) of a run given as STORE/runs/RUN, or by name with its store."""
     for given in (run, store):
         scheme, _, rest = (given or "").partition("://")
-        if is_url(given) and {"@", ":"} & set(rest.partition("/")[0]):         # not shown: it may end up in a log
+        if is_url(given) and {"@", ":"} & set(rest.partition("/")[0]):         # not shown: messages end up in logs
             raise ConfigError(f"{scheme}://…: leave name and password out of the URL; credentials come from the "
                               f"environment (docs/storage.md)")
     if not is_url(run):
@@ -69,7 +69,7 @@ def split_run(run: str, store: str | None) -> tuple[str, str]:
 
 
 def fetch_run(root: str, name: str) -> Path:
-    """Folder of the local copy of a run: its small files, as they stand now."""
+    """Folder of the local copy of a run, with its small files fetched anew."""
     remote, top = _open(root)
     store = _local(root)
     folder = store / "runs" / name
@@ -87,7 +87,7 @@ def fetch_run(root: str, name: str) -> Path:
 
 def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) -> Path:
     """Folder of the local copy of the store, with all shard sets the curriculum pins. Raises ConfigError when they are
-    not there, damaged, or more than the disk holds."""
+    missing, damaged, or too large for the disk."""
     remote, top = _open(root)
     store = _local(root)
     try:
@@ -102,7 +102,7 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
                 say(f"fetching {len(missing)} files of shards ({size / 1e9:.2f} GB) to {store}")
             with ThreadPoolExecutor(FILES) as pool:
                 list(pool.map(lambda w: _fetch(remote, f"{top}/{w[0]}", store / w[0], w[1]), missing))
-            with contextlib.suppress(FileNotFoundError):        # samples are printed with it, nothing else
+            with contextlib.suppress(FileNotFoundError):        # the tokenizer is only needed to print samples
                 path = curriculum.tokenizer.path
                 _fetch(remote, f"{top}/{path}", _inside(store, path), None)
     except FileNotFoundError as error:
@@ -114,13 +114,12 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
 
 
 def place(run: Stored) -> tuple[fs.FileSystem, str]:
-    """(filesystem, path in it) of the store a run belongs to: on this disk, or on object storage that tools read
-    directly."""
+    """(filesystem, path in it) of the store of a run: on this disk, or in object storage, which tools read directly."""
     return _open(run.source) if run.source else (fs.LocalFileSystem(), str(run.store))
 
 
 def shard_set(run: Stored, stream: Stream) -> ShardSet:
-    """The training shards of a stream where they lie, for their manifest and their document tables."""
+    """The training shards of a stream, read directly from the store: only their manifest and document tables."""
     remote, top = place(run)
     return ShardSet(_inside(Path(top), stream.train), stream.sha256, remote)
 
@@ -137,7 +136,7 @@ def reading(run: Stored) -> Iterator[None]:
 
 
 def sha256(remote: fs.FileSystem, path: str) -> str:
-    """Of a file, read in blocks. Raises FileNotFoundError."""
+    """The sha256 of a file, read in blocks. Raises FileNotFoundError."""
     digest = hashlib.sha256()
     with remote.open_input_stream(path, buffer_size=0) as source:
         while block := source.read(BLOCK):
@@ -146,7 +145,7 @@ def sha256(remote: fs.FileSystem, path: str) -> str:
 
 
 def damaged(shards: ShardSet) -> list[str]:
-    """The files of a shard set in a bucket whose bytes are not those its manifest names, one line each."""
+    """The files of a shard set in a bucket whose hash is not the one in its manifest, one line each."""
     def look(file: tuple[str, str]) -> str | None:
         name, expected = file
         try:
@@ -162,14 +161,14 @@ def damaged(shards: ShardSet) -> list[str]:
 
 def _pinned(remote: fs.FileSystem, top: str, store: Path,
             curriculum: Curriculum) -> Iterator[tuple[str, str, int | None]]:
-    """(path, sha256, bytes or None) of what training reads of all pinned sets: bodies, document ends, and of held-out
-    sets the tables, for bits per byte; their manifests are fetched."""
+    """(path, sha256, bytes or None) of the files that training reads of all pinned sets: bodies, document ends, and the
+    tables of held-out sets, for bits per byte. Fetches the manifests."""
     for stream in curriculum.streams:
         for split, folder, sha256 in (("train", stream.train, stream.sha256), ("val", stream.val, stream.val_sha256)):
             if not folder or not sha256:
                 continue
             path = f"{folder}/shards-{sha256[:16]}.json"
-            if folder.endswith(".json"):                        # a manifest by its name
+            if folder.endswith(".json"):                        # the path of a manifest
                 path, folder = folder, folder.rpartition("/")[0]
             if not _inside(store, path).exists():
                 try:
@@ -189,7 +188,7 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path,
 
 
 def _inside(store: Path, path: str) -> Path:
-    """Where a file lies in the copy. What a curriculum from a bucket names must not lie anywhere else."""
+    """The place of a file in the copy. A curriculum from a bucket must not name a file outside it."""
     if path.startswith("/") or ".." in path.split("/"):
         raise ConfigError(f"{path}: the curriculum names a file outside its store; resolve it again by running its "
                           f"recipe, or do not trust whoever wrote it")
@@ -197,7 +196,8 @@ def _inside(store: Path, path: str) -> Path:
 
 
 def _whole(file: Path, size: int | None) -> bool:
-    """Whether a file is there. It was checked as it came; what a disk has lost since shows in its size, if known."""
+    """Whether a file is there, with its full size if that is known. Its hash was checked when it was fetched; a later
+    loss on the disk shows in the size."""
     try:
         return file.stat().st_size == size or size is None
     except FileNotFoundError:
@@ -215,7 +215,7 @@ def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> No
                 digest.update(block)
                 f.write(block)
             f.flush()
-            os.fsync(f.fileno())                # after a power cut the name must not refer to a partial file
+            os.fsync(f.fileno())                # after a power cut the final name must not refer to a partial file
         if sha256 is not None and digest.hexdigest() != sha256:
             raise ConfigError(f"{path}: damaged, its sha256 is not the one its manifest names; publish the shards "
                               f"again by running the recipe")
@@ -253,7 +253,7 @@ def _local(root: str) -> Path:
     top = Path(base) if base else own / "shards"
     folder = top / hashlib.blake2b(root.encode(), digest_size=8).hexdigest()
     try:
-        if not base:                    # closed to others, whatever the umask: the pipeline's scratch lies there, too
+        if not base:                    # no access for others, whatever the umask: it also holds the pipeline's scratch
             own.mkdir(mode=0o700, parents=True, exist_ok=True)
             if own.is_symlink() or own.stat().st_uid != os.getuid():
                 raise PermissionError(errno.EPERM, "it is somebody else's")

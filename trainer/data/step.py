@@ -1,4 +1,4 @@
-"""What a step of a training reads."""
+"""The samples that one training step reads."""
 
 from __future__ import annotations
 

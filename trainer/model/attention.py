@@ -1,8 +1,8 @@
-"""Causal attention that stays inside documents, in three back ends with one meaning.
+"""Causal attention that stays inside documents, in three equivalent back ends.
 
-A window holds pieces of several documents. `positions` (restarting at 0 with every document) says where they begin; a
-token attends to the tokens of its own document up to itself. With `masking: none` it attends to the whole window up to
-itself, and positions run through.
+A window holds pieces of several documents. `positions` restarts at 0 where a document begins. A token attends to the
+tokens of its own document up to itself. With `masking: none` it attends to the whole window up to itself, and positions
+do not restart.
 
 * `varlen`: CUDA from Ampere on, half precision: `torch.nn.attention.varlen.varlen_attn` over the flattened batch with
   cumulative lengths (FlashAttention 2; 3 where its package is installed and the device is a Hopper).
@@ -36,11 +36,12 @@ Masking = Literal["document", "none"]
 
 @dataclass(frozen=True)
 class DocMask:
-    """Where documents begin in a micro-batch, made once and used by every layer.
+    """The attention mask of a micro-batch, made once and used by every layer.
 
-    `positions` [B, T] int64, and of these at most one: `dense` [B, 1, T, T] additive (0 or -inf); `block`, the same for
+    `positions` [B, T] int64, and at most one of these: `dense` [B, 1, T, T] additive (0 or -inf); `block`, the same for
     flex_attention; `starts` [D + 1] int32, the cumulative lengths of the documents of the flattened batch (padded with
-    B·T, i.e. with empty documents). None of them: the whole window, causally. `longest` bounds a length.
+    B·T, i.e. with empty documents). Without any, attention is causal over the whole window. `longest` is an upper bound
+    of the documents' lengths.
     """
 
     positions: Tensor
@@ -52,8 +53,8 @@ class DocMask:
 
 def document_mask(positions: Tensor, dtype: torch.dtype, masking: Masking = "document",
                   backend: BackEnd | None = None, starts: Tensor | None = None) -> DocMask:
-    """The mask for `positions` [B, T] int64 and activations of `dtype`, on the device of `positions`. `backend`: this
-    one instead of the device's best; `starts`: the positions' cumulative lengths, where they are known already."""
+    """The mask for `positions` [B, T] int64 and activations of `dtype`, on the device of `positions`. `backend`
+    replaces the device's best one; `starts`: the cumulative lengths of the positions, if already computed."""
     rows, length = positions.shape
     backend = backend or best(positions.device, dtype)
     if masking == "none":
@@ -95,16 +96,17 @@ def describe(device: torch.device, dtype: torch.dtype, masking: Masking) -> str:
 
 @functools.cache
 def flash(index: int) -> bool:
-    """Has CUDA device `index` FlashAttention? Switches to version 3, +9 % of a step over 2 (nanochat), where it can."""
+    """Whether CUDA device `index` has FlashAttention. Switches to version 3 where possible: a step is 9 % faster than
+    with version 2 (nanochat)."""
     flash3(index)
     return torch.cuda.get_device_capability(index) >= (8, 0)
 
 
 @functools.cache
 def flash3(index: int) -> bool:
-    """Switch to FlashAttention 3 where CUDA device `index` is a Hopper; False where its package is not installed."""
+    """Switch to FlashAttention 3 if CUDA device `index` is a Hopper and the package is installed, else return False."""
     if torch.cuda.get_device_capability(index)[0] == 9:
-        # there from torch 2.11 on, and only where the package with the kernels is installed
+        # available from torch 2.11 on, and only where the package with the kernels is installed
         with contextlib.suppress(AttributeError, ImportError, RuntimeError, ValueError):
             torch.nn.attention.activate_flash_attention_impl("FA3")
             return True
@@ -114,8 +116,8 @@ def flash3(index: int) -> bool:
 def cumulative_lengths(positions: Tensor) -> Tensor:
     """[D + 1] int32: offsets of the documents in the flattened batch, padded to 64, 256, 1024, … with the end.
 
-    Every row begins a document (positions[:, 0] == 0), so no document spans rows. The padding keeps the number of
-    shapes a compiled model sees small.
+    Every row begins a document (positions[:, 0] == 0), so no document spans rows. The padding limits the number of
+    shapes for which a compiled model is compiled.
     """
     flat = positions.reshape(-1)
     begins = (flat == 0).nonzero().squeeze(1)
@@ -133,7 +135,7 @@ def compiled_flex() -> Any:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: DocMask, scale: float | None = None) -> Tensor:
-    """Attention as `mask` says. q [B, T, H, D], k and v [B, T, G, D] with G dividing H → [B, T, H, D]. `scale` of the
+    """Attention under `mask`. q [B, T, H, D], k and v [B, T, G, D] with G dividing H → [B, T, H, D]. `scale` of the
     products of queries and keys: 1/√D by default."""
     rows, length, heads, dim = q.shape
     groups = k.shape[2]
@@ -142,7 +144,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: DocMask, scale: float | None =
         if groups != heads and not _VARLEN_GQA:
             k, v = (x.repeat_interleave(heads // groups, 1) for x in (k, v))
         options: dict[str, Any] = {"enable_gqa": True} if groups != heads and _VARLEN_GQA else {}
-        if dim % 8:                                      # the kernels refuse it; a zero adds nothing to a product
+        if dim % 8:                                      # the kernels refuse such widths; padding zeros add nothing
             q, k, v = (F.pad(x, (0, -dim % 8)) for x in (q, k, v))
             scale = dim ** -0.5 if scale is None else scale
         if scale is not None and scale != q.shape[2] ** -0.5:

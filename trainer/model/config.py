@@ -11,18 +11,18 @@ from typing import Any, ClassVar, Literal
 
 from trainer.base.config import Count
 
-#: what a parameter is to initial values, optimisers and muP
+#: the kind of a parameter, which decides its initial values, its optimiser rule and muP's factors
 Role = Literal["embedding", "output", "matrix", "vector"]
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How frequencies are stretched by `factor`; `original` is the context in tokens that was trained before.
+    """How frequencies are divided by `factor`; `original` is the trained context in tokens.
 
     `linear`: all of them (position interpolation, arXiv 2306.15595). `llama3`: wavelengths beyond original / `low`
-    wholly, those below original / `high` not at all, smoothly between (Llama 3.1). `yarn` (arXiv 2309.00071): pairs
-    that turn less than `beta_slow` times within `original` wholly, more than `beta_fast` times not at all, a ramp over
-    the pairs between; queries and keys grow by `attention_factor` (null: 0.1 · ln factor + 1).
+    fully, those below original / `high` not at all, smoothly between (Llama 3.1). `yarn` (arXiv 2309.00071): pairs
+    that turn less than `beta_slow` times within `original` fully, more than `beta_fast` times not at all, a ramp over
+    the pairs between; queries and keys are multiplied by `attention_factor` (null: 0.1 · ln factor + 1).
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -46,25 +46,25 @@ class RopeScaling:
 
 
 def depth(layers: int) -> dict[str, Any]:
-    """nanochat's dial: the number of layers decides. Width 64 · layers, heads of width 128, multi-head attention with
-    QK-norm, ffn 8/3 of the width, embedding and output apart."""
+    """nanochat's sizes, which follow from the number of layers: width 64 · layers, heads of width 128, multi-head
+    attention with QK-norm, ffn 8/3 of the width, embedding and output not tied."""
     return {"layers": layers, "width": 64 * layers, "heads": layers // 2, "qk_norm": True, "tie": False}
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the decoder. The vocabulary is not here: it comes with the shards.
+    """Sizes of the decoder. The vocabulary size is not among them: it comes with the shards.
 
-    `kv_heads` 0 stands for as many as `heads`; `ffn` 0 for 8/3 of the width, rounded up to a multiple of 64 (Llama), or
-    4 times the width with `activation: relu2` (arXiv 2109.08668), which has two matrices instead of three.
-    `nope_every: k` leaves out RoPE in layers k, 2k, … (0: never); `rotary` is the share of a head that RoPE turns,
-    `rope_theta` and `rope_scaling` how (a phase may have its own). `masking: none` lets tokens attend to the documents
-    before theirs in the window. `softcap: c` bounds logits to c · tanh(logit / c) (0: not). `init_std` is the standard
-    deviation of every matrix; those that write into the residual stream have it divided by √(2 · layers) (GPT-2).
+    `kv_heads` 0: as many as `heads`. `ffn` 0: 8/3 of the width, rounded up to a multiple of 64 (Llama), or 4 times the
+    width with `activation: relu2` (arXiv 2109.08668), which has two matrices instead of three. `nope_every: k` leaves
+    out RoPE in layers k, 2k, … (0: never); `rotary` is the share of a head that RoPE turns, `rope_theta` and
+    `rope_scaling` set its frequencies (a phase may have its own). `masking: none` lets tokens attend to earlier
+    documents in the window. `softcap: c` bounds logits to c · tanh(logit / c) (0: off). `init_std` is the standard
+    deviation of every matrix; for those that write into the residual stream it is divided by √(2 · layers) (GPT-2).
 
-    `mup: w` makes hyperparameters found at width w hold for this width (Tensor Programs V, arXiv 2203.03466, table 8,
+    `mup: w` makes hyperparameters found at width w valid for this width (Tensor Programs V, arXiv 2203.03466, table 8,
     for Adam): with m = width / w, matrices start with `init_std` / √m and learn at 1 / m of the rate, the output is
-    divided by m, and attention by D / 8 instead of √D (the same at D = 64). 0: not.
+    divided by m, and attention by D / 8 instead of √D (the same at D = 64). 0: off.
     """
 
     layers: int
@@ -140,12 +140,12 @@ class ModelConfig:
 
     @property
     def scale(self) -> float:
-        """What products of queries and keys are multiplied with."""
+        """The factor on products of queries and keys."""
         return 8 / self.dim if self.mup else self.dim ** -0.5
 
     @property
     def width_ratio(self) -> float:
-        """m of muP: how many times wider than the model whose hyperparameters are used (1 without muP)."""
+        """m of muP: this width over that of the model whose hyperparameters are used (1 without muP)."""
         return self.width / self.mup if self.mup else 1.0
 
     def rate(self, name: str) -> float:
@@ -153,7 +153,7 @@ class ModelConfig:
         return 1 / self.width_ratio if role(name) == "matrix" else 1.0
 
     def identity(self) -> dict[str, Any]:
-        """All fields as plain values: what a checkpoint keeps."""
+        """All fields as plain values, as a checkpoint stores them."""
         return asdict(self)
 
     def matmul_parameters(self, vocab: int) -> int:
@@ -169,7 +169,7 @@ class ModelConfig:
 
 
 def role(name: str) -> Role:
-    """What the parameter `name` is to initial values, optimisers and muP; gains and biases are vectors."""
+    """The role of the parameter `name`; gains and biases are vectors."""
     if name.startswith("embed."):
         return "embedding"                        # also the output, when tied
     if name.startswith("head."):
@@ -205,7 +205,7 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class InitConfig:
-    """`from`: a folder in Hugging Face's layout (config.json, safetensors) whose weights training begins with, instead
-    of random ones: continued pretraining. `train.model` must be the same model; its positions may be stretched."""
+    """`from`: a folder in Hugging Face's layout (config.json, safetensors) with the initial weights of a continued
+    pretraining. `train.model` must be the same model; only its `rope_theta` and `rope_scaling` may differ."""
 
     from_: str | None = None

@@ -1,8 +1,9 @@
-"""Initial values: every parameter from a generator of its own.
+"""Initial values: every parameter is drawn from a generator of its own.
 
-A sharded `nn.init` draws the same numbers on every rank of a CPU mesh, and different ones for another number of ranks;
-a shared seed over tensor-parallel ranks cost SmolLM3 a trillion tokens. Here a parameter is a function of (seed, name)
-alone, drawn whole and then sliced, so the model is the same for any world size, device and order.
+`nn.init` on sharded parameters draws the same numbers on every rank of a CPU mesh, and different ones for another
+number of ranks. SmolLM3 lost a trillion tokens to a seed shared by tensor-parallel ranks. Here a parameter is a
+function of (seed, name) alone, drawn whole and then sliced, so that the model is the same for any world size, device
+and order.
 """
 
 from __future__ import annotations

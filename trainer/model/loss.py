@@ -1,7 +1,8 @@
 """Cross entropy over a large vocabulary in chunks of tokens: loss, z-loss, and the loss of every token.
 
-Logits [N, V] are never held whole: a chunk of tokens is projected, its gradient computed at once, and thrown away. The
-z-loss (PaLM, arXiv 2204.02311 §5; OLMo 2) adds z · log²Z per token. The loss of each token gives the loss per source.
+The logits [N, V] never exist as a whole: a chunk of tokens is projected, its gradient is computed at once, and the
+chunk's logits are freed. The z-loss (PaLM, arXiv 2204.02311 §5; OLMo 2) adds z · log²Z per token. The loss of each
+token gives the loss per source.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class ChunkedCE(torch.autograd.Function):
 
     objective = scale · Σ over counted tokens of (nll + z · log²Z), a scalar in float32, the only differentiable output;
     `nll` [N] float32 is 0 where the target is IGNORE; `z_sum` = Σ log²Z. `scale` (0-d float32 tensor, one over the
-    number of counted tokens in the whole batch) enters here so that half-precision gradients are rounded after it.
-    Logits are soft-capped at `cap` before all of it (0: not). `compiled` (for CUDA): what lies between the matrix
-    products is fused, which saves most of the passes over a chunk's logits.
+    number of counted tokens in the whole batch) is applied here, so that half-precision gradients are rounded after it.
+    Logits are first soft-capped at `cap` (0: off). `compiled` (for CUDA): the operations between the matrix products
+    are fused, which saves most of the passes over a chunk's logits.
     """
 
     @staticmethod
@@ -68,7 +69,7 @@ class ChunkedCE(torch.autograd.Function):
 
 def terms(logits: Tensor, target: Tensor, scale: Tensor, z: float, cap: float,
           learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Of the raw logits [n, V] of a chunk: nll [n], Σ log²Z, and where `learning` the gradient of the objective by the
+    """nll [n] and Σ log²Z of the raw logits [n, V] of a chunk; if `learning`, also the gradient of the objective by the
     raw logits, in their dtype. Overwrites float32 logits."""
     dtype = logits.dtype
     logits = logits.float()
@@ -79,7 +80,7 @@ def terms(logits: Tensor, target: Tensor, scale: Tensor, z: float, cap: float,
     counted = target != IGNORE
     label = torch.where(counted, target, 0)
     picked = logits.gather(1, label[:, None])[:, 0]
-    # one exp for log Z and for the softmax
+    # log Z and the softmax share one exp
     highest = logits.amax(-1)
     p = logits.sub_(highest[:, None]).exp_()
     total = p.sum(-1)
@@ -101,5 +102,5 @@ def terms(logits: Tensor, target: Tensor, scale: Tensor, z: float, cap: float,
 
 @functools.cache
 def compiled_terms() -> Any:
-    """`terms`, fused. Not on the CPU: there it took 35 ms instead of 10 (1,024 tokens, vocabulary 8,192, one core)."""
+    """`terms`, fused. Not for the CPU, where it took 35 ms instead of 10 (1,024 tokens, vocabulary 8,192, one core)."""
     return torch.compile(terms, dynamic=False)

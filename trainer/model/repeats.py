@@ -1,8 +1,8 @@
-"""Targets that teach nothing but repetition: spans in which a short n-gram comes again and again.
+"""Spans in which a short n-gram repeats many times: their targets teach only repetition, and are left out.
 
 OLMo 2 (arXiv 2501.00656 §3.1) traced many loss spikes to windows with long runs of repeated n-grams and takes no loss
-from a window with a span of 32 or more repetitions of 1 to 13 tokens. Here only the span itself is left out, the rest
-of the window is learned from. What is left out is a pure function of the window.
+from a window with a span of 32 or more repetitions of 1 to 13 tokens. Here only the span itself is left out; the rest
+of the window still counts. The span is a pure function of the window.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def repeated(tokens: np.ndarray, ngram: int, times: int) -> np.ndarray:
     """
     found = np.zeros(len(tokens), bool)
     for period in range(1, min(ngram, len(tokens) // times) + 1):
-        least = (times - 1) * period                     # equalities that `times` repetitions make
+        least = (times - 1) * period                     # number of equal pairs in `times` repetitions
         same = tokens[period:] == tokens[:-period]
         if np.count_nonzero(same) < least:               # nearly every window of real text ends here
             continue

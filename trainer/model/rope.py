@@ -1,9 +1,9 @@
-"""Rotary positions (RoPE, arXiv 2104.09864), and what lets a model read contexts longer than those it was trained on.
+"""Rotary positions (RoPE, arXiv 2104.09864), and their scaling for contexts longer than the trained ones.
 
 A pair of dimensions turns by position · frequency, frequency = θ^(-2i/R). Raising θ alone (ABF, arXiv 2309.16039) is
 `theta`; the other methods change the frequencies themselves. A phase may have its own θ and scaling: they are plain
-values on the model, not parameters, and the tables are computed anew in every forward (R/2 numbers), so that a change
-neither rebuilds nor recompiles anything.
+values on the model, not parameters, and every forward computes the tables again (R/2 numbers), so that a change
+rebuilds and recompiles nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.model.config import RopeScaling
 
 @dataclass(frozen=True)
 class Rope:
-    """What decides about the tables: θ and a scaling."""
+    """The settings of the tables: θ and a scaling."""
 
     theta: float
     scaling: RopeScaling | None = None
@@ -58,8 +58,8 @@ def rotation(positions: Tensor, dim: int, rope: Rope) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x[i], x[i + R/2]) of the first R dimensions of x [B, T, H, D], the layout of Hugging Face's
-    Llama; the other D - R pass (partial RoPE, GPT-NeoX)."""
+    """Rotate the pairs (x[i], x[i + R/2]) of the first R dimensions of x [B, T, H, D], the layout of Hugging Face's
+    Llama; the other D - R stay unchanged (partial RoPE, GPT-NeoX)."""
     half = cos.shape[-1]
     a, b, rest = x.float().split((half, half, x.shape[-1] - 2 * half), -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1).to(x.dtype)

@@ -1,14 +1,16 @@
-"""Tensor parallelism within a node: what Megatron-LM splits (arXiv 1909.08053), as one table and a few small functions.
+"""Tensor parallelism within a node: the split of Megatron-LM (arXiv 1909.08053), as one table and a few small
+functions.
 
-A parameter is a DTensor over the mesh dimension `tensor`, split as `PLAN` says; FSDP2 splits it once more over the data
-ranks (a 2-D mesh) and gives it back, in forward, as a DTensor over `tensor` alone. The computation itself is on plain
+A parameter is a DTensor over the mesh dimension `tensor`, split according to `PLAN`. FSDP2 splits it once more over the
+data ranks (a 2-D mesh); in forward it is again a DTensor over `tensor` alone. The computation itself is on plain
 tensors: heads and hidden units are divided, the residual stream is whole and equal on all ranks of a tensor group.
-`enter` and `leave` are Megatron's f and g; the embedding is split along its width, so the vocabulary need not divide.
-The loss has the whole output matrix and a share of the tokens on each rank: any loss works unchanged, none is computed
-twice. Without tensor parallelism parameters are plain tensors in forward, and every function here gives back its input.
+`enter` and `leave` are Megatron's f and g. The embedding is split along its width, so the vocabulary size need not be
+divisible. For the loss each rank has the whole output matrix and a share of the tokens: any loss works unchanged, none
+is computed twice. Without tensor parallelism parameters are plain tensors in forward, and every function here returns
+its input.
 
-A rank draws no random numbers (trainer.model.init slices whole values), so no two ranks can hold the same shard by a
-seed.
+Ranks draw no random numbers (trainer.model.init slices whole values), so a shared seed cannot give two ranks the same
+shard.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-#: (parameters whose name ends so, how each is placed over the tensor group, what that means)
+#: (suffixes of parameter names, placement over the tensor group, explanation)
 PLAN: tuple[tuple[tuple[str, ...], Placement, str], ...] = (
     (("embed.weight", "head.weight"), Shard(1), "columns: a share of the width; gathered after the look-up"),
     (("attention.q.weight", "attention.k.weight", "attention.v.weight", "attention.q.bias", "attention.k.bias",
@@ -34,7 +36,7 @@ PLAN: tuple[tuple[tuple[str, ...], Placement, str], ...] = (
 
 
 def placement(name: str) -> Placement:
-    """How the parameter `name` is placed over the tensor group. Raises ValueError when PLAN does not know it."""
+    """How the parameter `name` is placed over the tensor group. Raises ValueError when it is not in PLAN."""
     for endings, how, _ in PLAN:
         if name.endswith(endings):
             return how
@@ -54,10 +56,10 @@ def split(model: nn.Module, mesh: DeviceMesh) -> None:
 
 @torch.no_grad()
 def fill(parameter: Tensor, value: Tensor) -> None:
-    """Copy `value` (whole, the same on every rank) into `parameter`; of a DTensor this rank's part, nothing is sent.
+    """Copy `value` (whole, the same on every rank) into `parameter`; a DTensor gets this rank's part. Nothing is sent.
 
-    A dimension may be divided twice: over the tensor group first and each part of it over the data ranks, which is how
-    FSDP2 does it (and not the order of the mesh).
+    A dimension may be divided twice: first over the tensor group, then each part over the data ranks. That is the order
+    of FSDP2, not that of the mesh.
     """
     if not isinstance(parameter, DTensor):
         parameter.copy_(value)
@@ -74,14 +76,15 @@ def fill(parameter: Tensor, value: Tensor) -> None:
 
 
 def copies(x: Tensor) -> int:
-    """On how many ranks each element of a sharded `x` is."""
+    """The number of ranks that hold each element of a sharded `x`."""
     if not isinstance(x, DTensor):
         return 1
     return math.prod(size for size, how in zip(x.device_mesh.shape, x.placements) if how.is_replicate())
 
 
 def local(weight: Tensor, gradient: Placement | None = None) -> Tensor:
-    """This rank's part of a parameter. `gradient`: what its gradient is over the group, where not placed as it is."""
+    """This rank's part of a parameter. `gradient`: the placement of its gradient over the group, if it differs from the
+    parameter's."""
     if not isinstance(weight, DTensor):
         return weight
     return weight.to_local(grad_placements=None if gradient is None else (gradient,))
@@ -93,14 +96,15 @@ def full(x: Tensor) -> Tensor:
 
 
 def whole(weight: Tensor) -> Tensor:
-    """The whole parameter on every rank; each contributes a gradient of its own, and they are summed."""
+    """The whole parameter on every rank; the gradients of all ranks are summed."""
     if not isinstance(weight, DTensor):
         return weight
     return weight.redistribute(placements=[Replicate()]).to_local(grad_placements=(Partial(),))
 
 
 def enter(x: Tensor, weight: Tensor) -> Tensor:
-    """`x`, whole, goes into what is divided as `weight` is: the same forward, gradients summed backward."""
+    """Megatron's f: `x`, whole on each rank, enters a computation divided like `weight`. Forward returns `x`, backward
+    sums the gradients of the ranks."""
     if not isinstance(weight, DTensor):
         return x
     inside = DTensor.from_local(x, weight.device_mesh, (Replicate(),), run_check=False)
@@ -108,12 +112,13 @@ def enter(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def leave(x: Tensor, weight: Tensor) -> Tensor:
-    """`x`, a summand on each rank, becomes the sum on all: summed forward, the same gradient backward."""
+    """Megatron's g: `x` is a summand on each rank. Forward gives every rank the sum, backward passes the gradient
+    on."""
     return _to_replicate(x, weight, Partial())
 
 
 def gather(x: Tensor, weight: Tensor) -> Tensor:
-    """`x` [..., d / N] of each rank → [..., d]; its gradient is cut again."""
+    """`x` [..., d / N] of each rank → [..., d]; backward gives each rank its slice of the gradient."""
     return _to_replicate(x, weight, Shard(x.ndim - 1))
 
 
@@ -125,7 +130,8 @@ def _to_replicate(x: Tensor, weight: Tensor, how: Placement) -> Tensor:
 
 
 def share(x: Tensor, weight: Tensor) -> Tensor:
-    """This rank's consecutive share of the rows of `x` [N, ...], equal on all; gradients of all shares are gathered."""
+    """This rank's consecutive share of the rows of `x` [N, ...], which is equal on all ranks; backward gathers the
+    gradients of all shares."""
     if not isinstance(weight, DTensor):
         return x
     placed = DTensor.from_local(x, weight.device_mesh, (Replicate(),), run_check=False)
@@ -133,7 +139,7 @@ def share(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def together(share: Tensor, rows: int, weight: Tensor) -> Tensor:
-    """The `rows` rows that `share` divided, or (0-d shares) their sum; has no gradient."""
+    """The inverse of `share`: all `rows` rows, or for 0-d shares their sum. The result has no gradient."""
     if not isinstance(weight, DTensor):
         return share
     if share.ndim == 0:
@@ -152,7 +158,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """nn.Embedding, of which a rank has a share of the columns; the result is whole."""
+    """nn.Embedding; each rank holds a share of the columns, the result is whole."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         return gather(F.embedding(tokens, local(self.weight)), self.weight)

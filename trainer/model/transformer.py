@@ -24,12 +24,12 @@ from trainer.model.tensor import Embedding, Linear, enter, leave, local, share, 
 
 
 def base_rope(config: ModelConfig) -> Rope:
-    """The positions of the whole training, unless a phase says otherwise."""
+    """The RoPE settings of `train.model`, which hold unless a phase has its own."""
     return Rope(config.rope_theta, config.rope_scaling)
 
 
 def phase_rope(config: ModelConfig, phase: Phase) -> Rope:
-    """The positions in `phase`, which may have a θ and a scaling of its own."""
+    """The RoPE settings in `phase`, which may have a θ and a scaling of its own."""
     scaling = config.rope_scaling
     if phase.rope_scaling is not None:
         scaling = build(RopeScaling, phase.rope_scaling, f"curriculum.json: phase {phase.name!r}: rope_scaling")
@@ -45,7 +45,7 @@ class RMSNorm(nn.Module):
         self.eps, self.over_heads = eps, over_heads
 
     def forward(self, x: Tensor) -> Tensor:
-        # over heads: the ranks of a tensor group see different ones, so their gradients are summands
+        # over heads: the ranks of a tensor group have different heads, so the gradient is the sum over ranks
         weight = local(self.weight, Partial() if self.over_heads else None)
         return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), self.eps).to(x.dtype)
 
@@ -64,7 +64,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: DocMask, cos: Tensor, sin: Tensor) -> Tensor:
         rows, length, _ = x.shape
         x = enter(x, self.o.weight)
-        # the number of heads is left open: under tensor parallelism a rank holds some of them
+        # -1 heads: under tensor parallelism a rank holds only some of them
         q, k, v = (project(x).view(rows, length, -1, self.dim) for project in (self.q, self.k, self.v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -74,7 +74,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU (arXiv 2002.05202), or without a gate the squares of ReLU."""
+    """SwiGLU (arXiv 2002.05202), or ReLU² without a gate."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -103,9 +103,9 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The decoder. `forward` is the only entry: FSDP gathers the root's parameters there; so the loss is inside.
+    """The decoder. The loss is computed inside `forward`, because FSDP gathers the root's parameters only there.
 
-    `rope` is set at the beginning of a phase that has positions of its own; `compiled` says that the blocks are.
+    `rope` is set at the beginning of a phase with RoPE settings of its own; `compiled`: the blocks are compiled.
     """
 
     def __init__(self, config: ModelConfig, vocab: int) -> None:

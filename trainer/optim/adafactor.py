@@ -1,8 +1,8 @@
-"""Adafactor (arXiv 1804.04235) as torch.optim.Adafactor computes it: second moments of a matrix as one row and one
-column, no first moment, so its state is next to nothing.
+"""Adafactor (arXiv 1804.04235) as torch.optim.Adafactor computes it: the second moments of a matrix are one row and one
+column, and there is no first moment, so that its state is tiny.
 
-torch's own reads its step counter and two norms of every tensor on the host, which stalls a GPU several times a
-parameter, and it refuses `found_inf`; so the rule stands here on device tensors. tests/trainer compare the two.
+torch's implementation reads its step counter and two norms of every tensor on the host, which stalls a GPU several
+times per parameter, and it refuses `found_inf`. This one works on device tensors. tests/trainer compare the two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer.model.tensor import local
 from trainer.optim.config import MupRule, OptimizerConfig
 from trainer.optim.groups import Rule, gradients, like
 
-#: floor of the second moment (its square), and of the size a parameter is taken to have
+#: floor of the second moment (its square), and of the root mean square of a parameter
 EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3
 
 
@@ -69,7 +69,7 @@ class Adafactor(Rule):
 
     def _move(self, p: Tensor, grad: Tensor, lr: float, decay: float, go: Tensor) -> None:
         state, matrix = self.state[p], p.ndim > 1
-        # finite, so that what is multiplied with 0 below is 0
+        # replace the gradient of a skipped step: NaN times 0 below would be NaN
         gradient = like(p, torch.where(go > 0, grad, 0.0))
         squares = gradient.square()
         new = {"row": summed(squares, -1) / p.shape[-1], "column": summed(squares, -2) / p.shape[-2]} if matrix else \

@@ -1,9 +1,9 @@
-"""AdamW with its two moments in 8 bits (Dettmers et al., arXiv 2110.02861): 2 bytes a parameter instead of 8.
+"""AdamW with its two moments in 8 bits (Dettmers et al., arXiv 2110.02861): 2 bytes per parameter instead of 8.
 
 A number is kept as one of 256 levels (dense near 0, the levels of bitsandbytes and torchao) times the largest of its
-block: up to 256 neighbours within a row. Blocks never span rows, so levels and scales are sharded like the parameter,
-plain tensors, and a checkpoint may be read by another number of ranks. torchao's own optimiser keeps blocks of a rank's
-shard inside tensor subclasses, which our checkpoints (tensors, no pickles) cannot hold, and knows no `found_inf`.
+block: up to 256 neighbours within a row. Blocks never span rows: levels and scales are plain tensors, sharded like the
+parameter, and another number of ranks can read the checkpoint. torchao's own optimiser keeps blocks of a rank's shard
+inside tensor subclasses, which our checkpoints (tensors, no pickles) cannot hold, and has no `found_inf`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.optim.config import Moments
 from trainer.optim.groups import Rule, gradients, like
 
 BLOCK = 256
-#: what has fewer entries, and every vector, keeps its moments in float32
+#: matrices with fewer entries, and all vectors, keep their moments in float32
 SMALLEST = 4096
 
 

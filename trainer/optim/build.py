@@ -1,8 +1,8 @@
 """The optimiser of a training, from its settings.
 
-Every optimiser keeps tensors only in `.state[parameter]` (checkpoints save them by the parameter's name) and takes
-`optimizer.found_inf`: a 0-d device tensor that, if not 0, makes `step()` leave parameters, moments and step counters as
-they were, without the host ever asking.
+Every optimiser keeps tensors only in `.state[parameter]` (checkpoints save them by the parameter's name) and obeys
+`optimizer.found_inf`: a 0-d device tensor that, if not 0, makes `step()` leave parameters, moments and step counters
+unchanged. The host never reads it, and so never waits for the device.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]
           factor: Callable[[str], float] = lambda name: 1.0) -> torch.optim.Optimizer:
     """The optimiser over `model.named_parameters()` (sharded or not), one object whatever the kind.
 
-    `factor` (`ModelConfig.rate`) is muP's on the rate of a parameter, by name: of optimisers that bring an update to a
-    fixed size per entry. Muon's spectral scalings need none, they know the width by themselves.
-    Raises ConfigError when an entry of `train.optimizer.groups` matches nothing.
+    `factor` (`ModelConfig.rate`) gives muP's factor on the rate of a parameter, by name. It is for optimisers whose
+    updates have a fixed size per entry; Muon's spectral scalings depend on the width themselves.
+    Raises ConfigError when an entry of `train.optimizer.groups` matches no parameter.
     """
     named = list(parameters)
     rule = config.mup_rule()
@@ -35,13 +35,13 @@ def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]
 
 
 def skip_when(optimizer: torch.optim.Optimizer, found: Tensor | None) -> None:
-    """Let steps change nothing where `found` (0-d, on the device) is not 0; None: let them change what they should.
-    This is torch's protocol of `GradScaler`, whose attribute no type declares."""
+    """Make steps change nothing if `found` (0-d, on the device) is not 0; None: steps always apply. `found_inf` is the
+    protocol of torch's `GradScaler`; no type declares the attribute."""
     optimizer.found_inf = found  # type: ignore[attr-defined]
 
 
 def describe(optimizer: torch.optim.Optimizer) -> str:
-    """A table of the parameter groups: by which rule they learn, at which rate, and what decays."""
+    """A table of the parameter groups: rule, rate and weight decay."""
     width = max(28, *(len(g["name"]) + 2 for g in optimizer.param_groups))
     lines = [f"{'group':<{width}}{'rule':<11}{'tensors':>8}{'parameters':>14}{'lr':>10}{'decay':>8}"]
     for g in optimizer.param_groups:

@@ -1,9 +1,9 @@
-"""Settings of optimisers, and which optimisers there are. Imports no torch.
+"""Settings of optimisers, and the list of optimisers. Imports no torch.
 
 An optimiser is one file of this folder, `trainer/optim/NAME.py`: a frozen dataclass with its settings
 (`kind: Literal["NAME"]`), and the optimiser that `build` of that dataclass returns. `kinds` finds it.
-The file imports torch, so `kinds` reads the names of its settings from its source text; a recipe is so checked where no
-torch is installed, and only the optimiser that a recipe names is imported.
+The file imports torch, so `kinds` reads the names of its settings from the source text. A recipe can thus be checked
+where torch is not installed, and only the optimiser that a recipe names is imported.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from trainer.model.config import Role
 if TYPE_CHECKING:
     import torch
 
-#: muP's factor on the rate of a matrix "applies" to rules that bring an update to a fixed size per entry, is "inherent"
-#: to rules that know the width by themselves, and is "unknown" for relative rates
+#: muP's factor on the rate of a matrix: "applies" to rules whose updates have a fixed size per entry, is "inherent" in
+#: rules that depend on the width themselves, and is "unknown" for relative rates
 MupRule = Literal["applies", "inherent", "unknown"]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """An optimiser that was found in this folder: its name, the class of its settings, and their names."""
+    """An optimiser of this folder: its name, the class of its settings, and the names of the settings."""
 
     name: str
     config_class: str
@@ -62,14 +62,14 @@ class Override:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Settings that every optimiser has, and what an optimiser says of itself: its settings derive from this class (or
-    from `Moments`), give `kind` the name of its file, and define `build`.
+    """Settings that every optimiser has, and facts that each declares. The settings of an optimiser derive from this
+    class (or from `Moments`), give `kind` the name of its file, and define `build`.
 
     `lr` is the peak; the schedule multiplies it. `embedding_lr`: peak of the embedding (null: that of the other
-    vectors). A row moves only when its token occurs, so a short run wants far more here (nanochat: 10 to 100 times): on
-    0.3 M tokens of a mixed corpus 0.02 beside an `lr` of 0.001 gave a held-out loss of 5.97 nats, 0.002 for both 7.02.
-    `weight_decay` is for matrices: embeddings (also when they are the output, tied), norms and biases have none
-    (SmolLM3, OLMo 2: there it does no good). `groups` says otherwise by name; the first entry that matches counts.
+    vectors). A row moves only when its token occurs, so a short run needs far more here (nanochat: 10 to 100 times): on
+    0.3 M tokens of a mixed corpus 0.02 with an `lr` of 0.001 gave a held-out loss of 5.97 nats, 0.002 for both 7.02.
+    `weight_decay` is for matrices: embeddings (also when tied to the output), norms and biases have none (SmolLM3,
+    OLMo 2: there it does not help). `groups` overrides rates and decay by name; the first entry that matches counts.
     """
 
     DEFAULT: ClassVar[str] = "adamw"
@@ -82,7 +82,7 @@ class OptimizerConfig:
 
     @classmethod
     def variants(cls) -> Mapping[str, Kind]:
-        """Every optimiser there is, by `kind` (`trainer.base.config.build` asks for it)."""
+        """Every optimiser by `kind`, for `trainer.base.config.build`."""
         return kinds()
 
     def check(self) -> None:
@@ -94,12 +94,12 @@ class OptimizerConfig:
         return self.embedding_lr if role == "embedding" and self.embedding_lr is not None else self.lr
 
     def mup_rule(self) -> MupRule:
-        """What muP's factor on the rate of a matrix means to this optimiser."""
+        """Whether muP's factor on the rate of a matrix applies to this optimiser."""
         return "applies"
 
     def state_bytes(self, parameters: int, matrices: int, width: int) -> float:
-        """Bytes the optimiser keeps for a model of `parameters` parameters, `matrices` of them in hidden matrices of
-        `width` columns (two moments in float32 unless overridden); for `tokenmill train plan`."""
+        """Bytes of the optimiser's state for a model of `parameters` parameters, `matrices` of them in hidden matrices
+        of `width` columns, for `tokenmill train plan`. Two moments in float32 unless overridden."""
         return 8.0 * parameters
 
     def build(self, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
@@ -109,7 +109,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class Moments(OptimizerConfig):
-    """What all of AdamW's kinds have. `betas`: decay of the two moments; `eps` keeps the quotient finite."""
+    """Settings of all variants of AdamW. `betas`: decay of the two moments; `eps` keeps the quotient finite."""
 
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
@@ -143,5 +143,5 @@ def kinds() -> Mapping[str, Kind]:
 
 
 def default() -> OptimizerConfig:
-    """The settings of a recipe that says nothing about its optimiser. Imports torch."""
+    """The settings of a recipe without an optimiser entry. Imports torch."""
     return kinds()[OptimizerConfig.DEFAULT].load()()

@@ -1,4 +1,4 @@
-"""Which parameter learns by which rule, at which rate, with which weight decay."""
+"""Parameter groups: which parameter learns by which rule, at which rate, with which weight decay."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from trainer.model.config import Role, role
 from trainer.model.tensor import local
 from trainer.optim.config import OptimizerConfig
 
-#: what a group of each is called, in the order of the table
+#: names of the groups, in the order of the table
 NAMES: dict[Role, str] = {"matrix": "matrices", "output": "output", "embedding": "embedding",
                           "vector": "norms and biases"}
 
 
 def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]],
             factor: Callable[[str], float]) -> list[dict[str, Any]]:
-    """Parameter groups for torch.optim, each with `name`, `role`, `peak` (the schedule's multiplicand), `weight_decay`.
+    """Parameter groups for torch.optim, each with `name`, `role`, `peak` (multiplied by the schedule), `weight_decay`.
 
-    `factor` on the rate by a parameter's name: muP's. Raises ConfigError when an entry of `groups` matches nothing.
+    `factor` gives muP's factor on the rate of a parameter, by name. Raises ConfigError when an entry of `groups`
+    matches no parameter.
     """
     named = list(parameters)
     result: dict[tuple[str, float], dict[str, Any]] = {}
@@ -36,7 +37,7 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
     for name, parameter in named:
         kind = role(name)
         label, rate = NAMES[kind], config.peak(kind) * factor(name)
-        # a step shrinks by rate · decay, which muP leaves as it is (as the `mup` package of its authors has it)
+        # a step shrinks by rate · decay; muP keeps this product (like the `mup` package of its authors)
         decay = config.weight_decay / factor(name) if kind in ("matrix", "output") else 0.0
         own = next((rule for rule in rules if re.search(rule.match, name)), None)
         if own is not None:
@@ -50,8 +51,8 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
 
 
 def like(p: Tensor, x: Tensor, *shape: int) -> Tensor:
-    """This rank's part `x` of something laid out like `p`, of p's shape unless another is given, as the sharded tensor
-    it is of, if `p` is one."""
+    """`x`, this rank's part of a tensor with the layout of `p` (and p's shape unless `shape` is given), as a DTensor if
+    `p` is one."""
     return sharded_like(p, x, *shape) if isinstance(p, DTensor) else x
 
 
@@ -62,14 +63,14 @@ def sharded_like(p: DTensor, x: Tensor, *shape: int) -> DTensor:
 
 
 def performed(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
-    """0-d float32 on `device`: 0 when `optimizer.found_inf` says that this step is not to be, else 1. It multiplies
-    what would change, so the host need not know."""
+    """0-d float32 on `device`: 0 when `optimizer.found_inf` cancels this step, else 1. Updates are multiplied with it,
+    so that the host need not read it."""
     found = getattr(optimizer, "found_inf", None)
     return torch.ones((), device=device) if found is None else (found == 0).float().reshape(()).to(device)
 
 
 def gradients(params: Iterable[Tensor]) -> list[Tensor]:
-    """This rank's parts of the gradients of the parameters that have one."""
+    """This rank's part of each parameter's gradient, for parameters that have one."""
     return [local(p.grad) for p in params if p.grad is not None]
 
 
@@ -87,5 +88,5 @@ class Rule(torch.optim.Optimizer):
                 self.move(params, group["lr"], group["weight_decay"], performed(self, local(params[0]).device))
 
     def move(self, params: list[Tensor], lr: float, decay: float, go: Tensor) -> None:
-        """Change `params` and their state, or (`go` 0 instead of 1) nothing."""
+        """Update `params` and their state if `go` is 1; change nothing if it is 0."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Lion (arXiv 2302.06675): the sign of an interpolated momentum. One state tensor a parameter, not two as AdamW has."""
+"""Lion (arXiv 2302.06675): the sign of an interpolated momentum. It keeps one state tensor per parameter; AdamW two."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from trainer.optim.groups import Rule, gradients
 
 @dataclass(frozen=True)
 class LionConfig(OptimizerConfig):
-    """Every entry moves by the rate itself, so it wants 3 to 10 times less `lr` and as much more `weight_decay` than
-    AdamW (their product, the decay of a step, stays)."""
+    """Every entry moves by the rate itself, so Lion needs 3 to 10 times less `lr` than AdamW, and as many times more
+    `weight_decay` (their product, the decay of a step, stays the same)."""
 
     kind: Literal["lion"] = "lion"
     lr: float = 2e-4
@@ -36,7 +36,7 @@ class LionConfig(OptimizerConfig):
 
 
 class Lion(Rule):
-    """state[p] = {"momentum"}, sharded like p. Entry by entry, so every rank works on its own part."""
+    """state[p] = {"momentum"}, sharded like p. The rule is elementwise, so every rank works on its own part."""
 
     def __init__(self, groups: list[dict[str, Any]], config: LionConfig) -> None:
         super().__init__(groups, config)
@@ -48,7 +48,7 @@ class Lion(Rule):
                 self.state[p]["momentum"] = torch.zeros_like(p)
         values = [local(p) for p in params]
         momenta = [local(self.state[p]["momentum"]) for p in params]
-        # a momentum that is drawn towards itself stays what it was, exactly
+        # a skipped step (`go` 0) interpolates the momentum with itself, which leaves it exactly unchanged
         directions = [torch.where(go > 0, g, m) for g, m in zip(gradients(params), momenta)]
         first, second = self.betas
         updates = torch._foreach_lerp(momenta, directions, 1 - first)

@@ -1,11 +1,12 @@
-"""Muon (K. Jordan 2024; Moonlight, arXiv 2502.16982): the momentum of a matrix, orthogonalised. For hidden matrices;
-embedding, output, norms and biases learn by AdamW inside the same optimiser.
+"""Muon (K. Jordan 2024; Moonlight, arXiv 2502.16982): the update of a hidden matrix is its momentum, orthogonalised.
+Embedding, output, norms and biases learn by AdamW inside the same optimiser.
 
-Orthogonalising needs the whole matrix, and FSDP2 gives a rank some of its rows. So each matrix of one shape gets an
-owner among the ranks that share its rows: one all-to-all brings the owners their matrices, a batched Newton–Schulz
-iteration works on all an owner has, a second all-to-all brings the rows back. Two collectives a shape and step,
-whatever the number of matrices (torch.optim.Muon on sharded parameters: more than ten a matrix), the work is divided,
-and the momentum stays sharded. Replicas of hybrid sharding hold equal gradients and each do the same within themselves.
+Orthogonalising needs the whole matrix, but FSDP2 gives a rank only some of its rows. Each matrix of one shape therefore
+gets an owner among the ranks that share its rows: one all-to-all brings the owners their matrices, a batched
+Newton–Schulz iteration works on all matrices of an owner, a second all-to-all brings the rows back. That is two
+collectives per shape and step, whatever the number of matrices (torch.optim.Muon on sharded parameters: more than ten
+per matrix). The work is divided, and the momentum stays sharded. The copies of hybrid sharding have equal gradients,
+and each copy does the same work.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from trainer.optim.adamw import AdamW
 from trainer.optim.config import Moments, MupRule
 from trainer.optim.groups import gradients, performed, sharded_like
 
-#: of the quintic iteration (K. Jordan): steepest at 0, singular values end between 0.7 and 1.2
+#: coefficients of the quintic iteration (K. Jordan): steepest at 0, singular values end between 0.7 and 1.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 #: matrices that one call of the iteration takes: bounds the memory of its intermediate products
 BATCH = 8
 
-#: what the update of a [rows, cols] matrix, whose singular values are about 1, is multiplied with
+#: the factor on the update of a [rows, cols] matrix, whose singular values are about 1
 SCALINGS: dict[str, Callable[[int, int], float]] = {
     "naive": lambda rows, cols: 1.0,
     "kellerjordan": lambda rows, cols: max(1.0, rows / cols) ** 0.5,
@@ -43,9 +44,9 @@ SCALINGS: dict[str, Callable[[int, int], float]] = {
 class MuonConfig(Moments):
     """`lr` is for the matrices, `adamw_lr` for output, norms, biases and (unless `embedding_lr` is given) embedding.
 
-    `scaling` of the update: `moonlight` has the size of AdamW's, so AdamW's rate and decay fit and `adamw_lr` may be
-    left out (then: `lr`); `kellerjordan`, `mup` (spectral: rates carry over between widths) and `naive` want an `lr`
-    of about 0.02 and an `adamw_lr` of its own. `steps` of Newton–Schulz; `betas`, `eps`: AdamW's.
+    `scaling` of the update: `moonlight` gives updates the size of AdamW's, so that AdamW's rate and decay fit and
+    `adamw_lr` may be left out (then: `lr`); `kellerjordan`, `mup` (spectral: rates carry over between widths) and
+    `naive` need an `lr` of about 0.02 and a separate `adamw_lr`. `steps` of Newton–Schulz; `betas`, `eps`: AdamW's.
     """
 
     kind: Literal["muon"] = "muon"
@@ -94,13 +95,14 @@ def newton_schulz(x: Tensor, steps: int) -> Tensor:
 
 
 class Muon(AdamW):
-    """AdamW for the groups whose role is not "matrix"; theirs is state[p] = {"momentum"}, sharded like p.
+    """Muon for the groups with the role "matrix", AdamW for the others. A matrix has state[p] = {"momentum"}, sharded
+    like p.
 
-    Matrices are sent and iterated on `device`, also when parameters are offloaded: in bfloat16, which is enough (the
-    iteration corrects itself), on CPUs, where half precision is slow, in float32.
+    Matrices are sent and iterated on `device`, also when parameters are offloaded: in bfloat16, which is enough because
+    the iteration corrects itself, or in float32 on CPUs, where half precision is slow.
     """
 
-    #: the rule of groups that are no hidden matrices
+    #: the rule of the other groups
     REST = "AdamW"
 
     def __init__(self, groups: list[dict[str, Any]], config: MuonConfig, device: torch.device) -> None:
@@ -128,14 +130,15 @@ class Muon(AdamW):
                 done += len(params)
 
     def _move(self, params: list[Tensor], lr: float, decay: float, first: int) -> None:
-        """One step of matrices of the same shape and layout; `first`: how many the step has already given owners."""
+        """One step of matrices of the same shape and layout; `first`: number of matrices of this step that already have
+        owners."""
         for p in params:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
         values = [local(p) for p in params]
         go = performed(self, values[0].device)
         momenta = [local(self.state[p]["momentum"]) for p in params]
-        # a momentum that is drawn towards itself stays what it was, exactly
+        # a skipped step (`go` 0) interpolates the momentum with itself, which leaves it exactly unchanged
         drawn = [torch.where(go > 0, g, m) for g, m in zip(gradients(params), momenta)]
         torch._foreach_lerp_(momenta, drawn, 1 - self.config.momentum)
         directions = torch._foreach_lerp(drawn, momenta, self.config.momentum) if self.config.nesterov else momenta
@@ -157,7 +160,8 @@ class Muon(AdamW):
         place = p.placements[split[0]]
         if len(split) == 1 and type(place) is Shard and place.dim == 0:
             return self._through_owners(parts, p.shape[0], p.device_mesh.get_group(split[0]), first)
-        # split in two ways (tensor parallelism) or along columns: every rank puts them together and does all the work
+        # split along two mesh dimensions (tensor parallelism), or along columns: every rank gathers the matrices and
+        # does all the work
         whole = torch.stack([sharded_like(p, part).full_tensor() for part in parts])
         return [distribute_tensor(u, p.device_mesh, p.placements, src_data_rank=None).to_local()
                 for u in self._iterate(whole)]

@@ -1,14 +1,14 @@
-"""The learning rate as a pure function of tokens: nothing to save, nothing to get wrong on resume.
+"""The learning rate as a pure function of tokens: it needs no state in checkpoints, and a resumed run cannot differ.
 
 Warm-up is linear. `wsd` (MiniCPM, arXiv 2404.06395; Hägele et al., arXiv 2405.18392) holds the peak and decays at the
-end: over the phases that say `lr: decay` or, where none does, over the last `decay` of all tokens. It does not rise
-again: what follows a fall to 0 would learn nothing and is refused. `cosine` and `linear` fall from the end of the
+end: over the phases with `lr: decay` or, without any, over the last `decay` of all tokens. The rate does not rise
+again: a phase after a fall to 0 would learn nothing and is refused. `cosine` and `linear` fall from the end of the
 warm-up to the end of the run; `multistep` (DeepSeek LLM, arXiv 2401.02954) drops at milestones; `inverse-sqrt` falls
-with 1/√tokens from the warm-up on; `constant` does not fall.
+with 1/√tokens after the warm-up; `constant` does not fall.
 
-A phase may have a rate of its own instead (a mapping under its `lr`): it rises from where the phase before ended
-(from 0 when the optimiser is reset) to its peak and takes its own shape down, whatever the rest of the run does. Phases
-beyond the total (`extra`) do not count when shares of it are taken, so adding one changes nothing before it.
+A phase may have a rate of its own instead (a mapping under its `lr`): it rises from the last rate of the phase before
+(from 0 when the optimiser is reset) to its peak and falls in its own shape, independent of the run's schedule. Shares
+of the total do not count phases beyond it (`extra`), so that adding such a phase changes no rate before it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHAPES = {
     "linear": lambda x: 1 - x,
     "1-sqrt": lambda x: 1 - math.sqrt(x),
     "cosine": lambda x: 0.5 * (1 + math.cos(math.pi * x)),
-    # halves the rate as MiniCPM does, and is brought to reach the floor at the end (Megatron-LM)
+    # halves the rate like MiniCPM, shifted so that it reaches the floor at the end (Megatron-LM)
     "exp": lambda x: 2 * 0.5 ** x - 1,
     "constant": lambda x: 1.0,
 }
@@ -38,7 +38,7 @@ SHAPES = {
 class ScheduleConfig:
     """`warmup` and `decay`: tokens ('200M') or a share of all tokens ('2%'); `floor`: share of the peak at the end.
 
-    `shape` of wsd's decay; `milestones` of multistep: [[80%, 0.316], [90%, 0.1]], from where on what share of the peak.
+    `shape` of wsd's decay; `milestones` of multistep: [[80%, 0.316], [90%, 0.1]], each a start and a share of the peak.
     `batch_rate: sqrt`: while a phase's batch grows, the rate is multiplied with √(batch / the phase's last batch)
     (Malladi et al., arXiv 2205.10287; OLMo).
     """
@@ -80,9 +80,9 @@ def span(text: str, total: int) -> int:
 
 
 class Schedule:
-    """factor(tokens), to be multiplied with the peak of every group; `lr` is the optimiser's, which peaks that phases
-    give are set against. In [0, 1] unless a phase's own peak is higher. A step takes it at the middle of its batch, so
-    that the first and the last step are not wasted at zero and the curve does not depend on the batch size."""
+    """`factor(tokens)` is multiplied with the peak of every group. It is in [0, 1] unless a phase has a peak of its own
+    above `lr`, the optimiser's. A step takes the factor at the middle of its batch, so that the first and the last step
+    do not have rate 0 and the curve does not depend on the batch size."""
 
     def __init__(self, config: ScheduleConfig, phases: Sequence[Phase], lr: float) -> None:
         self.config, self.phases, self.lr = config, phases, lr
@@ -132,7 +132,7 @@ class Schedule:
             fresh = p == 0 or self.phases[p].reset_optimizer
             low = 0.0 if fresh else min(peak, self.inside(p - 1, self.starts[p]))
             return low + (peak - low) * since / rate["warmup"]
-        # as planned: an edit that cuts the phase does not bend what has been
+        # the planned length: an edit that cuts the phase short must not change its rates up to there
         length = self.phases[p].reserved * self.phases[p].sequence - rate["warmup"]
         floor = rate["floor"] * peak
         return floor + (peak - floor) * SHAPES[rate["shape"]](min(1.0, (since - rate["warmup"]) / max(1, length)))

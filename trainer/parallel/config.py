@@ -1,4 +1,4 @@
-"""Settings of how the model lies over the ranks. Imports no torch."""
+"""Settings of how the model is distributed over the ranks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Checkpointing = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True)
 class Every:
-    """Of `every` layers the first is computed again in backward, the others keep everything."""
+    """Backward recomputes the first of every `every` layers; the others keep their activations."""
 
     every: int
 
@@ -25,18 +25,18 @@ class Every:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How the model lies over the ranks; none of it changes the losses beyond rounding (fp8 apart).
+    """How the model is distributed over the ranks; no setting except `fp8` changes the losses beyond rounding.
 
     `shard`: what is divided over the data ranks. `full`: parameters, gradients, optimiser (FSDP2, ZeRO-3). `grad`:
     the same, but parameters stay gathered from forward to the end of backward (ZeRO-2: faster, more memory). `hybrid`:
     `full` within groups of `shard_size` ranks (a node), which are copies of each other (HSDP). `none`: every rank holds
-    everything, as in DDP. `tensor`: ranks, within a node, that share every layer; they see the same samples.
-    `checkpointing`: what backward computes again rather than keeping it: `none`, `selective` (norms, RoPE, activation
-    functions), `full` (whole layers) or `{every: k}` (of every k layers one). `accumulate`: where the gradients of the
-    micro-batches of a step are added up. `sharded`: each micro-batch is reduced, and a rank keeps its share; between
-    copies (`hybrid`, `none`) only the last one is. `unsharded`: every rank keeps whole gradients (4 bytes a parameter)
-    and reduces once a step. `offload`: sharded parameters, gradients and optimiser live in host memory. `fp8`: matrix
-    products of the layers in float8 (torchao, H100 and later).
+    everything, as in DDP. `tensor`: number of ranks, within a node, that share every layer; they see the same samples.
+    `checkpointing`: what backward recomputes instead of keeping: `none`, `selective` (norms, RoPE, activation
+    functions), `full` (whole layers) or `{every: k}` (one of every k layers). `accumulate`: where the gradients of the
+    micro-batches of a step are added up. `sharded`: every micro-batch is reduced, and a rank keeps its share; between
+    copies (`hybrid`, `none`) only the last micro-batch is reduced. `unsharded`: every rank keeps whole gradients (4
+    bytes per parameter) and reduces once per step. `offload`: sharded parameters, gradients and optimiser are in host
+    memory. `fp8`: matrix products of the layers in float8 (torchao, H100 and later).
     """
 
     shard: Sharding = "full"

@@ -1,9 +1,9 @@
 """Processes, devices, meshes and sharding: FSDP2 over one mesh, also for a single process, so that there is one code
-path; tensor parallelism (trainer/model/tensor.py) as one more dimension of the mesh.
+path; tensor parallelism (trainer/model/tensor.py) is one more dimension of the mesh.
 
 A process group comes from the environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: torchrun, Slurm, the
-launchers in trainer/launch); without it the process is alone. The mesh is (replicate, shard, tensor), neighbours first
-in `tensor`: put N = the GPUs of a node there at most. A pipeline or expert dimension would be one more.
+launchers in trainer/launch); without these variables the process is alone. The mesh is (replicate, shard, tensor).
+Neighbouring ranks are in the same `tensor` group, which should not be larger than the number of GPUs in a node.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from trainer.model import tensor
 from trainer.model.transformer import Transformer
 from trainer.parallel.config import Every, ParallelConfig
 
-#: operators whose results selective checkpointing keeps: matrix products, attention and what was received from others.
-#: The rest (norms, RoPE, activation functions) is cheap to compute again. Those this torch does not have are left out
+#: operators whose results selective checkpointing keeps: matrix products, attention and collectives. All others (norms,
+#: RoPE, activation functions) are cheap to recompute. Names that this torch does not have are ignored
 KEPT = ("aten.mm", "aten.addmm", "aten.bmm", "aten._scaled_mm", "aten._scaled_dot_product_flash_attention",
         "aten._scaled_dot_product_efficient_attention", "aten._scaled_dot_product_cudnn_attention",
         "aten._scaled_dot_product_flash_attention_for_cpu", "aten._flash_attention_forward", "torch_attn._varlen_attn",
@@ -39,7 +39,7 @@ KEPT = ("aten.mm", "aten.addmm", "aten.bmm", "aten._scaled_mm", "aten._scaled_do
 
 @dataclass(frozen=True)
 class World:
-    """The ranks and how they are arranged. Ranks of a tensor group are one data rank: they read the same samples."""
+    """The ranks and their arrangement. The ranks of a tensor group are one data rank: they read the same samples."""
 
     rank: int
     size: int
@@ -60,7 +60,7 @@ class World:
 
     @property
     def data_rank(self) -> int:
-        """Position among those that read different samples."""
+        """Index of this rank's tensor group among the groups, which read different samples."""
         return self.rank // self.parallel.tensor
 
     @property
@@ -69,13 +69,13 @@ class World:
 
     @property
     def data_mesh(self) -> DeviceMesh:
-        """What FSDP2 divides over: (shard) or (replicate, shard)."""
+        """The mesh that FSDP2 divides over: (shard) or (replicate, shard)."""
         names = tuple(n for n in self.mesh.mesh_dim_names or () if n != "tensor")
         return self.mesh[names]
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over data ranks, in place: of a tensor group the first counts. One sum for all ranks, not one for each
-        place in a tensor group: so they have the same bits, and decide alike."""
+        """Sum over data ranks, in place: the value of the first rank of each tensor group counts. All ranks take part
+        in one sum, so that they get the same bits and make the same decisions."""
         if self.rank % self.parallel.tensor:
             x.zero_()
         dist.all_reduce(x)
@@ -94,7 +94,7 @@ class World:
 
 
 def check_device(device: str) -> None:
-    """Raises ConfigError for a GPU that is not there. To be asked before anything is read, fetched or started."""
+    """Raise ConfigError for a missing GPU. To be called before anything is read, fetched or started."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch sees no CUDA device; use --device cpu, or a CUDA build of torch")
 
@@ -102,7 +102,7 @@ def check_device(device: str) -> None:
 @contextmanager
 def world(device: str) -> Iterator[World]:
     """Join the process group (gloo on CPU, NCCL on CUDA) and leave it at the end. `device`: auto, cpu or cuda. The
-    ranks are arranged as one shard group; `arrange` does it as a configuration says."""
+    ranks form one shard group; `arrange` arranges them by a configuration."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     check_device(device)
@@ -114,7 +114,7 @@ def world(device: str) -> Iterator[World]:
             raise ConfigError(f"rank {rank} is number {place.index + 1} on this machine, where torch sees {there} GPUs"
                               f": start one rank a GPU, or see what CUDA_VISIBLE_DEVICES hides")
         torch.cuda.set_device(place)
-    # what is offloaded, and what checkpoints agree about in the background, meets on the CPU
+    # gloo on the CPU too: for collectives of offloaded tensors, and of checkpoints written in the background
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     if size > 1:
         dist.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(minutes=10))
@@ -126,8 +126,8 @@ def world(device: str) -> Iterator[World]:
         dist.destroy_process_group()
         raise
     except BaseException:
-        # the others wait for this rank in a collective, and leaving in good order is one, too (NCCL): abort, as torch
-        # asks for after a failure, so that this process ends and its launcher ends the rest
+        # the other ranks wait in a collective, and destroying the group is a collective, too (NCCL): it would hang.
+        # Abort instead, as torch asks after a failure: this process ends, and its launcher ends the others
         dist.distributed_c10d._abort_process_group()
         raise
     dist.destroy_process_group()
@@ -160,44 +160,44 @@ def compiles(choice: bool | str, device: torch.device) -> bool:
 
 
 def shard(model: Transformer, world: World, dtype: torch.dtype, compile: bool) -> None:
-    """Divide a model built on the meta device, in place, as `world.parallel` says: each of `model.blocks` is a unit,
-    the rest (embedding, norm, output: tied weights must share a unit) belongs to the root. Storage is allocated but not
-    filled. The order matters: tensor group, float8, checkpointing, compile, FSDP2."""
+    """Divide a model built on the meta device, in place, by the settings of `world.parallel`: each of `model.blocks` is
+    a unit, the rest (embedding, norm, output: tied weights must share a unit) belongs to the root. Storage is allocated
+    but not filled. The order matters: tensor group, float8, checkpointing, compile, FSDP2."""
     parallel = world.parallel
     if parallel.tensor > 1:
         parallel.refuse(model.config)
         tensor.split(model, world.mesh["tensor"])
     if parallel.fp8:
         float8(model, world.device)
-    # reductions in float32, explicitly: what None means changed in torch 2.15
+    # reductions in float32, explicitly: the meaning of None changed in torch 2.15
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.offload else OffloadPolicy()
     options: dict[str, Any] = {"mesh": world.data_mesh, "mp_policy": policy, "offload_policy": offload,
                                "reshard_after_forward": False if gathered(parallel) else None}
     for i, block in enumerate(model.blocks):
-        if compile and parallel.tensor > 1:      # its collectives cannot be recomputed inside of a graph (torch 2.13)
+        if compile and parallel.tensor > 1:      # collectives cannot be recomputed inside a graph (torch 2.13)
             block.forward = torch.compile(block.forward, dynamic=False)
         recompute(block, i, parallel.checkpointing)
-        if compile and parallel.tensor == 1:     # with what is computed again, without FSDP's hooks
+        if compile and parallel.tensor == 1:     # the graph includes the recomputation, but not FSDP's hooks
             block.forward = torch.compile(block.forward, dynamic=False)
         fully_shard(block, **options)
     model.compiled = compile
     if compile:
-        # one graph for every sequence, number of rows and padded number of documents, with and without gradients and
-        # RoPE; beyond the limit (8 by default) torch goes on uncompiled
+        # there is one graph for every sequence length, number of rows and padded number of documents, with and without
+        # gradients and RoPE; beyond the limit (8 by default) torch silently runs uncompiled
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     fully_shard(model, **options)
     model.to_empty(device="cpu" if parallel.offload else world.device)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # gradients are summed, not averaged: the loss is already divided by the global number of targets. The
-            # second call keeps gloo from being asked for PREMUL_SUM, which it does not have
+            # second call avoids PREMUL_SUM, which gloo does not have
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
 def uncompiled(model: Transformer) -> AbstractContextManager[Any]:
-    """Within it compiled layers run as they are written: for shapes that come once, which are not worth a graph."""
+    """Within this context compiled layers run uncompiled: for shapes that occur once and are not worth a graph."""
     return torch.compiler.set_stance("force_eager") if model.compiled else nullcontext()
 
 
@@ -207,7 +207,7 @@ def gathered(parallel: ParallelConfig) -> bool:
 
 
 def recompute(block: nn.Module, layer: int, how: str | Every) -> None:
-    """Let backward compute `block` again, as a whole or what is cheap, instead of keeping its activations."""
+    """Make backward recompute `block`, as a whole or only its cheap operations, instead of keeping its activations."""
     if how == "none" or (isinstance(how, Every) and layer % how.every):
         return
     forward = block.forward
@@ -233,7 +233,7 @@ def _selective() -> Any:
 
 
 def float8(model: nn.Module, device: torch.device) -> None:
-    """Let torchao compute the layers' matrix products in float8, in place. Raises ConfigError where that cannot be."""
+    """Make torchao compute the layers' matrix products in float8, in place. Raises ConfigError where it cannot."""
     try:
         from torchao.float8 import convert_to_float8_training
     except ImportError:
@@ -246,7 +246,7 @@ def float8(model: nn.Module, device: torch.device) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Give back what a forward without backward has left gathered: the root's parameters, and with `shard: grad` or
+    """Free the parameters that a forward without backward has left gathered: the root's, and with `shard: grad` or
     `none` those of all layers. Until then `named_parameters` are not the sharded ones."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -254,12 +254,13 @@ def reshard(model: nn.Module) -> None:
 
 
 def gather_gradients(model: nn.Module, world: World, last: bool) -> None:
-    """Before the backward of a micro-batch: reduce its gradients as `accumulate` says. `last`: of the step."""
+    """Set, before the backward of a micro-batch, how its gradients are reduced, by `accumulate`. `last`: it is the last
+    micro-batch of the step."""
     if not isinstance(model, FSDPModule):
         raise TypeError(f"{type(model).__name__} is not sharded yet: call `shard` first")
     deferred = world.parallel.accumulate == "unsharded"
     model.set_requires_gradient_sync(last or not deferred)
-    model.set_requires_all_reduce(last)              # the sum over copies; over shards it is the call before
+    model.set_requires_all_reduce(last)              # the sum over copies; the call before is for the sum over shards
     if gathered(world.parallel):
         model.set_reshard_after_backward(last)       # nothing changes the parameters between micro-batches
 
@@ -267,13 +268,13 @@ def gather_gradients(model: nn.Module, world: World, last: bool) -> None:
 @torch.no_grad()
 def clip(model: nn.Module, most: float, world: World) -> Tensor:
     """Scale the gradients to a global norm of at most `most`; returns the norm before, 0-d float32 on the device, equal
-    on all ranks (NaN on all when one has a NaN). What several ranks hold alike (copies of hybrid sharding, gains of
-    norms in a tensor group) counts once."""
+    on all ranks (NaN on all when one has a NaN). Gradients that several ranks hold alike (copies of hybrid sharding,
+    gains of norms in a tensor group) count once."""
     held: dict[int, list[Tensor]] = {}
     for parameter in model.parameters():
         if parameter.grad is not None:
             held.setdefault(tensor.copies(parameter.grad), []).append(tensor.local(parameter.grad))
-    # no number of the host's is sent to the device: that would wait for it
+    # only device tensors: sending a number from the host would make the host wait
     squares = [torch.stack(torch._foreach_norm(some)).float().square().sum() / n for n, some in held.items()]
     total = functools.reduce(torch.add, squares).to(world.device)
     dist.all_reduce(total)
