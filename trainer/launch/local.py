@@ -1,4 +1,4 @@
-"""Several ranks on this machine: one process each, the environment of torchrun, no agent and no port to collide on."""
+"""Several ranks on this machine: one process each, with torchrun's environment, but no agent and no fixed port."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from trainer.base.signals import stopping
 from trainer.loop.threads import cores
 from trainer.parallel.world import check_device
 
-#: seconds that the other ranks have to end by themselves when one has failed, and when one has stopped in good order
-#: after a signal: then they may still be writing their share of a checkpoint
+#: seconds that the other ranks have to end by themselves after one has failed, and after one has stopped in an orderly
+#: way on a signal: then the others may still be writing their share of a checkpoint
 FAILED_S, STOPPED_S = 10, 600
 PR_SET_PDEATHSIG = 1
 KERNEL = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent() -> None:
-    """In a child, before it becomes another program: have it get SIGTERM when its parent ends, however that ends."""
+    """To be called in a child before exec: the system then sends it SIGTERM when its parent ends, for any reason."""
     if KERNEL is not None:
         KERNEL.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[[str], int] | None = None) -> int:
     """Run `python -m trainer ARGUMENTS` in `ranks` processes; returns 0, or the exit code of the first that failed.
-    Raises ConfigError when `device` (auto, cpu, cuda) has not as many. `threads` of a rank on cpu or cuda: by default
-    its share of the cores; OMP_NUM_THREADS decides where it is set.
+    Raises ConfigError when there are fewer GPUs than ranks. `device`: auto, cpu or cuda. `threads(device)` gives the
+    CPU threads of a rank (default: its share of the cores), unless OMP_NUM_THREADS is set.
 
-    When one fails, the others are ended. Signals go to all of them, so that each can write its share of a checkpoint;
-    when this process is killed they get SIGTERM, so that no rank trains on beside the next start.
+    When one rank fails, the others are ended. Signals go to all of them, so that each can write its share of a
+    checkpoint. When this process is killed they get SIGTERM, so that no old rank keeps training beside the next start.
     """
-    check_device(device)                          # here and once, not in every rank
+    check_device(device)                          # once here, not in every rank
     if device != "cpu" and torch.cuda.is_available() and ranks > torch.cuda.device_count():
         raise ConfigError(f"--ranks {ranks}: a rank takes a GPU, and this machine has {torch.cuda.device_count()}; ask "
                           f"for fewer, or train on the CPU with --device cpu")
-    # the store lives here, on a port the system chose; TORCHELASTIC_USE_AGENT_STORE makes every rank its client
+    # this process hosts the store, on a port the system chose; TORCHELASTIC_USE_AGENT_STORE makes every rank a client
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     share = os.environ.get("OMP_NUM_THREADS")
     if not share:
@@ -76,14 +76,14 @@ def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]], clock: Clock = SYSTEM) -> int:
-    """0 when all have ended well; otherwise the code of the first that did not (128 + n: of signal n), once the rest
-    has ended by itself or has had the time to."""
+    """Wait for all processes. Returns 0, or the code of the first that failed (128 + n: ended by signal n), once the
+    others have ended or their time is over."""
     failed, since = 0, 0.0
     while True:
         codes = [p.poll() for p in processes]
         if not failed and (failed := next((c for c in codes if c), 0)):
             since = clock.now()
-            if failed < 0:                                   # who was killed could not say so
+            if failed < 0:                                   # a killed rank could not print a message itself
                 say(f"error: rank {codes.index(failed)} was ended by {signal.Signals(-failed).name}"
                     f"{' (the system does that when memory runs out)' if failed == -signal.SIGKILL else ''}; the "
                     f"other ranks are ended, too", sys.stderr)

@@ -1,10 +1,10 @@
-"""Training on a Ray cluster: an actor a rank, and the same `main()` in each. The only file of the trainer that imports
-ray. Plain Ray Core: why not Ray Train's TorchTrainer stands in docs/architecture.md.
+"""Training on a Ray cluster: one actor per rank, and the same `main()` in each. The only file of the trainer that
+imports ray. It uses plain Ray Core; docs/architecture.md says why not Ray Train's TorchTrainer.
 
-Position and checkpoints are the trainer's own and fit any number of ranks, so a rank or node that is lost costs the
-steps since the latest checkpoint: what is left of the ranks is ended and as many as find room, `least` or more, start
-again. The missing ones stay asked for. Once there is room for them, all stop after a step, with a checkpoint, and go on
-together. So they do when a node is drained (a pod that is deleted, a spot machine): it goes without them.
+The trainer's own checkpoints fit any number of ranks, so a lost rank or node costs the steps since the latest
+checkpoint: the remaining ranks are ended, and as many as find room, at least `least`, start again. Resources for the
+missing ranks stay requested. Once there is room for them, all ranks stop after a step, with a checkpoint, and continue
+together. They also stop and continue elsewhere when a node is drained (a deleted pod, a spot machine).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from trainer.base.config import ConfigError
 
 #: how long to wait for nodes (an autoscaler may have to start them)
 PLACEMENT_S = 600
-#: how long to wait for the room of all ranks, which the cluster has, before fewer will do
+#: how long to wait for room for all ranks, if the cluster is large enough, before starting with fewer
 PATIENCE_S = 60
-#: how long the others have to write their share of a checkpoint once the first has ended
+#: how long the other ranks have to write their share of a checkpoint once the first has ended
 ENDING_S = 600
 PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 
 class Both(io.TextIOBase):
-    """Text that is passed on to another stream at once, and of which the end is kept."""
+    """A text stream that passes everything on to another stream at once, and keeps the end of it."""
 
     def __init__(self, other: Any) -> None:
         self.other, self.end = other, ""
@@ -53,14 +53,14 @@ class Both(io.TextIOBase):
 
 
 class Rank:
-    """One rank. Two threads: `run` trains, `stop` asks it to end."""
+    """One rank. Its two threads serve `run`, which trains, and `stop`, which requests its end."""
 
     def place(self) -> tuple[str, list[str]]:
-        """(id of the node, the GPUs of it that are ours)."""
+        """(id of the node, its GPUs that this rank has)."""
         return ray.get_runtime_context().get_node_id(), [str(g) for g in ray.get_gpu_ids()]
 
     def address(self) -> tuple[str, int]:
-        """Rank 0: open the store the others will meet at; (host, port)."""
+        """Rank 0: open the store through which all ranks connect; returns (host, port)."""
         import torch.distributed as dist
 
         host = ray.util.get_node_ip_address()
@@ -68,7 +68,7 @@ class Rank:
         return host, self.store.port
 
     def run(self, arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
-        """(exit code, what was said on stderr): Ray forwards what a worker prints late, or not at all."""
+        """(exit code, end of stderr): Ray forwards the output of a worker late, or not at all."""
         os.environ.update(environment)
         from trainer.__main__ import main
 
@@ -88,7 +88,7 @@ class Lost(Exception):
 
 
 class Pause(Exception):
-    """All ranks have stopped in good order, to begin again elsewhere or in greater number."""
+    """All ranks have stopped in an orderly way, to start again elsewhere or in greater number."""
 
 
 def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool, least: int, restarts: int,
@@ -97,9 +97,9 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
     cluster at `address` ('host:port', as `pipeline.cluster.connect.check_cluster` gives it); returns the first exit
     code that is not 0, or 0. RUN must be on storage that every node sees.
 
-    What is lost is started again, `restarts` times in a row at most without `progress()` (the step of the latest
-    checkpoint) getting any further; `least` ranks will do, of which there are as many as `possible` says there may be
-    (whole nodes, say, for a model that is divided within one). Ctrl-C and SIGTERM stop it with a checkpoint.
+    Lost ranks are started again, at most `restarts` times in a row without an advance of `progress()`, the step of the
+    latest checkpoint. A start needs at least `least` ranks, and a number that `possible` allows (for example whole
+    nodes, for a model that is divided within a node). Ctrl-C and SIGTERM stop the training with a checkpoint.
 
     Raises ConfigError when the cluster cannot be reached or never has the resources.
     """
@@ -110,10 +110,10 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
     except ConnectionError as error:
         raise ConfigError(f"--address {address}: no Ray cluster answers there ({error}); start one, or leave out "
                           f"--address to train on this machine") from None
-    except RuntimeError as error:                # another Ray or Python there than here
+    except RuntimeError as error:                # the cluster has another version of Ray or Python
         raise ConfigError(f"--address {address}: {error}") from None
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)      # over Ray's own: a job that is stopped gets it
+        signal.signal(signal.SIGTERM, signal.default_int_handler)      # replaces Ray's handler: stopping a job sends it
     failed, reached = 0, progress()
     try:
         while True:
@@ -137,23 +137,23 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
 
 
 def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Callable[[int], bool]) -> int:
-    """Ranks from their start to their end: an exit code. Raises Lost, Pause, ConfigError."""
+    """Run the ranks once, from start to end; returns an exit code. Raises Lost, Pause, ConfigError."""
     bundle = {"CPU": 1, **({"GPU": 1} if gpu else {})}
     group, found = room(bundle, size, least, possible)
     groups = [group]
     try:
         if found < size:
             say(f"training on {found} of {size} ranks: there is no room for more", sys.stderr)
-            groups.append(placement_group([bundle] * (size - found), strategy="PACK"))       # an autoscaler sees it
+            groups.append(placement_group([bundle] * (size - found), strategy="PACK"))       # shown to an autoscaler
         actor = ray.remote(Rank)
         try:
             members: list[Any] = [actor.options(
                 num_cpus=1, num_gpus=int(gpu), max_restarts=0, max_task_retries=0, max_concurrency=2,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)).remote()
                 for i in range(found)]
-            # a node that vanishes just now takes its ranks' places along: they wait for others, which may never come
+            # if a node vanishes now, its ranks wait for new places, which may never come: hence the timeout
             places = ray.get([member.place.remote() for member in members], timeout=PLACEMENT_S)
-            # ranks of a node have consecutive numbers, and see all its GPUs: NCCL then copies between them directly
+            # ranks of a node get consecutive numbers, and see all its GPUs, so that NCCL copies between these directly
             members = [m for _, m in sorted(zip(places, members), key=lambda pair: pair[0])]
             places.sort()
             host, port = ray.get(members[0].address.remote(), timeout=PLACEMENT_S)
@@ -172,15 +172,16 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
         return finish(members, waiting, groups[1:], set(nodes))
     finally:
         for made in groups:
-            remove_placement_group(made)         # ends the actors, too
+            remove_placement_group(made)         # this also ends the actors
 
 
 def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int], bool],
          clock: Clock = SYSTEM) -> tuple[Any, int]:
-    """A placement group for `size` ranks, or for as many as there is room for, and how many those are.
+    """(placement group, number of its ranks): for `size` ranks, or for as many as find room.
 
-    Fewer (not below `least`) will do at once when the living nodes could not hold all of them, and after a minute when
-    they could but others use them. Says every half minute what is missing. Raises ConfigError after ten minutes.
+    Fewer ranks (at least `least`) are taken at once when the present nodes could not hold all, and after PATIENCE_S
+    when they could but other jobs use them. Every half minute a message says what is missing. Raises ConfigError after
+    PLACEMENT_S.
     """
     def ask(ranks: int) -> Any:
         return placement_group([bundle] * ranks, strategy="PACK")
@@ -212,9 +213,9 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
 
 def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
            nodes: AbstractSet[str] = frozenset()) -> int:
-    """Wait for all ranks. When one fails or dies, the rest is not waited for: it would wait for the dead one. They are
-    stopped (Pause) once the ranks that found no room, whose placement groups `missing` are, have it, and when one of
-    `nodes` (ids) is drained."""
+    """Wait for all ranks; returns an exit code. When one rank fails or dies, it does not wait for the others, which
+    hang in a collective. All ranks are stopped (Pause) once there is room for the ranks left out, whose placement
+    groups are `missing`, and when one of `nodes` (ids) is drained."""
     asked, why = False, ""
     while waiting:
         done: list[Any] = []
@@ -227,7 +228,7 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
                     why = "a node is about to go"
                 if why:
                     say(f"{why}: stopping after this step, with a checkpoint", sys.stderr)
-            if asked or why:                     # again and again: a rank that has not begun yet forgets the request
+            if asked or why:                     # repeated: a rank that has not begun yet forgets the request
                 for member in members:
                     member.stop.remote()
         except KeyboardInterrupt:
@@ -239,13 +240,13 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
             try:
                 code, said = ray.get(result)
             except ray.exceptions.RayError as error:
-                if asked:                        # who asked for the end does not want a restart
+                if asked:                        # a requested end must not lead to a restart
                     raise KeyboardInterrupt from None
                 raise Lost(f"a rank died: {type(error).__name__}: {last_line(error)}") from None
-            if 0 < code < 128:                   # also when it should have stopped: its checkpoint may have failed
+            if 0 < code < 128:                   # an error, even in a requested stop: its checkpoint may have failed
                 say(said.rstrip(), sys.stderr)
                 return code
-            if code:                             # an orderly stop: let the others end, too
+            if code:                             # an orderly stop: wait for the others to end, too
                 ray.wait(waiting, num_returns=len(waiting), timeout=ENDING_S)
                 if why and not asked:
                     raise Pause
@@ -254,13 +255,13 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
 
 
 def draining() -> set[str]:
-    """Ids of nodes that have been told to go. No part of Ray's public interface: without it none are known."""
+    """Ids of nodes that are being drained. Empty if this Ray lacks the call, which is not in its public interface."""
     try:
         return set(ray._private.state.state.get_draining_nodes())
-    except Exception:                            # losing a node is borne, too
+    except Exception:                            # the loss of the node is then handled when it happens
         return set()
 
 
 def last_line(error: BaseException) -> str:
-    """Of a remote error, which is a traceback: its end."""
+    """The last line of a remote error, whose text is a traceback."""
     return (str(error).strip().splitlines() or [""])[-1]

@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     from trainer.loop.threads import Watch, settle, threads
 
-    watch = Watch()                       # while torch is imported
+    watch = Watch()                       # measures the load of the cores while torch is imported
     from trainer.base.config import ConfigError
     from trainer.data.remote import fetch_shards, is_url
     from trainer.loop.run import open_run
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     from trainer.parallel.world import world
 
     tell = (lambda _text: None) if options.quiet or options.json else say
-    if training.source:                   # before the ranks meet: no rank waits for a download in a collective
+    if training.source:                   # before the ranks connect: no rank may wait for a download in a collective
         fetch_shards(training.source, training.curriculum, tell)
     settle(training, watch, options.device)
     with world(options.device) as here:
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def on_cluster(options: argparse.Namespace, training: Run) -> int:
-    """Train on the Ray cluster at --address, which has to want a token and to take ours."""
+    """Train on the Ray cluster at --address, which must require a token and accept ours."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint.checkpoints import latest
 
@@ -119,14 +119,15 @@ def on_cluster(options: argparse.Namespace, training: Run) -> int:
             return False
 
     size = options.gpus or options.ranks
-    training.config.parallel.shape(size)          # its error now, not on the nodes
+    training.config.parallel.shape(size)          # raises its error here, not on the nodes
     return launch(forwarded(options), address, size, gpu=bool(options.gpus), ship_code=options.ship_code,
                   least=options.least or size, restarts=options.restarts, possible=possible,
                   progress=progress)
 
 
 def forwarded(options: argparse.Namespace) -> list[str]:
-    """The command line of one rank on a cluster: without what chose the cluster, paths absolute (shared storage)."""
+    """The command line of one rank on a cluster: without the options that choose the cluster, and with absolute paths
+    (on shared storage)."""
     from trainer.data.remote import is_url
 
     out = ["run", os.path.abspath(options.run) if os.path.isdir(options.run) else options.run,

@@ -1,8 +1,8 @@
-"""Alerts: five rules over the numbers of a training, each raised once and taken back once.
+"""Alerts: five rules over the numbers of a training. An alert is raised once and cleared once.
 
-An alert is printed, kept as a line `event: alert` of metrics.jsonl, and a gauge of trainer.prom that is 1 while it
-stands; Prometheus' Alertmanager (or another reader of these) notifies people. No rule stops a training: that is
-decided in `trainer.loop.stability`.
+An alert is printed, written as a line `event: alert` to metrics.jsonl, and is a gauge of trainer.prom that is 1 while
+the alert holds. Prometheus' Alertmanager (or another reader of these) notifies people. No rule stops a training;
+`trainer.loop.stability` decides that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 RULES = ("throughput", "evaluation", "spikes", "data_wait", "checkpoint")
-#: log intervals the speed is compared with, and how many there must be
+#: number of log intervals whose median is compared with the speed, and the minimum for a comparison
 INTERVALS, ENOUGH = 50, 8
 #: steps the spike score covers (OLMo-core's stability monitor)
 SCORED = 1000
@@ -23,10 +23,10 @@ SCORED = 1000
 
 @dataclass(frozen=True)
 class AlertsConfig:
-    """Above which an alert is raised; null turns a rule off.
+    """Limits above which an alert is raised; null turns a rule off.
 
-    `throughput`: share of the running median of tokens/s that is missing. `evaluation`: nats by which the held-out loss
-    of a stream exceeds its best. `spikes`: share of the last 1,000 steps whose loss or gradient norm was no number or
+    `throughput`: relative drop of tokens/s below the running median. `evaluation`: nats by which the held-out loss
+    of a stream exceeds its best. `spikes`: share of the last 1,000 steps whose loss or gradient norm was not finite or
     more than `stability.sigma` deviations above the mean. `data_wait`: share of the time spent waiting for batches.
     `checkpoint`: minutes without a checkpoint.
     """
@@ -47,7 +47,7 @@ class AlertsConfig:
 
 @dataclass(frozen=True)
 class Alert:
-    """A rule that was raised (`on`) or taken back; `text` describes the observation."""
+    """A rule's alert that was raised (`on`) or cleared; `text` describes the observation."""
 
     rule: str
     on: bool
@@ -55,8 +55,8 @@ class Alert:
 
 
 class Alerts:
-    """Holds what the rules remember. Each method takes in what has happened and returns what changed by it. `lines` of
-    former processes say what the best evaluations were."""
+    """The state of the rules. Each method takes new observations and returns the alerts they raise or clear. The best
+    evaluations so far are read from `lines` of former processes."""
 
     def __init__(self, config: AlertsConfig, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.config = config
@@ -71,7 +71,7 @@ class Alerts:
                 self.evaluation(line["streams"])
 
     def step(self, outlier: bool) -> list[Alert]:
-        """Every step: whether its loss or gradient norm was out of all proportion (`SpikeDetector`)."""
+        """Every step. `outlier`: its loss or gradient norm was a spike (`SpikeDetector`)."""
         self.outliers.append(outlier)
         limit = self.config.spikes
         return self.settle("spikes", limit is not None and self.spike_score > limit,
@@ -80,12 +80,12 @@ class Alerts:
 
     @property
     def spike_score(self) -> float:
-        """Share of the last SCORED steps that were outliers; of a young training over SCORED all the same."""
+        """Outliers among the last SCORED steps, divided by SCORED even if the training has fewer steps."""
         return sum(self.outliers) / SCORED
 
     def interval(self, phase: str, speed: float, data_share: float, since_checkpoint: float) -> list[Alert]:
         """Every log interval: tokens/s, share of the time waited for data, seconds since the last checkpoint."""
-        if phase != self.phase:                      # another sequence or batch has another speed
+        if phase != self.phase:                      # the speed depends on sequence length and batch
             self.phase = phase
             self.speeds.clear()
         usual = median(self.speeds) if len(self.speeds) >= ENOUGH else None
@@ -116,7 +116,7 @@ class Alerts:
                            + ("; ".join(self.regressed.values()) or "no more"))
 
     def settle(self, rule: str, on: bool, text: str) -> list[Alert]:
-        """The change in the state of `rule`; nothing while it stays the same."""
+        """Set the state of `rule`; returns the alert if the state changed, else nothing."""
         if on == (rule in self.standing):
             return []
         if on:

@@ -1,9 +1,9 @@
-"""Where the wall time went: every second since the first start of a training belongs to exactly one cause.
+"""Accounting of wall time: every second since the first start of a training belongs to exactly one cause.
 
-Goodput is the share of the wall time in which kept steps were computed (Google Cloud's ML Productivity Goodput). The
-ledger is a stop watch that always runs for one cause, so that the causes sum to the wall time by construction. Its
-state is written with metrics lines; the next process reads it there, adds the gap as `restart`, and counts the steps
-the kill made void as `lost`.
+Goodput is the share of the wall time in which kept steps were computed (Google Cloud's ML Productivity Goodput). A stop
+watch always runs for one cause, so that the causes sum to the wall time by construction. Its state is written with
+metrics lines. After a kill the next process reads it there, adds the gap as `restart`, and moves the time of steps
+after the checkpoint to `lost`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CAUSES = {
     "restart": "restarts",                # from the last line of a process to the start of the next
     "lost": "steps lost",                 # skipped, or done again after a kill or a rewind
 }
-#: causes that belong to steps: when steps are lost, this time is lost with them
+#: causes that belong to steps: when steps are lost, their time moves to `lost`
 OF_STEPS = ("training", "warmup", "data")
 
 
@@ -62,8 +62,9 @@ class Goodput:
         self.seconds[target] += seconds
 
     def record(self) -> dict[str, Any]:
-        """What a metrics line keeps under "goodput": seconds by cause up to now (`at`: the line may be written later),
-        model FLOPs of kept steps, and the FLOPs the devices could have done meanwhile (0: unknown)."""
+        """The record of a metrics line under "goodput": seconds by cause up to now, the time of the record (`at`: the
+        line may be written later), model FLOPs of kept steps, and the FLOPs the devices could have done (0:
+        unknown)."""
         self.enter(self.cause)
         return {**{cause: round(s, 3) for cause, s in self.seconds.items()},
                 "flops": self.flops, "capacity": self.capacity, "at": round(time.time(), 3)}
@@ -77,12 +78,12 @@ class Goodput:
         return self.seconds["training"] / self.wall if self.wall else 0.0
 
     def mfu(self) -> float | None:
-        """Wall MFU: model FLOPs of the steps that count over what the devices could have done in all the wall time."""
+        """Wall MFU: model FLOPs of kept steps over the FLOPs the devices could have done in the whole wall time."""
         return self.flops / self.capacity if self.capacity else None
 
     def resume(self, lines: Sequence[dict[str, Any]], step: int) -> None:
-        """Take over from the processes that wrote `lines` (all of metrics.jsonl, void ones too); training goes on
-        after `step`."""
+        """Continue the accounting of the processes that wrote `lines` (all of metrics.jsonl, void ones too); training
+        resumes after `step`."""
         last = latest(lines)
         if last is None:
             return
@@ -90,7 +91,7 @@ class Goodput:
         gap = max(0.0, self.began - alive)
         for cause in CAUSES:
             self.seconds[cause] += last["goodput"].get(cause, 0.0)
-        # from the last record to the last line the former process wrote its checkpoint; the rest was for nothing
+        # after its last record the former process wrote checkpoints, which count; the rest of that time is lost
         unrecorded = max(0.0, self.began - recorded - gap)
         written = sum(line.get("seconds", 0.0) for line in lines if line["event"] == "checkpoint"
                       and "goodput" in line and at(line) >= recorded)
@@ -102,8 +103,8 @@ class Goodput:
         self.rewind(lines, step)
 
     def rewind(self, lines: Sequence[dict[str, Any]], step: int) -> None:
-        """The steps after `step` will be done again, or never: what they cost since the record of `lines` that is
-        nearest before was lost."""
+        """The steps after `step` become void: move their time, since the latest record of `lines` up to `step`, to
+        `lost`."""
         kept = latest([line for line in standing(lines) if line["step"] <= step])
         before = kept["goodput"] if kept else {}
         self.enter(self.cause)
@@ -131,7 +132,8 @@ def at(line: Mapping[str, Any]) -> float:
 
 
 def latest(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The one of `lines` with the last record: a checkpoint's line comes when it is written, its record is older."""
+    """The one of `lines` with the latest record. It need not be the last line: the line of a checkpoint is written when
+    the checkpoint is complete, with a record from its beginning."""
     return max((line for line in lines if "goodput" in line), key=at, default=None)
 
 

@@ -1,7 +1,7 @@
-"""What the machine does meanwhile: memory, and of GPUs temperature, utilisation and power; and which rank is slow.
+"""Readings of the machine during a training: memory; temperature, utilisation and power of GPUs; and the slowest rank.
 
 Temperature, utilisation and power come from NVML through `torch.cuda`, which needs the package `pynvml`
-(nvidia-ml-py); without it they are left out, which is printed once. Nothing here runs on the step path.
+(nvidia-ml-py). Without it they are left out, which is printed once. No reading happens within a step.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from trainer.parallel.world import World
 #: readings requested from NVML: (key, torch.cuda function, factor to the key's unit)
 NVML = (("gpu_temperature_c", "temperature", 1.0), ("gpu_utilization", "utilization", 0.01),
         ("gpu_power_w", "power_draw", 0.001))
-#: the parts of the ranks' readings that a metrics line keeps
+#: readings in a metrics line, and how the values of the ranks are combined
 OVER_RANKS: dict[str, Callable[[list[float]], float]] = {
     "host_memory_bytes": max, "gpu_memory_bytes": max, "gpu_reserved_bytes": max, "gpu_temperature_c": max,
     "gpu_utilization": fmean, "gpu_power_w": sum}
-#: width of the product every rank times: large enough to be compute on a GPU, and nothing on a CPU
+#: width of the matrix product that every rank times: large enough to be bound by compute on a GPU, negligible on a CPU
 PROBE = {"cuda": 4096, "cpu": 192}
-#: what a rank reports at log interval; the order is that of the gathered vector
+#: the readings of a rank at each log interval, in the order of the gathered vector
 FIELDS = ("probe_s", "data_wait_p50_ms", "data_wait_p99_ms", "data_wait_s", *OVER_RANKS)
 
 
 class Hardware:
-    """Reads this rank's machine. Reports once through `say` what cannot be read."""
+    """Reads this rank's machine. Reports once through `say` which readings are unavailable."""
 
     def __init__(self, world: World, say: Callable[[str], None]) -> None:
         self.world, self.cuda = world, world.device.type == "cuda"
@@ -43,7 +43,7 @@ class Hardware:
         self.matrix = torch.ones(size, size, dtype=dtype, device=world.device)
 
     def read(self) -> dict[str, float]:
-        """FIELDS that can be read here. Peak GPU memory is since the last reading."""
+        """The readings of FIELDS that are available here. Peak GPU memory is since the last reading."""
         result = {"host_memory_bytes": float(host_memory()), "probe_s": self.probe()}
         if self.cuda:
             result["gpu_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.world.device))
@@ -53,7 +53,7 @@ class Hardware:
         return result
 
     def sensors(self) -> dict[str, float]:
-        """Temperature, utilisation and power of this rank's GPU; {} where NVML cannot be asked."""
+        """Temperature, utilisation and power of this rank's GPU; {} where NVML is not available."""
         result = {}
         for key, function, factor in NVML if self.nvml else ():
             try:
@@ -101,7 +101,7 @@ def host_memory() -> int:
 
 
 def gather(mine: dict[str, float], world: World) -> list[dict[str, float]]:
-    """What every rank reports, in order of rank: one all-gather of a short vector (NaN: not read)."""
+    """The readings of all ranks, in order of rank: one all-gather of a short vector (NaN: not read)."""
     vector = torch.tensor([mine.get(key, float("nan")) for key in FIELDS], dtype=torch.float64, device=world.device)
     out = [torch.empty_like(vector) for _ in range(dist.get_world_size())]
     dist.all_gather(out, vector)
@@ -109,8 +109,8 @@ def gather(mine: dict[str, float], world: World) -> list[dict[str, float]]:
 
 
 def summary(ranks: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """What the ranks report, as a metrics line keeps it: the worst of temperature and memory, the sum of power, the
-    mean of utilisation, and `straggler`: how much slower than the median the slowest rank computes, and which it is."""
+    """The readings of all ranks combined for a metrics line: maximum of temperature and memory, sum of power, mean of
+    utilisation, and `straggler`: the slowest rank, and the ratio of its time to the median."""
     result: dict[str, Any] = {}
     for key, how in OVER_RANKS.items():
         values = [rank[key] for rank in ranks if key in rank]

@@ -1,8 +1,9 @@
-"""What happened, step by step: a JSONL file is the truth; TensorBoard, W&B and a Prometheus text file are views of it.
+"""The metrics of a training: metrics.jsonl is authoritative; TensorBoard, W&B and a Prometheus text file are views of
+it.
 
 Every line is a JSON object with `v` (the version of this format), `event` (start, resume, rewind, step, eval,
-checkpoint, alert, sample, end), `step` and `time`. Keys are added, never renamed. The file is only appended to: after a
-resume at or a rewind to step k, what was written for steps beyond k is void, and `read` leaves it out.
+checkpoint, alert, sample, end), `step` and `time`. Keys are added, never renamed. The file is only appended to: a
+resume at step k, or a rewind to it, makes the lines of steps beyond k void, and `read` leaves them out.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from trainer.base.files import appending
 from trainer.observe.prometheus import Textfile
 
 VERSION = 1
-#: events whose numbers go to TensorBoard and W&B, and under which name
+#: events whose numbers go to TensorBoard and W&B → prefix of the names there
 VIEWED = {"step": "train", "eval": "heldout"}
 
 
 @dataclass(frozen=True)
 class WandbConfig:
     """Weights & Biases (the package `wandb`). Without an API key (`wandb login`, WANDB_API_KEY), or with
-    WANDB_MODE=offline, it records under OUT/wandb; `wandb sync` sends that later."""
+    WANDB_MODE=offline, it records under OUT/wandb, and `wandb sync` can send the record later."""
 
     project: str
     entity: str | None = None
@@ -43,21 +44,21 @@ class WandbConfig:
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Views of metrics.jsonl. TensorBoard is written where the package is there, trainer.prom always."""
+    """Views of metrics.jsonl. TensorBoard files are written if the package is installed, trainer.prom always."""
 
     wandb: WandbConfig | None = None
 
 
 class View(Protocol):
-    def void(self, step: int) -> None: ...         # what was written for `step` and later
+    def void(self, step: int) -> None: ...         # drop the numbers of `step` and later steps
     def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
 
 
 class Metrics:
-    """Appends to `folder`/metrics.jsonl, and to the views. Only rank 0 writes (`enabled`). `about`: what W&B keeps as
-    the configuration."""
+    """Appends to `folder`/metrics.jsonl, and to the views. Only rank 0 writes (`enabled`). `about`: the configuration
+    that W&B shows."""
 
     def __init__(self, folder: Path, enabled: bool, config: MetricsConfig | None = None, name: str = "",
                  about: Mapping[str, Any] | None = None, say: Callable[[str], None] | None = None) -> None:
@@ -130,7 +131,7 @@ class TensorBoard:
         if self.writer is None:
             self.writer = self.open(purge_step=step)
             return
-        # not another file: they are read in the order of their names, and those of one second stand there as it falls
+        # not a new file: TensorBoard reads files in the order of their names, which is arbitrary within one second
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self.writer._get_file_writer().add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
@@ -151,8 +152,8 @@ class TensorBoard:
 
 @dataclass
 class Wandb:
-    """One W&B run per output folder, also over restarts. It never asks for a key, never shows one, and never ends a
-    training: the first error switches it off. Raises ImportError where wandb cannot be imported."""
+    """One W&B run per output folder, also across restarts. It never prompts for a key, never shows one, and never ends
+    a training: the first error switches it off. Raises ImportError where wandb cannot be imported."""
 
     folder: Path
     config: WandbConfig
@@ -173,7 +174,7 @@ class Wandb:
                 project=self.config.project, entity=self.config.entity, name=self.config.name or self.name or None,
                 id=identity.read_text().strip(), resume="allow", dir=str(self.folder), config=dict(self.about),
                 mode=mode, settings=wandb.Settings(console="off", silent=True, save_code=False))
-            # a resume may go back; W&B's own step cannot
+            # a resume may go back to an earlier step, but W&B's own step counter cannot
             self.run.define_metric("step")
             self.run.define_metric("*", step_metric="step")
         except Exception as error:
@@ -183,11 +184,11 @@ class Wandb:
                      f"offline (no API key); `wandb sync {self.folder / 'wandb'}/offline-run-*` sends it"))
 
     def give_up(self, error: Exception) -> None:
-        self.run = None                                  # not its text: it may hold what it was called with
+        self.run = None                                  # the error's text is not shown: it may contain the API key
         self.say(f"W&B failed ({type(error).__name__}): left out from here on; metrics.jsonl has everything")
 
     def void(self, step: int) -> None:
-        """W&B cannot: its curve goes back to `step`, as metrics.jsonl does."""
+        """W&B cannot drop numbers: its curve jumps back to `step`."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         if self.run is not None:
@@ -208,7 +209,7 @@ class Wandb:
 
 
 def logged_in() -> bool:
-    """Whether W&B would find an API key (`wandb login` writes it to .netrc); without one it would ask for it."""
+    """Whether W&B would find an API key (`wandb login` writes it to .netrc); without one it would prompt for it."""
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
     try:
         return bool(os.environ.get("WANDB_API_KEY")) or \
@@ -227,7 +228,7 @@ def flat_numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, floa
     return result
 
 
-#: whether a line is wanted, by its event, its step and its text: before it is parsed, which is what takes the time
+#: (event, step, text of a line) → whether the line is wanted; called before parsing, which takes most of the time
 Wanted = Callable[[str, int, str], bool]
 HEAD = re.compile(r'\{"v": \d+, "event": "(\w+)", "step": (\d+)')
 #: events that make earlier lines void
@@ -235,12 +236,12 @@ TURNS = ("start", "resume", "rewind")
 
 
 def scan(path: Path, wanted: Wanted | None = None) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl, void ones too, without torn ones; with `wanted` only some, and the last. One at a
-    time: a file of a million steps is gigabytes."""
+    """The lines of metrics.jsonl, void ones too, without torn ones; with `wanted` only those, and the last. It is a
+    generator, because the file of a million steps has gigabytes."""
     if not path.exists():
         return
     text, told = "", True
-    with open(path, encoding="utf-8", errors="replace") as f:       # a kill may tear a letter, too
+    with open(path, encoding="utf-8", errors="replace") as f:       # a kill may cut a line inside a character
         for text in f:
             head = HEAD.match(text)
             told = wanted is None or head is None or wanted(head[1], int(head[2]), text)
@@ -251,7 +252,7 @@ def scan(path: Path, wanted: Wanted | None = None) -> Iterator[dict[str, Any]]:
 
 
 def parse(text: str) -> dict[str, Any] | None:
-    """A line, or None for what a kill has torn."""
+    """The object of a line, or None for a line that a kill has cut."""
     try:
         line = json.loads(text)
     except json.JSONDecodeError:
@@ -265,7 +266,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def standing(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`lines` without what a later start or resume among them made void."""
+    """`lines` without those that a later start, resume or rewind among them made void."""
     kept: list[dict[str, Any]] = []
     for line in lines:
         if line["event"] == "start":

@@ -1,7 +1,7 @@
-"""Model FLOPs utilisation, by a formula that has a name and a peak that is known, or not at all.
+"""Model FLOPs utilisation, by a published formula and a known peak; without a known peak there is no MFU.
 
 Step MFU is over the time of steps alone (no evaluation, checkpoints, compilation), wall MFU over all the time since the
-first start. Model FLOPs are those of the model: what activation checkpointing computes again does not count.
+first start. Only FLOPs of the model count, not those of recomputation by activation checkpointing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch
 from trainer.model.config import ModelConfig
 
 #: Chowdhery et al. (PaLM, arXiv 2204.02311, appendix B): forward and backward of all matrices, and of attention over
-#: the full square; here over the squares of the documents, since attention does not leave them
+#: the full square of the window; here over the squares of the documents, since attention stays within them
 FORMULA = "6·N_matmul + 12·layers·heads·head_dim·(Σ len² / Σ len)"
 
-#: dense bfloat16 FLOP/s with float32 sums, without sparsity (vendors' data sheets), by the very name torch gives the
-#: device: a variant that is not here (an H20, a slice of a GPU) is unknown, never its bigger sister
+#: dense bfloat16 FLOP/s with float32 sums, without sparsity (vendors' data sheets), by torch's exact name of the
+#: device: a variant that is not listed (an H20, a slice of a GPU) is unknown, and must not count as its larger relative
 PEAKS = {
     "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA A100-PCIE-40GB": 312e12,
     "NVIDIA A100 80GB PCIe": 312e12, "NVIDIA A800-SXM4-80GB": 312e12, "NVIDIA A800 80GB PCIe": 312e12,
@@ -38,8 +38,8 @@ def step_flops(config: ModelConfig, vocab: int, tokens: int, attended: int) -> i
 
 
 def peak(device: torch.device, fp8: bool = False) -> float | None:
-    """Dense bf16 FLOP/s of the device; None when its name is not in the table, and for fp8, which has no single peak:
-    a part of the products is bf16 still, so such a run has TFLOP/s and no MFU."""
+    """Dense bf16 FLOP/s of the device; None when its name is not in the table. None also for fp8: some products are
+    still bf16, so that there is no single peak, and such a run has TFLOP/s but no MFU."""
     if device.type != "cuda" or fp8:
         return None
     return PEAKS.get(torch.cuda.get_device_name(device))

@@ -1,12 +1,12 @@
-"""The gradient noise scale: up to which batch size more data in a step still buys fewer steps.
+"""The gradient noise scale: the batch size up to which more data per step still saves steps.
 
 McCandlish et al., "An Empirical Model of Large-Batch Training" (arXiv 1812.06162): B_simple = tr Σ / |G|², where G is
-the gradient of the loss and Σ the covariance of one token's gradient. A batch far below B_simple wastes nothing, one
-far above it wastes most of what it reads. Both come from the squared gradient norms of a small and a large batch
-(appendix A.1): E|G_B|² = |G|² + tr Σ / B. Small batches are the micro-batches of all ranks, the large one is the step.
+the gradient of the loss and Σ the covariance of one token's gradient. A batch far below B_simple wastes no data, one
+far above it wastes most. Both terms follow from the squared gradient norms of a small and a large batch (appendix A.1):
+E|G_B|² = |G|² + tr Σ / B. Small batches are the micro-batches of all ranks, the large one is the step.
 
-What is needed is the gradient of a micro-batch before it is added to anything: a hook on the unsharded parameters of
-FSDP sees it, whole, on its rank, before accumulation and before the reduction. Measured at log interval only.
+This needs the gradient of a single micro-batch. A hook on the unsharded parameters of FSDP sees that gradient, whole,
+on its rank, before accumulation and before the reduction. It is measured only once per log interval.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from trainer.model.tensor import copies
 
-#: of an estimate to the next one; a single measurement is mostly noise
+#: weight of the mean so far at each new measurement; a single measurement is mostly noise
 KEEP = 0.95
 
 
 class MicroNorms:
     """Squared gradient norms of single micro-batches of a model under `fully_shard`.
 
-    Between `start` and `take` call `add` after every backward. On the device throughout; 0 when nothing is measured but
-    a Python call per parameter. `shared`: ranks that compute the same micro-batch together (tensor parallel).
+    Between `start` and `take` call `add` after every backward. All values stay on the device. While not measuring, the
+    cost is one Python call per parameter. `shared`: ranks that compute the same micro-batch together (tensor parallel).
     """
 
     def __init__(self, model: nn.Module, device: torch.device, shared: int = 1) -> None:
@@ -47,19 +47,18 @@ class MicroNorms:
                 module.reshard()
 
     def hook(self, grad: Tensor) -> None:
-        """Runs before the gradient of one backward is accumulated; leaves it as it is."""
+        """Runs before the gradient of one backward is accumulated; does not change it."""
         if self.on:
             self.square += part(grad.detach(), self.shared)
 
     def start(self) -> None:
         self.on = True
         self.square.zero_()
-        self.sums = torch.zeros_like(self.sums)      # the former may still wait to be read
+        self.sums = torch.zeros_like(self.sums)      # a new tensor: the former may not have been read yet
 
     def add(self, targets: Tensor, scale: Tensor) -> None:
-        """After the backward of a micro-batch with `targets` counted targets (0-d), whose loss was multiplied by
-        `scale` (0-d): its part of Σ |G_i|², Σ 1/n_i and the number of micro-batches. One without targets is left out.
-        """
+        """Add a micro-batch after its backward to Σ |G_i|², Σ 1/n_i and the number of micro-batches. It has `targets`
+        counted targets (0-d), and its loss was multiplied by `scale` (0-d). One without targets is left out."""
         if not self.on:
             return
         n = targets.double()
@@ -76,7 +75,7 @@ class MicroNorms:
 
 
 def part(grad: Tensor, shared: int) -> Tensor:
-    """This rank's part of Σ g² (float32): those of the `shared` ranks that computed it sum to the whole."""
+    """This rank's part of Σ g² (float32): the parts of the `shared` ranks that computed it sum to the whole."""
     if not isinstance(grad, DTensor):
         return torch.linalg.vector_norm(grad, dtype=torch.float32).square() / shared
     if any(placement.is_partial() for placement in grad.placements):
@@ -86,7 +85,7 @@ def part(grad: Tensor, shared: int) -> Tensor:
 
 def estimate(small: float, inverse: float, big: float, targets: float) -> tuple[float, float]:
     """Unbiased (tr Σ per token, |G|²) from the mean of |G_i|² over micro-batches, the mean of 1/n_i, the squared norm
-    of the step's gradient, and its number of targets. Either may come out negative; use means over steps.
+    of the step's gradient, and its number of targets. Either estimate may be negative; use means over steps.
     Raises ValueError when the step was one micro-batch."""
     spread = inverse - 1 / targets
     if spread <= 1e-9 * inverse:
@@ -96,7 +95,7 @@ def estimate(small: float, inverse: float, big: float, targets: float) -> tuple[
 
 
 class NoiseScale:
-    """Exponential means of both estimates, and their ratio (the ratio of means, not the mean of ratios: A.1)."""
+    """Exponential means of both estimates, and the ratio of these means (not the mean of ratios: A.1)."""
 
     def __init__(self, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.trace = self.signal = self.weight = 0.0
@@ -111,12 +110,12 @@ class NoiseScale:
 
     @property
     def tokens(self) -> float | None:
-        """B_simple, the critical batch in tokens; None until the signal stands out."""
+        """B_simple, the critical batch in tokens; None while one of the means is not positive."""
         return self.trace / self.signal if self.signal > 0 and self.trace > 0 else None
 
     def measure(self, sums: Sequence[float], norm: float | None, targets: float) -> dict[str, Any] | None:
-        """Take in one step: `sums` of `MicroNorms.take` over all ranks, its gradient norm (None: no finite number) and
-        counted targets. Returns what a metrics line keeps, or None when there is nothing to learn from it."""
+        """Add one step: `sums` of `MicroNorms.take` over all ranks, its gradient norm (None: not finite) and counted
+        targets. Returns the part of a metrics line, or None when the step gives no estimate."""
         squares, inverses, count = sums
         if not count or not targets or norm is None or not math.isfinite(norm) or not math.isfinite(squares):
             return None

@@ -1,8 +1,9 @@
 """How far a step moves the parameters: norm, update norm and their ratio for each group of the optimiser.
 
-An update is what the parameters changed by, whatever the optimiser; so they must be copied before the step. A copy of
-everything would cost 4 bytes a parameter: above SAMPLE values a rank copies the first part of every tensor, and the
-ratio is of those. (About 10⁻³ of the norm a step is usual for Adam; far more: rate too high, far less: too low.)
+An update is the difference of the parameters before and after a step, whatever the optimiser, so they must be copied
+before the step. A copy of everything would cost 4 bytes per parameter: a rank with more than SAMPLE values copies only
+the first part of every tensor, and the ratio is of those parts. (A ratio of about 10⁻³ per step is usual for Adam; far
+more means a rate too high, far less one too low.)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SAMPLE = 1 << 24
 
 
 class Updates:
-    """Take one before `optimizer.step()`, call `sums` after it. Stays on the device."""
+    """Create one before `optimizer.step()`, call `sums` after it. All values stay on the device."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, sample: int = SAMPLE) -> None:
         self.groups = optimizer.param_groups
@@ -35,7 +36,7 @@ class Updates:
 
     @torch.no_grad()
     def sums(self) -> Tensor:
-        """[groups, 3] float64 of this rank, to be summed over all ranks: Σ p², and over what was copied Σ p² and Σ Δ².
+        """[groups, 3] float64 of this rank, to be summed over all ranks: Σ p², and over the copied parts Σ p² and Σ Δ².
         """
         rows = []
         for group, before in zip(self.groups, self.before):

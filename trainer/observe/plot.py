@@ -22,7 +22,7 @@ WIDTH, LEFT, RIGHT = 860, 64, 20
 LOSS_TOP, LOSS_HEIGHT = 68, 250
 RATE_TOP, RATE_HEIGHT = 354, 84
 HEIGHT = RATE_TOP + RATE_HEIGHT + 44
-#: at most so many points of a curve; beyond that, means of equal stretches
+#: maximum of points of a curve; longer ones are shown as means of equal stretches
 POINTS = 600
 #: streams whose held-out loss has a curve of its own
 STREAMS = 6
@@ -69,7 +69,7 @@ def draw(story: Story) -> str:
     low, high = span([*([losses.min(), losses.max()] if losses.size else []), *entropy,
                       *(v for curve in held.values() for _, v in curve)])
     known = np.flatnonzero(~np.isnan(rate))
-    # the schedule has corners: thinned by picking, not by averaging
+    # the schedule has corners: points are picked, since averaging would round them off
     rates = [(tokens[i], rate[i]) for i in pick(known.tolist())]
     top_rate = float(rate[known].max(initial=0.0)) or 1.0
 
@@ -133,8 +133,8 @@ def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element
 
 
 def curves(evals: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Held-out loss over tokens: all together under "", and where there are several streams, of at most STREAMS (those
-    with the most targets) each under its name."""
+    """Held-out loss over tokens: of all streams together under "". If there are several streams, also of up to STREAMS
+    of them (those with the most targets), each under its name."""
     result = {"": [(e["tokens"], e["loss"]) for e in evals]}
     sizes = {name: v["targets"] for e in evals[-1:] for name, v in e.get("streams", {}).items()}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name))[:STREAMS] if len(sizes) > 1 else ():
@@ -154,7 +154,7 @@ def stretches(marks: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, f
 
 
 def span(values: Sequence[float]) -> tuple[float, float]:
-    """A range with some air around the finite values."""
+    """The range of the finite values, with a margin."""
     finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     air = max(high - low, 0.1) * 0.05
@@ -206,7 +206,7 @@ def label(kind: str, x: float, y: float, text: str, **attributes: str) -> Elemen
 
 
 def upright(kind: str, x: float, top: float, title: str) -> Element:
-    """A line down to the bottom of the losses."""
+    """A vertical line from `top` down to the bottom of the loss curves."""
     return tag("line", tag("title", title), class_=kind, x1=x, x2=x, y1=top, y2=LOSS_TOP + LOSS_HEIGHT)
 
 
@@ -216,7 +216,7 @@ def gridline(y: float, text: str) -> Element:
 
 
 def legend(items: Sequence[tuple[str, str]], y: int) -> Iterator[Element]:
-    """(class, text) from the right, on one line at `y`."""
+    """Legend entries (class, text), placed from the right on one line at `y`."""
     x = float(WIDTH - RIGHT)
     for kind, text in reversed(items):
         x -= 6.2 * len(text) + 4

@@ -1,8 +1,8 @@
 """trainer.prom: the latest numbers in Prometheus' text format, for node_exporter's textfile collector.
 
-No server and no port: `node_exporter --collector.textfile.directory=OUT` (or a link to the file in the directory it
-watches) exports it. Written beside and renamed over the old one, so that no half file is ever read. All names begin
-with `tokenmill_train_`, carry their unit, and have the label `run`.
+There is no server and no port: `node_exporter --collector.textfile.directory=OUT` (or a link to the file in the
+directory it watches) exports it. A new file is renamed over the old one, so that a partial file is never read. All
+names begin with `tokenmill_train_`, carry their unit, and have the label `run`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ PREFIX = "tokenmill_train_"
 
 
 class Metric(NamedTuple):
-    """One family: `key` of the latest values (dotted), `kind` gauge or counter; a mapping there becomes one sample per
-    entry, `label` names what tells them apart, `field` the number in an entry that is a mapping itself."""
+    """One family: `key` of the latest values (dotted), `kind` gauge or counter. A mapping under the key becomes one
+    sample per entry: its key is the value of `label`, and `field` names the number if the entry is a mapping itself."""
 
     name: str
     kind: str
@@ -76,7 +76,7 @@ METRICS = (
 
 
 def render(run: str, values: Mapping[str, Any]) -> str:
-    """The text of the file. Keys that are missing, None or no numbers are left out, with their HELP and TYPE."""
+    """The text of the file. Keys that are missing, None or not numbers are left out, with their HELP and TYPE."""
     lines = []
     for metric in METRICS:
         samples = list(found(metric, values))
@@ -111,7 +111,7 @@ class Textfile:
         self.values: dict[str, Any] = {}
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Take in what is not None: a number that was not measured this time keeps its last value."""
+        """Take the values that are not None: a number that was not measured this time keeps its last value."""
         self.values |= {key: value for key, value in values.items() if value is not None}
 
     def write(self) -> None:

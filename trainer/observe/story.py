@@ -1,4 +1,4 @@
-"""What a metrics.jsonl tells a plot: columns of every step, and where updates were skipped or steps done again."""
+"""The contents of a metrics.jsonl for the plot: columns of every step, and the skipped and repeated steps."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from trainer.observe.metrics import parse
 
 
 class Story:
-    """What the plot needs of a metrics.jsonl: a few numbers a step."""
+    """The numbers of a metrics.jsonl that the plot needs: a few per step."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        #: of every step: number, tokens after it, loss (NaN: none), learning rate (NaN: skipped)
+        #: columns, one entry per step: number, tokens after it, loss (NaN: none), learning rate (NaN: skipped)
         self.number, self.tokens, self.loss, self.rate = (array("d") for _ in range(4))
-        self.skips: list[tuple[float, float]] = []                   # (number, tokens) of steps that changed nothing
-        self.passed: list[tuple[float, float]] = []                  # of steps that were not performed
-        self.rewinds: list[float] = []                               # tokens it went back to
+        self.skips: list[tuple[float, float]] = []                   # (number, tokens) of steps without an update
+        self.passed: list[tuple[float, float]] = []                  # (number, tokens) of steps not performed
+        self.rewinds: list[float] = []                               # tokens to which training was rewound
         self.evals: list[dict[str, Any]] = []
         self.phases: list[dict[str, Any]] = []
 
@@ -53,14 +53,14 @@ class Story:
 
 
 class StoryFile:
-    """The story of a metrics.jsonl. The file is read on from where it was read last, so that a plot of a million steps
-    does not take longer with every evaluation."""
+    """The story of a metrics.jsonl. Each reading continues where the last one ended, so that the plot of a million
+    steps does not take longer with every evaluation."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.story = path, 0, Story()
 
     def read(self) -> Story:
-        if self.path.stat().st_size < self.offset:                   # another file
+        if self.path.stat().st_size < self.offset:                   # the file was replaced
             self.offset, self.story = 0, Story()
         with open(self.path, "rb") as f:
             f.seek(self.offset)
@@ -73,7 +73,7 @@ class StoryFile:
 
 
 def story_of(path: Path) -> Story:
-    """What a metrics.jsonl tells by now."""
+    """The story of a metrics.jsonl as it stands now."""
     return _file(path).read()
 
 

@@ -3,10 +3,10 @@
 From one checkpoint of the stable phase a short decay to 0 is trained for each candidate mixture, and the held-out loss
 of every source is compared (micro-anneals: OLMo 2, arXiv 2501.00656; Llama 3, arXiv 2407.21783 §3.1.3). A mixture is a
 YAML file: streams and weights, or the keys of a phase (`mix`, `max_epochs`, `on_exhausted`). Streams the run does not
-have yet are taken from the store's shards/NAME. The first file is what the others are compared with.
+have yet are taken from the store's shards/NAME. The other mixtures are compared with that of the first file.
 
-All arms go on from the same place in the data. Seed s reads the same stretch of it in another order: its first s steps
-are phases of their own, and the windows of a phase are shuffled by its number.
+All arms continue from the same place in the data. Seed s reads the same stretch of it in another order: its first s
+steps are phases of their own, and the number of a phase seeds the shuffling of its windows.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def read_mix(path: Path) -> dict[str, Any]:
 
 
 def arm(base: Run, found: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int) -> Run:
-    """The training that goes on from `found` with the mixture `name`, for `tokens` tokens, decaying to 0."""
+    """The training that continues from `found` with the mixture `name`, for `tokens` tokens, decaying to 0."""
     from tokenizer.mixture.curriculum import CurriculumError
     from trainer.base.config import ConfigError
     from trainer.optim.schedule import ScheduleConfig
@@ -96,7 +96,7 @@ def arm(base: Run, found: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], na
         curriculum = future(base, found.meta["samples"], mixes, name, tokens, seed, rate)
     except CurriculumError as error:
         raise ConfigError(str(error)) from None
-    # the rate is the phase's own; shares of a total that has changed (a warm-up of 2%) have no say any more
+    # the phase has a rate of its own; the run's schedule (a warm-up of 2%) would refer to another total
     config = replace(base.config, schedule=ScheduleConfig(kind="constant", warmup="0"), skip=())
     made = replace(base, curriculum=curriculum, config=config,
                    out=base.out / "anneal" / f"from{found.step}" / f"{name}-seed{seed}")
@@ -106,8 +106,8 @@ def arm(base: Run, found: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], na
 
 def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int,
            rate: float) -> Curriculum:
-    """The curriculum of `base`, and from `sample` on the mixture `name`. All candidates' streams are in it, so that the
-    held-out data of all of them is measured in every arm."""
+    """The curriculum of `base`, with the mixture `name` from `sample` on. It has the streams of all candidates, so that
+    every arm measures the held-out data of all of them."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
     from tokenizer.mixture.resolve import place
     from trainer.tools.curriculum_edit import new_streams
@@ -127,8 +127,8 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
 
 
 def plant(found: Checkpoint, base: Run, run: Run) -> None:
-    """Make `found` the checkpoint that `run`, an arm, begins with: the same files (linked), what is said about them
-    changed to the arm's configuration and curriculum. Nothing when the arm has begun already."""
+    """Make `found` the checkpoint that `run`, an arm, begins with: its files are linked, its metadata is changed to the
+    arm's configuration and curriculum. Does nothing when the arm has begun already."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.checkpoint.ledger import NAME
 

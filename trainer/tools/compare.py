@@ -1,8 +1,8 @@
 """`tokenmill train compare A B …`: trainings side by side, at the number of tokens that all of them have reached.
 
-Each is the folder of a run (STORE/runs/RUN) or what `--out` was. Everything comes from their metrics.jsonl. Training
-losses are means over the last twentieth of the tokens; held-out ones those of the last evaluation all of them have, as
-far as they evaluate at the same tokens.
+Each is the folder of a run (STORE/runs/RUN) or the folder given as `--out`. All numbers come from their metrics.jsonl.
+Training losses are means over the last twentieth of the tokens. Held-out losses are those of the last evaluation that
+all of them have, as far as they evaluate at the same tokens.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pipeline.base.visible import json_text, visible
 
 #: training losses are means over this share of the tokens, up to where trainings are compared
 TAIL = 0.05
-#: what is kept of a line: of a long training there are a million
+#: keys of a metrics line that are kept; the whole lines of a million steps would not fit into memory
 KEPT = ("event", "step", "tokens", "loss", "streams", "tokens_per_s", "mfu", "config", "phases", "world", "device")
-#: what is kept of a line of metrics.jsonl: of a million steps the rest would not fit into memory
+#: keys of a metrics line that are kept; the whole lines of a million steps would not fit into memory
 KEPT = ("event", "step", "tokens", "loss", "streams", "tokens_per_s", "mfu", "world", "device", "config", "phases")
 
 
@@ -54,7 +54,7 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
             raise ConfigError(f"{path}: no step has been performed yet")
         histories.append(history)
     tokens = min(max(line["tokens"] for line in h if line["event"] == "step") for h in histories)
-    # held-out losses at equal tokens, too: where the one evaluated least often was last judged
+    # held-out losses at equal tokens, too: at the last evaluation of the training that evaluates least often
     evaluated = [[e["tokens"] for e in h if e["event"] == "eval" and e["tokens"] <= tokens] for h in histories]
     judged = min((max(at) for at in evaluated if any(at)), default=0)
     first = [[line for line in h if line["event"] in ("start", "resume")][-1] for h in histories]
@@ -70,7 +70,7 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def at(history: Sequence[Mapping[str, Any]], tokens: int, judged_at: int) -> dict[str, Any]:
-    """What a training had reached after `tokens` tokens, and at its last evaluation up to `judged_at`, or its first."""
+    """The numbers of a training after `tokens` tokens, and of its last evaluation up to `judged_at`, or its first."""
     steps = [line for line in history if line["event"] == "step" and line["tokens"] <= tokens]
     tail = [line for line in steps if line["tokens"] > (1 - TAIL) * tokens] or steps[-1:]
     losses = [line["loss"] for line in tail if line.get("loss") is not None]
@@ -90,7 +90,7 @@ def at(history: Sequence[Mapping[str, Any]], tokens: int, judged_at: int) -> dic
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """For people: a column a training, differences to the first in brackets."""
+    """The comparison as text: a column per training, differences to the first in brackets."""
     of = found["trainings"]
     width = max(20, *(len(t["name"]) + 2 for t in of))
 
@@ -122,7 +122,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many as tell them apart."""
+    """The last part of each path, or as many parts as make the names distinct."""
     parts = [f.absolute().parts for f in folders]
     for n in range(1, max(map(len, parts))):
         names = ["/".join(p[-n:]) for p in parts]

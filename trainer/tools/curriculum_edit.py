@@ -1,15 +1,15 @@
-"""`tokenmill train edit RUN --at STEP|now --phases FILE`: another future for a training, from a step on.
+"""`tokenmill train edit RUN --at STEP|now --phases FILE`: replace the phases of a training from a step on.
 
-FILE is YAML: a list of phases as a recipe's `curriculum.phases` has them (or a mapping with `phases`, and `total` where
-`until` shall count by another), which follow on what has been kept and inherit from it:
+FILE is YAML: a list of phases like a recipe's `curriculum.phases` (or a mapping with `phases`, and `total` if `until`
+should refer to another total). They follow the phases that are kept, and inherit from them:
 
     - {name: code, until: 80%, mix: {web: 60, code: 40}}
     - {name: long, extra: 1B, sequence: 16384, rope_theta: 2e6, lr: {peak: 2e-5, warmup: 50M, shape: cosine}}
 
-What was read before stays as it was, bit for bit; no window is read again before its epoch ends. A stream the run does
-not have yet is taken from the store's shards/NAME. RUN/curriculum.json is replaced at once and whole, the old one kept
-as curriculum.1.json (2, …). A training that is running goes on with what it has read at its start: stop it before STEP
-and start it again; its ledger then says from which step on the curriculum is another.
+The samples before STEP stay the same, bit for bit; no window is read again before its epoch ends. A stream the run does
+not have yet is taken from the store's shards/NAME. RUN/curriculum.json is replaced atomically, and the old one kept as
+curriculum.1.json (2, …). A running training keeps the curriculum it has read at its start: stop it before STEP and
+start it again. Its ledger then records the step from which the new curriculum holds.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
             override(train, assignment)
         config = build(TrainConfig, train, f"{options.recipe}: train")
     new = replace(old, curriculum=made, config=config)
-    new.schedule()                        # errors belong here, before anything is written
+    new.schedule()                        # raises errors before anything is written
     for phase in phases:
         phase_rope(config.model, phase)
     if found and (wrong := differences(found.meta, new)):
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
         print(line)
     print(f"{old.folder / 'curriculum.json'} is another from step {step:,} on; the old one is {before.name}. A "
           f"training that is running does not see it: stop it by step {step:,}, and start it again")
-    for last in scan(old.out / "metrics.jsonl", lambda *_: False):       # nothing but the last line
+    for last in scan(old.out / "metrics.jsonl", lambda *_: False):       # gives only the last line
         if last["step"] > step:
             print(f"warning: step {last['step']:,} has been done already. If a training that still runs did it, what "
                   f"it saves when it stops cannot go on so: put {before.name} back (mv {before} "
@@ -123,7 +123,7 @@ def at_step(text: str, done: int, steps: int) -> int:
 
 
 def read_phases(path: Path) -> dict[str, Any]:
-    """{"phases": [mapping, …]} and perhaps "total". Raises ConfigError."""
+    """{"phases": [mapping, …]}, maybe with "total". Raises ConfigError."""
     import yaml
 
     from trainer.base.config import ConfigError
@@ -151,7 +151,7 @@ def read_phases(path: Path) -> dict[str, Any]:
 
 
 def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, store: Path) -> list[Stream]:
-    """The streams that are mixed in and not yet the curriculum's, in order of name, as the store's shards have them."""
+    """The streams of `phases` that the curriculum does not have yet, in order of name, read from the store's shards."""
     from tokenizer.mixture.curriculum import Stream
     from tokenizer.shards.layout import ShardError
     from tokenizer.shards.reader import ShardSet
@@ -176,15 +176,15 @@ def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, sto
 
 
 def put(path: Path, text: str) -> Path:
-    """Replace `path` by `text` so that readers see the old or the new one, whole and durable. Returns where the old one
-    is kept: NAME.1.SUFFIX, or the first number that is free."""
+    """Replace `path` by `text` atomically and durably: readers see the whole old or the whole new file. Returns the
+    path under which the old one is kept: NAME.1.SUFFIX, or the first free number."""
     from pipeline.base import files
 
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     number = 1
     try:
         files.write_synced(part, text.encode())
-        while True:                              # once the new one is on disk: a full disk leaves everything as it was
+        while True:                              # after the new one is on disk: a full disk must not change anything
             kept = path.with_name(f"{path.stem}.{number}{path.suffix}")
             try:
                 os.link(path, kept)

@@ -1,10 +1,10 @@
-"""`tokenmill train doctor`: is this machine, with this run, fit to train on several ranks? A line per check, ok or
+"""`tokenmill train doctor`: is this machine, with this run, fit to train on several ranks? A line per check: ok, or
 failed with a remedy.
 
 One rank and N ranks, each in processes of their own, build the run's model (its first layers), read its first batches
-and train a few steps: initial values and batches must be identical, losses and gradient norms equal to rounding, no two
-shards identical (SmolLM3 lost 1T tokens to tensor-parallel ranks with one seed), and one rank must be able to go on
-from the checkpoint of N.
+and train a few steps. Initial values and batches must be identical, losses and gradient norms equal up to rounding, no
+two shards identical (SmolLM3 lost 1T tokens to tensor-parallel ranks with one seed), and one rank must be able to
+resume from the checkpoint of N.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from trainer.loop.run import Run
     from trainer.parallel.world import World
 
-#: layers of the model that is built: enough for every kind of parameter twice
+#: layers of the model that is built: enough to have every kind of parameter twice
 LAYERS = 2
-#: steps of N ranks; one rank does one more, and then takes that step again from the checkpoint of N
+#: steps of N ranks; one rank does one more, and then repeats that step from the checkpoint of N
 STEPS = 3
 #: largest relative difference in loss and in gradient norm, by the dtype of matrix products
 TOLERANCE = {"fp32": (1e-4, 1e-3), "bf16": (1e-2, 5e-2)}
-#: bytes of shards that are read for their speed
+#: bytes of shards that are read to measure the speed
 READ = 64 << 20
 
 
@@ -44,11 +44,11 @@ def add_parser(commands: Any) -> None:
                                                                              "one rank and on several.")
     doctor.add_argument("--ranks", type=positive, default=2, metavar="N", help="ranks to compare with one (default 2)")
     doctor.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    doctor.add_argument("--probe", help=argparse.SUPPRESS)       # in a rank: where to write what it sees
+    doctor.add_argument("--probe", help=argparse.SUPPRESS)       # in a rank: the folder for its results
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 0 when everything is as it should be, 1 otherwise."""
+    """Run all checks; exit code 0 when all pass, else 1."""
     from trainer.base.config import ConfigError
     from trainer.loop.run import open_run
     from trainer.parallel.world import world
@@ -110,7 +110,7 @@ def environment(checks: Checks, ranks: int, device: str, run: Run) -> tuple[str,
 
 
 def disk(checks: Checks, run: Run) -> None:
-    """How fast windows come from the shards, where the page cache does not have them."""
+    """The speed of reading windows from shards that are not in the page cache."""
     from trainer.data.batches import Data
 
     data = Data(run.curriculum, run.store)
@@ -130,7 +130,7 @@ def disk(checks: Checks, run: Run) -> None:
 
 
 def output(checks: Checks, run: Run) -> Path | None:
-    """A scratch folder where checkpoints will go, or None when that cannot be written."""
+    """A scratch folder beside the future checkpoints, or None when it cannot be written."""
     from trainer.checkpoint.checkpoints import put_absent
 
     try:
@@ -151,7 +151,7 @@ def output(checks: Checks, run: Run) -> Path | None:
 
 
 def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
-    """What the plan wants of a rank beside what is free, and of the disk."""
+    """Check the estimated memory of a rank and size of a checkpoint against the free memory and disk."""
     import torch
 
     from trainer.tools.memory import checkpoint_bytes, estimate, micro_batch, number_bytes
@@ -167,7 +167,7 @@ def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
         free = int(lines["MemAvailable"].split()[0]) * 1024 // ranks if lines else 0
     checks.tell("memory", need <= free, f"{gb(need)} wanted of a rank, {gb(free)} free",
                 "see `tokenmill train plan`: more ranks, smaller train.micro_batch, or train.parallel.checkpointing")
-    place = next(p for p in (run.out.absolute(), *run.out.absolute().parents) if p.exists())    # OUT may not be there
+    place = next(p for p in (run.out.absolute(), *run.out.absolute().parents) if p.exists())    # OUT may not exist yet
     size, left = checkpoint_bytes(run.config, run.vocab), shutil.disk_usage(place).free
     kept = run.config.checkpoint.keep + 1
     checks.tell("disk space", kept * size <= left, f"{kept} checkpoints of {gb(size)}, {gb(left)} free",
@@ -175,7 +175,8 @@ def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
 
 
 def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: str, precision: str) -> None:
-    """One rank against N: initial values, batches, shards, losses, and the checkpoint of N read by one."""
+    """Compare one rank with N: initial values, batches, shards, losses, and resuming one rank from the checkpoint of N.
+    """
     from trainer.launch.local import launch
 
     n = options.ranks
@@ -218,8 +219,8 @@ def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: s
 
 
 def examine(run: Run, world: World, folder: Path) -> None:
-    """In a rank: write what it sees to `folder`/rank.SIZE.RANK.json. One rank, which comes last, goes on from the
-    checkpoint of the others."""
+    """In a rank: write its results to `folder`/rank.SIZE.RANK.json. The single rank runs last, and also resumes from
+    the checkpoint of the N ranks."""
     import torch
 
     from trainer.data.batches import Data
@@ -232,7 +233,7 @@ def examine(run: Run, world: World, folder: Path) -> None:
     from trainer.parallel.world import arranged, shard
 
     alone = world.size == 1
-    # a single rank is the yardstick: nothing divided
+    # a single rank is the reference: nothing is divided
     world = arranged(world, ParallelConfig(fp8=run.config.parallel.fp8) if alone else run.config.parallel)
     small = reduced(run, folder / str(world.size), world)
     with torch.device("meta"):
@@ -262,13 +263,13 @@ def examine(run: Run, world: World, folder: Path) -> None:
 
 
 def reduced(run: Run, out: Path, world: World) -> Run:
-    """The run with its first layers, a few rows a step of its first phase, and the full rate from the first step."""
+    """The run reduced to its first layers, a few rows per step of its first phase, and the full rate from the start."""
     from trainer.loop.config import EvaluateConfig, TrainConfig
     from trainer.optim.schedule import ScheduleConfig
 
     config, phase = run.config, run.curriculum.phases[0]
-    steps = STEPS + 3                                    # the end of a curriculum would be more than steps
-    rows = max(1, min(7, phase.samples // steps))        # of a prime number no rank has the same share
+    steps = STEPS + 3                                    # more than are done: the end of a curriculum adds work
+    rows = max(1, min(7, phase.samples // steps))        # a prime number, so that ranks have unequal shares
     small = TrainConfig(model=replace(config.model, layers=min(LAYERS, config.model.layers)), seed=config.seed,
                         optimizer=config.optimizer, schedule=ScheduleConfig(kind="constant", warmup="0"),
                         loss=config.loss, evaluate=EvaluateConfig(every=1000, windows=1), parallel=world.parallel,
@@ -280,8 +281,8 @@ def reduced(run: Run, out: Path, world: World) -> Run:
 
 
 def copies_and_twins(model: nn.Module, world: World) -> dict[str, list[str]]:
-    """{"twins": matrices of which two ranks hold different parts with equal numbers, "unequal": parameters of which two
-    ranks hold the same part with different numbers}. Every rank calls it."""
+    """{"twins": matrices whose parts on two ranks should differ but are equal, "unequal": parameters whose copies on
+    two ranks should be equal but differ}. Every rank calls it."""
     import torch
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor

@@ -1,8 +1,8 @@
-"""What `anneal` and `ablate` have in common: several short trainings (arms) with several seeds each, one after the
-other on this machine, and a table of what they make of the held-out data, with intervals.
+"""The common part of `anneal` and `ablate`: several short trainings (arms) with several seeds each, one after the other
+on this machine, and a table of their held-out losses, with intervals.
 
-An arm with a seed is a training of its own below OUT: the same command goes on where it was stopped, and what has ended
-is not done again. Of its checkpoints the last one stays.
+An arm with a seed is a training of its own below OUT. The same command continues where it was stopped, and does not
+repeat finished trainings. Only the last checkpoint of each is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Student's t, 97.5 % quantile, for 1 to 30 degrees of freedom
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
            2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
-#: held-out data of all sources together
+#: the name for the held-out data of all sources together
 ALL = "all"
 
 
@@ -47,11 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm],
             prepare: Callable[[Arm], None] = lambda _arm: None) -> int:
-    """Train all arms, on the ranks --ranks asks for, and print the table. `prepare` is called once for each, before."""
+    """Train all arms, on `--ranks` ranks, and print the table. `prepare` is called once for each arm, before it."""
     from trainer.data.remote import fetch_shards
     from trainer.parallel.world import world
 
-    for arm in arms:                             # before hours are spent on those that come first
+    for arm in arms:                             # all at the start, before hours are spent on the first arms
         check(arm)
     if options.ranks and options.ranks > 1 and "RANK" not in os.environ:
         from trainer.launch.local import launch
@@ -69,7 +69,7 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm],
 
 
 def check(arm: Arm) -> None:
-    """Raise ConfigError when `arm` cannot be compared, or its folder holds another one of that name."""
+    """Raise ConfigError when `arm` cannot be compared, or its folder holds a different arm of that name."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.loop.run import differences
@@ -85,7 +85,7 @@ def check(arm: Arm) -> None:
 
 def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
               tell: Callable[[str], None]) -> dict[str, list[dict[str, float]]]:
-    """arm → for each of its seeds the held-out loss by source, ALL among them; nats a token."""
+    """arm → for each of its seeds the held-out loss by source, including ALL, in nats per token."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.loop.train import train
 
@@ -93,7 +93,7 @@ def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
     for arm in arms:
         if here.first:
             prepare(arm)
-        here.broadcast(b"\0")                    # no rank reads it before it is there
+        here.broadcast(b"\0")                    # no rank reads the checkpoint before it exists
         if here.first:
             tell(f"== {arm.name}, seed {arm.seed}")
         train(arm.run, here, None, say=tell)
@@ -108,11 +108,11 @@ def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
 
 
 def contrasts(values: Sequence[Sequence[float]]) -> tuple[list[float], float | None]:
-    """values[arm][seed] → (for each arm the mean difference to the first one, the half width of the 95 % interval of
-    such a difference; None with one seed or one arm: then nothing is known).
+    """values[arm][seed] → (for each arm the mean difference to the first one, half the width of the 95 % interval of
+    such a difference; None with one seed or one arm: then it is unknown).
 
-    Arms with one seed share what the seed decides (initial values, order of the data), so differences are taken within
-    a seed: a randomised block design, its residual variance pooled over all arms (two arms: the paired t-test).
+    Arms with the same seed have the same initial values and order of data, so differences are taken within a seed: a
+    randomised block design, with the residual variance pooled over all arms (for two arms: the paired t-test).
     """
     import numpy as np
 
@@ -128,7 +128,8 @@ def contrasts(values: Sequence[Sequence[float]]) -> tuple[list[float], float | N
 
 def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
     """{"arms": [names], "seeds": S, "sources": {source: {"noise": half width or None, "arms": {name: {"loss", "delta",
-    "beyond_noise"}}}}}; differences to the first arm, negative is better. Sources that all arms have."""
+    "beyond_noise"}}}}}, for sources that all arms have. `delta` is the difference to the first arm; negative is better.
+    """
     first = next(iter(results))
     seeds, sources = len(results[first]), {}
     for source in results[first][0]:
@@ -144,7 +145,7 @@ def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """The table for people: losses of the first arm, differences of the others, a star where they exceed the noise."""
+    """The table as text: losses of the first arm, differences of the others, a star where they exceed the noise."""
     width = max(12, *(len(n) + 2 for n in found["arms"]))
     first, *others = found["arms"]
     out = [f"held-out loss in nats/token, means of {found['seeds']} seed{'s' * (found['seeds'] > 1)}; differences to "

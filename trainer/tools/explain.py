@@ -1,8 +1,8 @@
-"""`tokenmill train explain`: which documents a step consisted of, and how its loss stands among its neighbours'.
+"""`tokenmill train explain`: the documents of a step, and its loss compared with that of neighbouring steps.
 
-Nothing was logged for it: samples follow from the curriculum, windows from the order, documents from the shards' table,
-and URLs, signals and texts from the published datasets of the store, by the part and the row the table names. Only the
-loss of single rows has to have been written, and is for the worst of each interval (worst_rows.jsonl).
+This needs no log: samples follow from the curriculum, windows from the order, documents from the shards' table, and
+URLs, signals and texts from the published datasets of the store, by the part and row in the table. Only the losses of
+single rows must have been written; training writes the highest of each interval (worst_rows.jsonl).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from trainer.data.step import Step
     from trainer.loop.run import Run
 
-#: steps shown before and after the one that is asked for
+#: steps shown before and after the requested one
 AROUND = 5
-#: steps from which on a standard deviation of theirs says something
+#: minimum of steps for a meaningful standard deviation
 TELLING = 5
-#: document tables, or parts of datasets, that are read at a time: in a bucket each takes its time
+#: document tables, or parts of datasets, that are read in parallel: a bucket answers each request slowly
 READERS = 16
 #: characters of a document's text that are shown
 EXCERPT = 400
-#: what of a phase decides which samples its steps read
+#: fields of a phase that determine which samples its steps read
 DECIDE = ("name", "sequence", "batch", "ramp", "weights")
 LIGHT = ("id", "url", "locator", "source", "language")
-#: what a terminal would obey instead of showing it
+#: control characters that a terminal would execute instead of showing
 CONTROL = dict.fromkeys((*range(32), *range(127, 160), *range(0x200B, 0x2010), *range(0x2028, 0x202F),
                          *range(0x2066, 0x206A)), " ")
 
@@ -66,8 +66,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def explain(run: Run, number: int, row: int | None = None, worst: int | None = None) -> dict[str, Any]:
-    """Everything about step `number` (from 1), or about one of its rows, or its `worst`. Raises ConfigError for a step
-    or row that is not."""
+    """Everything about step `number` (from 1), or about one of its rows, or its `worst` rows. Raises ConfigError for a
+    step or row that does not exist."""
     from tokenizer.mixture.order import Order
     from trainer.base.config import ConfigError
     from trainer.checkpoint.ledger import Ledger
@@ -115,8 +115,8 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
 
 
 def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
-    """The documents of a window, those with most tokens in it first. `tokens`: their places [first, stop) in it, of
-    L + 1; the last of them is a target only, so a document that begins there has no part in it."""
+    """The documents of a window, those with most tokens in it first. `tokens`: their positions [first, stop) among the
+    L + 1 of the window. The last position is only a target, so a document that begins there is left out."""
     start = window * length
     result = []
     for span in shards.documents(start, start + length + 1):
@@ -129,8 +129,8 @@ def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
 
 
 def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bool, pool: Executor) -> str | None:
-    """Add to each document what its published dataset (below `top`/datasets) says of it: url, source and language, and,
-    if `whole`, signals, meta and some text. Returns what to say when some are not there."""
+    """Add to each document the columns of its published dataset (below `top`/datasets): url, source and language, and,
+    if `whole`, signals, meta and some text. Returns a message when some documents are missing there."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import fs
@@ -162,8 +162,8 @@ def look_up(store: FileSystem, top: str, wanted: list[dict[str, Any]], whole: bo
 
 
 def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str, Any]], whole: bool) -> bool:
-    """Add what the rows `at` of a part say; whether it is there. A row of another id is not the document: the dataset
-    has changed."""
+    """Add the columns of the rows `at` of a part; returns whether the part exists. A row with another id is skipped:
+    the dataset has changed."""
     import pyarrow as pa
 
     from pipeline.base.parquet import open_parquet
@@ -191,7 +191,7 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
                 [said] = table.slice(d["at"] - first, 1).to_pylist()
                 if said.pop("id") != d["id"]:
                     continue
-                if "text" in said:                   # about where the row begins to read it: tokens are of many lengths
+                if "text" in said:                   # the excerpt's place is approximate: token lengths vary
                     text = said["text"] or ""
                     begins = len(text) * d["begins"] // d["of"]
                     said["text"] = text[begins:begins + EXCERPT]
@@ -202,13 +202,14 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
 
 
 def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | None]:
-    """`around`: metrics of the steps around it; `loss` and `norm`: the step's own, with mean, standard deviation and
-    distance in them of the accepted steps before it. Of a step that was gone back before: as it was then. And, where
-    the step was performed with other samples than the curriculum gives it by now, why all that is left out."""
+    """(metrics, reason why they are left out or None). `around`: metrics of neighbouring steps. `loss` and `norm`: the
+    step's values, mean and standard deviation of the accepted steps before it, and the distance in deviations. For a
+    step that was rewound, they are those of its first execution. Metrics are left out when the step was performed with
+    other samples than the present curriculum gives it."""
     from trainer.observe.metrics import TURNS, scan, standing
 
     number, most = step.number + 1, run.config.stability.window
-    near = range(number - 8 * most, number + AROUND + 1)         # so many that `most` of them have been accepted
+    near = range(number - 8 * most, number + AROUND + 1)         # enough to contain `most` accepted steps
     lines = list(scan(run.out / "metrics.jsonl",
                       lambda event, at, _: event in TURNS or (event == "step" and at in near)))
     back = max((i for i, line in enumerate(lines)
@@ -234,7 +235,7 @@ def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | 
 
 
 def edited(run: Run, number: int, lines: list[dict[str, Any]], ledger: Ledger) -> str | None:
-    """Whether the curriculum was another one when step `number` was performed, as `lines` tell of it."""
+    """Why `lines` do not apply to step `number`: the curriculum was edited after it was performed. Else None."""
     begun = next((line for line in reversed(lines) if line["event"] in ("start", "resume")), None)
     first = None
     if begun is not None and "phases" in begun:
@@ -242,11 +243,11 @@ def edited(run: Run, number: int, lines: list[dict[str, Any]], ledger: Ledger) -
         for old, phase in zip_longest(begun["phases"], run.curriculum.phases):
             now = phase and {key: getattr(phase, key) for key in DECIDE}
             then = now and old and {key: old.get(key, value) for key, value in now.items()}
-            if not now or then != now or old["steps"] != phase.steps:      # up to where it was cut it is the same
+            if not now or then != now or old["steps"] != phase.steps:      # a cut phase is the same up to the cut
                 first = done + (min(old["steps"], phase.steps) if now and then == now else 0)
                 break
             done += phase.steps
-    if first is None:                           # it has gone on since: the ledger tells
+    if first is None:                           # training has resumed since the edit: the ledger records it
         rewinds = [i for i, line in enumerate(ledger.lines) if line["event"] == "rewind"
                    and line["steps"][0] <= number < line["steps"][1]]
         first = min((line["step"] for line in ledger.lines[rewinds[-1]:] if line["event"] == "edit"), default=None) \
@@ -256,7 +257,7 @@ def edited(run: Run, number: int, lines: list[dict[str, Any]], ledger: Ledger) -
     return f"it was performed before the curriculum was edited from step {first:,} on, with other samples than these"
 
 
-# -- for people ------------------------------------------------------------------------------------------------------
+# -- as text ---------------------------------------------------------------------------------------------------------
 def told(found: dict[str, Any]) -> str:
     first, stop = found["samples"]
     lines = [f"step {found['step']:,} of {found['steps']:,}, phase {found['phase']}: samples {first:,} to {stop - 1:,}"]
@@ -294,7 +295,7 @@ def told(found: dict[str, Any]) -> str:
 def document(d: dict[str, Any]) -> list[str]:
     first, stop = d["tokens"]
     whole = "" if stop - first >= d["of"] else f" of {d['of']:,}"
-    place = d.get("url") or (d.get("locator") or {}).get("file")     # what came from files has no URL
+    place = d.get("url") or (d.get("locator") or {}).get("file")     # documents from files have no URL
     named = [d.get("source"), d.get("language"), place] if "dataset" in d else []
     out = [f"  {stop - first:>6,}{whole} tokens from {d['begins']:,}  {d['id']}  "
            f"{'  '.join(str(x) for x in named if x)}"]

@@ -1,4 +1,4 @@
-"""`tokenmill train import`: what to write into a recipe to go on from a model in Hugging Face's layout."""
+"""`tokenmill train import`: the recipe entries that continue training from a model in Hugging Face's layout."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""`tokenmill train soak RUN`: does the loader keep up at the end of the run, before it gets there?
+"""`tokenmill train soak RUN`: tests, before training, whether the loader will keep up at the end of the run.
 
-Runs the loader, without a model, over the last steps of the plan: there an index that grows with the run, storage that
-has evicted shards, or memory that creeps shows (SmolLM3's first two mysteries, at a trillion tokens, on 384 GPUs). At
-full speed it says how much the loader can do; with `--rate` it reads as fast as a training of so many tokens a second
-would, and says how long that would wait. `--ranks N` is N loaders in N processes on this machine.
-Exit code 0: it keeps up; 1: it does not, or its memory grows.
+It runs the loader, without a model, over the last steps of the plan. There an index that grows with the run, storage
+that has evicted shards, or a memory leak becomes visible (SmolLM3's first two problems, at a trillion tokens, on 384
+GPUs). At full speed it measures the loader's throughput. With `--rate` it reads as fast as a training of that many
+tokens per second, and measures how long that training would wait. `--ranks N` runs N loaders in N processes on this
+machine. Exit code 0: the loader keeps up; 1: it does not, or its memory grows.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from trainer.base.arguments import of_a_run, positive
 if TYPE_CHECKING:
     from trainer.loop.run import Run
 
-#: share of the time a training may wait for data
+#: largest share of the time that a training may wait for data
 BEARABLE = 0.01
-#: memory of a rank may grow by so much from the first tenth to the end: a share, and bytes
+#: memory of a rank may grow by this much from the first tenth to the end: a share, and bytes
 GROWTH, NOISE = 0.1, 64 << 20
 
 
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     from trainer.loop.run import open_run
 
     opened = open_run(options.run, options.store, options.out, options.overrides)
-    if options.rank is not None:                                     # one of several: the parent wants the numbers
+    if options.rank is not None:                                     # one of several processes: the parent reads this
         print(json.dumps(load(opened, options.steps, options.rate, options.rank, options.ranks)))
         return 0
     if opened.source:
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
-    """What each of `ranks` processes measured. Raises TrainingError when one fails."""
+    """The measurements of `ranks` processes. Raises TrainingError when one fails."""
     from trainer.launch.local import end_with_parent
     from trainer.loop.run import TrainingError
 
@@ -81,7 +81,7 @@ def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
 
 
 def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, Any]:
-    """Read this rank's rows of the last `steps` steps. `rate`: tokens a second of all ranks, 0: without a pause."""
+    """Read this rank's rows of the last `steps` steps. `rate`: tokens per second of all ranks; 0: without pauses."""
     from trainer.data.batches import Data, Prefetch
 
     total = run.curriculum.steps
@@ -93,7 +93,7 @@ def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, 
     before, disk = 0, disk_bytes()
     began = time.perf_counter()
     for step, batch in batches:
-        if batch is None:                                            # nothing is skipped here
+        if batch is None:                                            # cannot happen: no step is skipped here
             continue
         length = batch.tokens.shape[1]
         waits.append(batches.waited)
@@ -101,19 +101,19 @@ def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, 
         read += sum((length + 1) * widths[stream] for stream in batch.stream.tolist())
         if step.number - first <= (total - first) // 10:
             before = memory()
-        if rate:                                                     # so long a training computes
+        if rate:                                                     # the time in which a training computes the step
             time.sleep(step.batch * length / rate)
     seconds = time.perf_counter() - began
     marks = quantiles(waits, n=100, method="inclusive") if len(waits) > 1 else waits * 99
     return {"first_step": first + 1, "steps": total - first, "tokens": tokens, "seconds": seconds,
             "wait_p50_ms": 1e3 * marks[49], "wait_p99_ms": 1e3 * marks[98], "wait_max_ms": 1e3 * max(waits),
-            # the first batch fills the pipe
+            # without the first batch, which starts the prefetch
             "wait_share": sum(waits[1:]) / seconds, "bytes": read, "disk_bytes": disk_bytes() - disk,
             "memory_before": before, "memory_after": memory()}
 
 
 def together(ranks: Sequence[Mapping[str, Any]], rate: float) -> dict[str, Any]:
-    """The report over all ranks: the worst of their waits, the sum of what they read, and what is wrong."""
+    """The report over all ranks: the longest wait, the sum of bytes read, and the problems."""
     seconds = max(r["seconds"] for r in ranks)
     worst = max(ranks, key=lambda r: r["memory_after"] - r["memory_before"])
     report = {"ranks": len(ranks), "first_step": ranks[0]["first_step"], "steps": ranks[0]["steps"],
@@ -154,7 +154,8 @@ def told(report: Mapping[str, Any]) -> str:
 
 
 def memory() -> int:
-    """Bytes of this process that are not pages of files: memory maps of shards come and go as the system likes."""
+    """Bytes of this process that are not pages of files: the system may load and evict pages of memory maps any
+    time."""
     from trainer.observe.hardware import host_memory
 
     try:
@@ -167,7 +168,7 @@ def memory() -> int:
 
 
 def disk_bytes() -> int:
-    """Bytes this process has made the disks read; 0 where the system does not tell."""
+    """Bytes that were read from disk for this process; 0 where the system does not report it."""
     try:
         for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
             if line.startswith("read_bytes:"):

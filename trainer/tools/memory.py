@@ -1,10 +1,11 @@
-"""Memory of a rank, before there is one: a closed formula, and the same step measured without memory and without ranks.
+"""Estimates the memory of a rank before training: a closed formula, and a measurement of a step on fake tensors.
 
-The formula adds up what a step keeps at one time or another, and is a little too much: gradients come while activations
-go. The measurement runs the very model, sharded over a fake process group of N ranks, on tensors that have shapes and
-no storage (FakeTensorMode), and lets torch's FSDPMemTracker count. It runs where there is no GPU, hence with the CPU's
-kernels, which keep more than CUDA's: norms are not fused there, and keys and values are repeated for all heads. It says
-at most, the formula about. Neither knows what the allocator wastes: fit into 92 % of the device.
+The formula adds up everything that a step keeps at some time. It is a little too high, because gradients appear while
+activations are freed. The measurement runs the run's model, sharded over a fake process group of N ranks, on tensors
+with shapes but no storage (FakeTensorMode), and lets torch's FSDPMemTracker count. It needs no GPU and uses the CPU's
+kernels, which keep more than CUDA's: norms are not fused there, and keys and values are repeated for all heads. The
+measurement is thus an upper bound, the formula an estimate. Neither includes the allocator's waste: fill at most 92 %
+of the device.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from trainer.parallel.world import gathered
 
 #: share of a device's memory that a plan may fill
 FILL = 0.92
-#: memory in bytes by the name torch gives the device
+#: memory in bytes by torch's name of the device
 MEMORY = {"NVIDIA A100-SXM4-40GB": 40e9, "NVIDIA A100-SXM4-80GB": 80e9, "NVIDIA H100 80GB HBM3": 80e9,
           "NVIDIA H100 NVL": 94e9, "NVIDIA H200": 141e9, "NVIDIA H200 NVL": 141e9, "NVIDIA B200": 180e9,
           "NVIDIA L40S": 48e9, "NVIDIA GeForce RTX 4090": 24e9}
-#: what is meant where a short name fits several
+#: the device meant by a short name that fits several
 MEANT = {"h100": "NVIDIA H100 80GB HBM3", "a100": "NVIDIA A100-SXM4-80GB"}
-#: layers of the models that are measured; what a layer adds is the difference
+#: numbers of layers of the two models that are measured; their difference gives the memory of a layer
 MEASURED = (3, 5)
 
 
 def micro_batch(run: Run, ranks: int) -> tuple[int, int, bool]:
-    """(rows, their length, whether a step has several of them) of the largest micro-batch of a rank of `ranks`."""
+    """(rows, length of a row, whether a step has several micro-batches) of the largest micro-batch of a rank."""
     data = max(1, ranks // run.config.parallel.tensor)
     result = []
     for phase in run.curriculum.phases:
@@ -44,7 +45,7 @@ def micro_batch(run: Run, ranks: int) -> tuple[int, int, bool]:
 
 
 def number_bytes(run: Run, device: str) -> int:
-    """Bytes of a number in matrix products on `device` (cpu or cuda)."""
+    """Bytes per number in matrix products on `device` (cpu or cuda)."""
     precision = run.config.precision
     return 2 if precision == "bf16" or (precision == "auto" and device == "cuda") else 4
 
@@ -52,20 +53,21 @@ def number_bytes(run: Run, device: str) -> int:
 def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: int, fused: bool = True) -> float:
     """Bytes that one layer keeps for one token from forward to backward, on average over the layers.
 
-    `size`: bytes of a number in the compute dtype. `fused`: CUDA's kernels (a norm keeps its float32 input alone), not
-    the CPU's (and its normalised values; keys and values repeated). Heads and hidden units are divided by `tensor`.
+    `size`: bytes of a number in the compute dtype. `fused`: CUDA's kernels, where a norm keeps only its float32 input.
+    The CPU's also keep the normalised values, and repeat keys and values. Heads and hidden units are divided by
+    `tensor`.
     """
     width, query, key = model.width, model.heads * model.dim / tensor, model.kv_heads * model.dim / tensor
     hidden = model.ffn / tensor
     upcast = _upcast(size, fused)
     norms = 2 * upcast * width + (upcast * (query + key) if model.qk_norm else 0)
-    given = query if not fused else key                               # keys or values as attention gets them
+    given = query if not fused else key                               # keys or values as passed to attention
     attention = size * (width + query + 2 * given + 2 * query) + 4 * query / model.dim
     mlp = size * (width + (4 if model.activation == "swiglu" else 2) * hidden)
     everything = norms + attention + mlp + (0 if size < 4 else 2 * size * width)
     if how == "none":
         return everything
-    block = size * width                                              # its input
+    block = size * width                                              # input of the block
     if how == "selective":                                            # results of the matrix products and of attention
         sums = 2 * width * (2 if tensor > 1 else 1)
         return block + size * (query + 2 * key + query + sums + (2 if model.activation == "swiglu" else 1) * hidden)
@@ -77,7 +79,7 @@ def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: in
 
 
 def _upcast(size: int, fused: bool) -> int:
-    """Bytes a norm keeps for a number: its float32 input (which is there already, if size is 4), not fused also the
+    """Bytes a norm keeps per number: its float32 input (which exists already if `size` is 4); if not fused, also the
     normalised value."""
     return (4 if size < 4 else 0) + (0 if fused else 4)
 
@@ -96,15 +98,15 @@ def checkpoint_bytes(config: TrainConfig, vocab: int) -> float:
 
 def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int, accumulate: bool = False,
              fused: bool = True) -> dict[str, float]:
-    """Bytes on a rank of `ranks` with micro-batches of `tokens` tokens, `size` bytes a number in matrix products.
-    `accumulate`: a step has several micro-batches. Raises ConfigError when the ranks cannot be arranged."""
+    """Bytes by use on a rank of `ranks`, with micro-batches of `tokens` tokens and `size` bytes per number in matrix
+    products. `accumulate`: a step has several micro-batches. Raises ConfigError when the ranks cannot be arranged."""
     model, parallel = config.model, config.parallel
     shards = parallel.shape(ranks)["shard"] * parallel.tensor
     parameters = model.parameters(vocab)
     ends = vocab * model.width * (1 if model.tie else 2)
     layer = (parameters - ends) / model.layers
     unsharded = parameters if gathered(parallel) else ends + 2 * layer      # the next layer is gathered ahead
-    mine = tokens / parallel.tensor                                         # of the loss
+    mine = tokens / parallel.tensor                                         # tokens of the loss on this rank
     host = parallel.offload
     result = {
         "parameters": 0.0 if host else 4.0 * parameters / shards,
@@ -116,12 +118,12 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
                                                                 fused),
     }
     output = vocab * model.width / parallel.tensor
-    # the end of forward: a chunk's logits, their softmax and its gradient; the gradients of the whole output matrix
-    # (of which a tensor group also gathers a copy) and of its input
+    # at the end of forward: logits, softmax and gradient of a chunk; gradients of the whole output matrix (which a
+    # tensor group also gathers) and of its input
     loss = min(config.loss.chunk, mine) * vocab * (4 + 2 * size) + mine * model.width * size + vocab * model.width * (
         4 + (size if parallel.tensor > 1 else 0))
-    # backward: a layer's gradients before and while they are reduced, the output's, which wait for the embedding's,
-    # and of a layer that is computed again what it keeps
+    # in backward: a layer's gradients before and during their reduction; the output's gradients, which wait for the
+    # embedding's; and the activations of a recomputed layer
     backward = size * output + (size + 4) * layer / parallel.tensor
     if parallel.checkpointing != "none":
         backward += tokens * activation_bytes(model, "none", size, parallel.tensor, fused)
@@ -130,23 +132,23 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
 
 
 def accumulated_bytes(config: TrainConfig, vocab: int, ranks: int) -> float:
-    """Bytes of gradients that a rank holds between the micro-batches of a step, beside those the optimiser gets."""
+    """Bytes of gradients that a rank holds between the micro-batches of a step, besides those the optimiser gets."""
     parallel, parameters = config.parallel, config.model.parameters(vocab)
     if parallel.accumulate == "unsharded":
         return 4.0 * parameters / parallel.tensor
     shape = parallel.shape(ranks)
-    if parallel.offload and shape.get("replicate", 1) > 1:            # what is not summed over the copies yet
+    if parallel.offload and shape.get("replicate", 1) > 1:            # gradients not yet summed over the copies
         return 4.0 * parameters / (shape["shard"] * parallel.tensor)
     return 0.0
 
 
 def measure(config: TrainConfig, vocab: int, ranks: int, rows: int, length: int, size: int,
             accumulate: bool = False) -> float:
-    """Peak bytes of forward and backward on a rank of `ranks`, parameters, gradients and optimiser state included, as
-    counted on fake tensors; of models with MEASURED layers, and from them on to all. `accumulate`: of two micro-batches
-    of a step.
+    """Peak bytes of forward and backward on a rank of `ranks`, with parameters, gradients and optimiser state, counted
+    on fake tensors. Models with MEASURED layers are measured, and extrapolated to all layers. `accumulate`: measure two
+    micro-batches of a step.
 
-    No process group may be there. Raises RuntimeError when this torch's tracker, a private tool, cannot do it.
+    There must be no process group. Raises RuntimeError when the tracker, a private tool of torch, fails.
     """
     layers = config.model.layers
     if layers <= MEASURED[1]:
@@ -177,7 +179,7 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
         world = arrange(0, ranks, torch.device("cpu"), replace(config.parallel, fp8=False, offload=False))
         with torch.device("meta"):
             model = Transformer(config.model, vocab)
-        # on the meta device, where it stays until it is given fake storage: meshes are not made of fake tensors
+        # sharded on the meta device, and given fake storage later: meshes cannot be made of fake tensors
         shard(model, replace(world, device=torch.device("meta")), torch.bfloat16 if size == 2 else torch.float32, False)
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
@@ -187,11 +189,11 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
             tracker.track_inputs((tokens, tokens))
             with tracker:
                 for last in (False, True) if accumulate else (True,):
-                    tracker.reset_mod_stats()                # it takes one pass of a module; its peak stays
+                    tracker.reset_mod_stats()                # it accepts one pass per module; the peak is kept
                     gather_gradients(model, world, last)
                     model(tokens, mask, tokens, torch.ones(()), config.loss.z, config.loss.chunk)[0].backward()
             peak = float(sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values()))
-            # the optimiser's step would be counted with the shapes of the whole model: DTensor's own bookkeeping
+            # the optimiser's step is not run: DTensor's bookkeeping would count the shapes of the whole model
             shards = config.parallel.shape(ranks)["shard"] * config.parallel.tensor
             return peak + optimizer_bytes(config, vocab) / shards
     except (AttributeError, TypeError, NotImplementedError) as error:
@@ -202,9 +204,9 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
 
 def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, capacity: float | None,
           rows: int) -> tuple[list[str], str]:
-    """GB by micro-batch and checkpointing for each way to divide the state, and of the run's own way the largest that
-    fits FILL of `capacity` (bytes). `rows`: windows of `length` tokens a rank has in a step, the most a micro-batch can
-    be."""
+    """GB by micro-batch and checkpointing for each way to divide the state, and the largest micro-batch that fits FILL
+    of `capacity` (bytes) in the run's own way. `rows`: windows of `length` tokens that a rank has in a step, the upper
+    limit of a micro-batch."""
     own, data = config.parallel.shard, ranks // config.parallel.tensor
     ways: dict[Sharding, tuple[str, int]] = {"full": ("full", 0)}
     node = config.parallel.shard_size or 8
@@ -253,8 +255,8 @@ def parse_bytes(text: str) -> float:
 
 
 def device_named(text: str, known: dict[str, Any]) -> str:
-    """The full name of a device from a short one ('H200' → 'NVIDIA H200'). Raises ConfigError when none or several
-    unlike ones are meant."""
+    """The full name of a device from a short one ('H200' → 'NVIDIA H200'). Raises ConfigError when it fits no device,
+    or several that differ."""
     text = MEANT.get(text.lower(), text)
     exact = [name for name in known if text.lower() in (name.lower(), name.lower().removeprefix("nvidia "))]
     close = exact or [name for name in known if text.lower() in name.lower().split()]

@@ -1,4 +1,4 @@
-"""`tokenmill train plan`: what `trainer.tools.sizes` computes, printed."""
+"""`tokenmill train plan`: prints the results of `trainer.tools.sizes`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The list of all settings in docs/training.md, made from the config classes: `python -m trainer.tools.reference FILE`.
 
-The list stands between two marks; `make docs` writes it anew, and a test holds the page to it.
+The list is between two marks; `make docs` writes it, and a test checks that the page is up to date.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ REQUIRED = "(required)"
 
 
 def settings(config: type[Any], prefix: str = "", value: Any = None) -> Iterator[tuple[str, str]]:
-    """(key as `--set` takes it, default) of every setting of a config class and of those inside it. `value`: an
-    instance whose values are the defaults."""
+    """(key as `--set` takes it, default) of every setting of a config class and of nested ones. `value`: an instance
+    whose values are the defaults."""
     hints = typing.get_type_hints(config)
     for field in fields(config):
-        key = prefix + field.name.removesuffix("_")          # from_, for_ and async_ are words of Python
+        key = prefix + field.name.removesuffix("_")          # from_, for_ and async_: Python reserves the bare words
         default = getattr(value, field.name) if value is not None else _default(field)
         inner = [t for t in (hints[field.name], *typing.get_args(hints[field.name])) if is_dataclass(t)]
         if field.name == "optimizer":
@@ -39,7 +39,7 @@ def settings(config: type[Any], prefix: str = "", value: Any = None) -> Iterator
 
 
 def optimizers(prefix: str) -> Iterator[tuple[str, str]]:
-    """Settings that every optimiser has, and those of each kind that it adds or has another default for."""
+    """The settings of every optimiser, and for each kind those that it adds or gives another default."""
     common = dict(settings(OptimizerConfig, f"{prefix}."))
     yield f"{prefix}.kind", OptimizerConfig.DEFAULT
     yield from ((key, default) for key, default in common.items() if key != f"{prefix}.kind")
@@ -54,7 +54,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 def rewrite(page: str) -> str:
-    """The page with the list as the classes are now. ValueError when it has no place for it."""
+    """The page with the list of the present classes. Raises ValueError when the page lacks the marks."""
     rows = list(settings(TrainConfig))
     width = max(len(key) for key, _ in rows)
     text = "".join(f"{key:<{width}}  {default}\n" for key, default in rows)

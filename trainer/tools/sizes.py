@@ -1,4 +1,4 @@
-"""What a training would do, before it does it: phases, sources, sizes, memory and FLOPs, as text."""
+"""The plan of a training as text: phases, sources, sizes, memory and FLOPs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from trainer.tools.memory import FILL, MEMORY, estimate, measure, micro_batch, n
 
 @dataclass(frozen=True)
 class Machine:
-    """What a rank runs on: `memory` in bytes, `peak` dense bf16 FLOP/s, the share of it that is reached, $ an hour."""
+    """The device of a rank: `memory` in bytes, `peak` dense bf16 FLOP/s, the share of it that is reached, $ per
+    hour."""
 
     name: str = "NVIDIA H200"
     memory: float | None = MEMORY["NVIDIA H200"]
@@ -37,7 +38,7 @@ def plan(run: Run, ranks: int, machine: Machine = Machine(), measured: bool = Fa
              f"{'phase':<12}{'steps':>9}{'tokens':>10}{'sequence':>10}{'batch':>10}{'lr from':>11}{'to':>10}"]
     at = 0
     for phase in curriculum.phases:
-        # of the first and of the last step, as the training takes them: at a step's middle
+        # rates of the first and the last step; a step takes the rate at its middle
         ends = (at + phase.batch_at(0) * phase.sequence / 2, at + phase.tokens - phase.batch * phase.sequence / 2)
         first, last = (schedule.factor(t) * run.config.optimizer.lr for t in ends)
         lines.append(f"{phase.name:<12}{phase.steps:>9,}{count(phase.tokens):>10}{phase.sequence:>10,}"
@@ -51,7 +52,7 @@ def plan(run: Run, ranks: int, machine: Machine = Machine(), measured: bool = Fa
 
 
 def memory(run: Run, ranks: int, machine: Machine, measured: bool) -> list[str]:
-    """What a rank needs, by the formula and (`measured`) by the model on fake tensors; and what else would fit."""
+    """The memory of a rank by the formula and, if `measured`, by a step on fake tensors; and alternatives that fit."""
     config, parallel, vocab = run.config, run.config.parallel, run.vocab
     size = number_bytes(run, "cuda")
     rows, length, accumulate = micro_batch(run, ranks)
@@ -84,7 +85,7 @@ def memory(run: Run, ranks: int, machine: Machine, measured: bool) -> list[str]:
 
 
 def accumulation(run: Run, ranks: int, machine: Machine, rows: int, length: int) -> list[str]:
-    """What a rank needs with gradients added up sharded and unsharded, and which of the two to take."""
+    """The memory of a rank with sharded and unsharded accumulation of gradients, and which of them to use."""
     config, size = run.config, number_bytes(run, "cuda")
     totals = {}
     for way in ("sharded", "unsharded"):
@@ -97,7 +98,7 @@ def accumulation(run: Run, ranks: int, machine: Machine, rows: int, length: int)
     shards = config.parallel.shape(ranks)["shard"]
     if shards == 1:
         return [*lines, "           take sharded: nothing is divided, so both reduce once a step"]
-    # what backward of a micro-batch computes while its gradients, in float32, leave the rank
+    # bytes of float32 gradients that leave a rank while it computes the backward of a micro-batch
     sent = 4.0 * config.model.parameters(run.vocab) / config.parallel.tensor * (shards - 1) / shards
     if room is not None and totals["unsharded"] > room:
         return [*lines, "           take sharded"]
@@ -111,7 +112,7 @@ def accumulation(run: Run, ranks: int, machine: Machine, rows: int, length: int)
 
 
 def cost(run: Run, ranks: int, machine: Machine) -> list[str]:
-    """FLOPs of the whole training, and what they take."""
+    """FLOPs of the whole training, and the time and money they take."""
     flops = sum(step_flops(run.config.model, run.vocab, p.tokens, p.tokens * p.sequence) for p in run.curriculum.phases)
     lines = [f"compute    {flops:.3g} FLOPs ({FORMULA}, at most: documents as long as the sequence)"]
     if machine.peak is None:
@@ -123,7 +124,7 @@ def cost(run: Run, ranks: int, machine: Machine) -> list[str]:
 
 
 def batches(phase: Phase) -> str:
-    """Tokens of a step: '512k', or '64k→512k' when they grow."""
+    """Tokens of a step: '512k', or '64k→512k' when the batch grows."""
     sizes = [count(batch * phase.sequence) for *_, batch in phase.stretches]
     return sizes[0] if len(sizes) == 1 else f"{sizes[0]}→{sizes[-1]}"
 

@@ -1,11 +1,11 @@
-"""`tokenmill train verify RUN`: is a checkpoint what its run says, and which data has the model seen?
+"""`tokenmill train verify RUN`: does a checkpoint match its run, and which data has the model seen?
 
-Computed anew from the curriculum and the ledger, and compared with what the checkpoint says: the hash chain over every
+It computes again, from the curriculum and the ledger, and compares with the checkpoint: the hash chain over every
 window of every performed step, the sizes and sha256 of its files, the tokenizer, the shard sets (with `--shards` every
-byte of them). `--against LIST` (ids of documents, one a line, as decontamination lists them) looks each of them up in
-the document tables and says which of them the model has seen by this step; a training on one of them is a failure.
-`--checkpoint` reads the files of one checkpoint and nothing else.
-Exit code 0: everything holds; 1: something differs, or a listed document was seen.
+byte of them). `--against LIST` (ids of documents, one per line, as decontamination lists them) looks each of them up in
+the document tables and reports those that the model has seen by this step; seeing one is a failure.
+`--checkpoint` only reads the files of one checkpoint.
+Exit code 0: everything matches; 1: something differs, or a listed document was seen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainer.checkpoint.ledger import Ledger
     from trainer.loop.run import Run
 
-#: documents of a list that are named; the rest is counted
+#: documents of a list that are named; the others are only counted
 NAMED = 20
 
 
@@ -74,7 +74,7 @@ def whole(options: argparse.Namespace) -> int:
 
 
 def marked(options: argparse.Namespace) -> Path:
-    """The COMPLETE of the checkpoint that --checkpoint means; DAMAGED of one that was set aside."""
+    """The file COMPLETE of the checkpoint given by --checkpoint, or DAMAGED of one that was set aside."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint.checkpoints import ASIDE, STEP
     from trainer.loop.run import open_run
@@ -110,7 +110,7 @@ def look(opened: Run, options: argparse.Namespace) -> int:
         raise ckpt.CheckpointError(f"{wrong_ones[step]}; `verify --checkpoint` reads the rest of it")
     if step not in there:
         raise ConfigError(f"--step {step}: there is no such checkpoint; there are {', '.join(map(str, there))}")
-    ids = read_ids(Path(options.against)) if options.against else []       # its error now, not after an hour's reading
+    ids = read_ids(Path(options.against)) if options.against else []       # errors now, not after an hour of reading
     found, ledger = there[step], Ledger.read(opened.out)
     meta = found.meta
     print(f"{found.folder.parent}: step {step:,}, {meta['samples']:,} samples, {meta['tokens']:,} tokens, phase "
@@ -147,7 +147,7 @@ def written_by(meta: dict[str, Any]) -> str:
 
 
 def files(found: Checkpoint) -> tuple[list[str], str]:
-    """Sums of the files (`checkpoint.complete` has looked at their sizes)."""
+    """Check the sums of the files (`checkpoint.complete` has checked their sizes)."""
     from trainer.checkpoint.checkpoints import sha256
 
     try:
@@ -179,7 +179,7 @@ def tokenizer(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def curriculum(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
-    """What has been read must still be what curriculum.json says. (The settings of a training are not its data.)"""
+    """Check that curriculum.json still gives the samples that were read. (Settings of the training do not matter.)"""
     from trainer.loop.run import differences
 
     wrong = [line for line in differences(meta, run) if not line.startswith(("train.", "schedule:"))]
@@ -187,7 +187,7 @@ def curriculum(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def data(run: Run, meta: dict[str, Any], ledger: Ledger) -> tuple[list[str], str]:
-    """The hash chain."""
+    """Check the hash chain."""
     from itertools import takewhile
 
     from tokenizer.mixture.order import Order
@@ -224,7 +224,7 @@ def shards(run: Run, deep: bool) -> tuple[list[str], str]:
         (", every byte" if deep else " (--shards reads them)")
 
 
-# -- what has been seen ----------------------------------------------------------------------------------------------
+# -- data that the model has seen ------------------------------------------------------------------------------------
 def passed(ledger: Ledger, step: int) -> list[tuple[int, int, str]]:
     """Ranges [first, stop) of steps up to `step` that were skipped, disjoint, in order."""
     result: list[tuple[int, int, str]] = []
@@ -257,7 +257,7 @@ def words(run: Run, step: int, ledger: Ledger) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Hit:
-    """A listed document that stands in the shards, and the steps that read of it."""
+    """A listed document that is in the shards, and the steps that read parts of it."""
 
     id: str
     stream: str
@@ -265,7 +265,7 @@ class Hit:
 
 
 def read_ids(path: Path) -> list[str]:
-    """Ids, one a line (what follows on the line is for people)."""
+    """Ids, one per line (the rest of a line is a remark)."""
     from trainer.base.config import ConfigError
 
     try:
@@ -276,7 +276,7 @@ def read_ids(path: Path) -> list[str]:
 
 
 def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[Hit]:
-    """The documents of `ids` in the training shards, with the steps that read of them before sample `samples`."""
+    """The documents of `ids` in the training shards, with the steps that read parts of them before sample `samples`."""
     from tokenizer.mixture.order import Order
     from trainer.data.remote import shard_set
 
@@ -291,7 +291,7 @@ def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[
 
 
 def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """(id, first token, end) in the stream of each of `ids` that it holds."""
+    """(id, first token, end) in the stream, for each of `ids` that the shards hold."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -307,8 +307,8 @@ def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]
 
 
 def readers(order: Order, stream: int, begin: int, end: int) -> np.ndarray:
-    """Numbers of all samples of the curriculum, int64, in whose window stands a token of [begin, end). (The token after
-    a window, its last target, is not learned when it begins a document.)"""
+    """Numbers of all samples of the curriculum, int64, whose window has a token of [begin, end). (The token after a
+    window, its last target, is not learned when it begins a document.)"""
     last = min((end - 1) // order.longest + 1, order.supers[stream])
     result = [np.empty(0, np.int64)]
     for phase, (numbers, windows, _) in order.samples_of(stream, begin // order.longest, last).items():
