@@ -1,11 +1,11 @@
-"""The cost forecast: what a recipe will leave and cost, extrapolated from a run of it on a sample.
+"""The cost forecast: the output and cost of a recipe, extrapolated from a run of it on a sample.
 
-What a task of the sample left or cost counts as many times as its source is larger than its sample. Its range is a 95 %
-interval of the ratio of that to the bytes read (Cochran 1977, 6.4), corrected for the share that was seen.
+The output and cost of a sample's task are multiplied by the ratio of its source to its sample. Their range is a 95 %
+interval of their ratio to the bytes read (Cochran 1977, 6.4), corrected for the share that was read.
 
-Two things do not grow evenly. Deduplication finds more the more there is: a pair of documents is in a sample of one
-thousandth once in a million, so what the sample found is a lower bound, and pairs divided by the square of the share an
-upper one. And a tokenizer trained on little text knows that text too well.
+Two quantities do not grow in proportion. Deduplication finds relatively more in more documents: a sample of one
+thousandth has both documents of a pair once in a million, so the pairs found are a lower bound, and pairs divided by
+the square of the share an upper bound. And a tokenizer trained on little text encodes that text in too few tokens.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from pipeline.forecast.sample import SampleRun, SourceSample
 from pipeline.store.records import PartRecord
 from stages.dedup.fragment import SIZES
 
-#: the same text takes up to this many times more tokens of a tokenizer that was trained on enough text: so many bytes
-#: for each token of its vocabulary
+#: text takes up to MEMORISED times more tokens with a tokenizer that was trained on enough text, which is ENOUGH_TEXT
+#: bytes for each token of its vocabulary
 MEMORISED, ENOUGH_TEXT = 1.35, 1000
-#: CPU time of one and the same job on one machine, loaded to quiet; bytes of exchange files by how much is alike
+#: relative range of a job's CPU time on one machine, by its other load; and of the bytes of exchange files, by how
+#: similar the documents are
 NOISE, EXCHANGE = Range(1.0, 0.85, 1.2), Range(1.0, 0.7, 1.5)
-#: seconds until workers are there, models are loaded and the report is written
+#: seconds to start workers, load models and write the report
 START_S = 15.0
-#: of fewer tasks than this, or of tasks of one size, no line is drawn
+#: no line is fitted to fewer tasks than this, or to tasks of one size
 LEAST_TASKS = 6
 NOTHING = exactly(0.0)
 ALL = exactly(1.0)
@@ -60,7 +61,7 @@ class StreamForecast:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Documents of a source that a deduplication gets, the share it removed of the sample, and what it will remove."""
+    """A deduplication's documents of a source, the share it removed from the sample, and how many it will remove."""
 
     node: str
     source: str
@@ -71,7 +72,7 @@ class Duplicates:
 
 @dataclass(frozen=True)
 class NodeCost:
-    """What a node of the plan takes; `kind` read: reading a source."""
+    """The cost of a node of the plan; `kind` read: reading a source."""
 
     name: str
     kind: str
@@ -118,7 +119,7 @@ class CostForecast:
 
 
 def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostForecast:
-    """The forecast of the recipe on `cores` cores, one of which costs `price` an hour (None: the cost is left out)."""
+    """The forecast of the recipe on `cores` cores, at `price` per core and hour (None: the cost is left out)."""
     from_sample = _Extrapolation(run, cores)
     nodes = [from_sample.reading(name) for name in run.sources]
     nodes += [from_sample.node(node) for node in run.nodes if node["kind"] != "index"]
@@ -134,8 +135,8 @@ def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostF
 
 
 def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
-    """Seconds on `cores` cores: work divided evenly, up to every node waiting for its longest task after its work was
-    shared out (Graham 1966), which never takes longer than one core."""
+    """Seconds on `cores` cores. The lower bound divides the work evenly. In the upper bound every node also waits for
+    its longest task after all others are done (Graham 1966), which never takes longer than one core would."""
     cpu = total(n.cpu_s for n in nodes) * (1 / cores)
     tails = sum(n.longest_s for n in nodes) if cores > 1 else 0.0
     value = START_S + max(cpu.value, max(n.longest_s for n in nodes)) + tails / 2
@@ -143,8 +144,8 @@ def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
 
 
 def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
-    """(cost before the first byte, cost of a byte) of tasks by medians (Theil 1950, Sen 1968), which a task that loads
-    a model or compiles does not bend; neither is negative."""
+    """(cost before the first byte, cost per byte) of tasks. The line is fitted by medians (Theil 1950, Sen 1968), so
+    that a task that loads a model or compiles does not distort it. Neither value is negative."""
     even = float(cost.sum()) / max(float(size.sum()), 1.0)
     i, j = np.triu_indices(len(size), 1)
     apart = np.abs(size[i] - size[j]) > 0.25 * float(np.median(size))
@@ -155,7 +156,7 @@ def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
 
 
 class _Extrapolation:
-    """From the tasks of a sample to those of the whole."""
+    """Extrapolates from the tasks of a sample to those of the whole input."""
 
     def __init__(self, run: SampleRun, cores: int) -> None:
         self.run, self.cores = run, cores
@@ -164,19 +165,20 @@ class _Extrapolation:
         self.nodes = {n["name"]: n for n in run.nodes}
         self.notes = [note for s in run.sources.values() for note in s.notes]
         self.duplicates: list[Duplicates] = []
-        #: node → source → share of its documents that deduplication of the whole keeps, relative to the sample's share
+        #: node → source → share of documents that deduplication keeps of the whole input, relative to that of the
+        #: sample
         self.through: dict[str, dict[str, Range]] = {}
 
     # -- nodes ---------------------------------------------------------------------------------------------------
     def reading(self, name: str) -> NodeCost:
-        """Reading a source: measured on all that was read of it."""
+        """The cost of reading a source, measured on all records read of it, drawn or not."""
         source = self.run.sources[name]
         return NodeCost(f"read {name}", "read", NOISE * (source.read_cpu_s * source.grown),
                         tasks=self._partitions({name}))
 
     def node(self, node: Mapping[str, Any]) -> NodeCost:
-        """What a node takes, and what of every source comes through it (`through`): as much as through those before
-        it, less what the deduplication that it applies removes."""
+        """The cost of a node. Also sets `through` for it: the shares of the nodes before it, less the removals of the
+        deduplication that the node applies."""
         name, kind, records = node["name"], node["kind"], self.run.records[node["name"]]
         befores = [self.through[d] for d in node["deps"] if d in self.through]
         self.through[name] = {s: Range(max((b[s].value for b in befores), default=1.0),
@@ -188,12 +190,12 @@ class _Extrapolation:
             cpu, exchange, tasks = self._barrier(node, records)
             return NodeCost(name, kind, NOISE * cpu * before, exchange_bytes=exchange * before, memory_mb=memory,
                             tasks=tasks)
-        if kind == "tokenizer":                                          # one, however much text there is
+        if kind == "tokenizer":                                          # its output does not grow with the text
             return NodeCost(name, kind, NOISE * self._training(records), exactly(sum(map(_disk, records))),
                             memory_mb=memory, tasks=max(len(records), 1))
         if kind == "pass" and any(self.nodes[d]["kind"] == "barrier" for d in node["deps"]):
             self._deduplicated(name, records)
-        # the tasks that assemble shards take and leave more in proportion to those that each encode a part
+        # the costs of tasks that assemble shards are proportional to those of the tasks that encode parts
         of_parts = [r for r in records if not r.node.endswith("/assemble")]
         cpu = self._tasks(of_parts, lambda r: r.cpu_s, first_loads=True) * _ratio(records, of_parts, lambda r: r.cpu_s)
         disk = self._tasks(of_parts, _disk) * _ratio(records, of_parts, _disk) * before
@@ -203,7 +205,7 @@ class _Extrapolation:
                         tasks=self._partitions({source for r in of_parts for source in _read(r)}))
 
     def _overall(self, name: str, records: Sequence[PartRecord]) -> Range:
-        """What comes through a node over all sources, by the bytes its tasks read of each."""
+        """`through` of a node over all sources, weighted by the bytes its tasks read of each."""
         sizes: Counter[str] = Counter()
         for record in records:
             sizes.update({s: c.get("bytes", 0) * self.scale[s] for s, c in _read(record).items() if s in self.scale})
@@ -214,30 +216,30 @@ class _Extrapolation:
                      sum(r.high * share for r, share in parts))
 
     def _barrier(self, node: Mapping[str, Any], records: Sequence[PartRecord]) -> tuple[Range, Range, int]:
-        """(CPU seconds, bytes of exchange files, tasks) of a deduplication. Its CPU time is between that of the sample,
-        much of which goes by before the first document, and as much more as there are documents."""
+        """(CPU seconds, bytes of exchange files, tasks) of a deduplication. Its CPU time is at least that of the
+        sample, most of which may be start-up, and at most that in proportion to the documents."""
         parts = [r for d in node["deps"] for r in self.run.records.get(d, ())]
         docs = sum(_kept(r, s) for r in parts for s in self.scale)
         grown = max(1.0, sum(_kept(r, s) * scale for r in parts for s, scale in self.scale.items()) / max(docs, 1))
         cpu = sum(r.cpu_s for r in records)
-        # tasks go by groups of parts, and by ranges of what those write
+        # the number of tasks follows from groups of parts, and from ranges of the rows those write
         size, rows = (sum(getattr(r.files["kept.parquet"], what) * self._weight(r) for r in parts)
                       for what in ("bytes", "rows"))
-        groups = max(sum(r.node == records[0].node for r in records), 1) if records else 1       # of its first wave
+        groups = max(sum(r.node == records[0].node for r in records), 1) if records else 1       # in its first wave
         more = max(1.0, math.ceil(size / SIZES.group_bytes) / groups,
                    math.ceil(rows / SIZES.group_rows) / groups)
         return (Range(cpu * math.sqrt(grown), cpu, cpu * grown), EXCHANGE * (sum(map(_disk, records)) * grown),
                 max(1, math.ceil(len(records) * more)))
 
     def _training(self, records: Sequence[PartRecord]) -> Range:
-        """CPU seconds of the tokenizer's tasks: training takes up to as much more as there is more text to train on."""
+        """CPU seconds of the tokenizer's tasks: they grow at most in proportion to the text to train on."""
         trained = self.run.recipe.tokenizer.train if self.run.recipe.tokenizer else None
         cpu, seen = sum(r.cpu_s for r in records), sum(r.counters.get("bytes", 0) for r in records)
         more = min(trained.sample / seen, self.largest) if trained and seen else 1.0
         return Range(cpu * max(1.0, 0.7 * more), cpu, cpu * max(1.0, more))
 
     def _deduplicated(self, name: str, records: Sequence[PartRecord]) -> None:
-        """Bound what a deduplication that this pass applies removes of all documents, by source."""
+        """Bound the removals of the deduplication that this pass applies, among all documents, by source."""
         docs: Counter[str] = Counter()
         gone: Counter[str] = Counter()
         for record in records:
@@ -250,10 +252,10 @@ class _Extrapolation:
         for source, n in docs.items():
             scale, removed = self.scale.get(source, 1.0), gone[source]
             of, low = n * scale, removed * scale
-            # of a pair both must be in the sample: the other one may be of the source that was sampled least
+            # both documents of a pair must be in the sample: the other may be from the source with the smallest share
             high = min((removed + 2 + 2 * math.sqrt(removed + 1)) * scale * rarest, of) if rarest > 1 else low
             value = math.sqrt(low * max(min(low * rarest, of), low))
-            stays = max(of - low, 1.0)                           # what the sample says is left
+            stays = max(of - low, 1.0)                           # documents kept, in proportion to the sample
             self.through[name][source] *= Range((of - value) / stays, (of - high) / stays, 1.0)
             self.duplicates.append(Duplicates(name, source, of, removed / max(n, 1), Range(value, low, high)))
         if self.largest > 1:
@@ -261,7 +263,7 @@ class _Extrapolation:
                               f"both copies of a pair must be in it: what it found is the least, pairs divided by the "
                               f"square of its share the most")
 
-    # -- what is left --------------------------------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------------------------
     def datasets(self) -> list[DatasetForecast]:
         """Documents and bytes of text of every published dataset by source."""
         out = []
@@ -295,20 +297,20 @@ class _Extrapolation:
 
     # -- numbers -------------------------------------------------------------------------------------------------
     def _weight(self, record: PartRecord) -> float:
-        """How many times this task stands for itself."""
+        """How many tasks of the whole input this task represents."""
         sizes = {s: c.get("bytes", 0) + 1e-9 for s, c in _read(record).items() if s in self.scale}
         return sum(self.scale[s] * b for s, b in sizes.items()) / sum(sizes.values()) if sizes else self.largest
 
     def _partitions(self, sources: Iterable[str]) -> int:
-        """How many tasks a node will have that reads these sources."""
+        """The number of tasks of a node that reads these sources."""
         payloads = [s.payload_read * s.grown for name, s in self.run.sources.items() if name in sources]
         return max(1, sum(max(1, math.ceil(payload / self.run.recipe.run.partition)) for payload in payloads))
 
     def _tasks(self, records: Sequence[PartRecord], of: Callable[[PartRecord], float],
                first_loads: bool = False) -> Range:
-        """The sum of `of` over the tasks of a node that each read a part: what a task takes before its first byte, and
-        what each byte takes. `first_loads`: the first task of a worker loads models as well; that is left out of the
-        value, and in `high` every core does so once."""
+        """The sum of `of` over the tasks of a node that each read a part: a fixed cost per task plus a cost per byte.
+        `first_loads`: the first task of a worker also loads models. That is left out of the value; in `high` every core
+        does so once."""
         if not records:
             return NOTHING
         weights, size, cost = self._arrays(records, of)
@@ -324,15 +326,15 @@ class _Extrapolation:
                      max(value + margin, even + load * min(self.cores, tasks)))
 
     def _later(self, records: Sequence[PartRecord]) -> np.ndarray:
-        """Which tasks found models in their worker: all but as many as there were workers, by the numbers of their
-        attempts (all where there are no others)."""
+        """Which tasks found models loaded in their worker: all except the first ones by attempt number, as many as
+        there were workers (all tasks, if that leaves none)."""
         firsts = sorted(r.attempt for r in records)[:self.run.workers]
         later = np.array([r.attempt not in firsts for r in records])
         return later if later.any() else np.ones(len(records), bool)
 
     def _total(self, records: Sequence[PartRecord], of: Callable[[PartRecord], float],
                source: str | None = None) -> Range:
-        """The sum of `of` over all that the sample stands for."""
+        """The sum of `of`, extrapolated to the whole input."""
         if not records:
             return NOTHING
         weights, size, values = self._arrays(records, of)
@@ -340,20 +342,20 @@ class _Extrapolation:
             weights = np.full(len(records), self.scale[source])
         value, margin = float((weights * values).sum()), self._margin(weights, size, values)
         if not value and weights.max() > 1:
-            margin = 3 * float(weights.max())                 # none of n seen: at most 3 in n (rule of three)
+            margin = 3 * float(weights.max())                 # none among n: at most 3 in n (rule of three)
         return Range(value, max(0.0, value - margin), value + margin)
 
     def _arrays(self, records: Sequence[PartRecord],
                 of: Callable[[PartRecord], float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(times each task counts, bytes it read, `of` it)."""
+        """(weight, bytes read, `of`) of each task."""
         sizes = [sum(c.get("bytes", 0) for c in _read(r).values()) for r in records]
         return (np.array([self._weight(r) for r in records]), np.array(sizes, dtype=float),
                 np.array([float(of(r)) for r in records]))
 
     @staticmethod
     def _margin(weights: np.ndarray, size: np.ndarray, values: np.ndarray) -> float:
-        """How far the weighted sum may be off, at 95 %: of the ratio of values to bytes, since that tasks differ in
-        size is no uncertainty. One task says nothing of how they differ."""
+        """The 95 % error of the weighted sum. It comes from the ratio of values to bytes, since differences in the size
+        of tasks are no uncertainty. A single task shows no variation."""
         n, most = len(values), float(weights.max())
         if most <= 1:
             return 0.0
@@ -366,7 +368,8 @@ class _Extrapolation:
 
 
 def _read(record: PartRecord) -> dict[str, dict[str, Any]]:
-    """What a task read, by source: {"docs", "bytes"}. Nothing for tasks of barriers, tokenizers and whole shards."""
+    """Documents and bytes that a task read, by source: {"docs", "bytes"}. Empty for tasks of barriers and tokenizers,
+    and for those that assemble shards."""
     return record.counters.get("in") or record.counters.get("sources") or {}
 
 

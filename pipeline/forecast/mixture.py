@@ -1,4 +1,4 @@
-"""Whether the tokens a recipe is expected to leave suffice for its curriculum: epochs of every stream, before a run."""
+"""Whether the expected tokens of a recipe suffice for its curriculum: epochs of every stream, before a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenizer.mixture.resolve import WORTHWHILE_EPOCHS, parse_count, place
 
 @dataclass(frozen=True)
 class StreamUse:
-    """What the curriculum takes of a stream."""
+    """The use of a stream by the curriculum."""
 
     stream: str
     available: Range
@@ -22,7 +22,7 @@ class StreamUse:
 
 
 def phases(recipe: Recipe) -> list[Phase]:
-    """Where the phases of the curriculum begin and end. Raises CurriculumError for what cannot be placed."""
+    """The phases of the curriculum with start and length. Raises CurriculumError for phases that cannot be placed."""
     if recipe.curriculum is None:
         return []
     spec = recipe.plain()["curriculum"]
@@ -30,9 +30,9 @@ def phases(recipe: Recipe) -> list[Phase]:
 
 
 def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse], list[str]]:
-    """What is taken of every stream that is mixed in, and notes about those that do not suffice.
+    """The use of every stream in the mixture, and notes about streams that do not suffice.
 
-    `tokens`: expected training tokens by stream. What a stream can give in whole windows is a little less.
+    `tokens`: expected training tokens by stream. In whole windows a stream has a little less.
     """
     if recipe.curriculum is None or not tokens:
         return [], []

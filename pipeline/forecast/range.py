@@ -1,4 +1,4 @@
-"""Numbers that are not known exactly."""
+"""Numbers that are known only within bounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Range:
-    """A number that lies between `low` and `high`, as far as can be told."""
+    """An estimate with its bounds `low` and `high`."""
 
     value: float
     low: float
@@ -25,7 +25,7 @@ def exactly(value: float) -> Range:
 
 
 def total(ranges: Iterable[Range]) -> Range:
-    """The sum of numbers whose errors have nothing to do with each other: the distances add up as squares."""
+    """The sum of numbers with independent errors: the squares of the distances to the bounds add up."""
     ranges = list(ranges)
     value = sum(r.value for r in ranges)
     return Range(value, max(0.0, value - math.sqrt(sum((r.value - r.low) ** 2 for r in ranges))),

@@ -1,11 +1,11 @@
-"""A sample of a recipe's inputs, and the whole recipe run on it, in a store that is thrown away.
+"""A sample of a recipe's inputs, and the whole recipe run on it, in a temporary store.
 
-Which records are drawn is decided by PRF(record id) alone: the same inputs give the same sample, a larger share holds
-the smaller one's records, and every source gives some. Where there is more input than is reasonable to read for an
-estimate, whole files are drawn first, by PRF(path).
+PRF(record id) alone decides which records are drawn: the same inputs give the same sample, a larger share contains the
+records of a smaller one, and every source is represented. Where there is too much input to read for an estimate, whole
+files are drawn first, by PRF(path).
 
-The sample of a source lies in `UNITS` files of unequal sizes, which become the partitions of the run. How they differ
-says how sure an estimate is; small and large ones together say what a task costs before its first document.
+The sample of a source is written to `UNITS` files of unequal sizes, which become the partitions of the run. Their
+variation gives the error of an estimate; their different sizes give the fixed cost of a task.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from stages.read.sample import SCHEMA
 DRAW = "pipeline.passes.sample:DrawSample"
 SEED = 20260101
 UNITS = 16
-#: what one task reads to draw from: stored bytes (or one file), and files
+#: limits of the input of one drawing task: stored bytes (or one file), and files
 GROUP_BYTES, GROUP_FILES = 64 << 20, 1000
 
 
@@ -57,8 +57,8 @@ class SampleError(TokenmillError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of each source, records drawn at least (if it has them), bytes drawn at most and stored bytes read at most; of
-    this machine, seconds and bytes of disk taken at most."""
+    """Limits of a sample. Per source: minimum of records drawn (if it has them), maximum of bytes drawn and of stored
+    bytes read. For this machine: maximum of seconds and of bytes on disk."""
 
     least: int = 200
     drawn_bytes: int = 1 << 30
@@ -69,8 +69,8 @@ class Limits:
 
 @dataclass
 class SourceSample:
-    """What was drawn of a source. Its bytes are those stored, but for `payload_read` and `bytes_drawn`, which are of
-    uncompressed records."""
+    """The sample of a source. Bytes are stored bytes, except `payload_read` and `bytes_drawn`, which count uncompressed
+    records."""
 
     files: int = 0
     files_read: int = 0
@@ -85,12 +85,12 @@ class SourceSample:
 
     @property
     def grown(self) -> float:
-        """How many times larger the source is than what was read of it."""
+        """The size of the source divided by that of the part that was read."""
         return max(self.bytes / max(self.bytes_read, 1), 1.0)
 
     @property
     def scale(self) -> float:
-        """How many times larger the source is than its sample."""
+        """The size of the source divided by that of its sample."""
         return self.grown * (self.records_read / self.records_drawn if self.records_drawn else 1.0)
 
 
@@ -111,14 +111,14 @@ def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet
     """Draw about `share` (0 … 1) of every source and run the recipe on it, in child processes of this machine (or on
     the workers of `backend`).
 
-    Raises InputError for inputs that are not there, CurriculumError for phases that cannot be, SampleError when the
-    sample is too small for the recipe, or takes more than `limits`.
+    Raises InputError for missing inputs, CurriculumError for phases that cannot be placed, SampleError when the sample
+    is too small for the recipe, or exceeds `limits`.
     """
     limits = limits or Limits()
     make = backend or make_backend("process" if os.path.exists("/proc/self/stat") else "inline", workers, None)
     planner = Planner(recipe, lambda path, sha256: b"", verify_inputs=verify_inputs)
     planner.nodes()
-    phases(recipe)                               # what cannot be placed is refused before the sample is run, not after
+    phases(recipe)                               # raises for impossible phases before the sample is run
     began = time.monotonic()
     with Scratch() as scratch:
         folder = Path(scratch.folder())
@@ -143,7 +143,7 @@ def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet
 
 
 class _Guarded:
-    """A backend that ends a sample that takes too much of this machine, when its events are waited for."""
+    """A backend that raises SampleError, while waiting for events, when the sample exceeds the machine's limits."""
 
     def __init__(self, backend: Backend, check: Callable[[], None]) -> None:
         self._backend, self._check = backend, check
@@ -157,7 +157,7 @@ class _Guarded:
 
 
 def _guard(make: Callable[[Store], Backend], folder: Path, limits: Limits) -> Callable[[Store], Any]:
-    """`make`, for backends that raise SampleError beyond the limits, counted from now on."""
+    """`make`, wrapped so that its backends raise SampleError beyond the limits. Time counts from this call."""
     began, free = time.monotonic(), shutil.disk_usage(folder).free
 
     def check() -> None:
@@ -173,7 +173,8 @@ def _guard(make: Callable[[Store], Backend], folder: Path, limits: Limits) -> Ca
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
 def choose_files(files: list[SourceFile], most: int) -> list[SourceFile]:
-    """The files to read: all, or as many, by PRF of their paths, as have `most` bytes (one at least)."""
+    """The files to read: all, or files in the order of the PRF of their paths up to `most` bytes (at least one
+    file)."""
     if sum(f.size for f in files) <= most:
         return list(files)
     chosen: list[SourceFile] = []
@@ -187,7 +188,7 @@ def choose_files(files: list[SourceFile], most: int) -> list[SourceFile]:
 
 
 def _groups(files: list[SourceFile]) -> Iterator[list[SourceFile]]:
-    """Consecutive files one task reads: a big one, or many small ones."""
+    """Groups of consecutive files, one per task: a big file, or many small ones."""
     group: list[SourceFile] = []
     for file in files:
         if group and (len(group) >= GROUP_FILES or sum(f.size for f in group) + file.size > GROUP_BYTES):
@@ -210,7 +211,7 @@ def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float
         specs[name] = []
         for order, group in enumerate(groups):
             args = {"source": name, "reader": planner.reader_arg(name), "files": [f.arg() for f in group], "seed": SEED,
-                    "share": min(1.0, share * unread),         # what is not read is drawn from what is
+                    "share": min(1.0, share * unread),         # the share is larger, to make up for files not read
                     "least": limits.least, "most": most, "read_most": limits.read_bytes * 4}
             size = sum(f.size for f in group)
             memory = min(4000, 500 + reader.memory_mb + 3 * (min(most, size * 20) >> 20))
@@ -230,8 +231,9 @@ def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float
 
 def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: list[SourceFile], records: list[PartRecord],
                  share: float, limits: Limits, store: Store) -> SourceSample:
-    """Write the sample of a source as units of unequal sizes. Every task drew the records with the lowest ranks of what
-    it read: those below the smallest of their bounds are a sample of all."""
+    """Write the sample of a source as units of unequal sizes. Every task drew the records with the lowest ranks among
+    those it read, up to a bound of its own. The records below the smallest of these bounds are a sample of the source.
+    """
     counters = [r.counters for r in records]
     out = SourceSample(files=len(files), files_read=len(chosen), bytes=sum(f.size for f in files),
                        bytes_read=sum(c["covered"] for c in counters), records_read=sum(c["records"] for c in counters),
@@ -269,13 +271,13 @@ def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: list[
 
 
 def unit_of(key: str) -> int:
-    """The unit of a record (or of all records of a file): three times as many go into every fourth one."""
+    """The unit of a record (or of all records of a file). Every fourth unit gets three times as many records."""
     block, place = divmod(prf(SEED, "sample-unit", key) % (UNITS // 4 * 6), 6)
     return block * 4 + min(place, 3)
 
 
 def _sampled(recipe: Recipe, folder: Path, sources: Mapping[str, SourceSample]) -> Recipe:
-    """The recipe over the units, each of which is a partition. No curriculum: there are too few tokens."""
+    """The recipe over the units, each of which is a partition. It has no curriculum, since there are too few tokens."""
     fed = {}
     for name, source in ((name, recipe.sources[name]) for name in sources):
         if not sources[name].records_drawn:

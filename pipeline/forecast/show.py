@@ -1,4 +1,4 @@
-"""The cost forecast for people."""
+"""The cost forecast as text for the terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def between(given: Range, say: Callable[[float], str]) -> str:
 
 
 def lines(forecast: CostForecast, warnings: Sequence[str] = ()) -> list[str]:
-    """What is printed of a forecast, with rich's markup."""
+    """The printed lines of a forecast, with rich's markup."""
     names = [*forecast.sample, *(n.name for n in forecast.nodes),
              *(f"{d.node}, {d.source}" for d in forecast.duplicates)]
     width = max(map(len, names)) + 2
@@ -87,7 +87,7 @@ def _epochs(n: float) -> str:
 
 
 def _hours(hours: float) -> str:
-    """Core-hours, or less than ten of them in smaller units."""
+    """Core-hours; fewer than ten are shown in smaller units."""
     return f"{hours:,.0f} core-hours" if hours >= 10 else duration(3600 * hours)
 
 

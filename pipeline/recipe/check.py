@@ -1,4 +1,4 @@
-"""What a recipe must satisfy beyond its structure: names that exist, settings that fit, a DAG, a sound curriculum."""
+"""Checks of a recipe beyond its structure: names that exist, valid settings, no cycles, a consistent curriculum."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from stages.stage import Stage, role_of
 
 
 def check_recipe(recipe: Recipe, checker: Checker) -> None:
-    """Checks all of it; raises RecipeError with everything found. Completes settings with their defaults in place."""
+    """Check the whole recipe; raises RecipeError with all problems. Completes settings with their defaults, in
+    place."""
     for both in sorted(recipe.sources.keys() & recipe.datasets.keys()):
         checker.fail(("datasets", both), f"'{both}' is a source as well; give the dataset another name")
-    for name in sorted({"index", "shards"} & recipe.datasets.keys()):       # nodes of the plan: index:SOURCE, …
+    for name in sorted({"index", "shards"} & recipe.datasets.keys()):       # taken by nodes of the plan: index:SOURCE
         checker.fail(("datasets", name), f"'{name}' is what Tokenmill calls work of its own; give the dataset another "
                                          f"name")
     for name in recipe.sources:
-        if name.isdigit():                                                  # DATASET:SOURCE, and DATASET:2
+        if name.isdigit():                                                  # DATASET:2 is the second pass of DATASET
             checker.fail(("sources", name), f"'{name}' is what the passes of a dataset are called, which are numbered; "
                                             f"give the source a name with a letter in it")
     if recipe.input is not None:
@@ -90,7 +91,7 @@ def _reader(checker: Checker, source: Any, path: KeyPath) -> None:
     _settings(checker, config, source.config, path)
     if len(checker.problems) == before:
         try:
-            reader_class(source.read)(source.config)                # settings that do not fit one another
+            reader_class(source.read)(source.config)                # raises for settings that contradict each other
         except ValueError as e:
             checker.fail(path, str(e))
     keep = source.config.get("keep")
@@ -118,7 +119,7 @@ def _step(checker: Checker, step: Any, path: KeyPath) -> None:
         return
     before = len(checker.problems)
     _settings(checker, config, step.config, (*path, step.name))
-    # settings fit the stage: do they fit its files? (Barriers are not asked: to make one may need its input's schema.)
+    # valid settings may still not match the stage's files. (Not for barriers: creating one may need its input's schema)
     if len(checker.problems) == before and issubclass(cls, Stage):
         stage = cls(step.config)
         for field, message in stage.problems().items():
@@ -134,7 +135,9 @@ def _not_installed(what: str, e: ImportError) -> str:
 
 
 def _settings(checker: Checker, config: type[BaseModel], settings: dict[str, Any], path: KeyPath) -> None:
-    """Validates `settings` and completes them with defaults, in place. Resource paths count from its folder."""
+    """Validate `settings` and complete them with defaults, in place. Resource paths are relative to the recipe's
+    folder.
+    """
     given = dict(settings)
     for field, value in given.items():
         if field not in config.model_fields or role_of(config, field) != "resource":
@@ -156,7 +159,7 @@ def _settings(checker: Checker, config: type[BaseModel], settings: dict[str, Any
 
 # -- the DAG --------------------------------------------------------------------------------------------------------
 def _cycles(recipe: Recipe, checker: Checker) -> None:
-    state: dict[str, int] = {}                                      # 1 while being visited, 2 when known to be sound
+    state: dict[str, int] = {}                                      # 1 while being visited, 2 when known to be acyclic
 
     def visit(name: str, trail: list[str]) -> None:
         if state.get(name) == 2 or name in recipe.sources:
@@ -184,9 +187,9 @@ def _where(recipe: Recipe, checker: Checker, inputs: list[str], where: Where, pa
 
 
 def _signals(recipe: Recipe, checker: Checker) -> None:
-    """Steps that decide by signals of earlier steps: a signal that no step writes would be missing from every document.
-    Signals of earlier datasets count, and those of sources. No step may write a signal of a source again: documents
-    that are dropped before that step would hold another value under the same name."""
+    """Check the signals that steps decide by: a signal that no earlier step, dataset or source writes would be missing
+    from every document. No step may overwrite a signal of a source: documents that are dropped before that step would
+    hold another value under the same name."""
     given = {name: set(reader_class(source.read)(source.config).signals) for name, source in recipe.sources.items()}
     if not any(given.values()) and all(
             stage_class(step.name).reads is Stage.reads for d in recipe.datasets.values() for step in d.steps):
@@ -236,8 +239,8 @@ def _tokens(recipe: Recipe, checker: Checker) -> None:
 
 
 def _curriculum(recipe: Recipe, checker: Checker) -> None:
-    """Names, order and completeness of the phases; whether the tokens suffice is `tokenizer.mixture.curriculum`'s to
-    say."""
+    """Check names, order and completeness of the phases; `tokenizer.mixture.curriculum` checks whether the tokens
+    suffice."""
     curriculum = recipe.curriculum
     assert curriculum is not None
     if not recipe.shards:
@@ -282,7 +285,7 @@ def _curriculum(recipe: Recipe, checker: Checker) -> None:
                 checker.fail((*at, "until"), "a phase before it lies beyond the total: let `extra` come last")
             before, ends = end, i
         beyond = beyond or phase.extra is not None
-        # what trainer.optim.schedule refuses; here before the data is made
+        # trainer.optim.schedule refuses this too; here it is found before the data is made
         if phase.lr == "decay" and schedule.get("kind", "wsd") != "wsd":
             checker.fail((*at, "lr"), f"train.schedule.kind {schedule['kind']} has no stretch of decay; use kind: wsd, "
                                       "or lr: stable")

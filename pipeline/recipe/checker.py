@@ -1,4 +1,4 @@
-"""Problems of a recipe, collected with their places: what is wrong with data that does not fit a model, in words."""
+"""Collects the problems of a recipe with their places, and translates pydantic's errors into readable messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.recipe.marks import Marks
 
 
 class Checker:
-    """Collects problems with their places while the parts of a recipe are looked at."""
+    """Collects problems with their places while the parts of a recipe are checked."""
 
     def __init__(self, marks: Marks, base: str, allow_custom: bool) -> None:
         self.marks, self.base, self.allow_custom = marks, base, allow_custom

@@ -1,4 +1,4 @@
-"""What a corpus is cited by: the ready recipe it was made with, its version, and what was changed about it."""
+"""The citation of a corpus: the ready recipe it was made with, the recipe's version, and the changed keys."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pipeline.recipe.load import READY, load_recipe, ready_recipes, value_at
 from pipeline.recipe.marks import parse_yaml
 from pipeline.recipe.model import Recipe
 
-#: keys of a recipe that say what goes in, what it is, or how it is run, and nothing about how documents are made
+#: keys of a recipe that do not affect how documents are made: they name inputs, describe the recipe, or say how it runs
 _NOT_MADE_BY = {"about", "wants", "input", "run", "sources"}
 
 
 def citation(recipe: Recipe) -> dict[str, Any] | None:
     """`about:` of the recipe with `changed`: the keys that differ from the ready recipe of this name and version, None
-    where Tokenmill has no such recipe to compare with. None for a recipe that says nothing about itself.
+    where Tokenmill has no such recipe to compare with. None for a recipe without `about:`.
 
-    Files the recipe wants from the command are no change, nor are the inputs, datasets that are left out (`until`) and
-    how it is run (but for `run.signals`, which decides what is stored).
+    These do not count as changes: files that the recipe asks for under `wants:`, inputs, datasets left out with
+    `until`, and settings of `run:` (except `run.signals`, which decides what is stored).
     """
     if recipe.about is None:
         return None
@@ -38,7 +38,7 @@ def _changed(recipe: Recipe) -> list[str] | None:
         wanted = [f"{key}={json.dumps(value_at(ours, key), ensure_ascii=False)}" for key in whole.get("wants") or ()
                   if key.split(".")[1] in known]
         ready = load_recipe(recipe.about.name, [f"until={json.dumps(known)}", *wanted], inputs=["any"])
-    except RecipeError:                                # what it wants is not where it stands in the ready one
+    except RecipeError:                                # this recipe lacks keys that the ready one wants
         return None
     if ready.about != recipe.about:
         return None
@@ -46,7 +46,7 @@ def _changed(recipe: Recipe) -> list[str] | None:
 
 
 def _named(doc: dict[str, Any]) -> dict[str, Any]:
-    """A recipe with its steps as `{name: settings}`, without what does not make documents."""
+    """A recipe with its steps as `{name: settings}`, without the keys of _NOT_MADE_BY."""
     out = {k: v for k, v in doc.items() if k not in _NOT_MADE_BY}
     out["run"] = {"signals": doc["run"]["signals"]}
     for dataset in out["datasets"].values():
@@ -56,7 +56,8 @@ def _named(doc: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(theirs: Any, ours: Any, path: KeyPath = ()) -> Iterator[str]:
-    """Keys at which two plain values differ; a list of another length, or a step of another name, is one key."""
+    """Keys at which two plain values differ. Lists of different lengths, or steps of different names, count as one key.
+    """
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in theirs.keys() | ours.keys():
             yield from _differences(theirs.get(key), ours.get(key), (*path, key))

@@ -1,7 +1,8 @@
 """Files of the user's own stages and readers (`code:` of a recipe), imported only with --allow-custom-stages.
 
-They travel through the store: a run keeps copies in runs/RUN/code, and a worker that does not see the file the driver
-planned with, or sees another version of it, takes the copy. What it imports has the planned sha256, or nothing runs.
+They are distributed through the store: a run keeps copies in runs/RUN/code. A worker that does not see the file the
+driver planned with, or sees another version of it, takes the copy. An imported file must have the planned sha256;
+otherwise the task fails.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def import_code(files: Sequence[str]) -> None:
         if known is not None and _same(known.__file__, path):
             continue
         taken = None if known is not None else importlib.util.find_spec(name)
-        # a worker may have the folder of the recipe on its path already (Ray adds the driver's working directory)
+        # a worker may already have the folder of the recipe on its path (Ray adds the driver's working directory)
         if known is not None or (taken is not None and not _same(taken.origin, path)):
             raise ImportError(f"{path}: a module called '{name}' exists already; rename the file")
         spec = importlib.util.spec_from_file_location(name, path)
@@ -62,7 +63,7 @@ def _same(one: str | None, other: str) -> bool:
 
 
 def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
-    """In a worker: import files as `Recipe.code_args` names them ({"path", "sha256", "kept"}).
+    """In a worker: import the files of `Recipe.code_args` ({"path", "sha256", "kept"}).
 
     Raises ChangedInput when neither this machine nor the store has the file the run was planned with.
     """
@@ -79,17 +80,17 @@ def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
 
 
 def planned_reader(store: Store, entry: Mapping[str, Any]) -> Reader:
-    """In a worker: the reader of a task's argument {name, key, $volatile: {target, config, code}}. Records of a reader
-    of the user's own are checked one by one (`pipeline.passes.storable.checked`)."""
+    """In a worker: the reader of a task's argument {name, key, $volatile: {target, config, code}}. Records of a user's
+    reader are checked one by one (`pipeline.passes.storable.checked`)."""
     hidden = entry["$volatile"]
     import_planned(store, hidden.get("code", ()))
     return reader_class(hidden["target"])(hidden["config"])
 
 
 def own_source(target: str, files: Sequence[str]) -> list[str]:
-    """What a class that is not ours ('module:Class') rests on: its name, the sha256 of the modules that define it and
-    its bases and of the recipe's `code`, and the version of the package it is installed with. They enter its key. Empty
-    for a class of ours."""
+    """The source identity of a class from outside Tokenmill ('module:Class'), which enters its key: its name, the
+    sha256 of the recipe's `code` and of the modules that define the class and its bases, and the versions of their
+    installed packages. Empty for Tokenmill's own classes."""
     if target.partition(".")[0] == "stages":
         return []
     cls = load(target)
@@ -103,12 +104,12 @@ def own_source(target: str, files: Sequence[str]) -> list[str]:
 
 @cache
 def _distributions() -> Mapping[str, Sequence[str]]:
-    """Top-level module → installed distributions it is part of."""
+    """Top-level module → installed distributions that contain it."""
     return metadata.packages_distributions()
 
 
 def _fetch(store: Store, file: Mapping[str, str], name: str) -> str:
-    """The copy of the store, in a folder of this user named after its content."""
+    """Path of the store's copy of a file, fetched into a folder of this user that is named after its content."""
     folder = user_folder() / f"code-{file['sha256'][:32]}"
     target = folder / name
     if target.is_file() and file_sha256(target) == file["sha256"]:

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, said so that it can be mended: file, line, key and remedy."""
+"""Errors in a recipe, each with file, line, key and remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.base.errors import TokenmillError
 
-#: where something stands in a recipe: mapping keys and list positions from the top
+#: a place in a recipe: mapping keys and list positions from the top
 KeyPath = tuple[str | int, ...]
 
 
@@ -26,7 +26,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to mend. `message` says what is wrong and what to do about it."""
+    """One error in a recipe. `message` says what is wrong and how to fix it."""
 
     mark: Mark
     path: KeyPath
@@ -38,7 +38,7 @@ class Problem:
 
 
 class RecipeError(TokenmillError):
-    """A recipe that cannot be run; `problems` lists everything that was found, in file order. The command exits 2."""
+    """A recipe that cannot be run; `problems` lists all errors in file order. The command exits with code 2."""
 
     exit_code = 2
 
@@ -65,6 +65,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as messages show it, in at most 60 characters."""
+    """A value for a message, in at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "…"

@@ -1,8 +1,8 @@
 """A tokenizer by its name on the Hugging Face hub: `tokenizer: {load: gpt2}`, or `gpt2@REVISION`.
 
 The driver fetches it through the cache of `huggingface_hub` on its machine, and puts a copy into the store for the
-workers. A name without a revision means the latest one; a run's own recipe says which that was. A revision that is in
-the cache is used without asking the hub.
+workers. A name without a revision means the latest one; the recipe that a run keeps names the revision it used. A
+revision in the cache is used without a request to the hub.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenizer.load import TokenizerError
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-#: what a repository calls its tokenizer, the best first
+#: file names of a tokenizer in a repository, the preferred one first
 FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
 
 
@@ -32,20 +32,20 @@ class HubTokenizer:
 
 
 def is_hub_name(load: str, base: str) -> bool:
-    """Whether `load` means the hub: no file or folder of that name is there, and it does not look like one."""
+    """Whether `load` is a name on the hub: no such file or folder exists, and it does not look like a path."""
     return (_NAME.fullmatch(load) is not None and not load.endswith((".json", ".model"))
             and not os.path.exists(os.path.join(base, load)))
 
 
 def hub_tokenizer(recipe: Recipe) -> HubTokenizer | None:
-    """The tokenizer that a recipe loads from the hub, fetched; None when it loads none."""
+    """The tokenizer that a recipe loads from the hub, fetched; None when the recipe does not load one from there."""
     load = recipe.tokenizer.load if recipe.tokenizer is not None else None
     return fetch(load) if load is not None and is_hub_name(load, recipe.base) else None
 
 
 @lru_cache(maxsize=8)
 def fetch(load: str) -> HubTokenizer:
-    """Raises TokenizerError with what to do, at once where there is no network."""
+    """Fetch a tokenizer. Raises TokenizerError with a remedy, without delay where there is no network."""
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -77,7 +77,7 @@ def fetch(load: str) -> HubTokenizer:
 
 
 def _download(repository: str, revision: str | None, *, local: bool) -> HubTokenizer | None:
-    """From the cache, or from the hub through the cache; None when it has no tokenizer."""
+    """The tokenizer of a repository, from the cache if `local`, else from the hub; None when it has no tokenizer."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars
@@ -93,14 +93,14 @@ def _download(repository: str, revision: str | None, *, local: bool) -> HubToken
     try:
         path = next((path for file in FILES if (path := get(file)) is not None), None)
         if path is not None:
-            get("tokenizer_config.json")                 # says which token ends a text
+            get("tokenizer_config.json")                 # names the token that ends a text
     except GatedRepoError:
         raise TokenizerError(f"tokenizer.load: '{repository}' is shown only to who has agreed to its terms; agree on "
                              f"its page of the hub and set HF_TOKEN") from None
     except RepositoryNotFoundError:
         raise TokenizerError(f"tokenizer.load: there is no file '{repository}', and no repository of that name on the "
                              f"Hugging Face hub; mend the name (a private one needs HF_TOKEN)") from None
-    except Exception as e:                               # a revision that is not there, an answer that makes no sense
+    except Exception as e:                               # for example a missing revision, or an invalid response
         message = (str(e).strip() or type(e).__name__).splitlines()[0]
         raise TokenizerError(f"tokenizer.load: '{repository}' cannot be fetched from the Hugging Face hub: {message}; "
                              f"mend the name or its revision, or name a file") from e

@@ -27,11 +27,11 @@ def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] =
                 allow_custom: bool = False) -> Recipe:
     """The recipe in a YAML file, or a ready one by name.
 
-    `overrides`: `a.b.c=value` with a YAML value (`datasets.clean.steps.language.min=0.8`: list items go by number, or
-    by the name of the step or phase). `inputs`: paths for the source the recipe declares under `input:`, relative to
-    the current folder, as are all paths given to a ready recipe, which has no folder of its own. `until=NAME` among
-    the overrides leaves the dataset NAME and what it is made from. `allow_custom`: run stages of the user's own.
-    Errors: RecipeError, with every problem's place.
+    `overrides`: `a.b.c=value` with a YAML value (`datasets.clean.steps.language.min=0.8`: list items are given by
+    number, or by the name of the step or phase). `inputs`: paths for the source the recipe declares under `input:`,
+    relative to the current folder, as are all paths given to a ready recipe, which has no folder of its own.
+    `until=NAME` among the overrides keeps only the dataset NAME and those it is made from. `allow_custom`: allow the
+    user's own stages. Raises RecipeError with the place of every problem.
     """
     file = _find(str(path_or_name))
     try:
@@ -69,7 +69,7 @@ def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] =
 
 
 def _no_secrets(value: Any, checker: Checker, path: KeyPath) -> None:
-    """A recipe is kept with its run, and read by everybody who sees the store."""
+    """Refuse credentials in a recipe: it is kept with its run, and everyone with access to the store can read it."""
     if isinstance(value, dict):
         for key, inner in value.items():
             _no_secrets(inner, checker, (*path, str(key)))
@@ -150,7 +150,7 @@ def _feed(data: dict[str, Any], marks: Marks, inputs: list[str]) -> Iterator[Pro
     """Put `--input` into the source the recipe names under `input:` (or its only source)."""
     sources, name = data.get("sources"), data.get("input")
     if not isinstance(sources, dict) or not isinstance(name, str | None):
-        return                                                      # the models say what is wrong
+        return                                                      # wrong types: the models report them
     if inputs:
         if name is None and len(sources) == 1:
             [name] = sources
@@ -166,11 +166,11 @@ def _feed(data: dict[str, Any], marks: Marks, inputs: list[str]) -> Iterator[Pro
 
 
 def _prune(data: dict[str, Any], marks: Marks, fed: bool) -> None:
-    """`until: NAMES` leaves these datasets with what they are made from, and nothing else of the recipe. `fed`: whether
-    there is an `--input`."""
+    """Apply `until: NAMES`: keep only these datasets and what they are made from. `fed`: whether there is an `--input`.
+    """
     last, datasets, sources = data.pop("until", None), data.get("datasets"), data.get("sources")
     if last is None or not isinstance(datasets, dict) or not isinstance(sources, dict):
-        return                                                      # the models say what is wrong
+        return                                                      # wrong types: the models report them
     needed: list[Any] = []
     waiting = [str(name) for name in (last if isinstance(last, list) else [last])]
     for name in waiting:
@@ -198,10 +198,10 @@ def _prune(data: dict[str, Any], marks: Marks, fed: bool) -> None:
 
 
 def _wanted(data: dict[str, Any], marks: Marks) -> Iterator[Problem]:
-    """What the recipe says under `wants:` that it has to be given, and was not."""
+    """A problem for each value that the recipe requires under `wants:` and that was not given."""
     wants, datasets = data.get("wants"), data.get("datasets")
     for key, how in wants.items() if isinstance(wants, dict) else ():
-        gone = value_at(data, ".".join(str(key).split(".")[:2])) is None       # a copy may leave a dataset out
+        gone = value_at(data, ".".join(str(key).split(".")[:2])) is None       # a copy of the recipe may lack a dataset
         if not gone and value_at(data, str(key)) is None:
             before = value_at(data, ".".join([*str(key).split(".")[:2], "from"]))
             stop = isinstance(before, str) and isinstance(datasets, dict) and before in datasets
@@ -211,7 +211,7 @@ def _wanted(data: dict[str, Any], marks: Marks) -> Iterator[Problem]:
 
 
 def value_at(data: Any, key: str) -> Any:
-    """What stands under a key written as in `--set`; None where nothing does."""
+    """The value under a key written as in `--set`; None where there is none."""
     here = data
     for step in key.split("."):
         if isinstance(here, list):

@@ -1,7 +1,7 @@
-"""YAML with places: plain data, and for every key path the line it stands on.
+"""YAML with places: plain data, and the line of every key path.
 
-Only data comes out (no tag is ever constructed), duplicate keys are errors, and scalars follow YAML 1.2: `no` is the
-string that names Norwegian, `1e-5` is a number. Aliases and `<<` work; their expansion is capped.
+The result is plain data (no tag is ever constructed), duplicate keys are errors, and scalars follow YAML 1.2: `no` is
+the string that names Norwegian, `1e-5` is a number. Aliases and `<<` work; their expansion is capped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import yaml
 
 from pipeline.recipe.errors import KeyPath, Mark, Problem, RecipeError
 
-#: caps for a file a stranger may have written: bytes, nodes after alias expansion, nesting
+#: limits for an untrusted file: bytes, nodes after alias expansion, nesting
 MAX_BYTES, MAX_NODES, MAX_DEPTH = 1 << 20, 100_000, 50
 
 _SCALARS = ("null", "bool", "int", "float", "str")
@@ -38,7 +38,7 @@ _resolve("merge", "<<", ["<"])
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes every string either YAML version would take for something else."""
+    """SafeDumper that quotes every string that YAML 1.1 or 1.2 would read as another type."""
 
 
 _Dumper.yaml_implicit_resolvers = {
@@ -52,7 +52,7 @@ def dump_yaml(data: Any) -> str:
 
 
 class Marks:
-    """Places by key path. `at` falls back to the nearest enclosing place that is known."""
+    """Places by key path. `at` falls back to the nearest enclosing key with a known place."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -71,7 +71,7 @@ class Marks:
 
 
 def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
-    """Data and places of a YAML text. Errors: RecipeError for bad syntax, a tag, a duplicate key, or excess."""
+    """Data and places of a YAML text. Raises RecipeError for bad syntax, a tag, a duplicate key, or excessive size."""
     marks = Marks(file)
 
     def fail(node_mark: Any, path: KeyPath, message: str) -> RecipeError:

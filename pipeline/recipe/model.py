@@ -1,4 +1,4 @@
-"""The recipe as validated models: structure. Names, step settings and the DAG are checked in `check`."""
+"""The structure of a recipe, as validated models. `check` checks names, step settings and the DAG."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _step(value: Any) -> Any:
 
 
 def _until(value: Any) -> str | int:
-    """'70%' of the total, or a token count; the share stays as written, exactly."""
+    """'70%' of the total, or a token count. The share stays a string, so that it remains exact."""
     if isinstance(value, str) and value.strip().endswith("%"):
         if parse_share(value) == 0:
             raise ValueError("a phase that ends at 0% is empty")
@@ -77,7 +77,7 @@ def _until(value: Any) -> str | int:
 
 
 def _batch(value: Any) -> Any:
-    """'0.5M', or {0: 64k, 100M: 128k, 1B: 0.5M}: the tokens of a step, from so many tokens of the phase on."""
+    """The tokens of a step: '0.5M', or {0: 64k, 100M: 128k, 1B: 0.5M}, each from that many tokens of the phase on."""
     if not isinstance(value, dict):
         return parse_count(value)
     rows = sorted((parse_count(at, least=0), parse_count(size)) for at, size in value.items())
@@ -88,7 +88,7 @@ def _batch(value: Any) -> Any:
 
 
 def _rate(value: Any) -> Any:
-    """A word of the schedule's, or the curve of a phase's own rate, which is checked here and resolved later."""
+    """A word for the schedule, or the curve of a phase's own rate, which is checked here and resolved later."""
     if isinstance(value, dict):
         try:
             own_rate(value, 10**18, "")
@@ -113,7 +113,7 @@ def _rope_scaling(value: Any) -> Any:
 
 
 def _empty(value: Any) -> Any:
-    """`key:` with nothing behind it is the same as the key left out."""
+    """A key without a value counts as left out."""
     return {} if value is None else value
 
 
@@ -129,11 +129,11 @@ Settings = Annotated[dict[str, Any], BeforeValidator(_empty)]
 
 
 class Source(Model):
-    """A named origin of raw bytes. Keys other than these are the reader's own settings and stand in `config`.
+    """A named origin of raw bytes. All other keys are settings of the reader, and go into `config`.
 
-    `path`: file, folder, glob or URL, or a list of them, relative to the recipe file. `root`: what relative paths, and
-    so the identities of documents, count from (default: the folder before the first wildcard). `follow_symlinks`: links
-    that lead out of the folders that `path` names are followed, too.
+    `path`: file, folder, glob or URL, or a list of them, relative to the recipe file. `root`: the folder to which the
+    paths in document identities are relative (default: the folder before the first wildcard). `follow_symlinks`: also
+    follow links that lead out of the folders in `path`.
     """
 
     read: str
@@ -153,8 +153,8 @@ class Step(Model):
 class Dataset(Model):
     """A node of the DAG: documents `from` sources or other datasets (`inputs`), through `steps`.
 
-    `where` picks documents before the first step; `priority` says whose document survives among duplicates (the first
-    one's; unlisted inputs come last, in the order of `from`).
+    `where` selects documents before the first step. `priority`: of duplicates, the document of the input listed first
+    is kept; unlisted inputs come last, in the order of `from`.
     """
 
     inputs: Names = Field(alias="from")
@@ -183,7 +183,7 @@ class TokenizerTrain(Model):
 
 class Tokenizer(Model):
     """`train:` a new one, or `load:` a tokenizer.json, a SentencePiece .model, a folder that holds one, or a name on
-    the Hugging Face hub (then `eos` names its end-of-text token where the files do not)."""
+    the Hugging Face hub (with `eos`, the end-of-text token, where its files do not name one)."""
 
     train: TokenizerTrain | None = None
     load: str | None = None
@@ -191,8 +191,8 @@ class Tokenizer(Model):
 
 
 class Shards(Model):
-    """Token files of one stream: documents of `from` that pass `where`. `longest` is the super-window in tokens, a
-    multiple of every sequence length used; the share `val` is held out."""
+    """Token files of one stream: the documents of `from` that match `where`. `longest` is the super-window in tokens, a
+    multiple of every sequence length used; `val` is the share of documents held out."""
 
     inputs: Names = Field(alias="from")
     where: Where = {}
@@ -201,12 +201,12 @@ class Shards(Model):
 
 
 class Phase(Model):
-    """A stretch of the curriculum as written; what is None is inherited from the phase before.
+    """A phase of the curriculum as written; a field that is None is inherited from the phase before.
 
     `until`: '70%' of the total or a token count; `sequence`: window length L; `batch`: tokens of a step, growing if it
-    is a mapping; `mix`: weights by shards; `max_epochs` by shards; `lr`: what the trainer's schedule does here, or a
-    curve of its own. `extra` instead of `until`: so many tokens beyond the total. `reset_optimizer`: moments start
-    from nothing; `rope_theta` and `rope_scaling`: positions as in `train.model`, from this phase on.
+    is a mapping; `mix`: weights by shards; `max_epochs` by shards; `lr`: how the trainer's schedule behaves here, or a
+    curve of its own. `extra` instead of `until`: a number of tokens beyond the total. `reset_optimizer`: moments start
+    at zero; `rope_theta` and `rope_scaling`: as in `train.model`, from this phase on.
     """
 
     name: Name
@@ -224,7 +224,7 @@ class Phase(Model):
 
 
 class Curriculum(Model):
-    """In what mixture and lengths the tokens are seen; counts are n × L targets. Resolved by `tokenizer.mixture`."""
+    """The mixture and sequence lengths of training; counts are n × L targets. Resolved by `tokenizer.mixture`."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     total: Count
@@ -237,9 +237,9 @@ def _files(value: Any) -> int | float:
 
 
 class Run(Model):
-    """How a recipe is run: bytes of a partition (uncompressed), which signals are computed, and what may be quarantined
-    before the run fails: the share of documents, and input files, whole or in part (a number, or a share of all input
-    files that always allows ten). No document's fate depends on it."""
+    """How a recipe is run: bytes of a partition (uncompressed), which signals are computed, and how much may be
+    quarantined before the run fails: a share of documents, and a number of input files, whole or in part (or a share of
+    them that always allows ten). The outcome of a document does not depend on these settings."""
 
     partition: Bytes = 32_000_000
     signals: Literal["until-drop", "all"] = "until-drop"
@@ -249,8 +249,8 @@ class Run(Model):
 
 
 class About(Model):
-    """What a ready recipe is, so that a corpus made with it can be cited: its name, its `version` (raised whenever the
-    recipe would make other documents), one line of what it is, and what it follows (papers, code)."""
+    """The description of a ready recipe, so that a corpus made with it can be cited: its name, its `version` (raised
+    whenever the recipe would make other documents), a one-line summary, and its sources (papers, code)."""
 
     name: Name
     version: Annotated[int, Field(ge=1)]
@@ -259,10 +259,10 @@ class About(Model):
 
 
 class Recipe(Model):
-    """The whole file. `input` names the source that `--input` feeds, `code` the files of the user's own stages; `wants`
-    says what else has to come from the command: {key as `--set` writes it: what it is and how to get it}.
+    """The whole file. `input` names the source whose path `--input` gives, `code` the files of the user's own stages.
+    `wants` lists values that must be given with `--set`: {key: what the value is and how to get it}.
 
-    Made by `pipeline.recipe.load_recipe`, which also fills `name`, `base` (the folder relative paths start at) and
+    Made by `pipeline.recipe.load_recipe`, which also sets `name`, `base` (the folder relative paths start at) and
     `warnings`, and completes the settings of readers and steps with their defaults.
     """
 
@@ -299,34 +299,34 @@ class Recipe(Model):
         return self._warnings
 
     def came_from(self, name: str, base: str) -> None:
-        """Say what a kept recipe was called and where it lay: its digest is that of the file it was made from."""
+        """Set the name and folder of the file that a run's kept recipe was made from, whose digest it then has."""
         self._name, self._base = name, base
 
     def keep_code_at(self, folder: str) -> None:
-        """Say in which folder of the store copies of the files of `code` lie."""
+        """Set the folder of the store with copies of the files of `code`."""
         self._kept_at = folder
 
     @property
     def kept_at(self) -> str:
-        """The folder of the store that `keep_code_at` named."""
+        """The folder of the store set by `keep_code_at`."""
         return self._kept_at
 
     def pin_tokenizer(self, name: str) -> None:
-        """Say which revision of the hub `tokenizer.load` is: what a run keeps as its recipe loads that one."""
+        """Set the hub revision of `tokenizer.load`; the recipe that a run keeps then loads this revision."""
         self._pinned = name
 
     def code_args(self) -> list[dict[str, str]]:
-        """The files of `code` as a worker gets them (`pipeline.recipe.code.import_planned`): where they are on this
-        machine, what they are, and where the store has a copy."""
+        """The files of `code` as task arguments (`pipeline.recipe.code.import_planned`): path on this machine, sha256,
+        and path of the copy in the store."""
         return [{"path": path, "sha256": file_sha256(path), "kept": f"{self._kept_at}/{os.path.basename(path)}"}
                 for path in self.code]
 
     def mark(self, path: KeyPath) -> Mark:
-        """Where a key stands in the file it was read from."""
+        """The place of a key in the file it was read from."""
         return self._marks.at(path) if self._marks is not None else Mark(self._name)
 
     def dataset_order(self) -> list[str]:
-        """Datasets with every input before what is made from it; among equals in the order of the file."""
+        """Datasets in an order in which each follows its inputs, otherwise in the order of the file."""
         done: list[str] = []
 
         def visit(name: str) -> None:
@@ -359,7 +359,8 @@ class Recipe(Model):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def canonical(self) -> dict[str, Any]:
-        """`plain`, without places: equal for the same recipe wherever the recipe, its inputs and its models lie."""
+        """`plain` without paths: equal for the same recipe wherever the recipe, its inputs and its models are
+        stored."""
         doc = self.plain()
         for source in doc["sources"].values():
             source.pop("path")
@@ -374,7 +375,7 @@ class Recipe(Model):
         return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
 
     def canonical_yaml(self) -> str:
-        """YAML that runs as it stands, from any folder: what a run keeps as its recipe.yaml."""
+        """YAML that can be run from any folder; a run keeps it as its recipe.yaml."""
         doc = self.plain()
         for source in doc["sources"].values():
             source.update(source.pop("config"))

@@ -1,4 +1,4 @@
-"""The names in `train:` that a training would stumble over only once all data is made; the values are the trainer's."""
+"""Checks the key names in `train:`: the trainer would refuse them only after all data is made. It checks the values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_train(train: dict[str, Any], checker: Checker) -> None:
 
 
 def _check_keys(mapping: dict[str, Any], path: tuple[str, ...], known: dict[str, list[str]], checker: Checker) -> None:
-    """Report keys that the mapping at `path`, or one in it, may not have."""
+    """Report unknown keys of the mapping at `path` and of mappings inside it."""
     for key, value in mapping.items():
         inner = (*path, str(key))
         if checker.known(str(key), known[".".join(path)], inner, "key") and isinstance(value, dict) \

@@ -1,8 +1,8 @@
-"""What a run did, as numbers: report.json, from the log's records and the parts they name. No document is reprocessed.
+"""report.json: the figures of a run, from the log's records and the parts they name. No document is reprocessed.
 
-All figures but the measured times can be recomputed by a query over the published parts, and
-tests/e2e/test_report_figures.py does so with DuckDB. Counters are sums already, and of the parts only a few are opened,
-for samples chosen by id: neither memory nor time depends on how many there are, but for reading the log.
+All figures except measured times can be recomputed by a query over the published parts;
+tests/e2e/test_report_figures.py does so with DuckDB. Counters are already sums, and only a few parts are opened, for
+samples chosen by id. Apart from reading the log, neither memory nor time depends on the number of parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.store.runs import RunTasks
 
 Get = Callable[[str], PartRecord | None]
 
-#: of report.json
+#: version of report.json
 VERSION = 1
 
 
@@ -32,7 +32,7 @@ def write_report(store: Store, run: str, get: Get, verify: Callable[[], None] = 
     """Collect the report of a run and write runs/RUN/report.{json,html} and STORE/report.json. Returns the document.
 
     `get` gives the record of a key: `Log.get`, or `Log.read(store).get` where nothing runs. `verify` (`Log.verify`) is
-    asked before anything is written: collecting may take long.
+    called before anything is written: collecting may take long, and another driver may have taken over.
     """
     document = collect(store, run, get)
     _write(store, document, latest=True, verify=verify)
@@ -40,10 +40,10 @@ def write_report(store: Store, run: str, get: Get, verify: Callable[[], None] = 
 
 
 def add_training(store: Store, run: str) -> bool:
-    """Write the report of a run once more, with what the trainer has left in runs/RUN/train.
+    """Write the report of a run again, with the trainer's results from runs/RUN/train.
 
-    All else is taken from report.json: a folder that holds a run without the log and the parts it was made from, as on
-    another cluster, must not lose its figures. Returns False where there is no report of this version or no training.
+    Everything else is taken from report.json: a copy of a run without its log and parts, as on another cluster, must
+    not lose its figures. Returns False where there is no report of this version or no training.
     """
     at, section = f"runs/{run}/report.json", training(store, run)
     if section is None or not store.exists(at):
@@ -57,7 +57,7 @@ def add_training(store: Store, run: str) -> bool:
 
 
 def _write(store: Store, document: dict[str, Any], *, latest: bool, verify: Callable[[], None] = lambda: None) -> None:
-    """Write the report into the folder of its run and, of the latest run, into the store's."""
+    """Write the report into the folder of its run and, for the latest run, also into the root of the store."""
     from pipeline.report.html import render
 
     page = render(document).encode()
@@ -97,7 +97,7 @@ def collect(store: Store, run: str, get: Get) -> dict[str, Any]:
 
 
 def nodes_of(store: Store, run: str, get: Get) -> tuple[dict[str, Any], list[Node]]:
-    """plan.json of a run, and its nodes with what their tasks have counted."""
+    """plan.json of a run, and its nodes with the counters of their tasks."""
     plan = json.loads(store.read(f"runs/{run}/plan.json"))
     tasks = RunTasks(store, run)
     return plan, [Node(n, partial(_committed, tasks, n["name"], get)) for n in plan["nodes"]]

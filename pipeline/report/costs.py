@@ -1,6 +1,6 @@
-"""Sections of the report about time: what the records say the work has cost, whenever it was done.
+"""Sections of the report about time: the cost of the work according to the records, in whichever run it was done.
 
-These are measurements. They are the only figures of the report that no query over the parts can give again.
+These are measurements: the only figures of the report that no query over the parts can reproduce.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pipeline.report.nodes import Node
 
 
 def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
-    """For every pass: tasks, documents and bytes in, CPU seconds, seconds tasks took (each has one core), documents a
-    second and core, the largest memory of a task (MB)."""
+    """For every pass: tasks, documents and bytes in, CPU seconds, wall seconds of all tasks (each has one core),
+    documents per second and core, the largest memory of a task (MB)."""
     rows = []
     for node in passes:
         read = node.counters.get("in", {}).values()
@@ -25,12 +25,13 @@ def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
 
 
 def _before(node: Node) -> float:
-    """CPU seconds spent on what was replayed, when it was computed."""
+    """CPU seconds that the earlier passes spent on the replayed results."""
     return node.counters.get("replayed", {}).get("cpu_s", 0.0)
 
 
 def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
-    """Documents in, dropped, CPU seconds, documents a CPU-second and share of all CPU, for every stage as it ran."""
+    """For every stage of every pass: documents in and dropped, CPU seconds, documents per CPU-second, share of all CPU.
+    """
     rows = []
     for node in passes:
         inside = 0.0

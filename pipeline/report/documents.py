@@ -12,21 +12,21 @@ from pipeline.store.records import Counters, merge_counters
 
 #: a barrier that removes more than this share of the documents of a source raises an alarm
 ALARM = 0.5
-#: quarantined input files of a source that are named
+#: maximum of quarantined input files of a source that are named
 BAD_FILES = 100
-#: what became of a page of a PDF (stages.extract.pdf.step.ROUTES)
+#: routes of a page of a PDF (stages.extract.pdf.step.ROUTES)
 PAGES = ("text_layer", "ocr", "empty", "no_text", "unreadable", "cipher")
 
 
 def readers(name: str, passes: list[Node]) -> list[Node]:
-    """Passes that read a source themselves. Where several datasets do, they read the same records."""
+    """Passes that read a source directly. If several datasets do, they read the same records."""
     return [p for p in passes if f"index:{name}" in p.deps and name in p.counters.get("read", {})]
 
 
 def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> dict[str, Any]:
-    """Files and bytes of a source; its records; those that were skipped or unreadable, by reason; values that no
-    document has, by column and reason; the files that were quarantined, whole or in part, with the bytes that were not
-    read by reason (BAD_FILES of them)."""
+    """Files and bytes of a source; its records; skipped and unreadable records, by reason; values that got into no
+    document, by column and reason; quarantined files, whole or in part, with the unread bytes by reason (at most
+    BAD_FILES files)."""
     read: Counters = next((p.counters["read"][name] for p in readers(name, passes)), {})
     files: dict[str, dict[str, int]] = {}
     for node in readers(name, passes):
@@ -39,8 +39,8 @@ def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> di
 
 def funnel(sources: Mapping[str, Any], passes: list[Node],
            tokens: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """For each source the way down: documents and bytes read, then kept after every dataset it passes, then tokens
-    (training and held out).
+    """For each source: documents and bytes read, then those kept by every dataset in turn, then tokens (training and
+    held out).
 
     `bytes` of the first row are raw bytes (HTML, PDF) where a step has yet to extract text; else UTF-8 bytes of text.
     """
@@ -61,7 +61,7 @@ def funnel(sources: Mapping[str, Any], passes: list[Node],
 def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
     """Kept, dropped and quarantined documents of a dataset, from all its passes; reasons with samples; languages,
     lengths and personal data of the kept ones, languages of the dropped ones by stage, scores of all that a stage has
-    seen (`pipeline.passes.tally`). But for the samples everything was counted when it was made."""
+    seen (`pipeline.passes.tally`). All but the samples comes from counters of the passes."""
     last = next(p for p in passes if p.publishes)
     reasons: dict[tuple[str, str], dict[str, Any]] = {}
     quarantined: Counters = {}
@@ -98,8 +98,8 @@ def merged(passes: Iterable[Node], name: str) -> Counters:
 
 
 def pdf_pages(passes: list[Node]) -> dict[str, Any] | None:
-    """Pages of the PDFs that passes read, kept or dropped: `pages` by route, `confidence` of those with text in tenths,
-    `unread`: documents with pages that nothing could read though something is on them. None where no PDF was read."""
+    """Pages of the PDFs that passes read, kept or dropped: `pages` by route, `confidence` of pages with text in tenths,
+    `unread`: documents with pages that are not blank but could not be read. None where no PDF was read."""
     tally = merged(passes, "tallies").get("pdf")
     if tally is None:
         return None
@@ -108,11 +108,11 @@ def pdf_pages(passes: list[Node]) -> dict[str, Any] | None:
 
 
 def duplicate_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str, Any]:
-    """A deduplication: documents looked at, removals by reason and source, how similar the removed ones were to the
-    kept one, a few pairs, and the sources that lost more than half.
+    """A deduplication: documents compared, removals by reason and source, similarity of the removed documents to the
+    kept ones, a few pairs, and the sources that lost more than ALARM.
 
-    Of the work inside, `candidates` are documents that share a band with another, `clusters` their connected
-    components, `max_cluster` the documents of the largest.
+    `candidates` are documents that share a band with another, `clusters` their connected components, `max_cluster` the
+    number of documents of the largest.
     """
     step = barrier.steps[0]
     appliers = [n for n in nodes if barrier.name in n.deps]

@@ -1,4 +1,5 @@
-"""report.json → one HTML file that works offline: no scripts, no fonts, nothing to fetch; light, dark, print, phone."""
+"""report.json → one HTML file that works offline, without scripts, fonts or downloads; for light and dark mode, print
+and phones."""
 
 from __future__ import annotations
 
@@ -14,20 +15,21 @@ from pipeline.base.visible import visible_json
 from pipeline.passes.tally import BINS, SIMILARITY_BINS, bin_edges
 from pipeline.report import charts
 
-#: languages shown of a source, stages in the legend of the cost bar, languages of a dataset; the rest together
+#: maximum of languages shown of a source, of stages in the legend of the cost bar, and of languages shown of a dataset;
+#: the others are shown together
 LANGUAGES, COSTS, FATES = 7, 9, 12
-#: bars of a chart of scores
+#: maximum of bars in a chart of scores
 MOST_BARS = 40
-#: shares of the documents for which the score is said that they reach
+#: shares of the documents for which the report gives the score that they reach
 SHARES = (0.5, 0.25, 0.1, 0.05)
-#: the grey of what stands for several
+#: the grey of bars that combine several items
 REST = charts.COLORS - 1
 
 
 def render(document: dict[str, Any]) -> str:
     """The report as HTML. `document` is what `pipeline.report.collect.collect` returned (or report.json holds).
 
-    The order of keys does not count: what has an order stands in lists, or is named in `names`."""
+    The order of keys has no meaning: ordered things are in lists, or listed in `names`."""
     env = Environment(loader=PackageLoader("pipeline.report", "templates"), undefined=StrictUndefined,
                       autoescape=select_autoescape(default=True, default_for_string=True), trim_blocks=True,
                       lstrip_blocks=True)
@@ -46,13 +48,13 @@ def render(document: dict[str, Any]) -> str:
 
 
 def colors(document: dict[str, Any]) -> dict[str, int]:
-    """Sources in order, then streams that are not named like a source."""
+    """Colour numbers by name: sources in order, then streams that are not named like a source."""
     names = [*document["names"]["sources"], *document["names"]["streams"]]
     return {name: i % (charts.COLORS - 1) for i, name in enumerate(dict.fromkeys(names))}
 
 
 def headline(document: dict[str, Any]) -> dict[str, Any]:
-    """The few numbers on top. Kept is what the datasets hold that no other dataset is made from."""
+    """The few numbers at the top. Kept documents are those of the datasets that no other dataset is made from."""
     read = sum(rows[0]["docs"] for rows in document["funnel"].values() if rows)
     final = [document["datasets"][name] for name in document["names"]["final"]]
     removed = sum(n for dup in document["duplicates"] for by in dup["removed"].values() for n in by.values())
@@ -79,7 +81,8 @@ def phases(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def cost_bar(document: dict[str, Any]) -> list[tuple[str, float, int]]:
-    """CPU seconds by stage name over all passes and by kind for other tasks, largest first, the small ones together."""
+    """CPU seconds by stage name over all passes, and by kind for other tasks; largest first, the small ones
+    combined."""
     by: dict[str, float] = {}
     for row in document["stages"]:
         by[row["stage"]] = by.get(row["stage"], 0.0) + row["cpu_s"]
@@ -92,7 +95,7 @@ def cost_bar(document: dict[str, Any]) -> list[tuple[str, float, int]]:
 
 
 def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[str, Any]]:
-    """One histogram a source over the final datasets, on a common axis."""
+    """One histogram per source over the final datasets, on a common axis."""
     by_source: dict[str, dict[str, int]] = {}
     for name in document["names"]["final"]:
         for source, bins in document["datasets"][name]["lengths"].items():
@@ -107,7 +110,7 @@ def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[
 
 
 def language_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Kept documents of the final datasets by source and language (the commonest, the rest together)."""
+    """Kept documents of the final datasets by source and language (the most common ones, the others combined)."""
     out = []
     for source in document["names"]["sources"]:
         by_language: dict[str, int] = {}
@@ -125,16 +128,16 @@ def language_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def similarity_charts(document: dict[str, Any]) -> dict[str, Markup]:
-    """By barrier, where removed documents differ in similarity at all."""
+    """Charts by barrier, for barriers whose removed documents differ in similarity."""
     return {dup["barrier"]: Markup(charts.similarities(dup["similarity"], 0, of=SIMILARITY_BINS,
                                                        label=f"similarity of what {dup['step']} removed"))
             for dup in document["duplicates"] if len(dup["similarity"]) > 1}
 
 
 def score_charts(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """For every score of a dataset its distribution over the documents that have one, and what a threshold would keep:
-    `reached` holds (share, the lower edge of the bin that the best documents of that share fill), the largest of
-    shares that would say the same."""
+    """For every score of a dataset its distribution over the documents that have one, and thresholds: `reached` holds
+    (share, lower edge of the bin that the best documents of that share reach). Of several shares with the same edge it
+    holds the largest."""
     out = []
     for dataset in document["names"]["datasets"]:
         for signal, bins in sorted(document["datasets"][dataset]["scores"].items()):
@@ -160,8 +163,8 @@ def least(number: int) -> float:
 
 
 def bars_of(bins: dict[int, int]) -> list[tuple[float, float, int]]:
-    """(from, to, documents) of the bars of a chart, from the lowest bin used to the highest. Bins are joined two by
-    two until there are few enough; empty stretches stay, so that the axis is even in octaves."""
+    """(from, to, documents) of the bars of a chart, from the lowest bin used to the highest. Bins are joined in pairs
+    until there are at most MOST_BARS. Empty bars stay, so that the axis is even in octaves."""
     width = 1
     while max(bins) // width - min(bins) // width >= MOST_BARS and width < 64 * BINS:
         width *= 2
@@ -173,8 +176,8 @@ def bars_of(bins: dict[int, int]) -> list[tuple[float, float, int]]:
 
 
 def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of each language of a dataset (the commonest, the rest together) the documents kept and dropped, and the stages
-    that dropped them. Empty where there is one language or none."""
+    """For each language of a dataset (the most common ones, the others combined) the documents kept and dropped, and
+    the stages that dropped them. Empty where there is one language or none."""
     row_of_language: dict[str, dict[str, Any]] = {}
 
     def of(language: str) -> dict[str, Any]:
@@ -205,12 +208,12 @@ def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def marked(text: str, other: str) -> Markup:
-    """`text` with the words marked that `other` does not have there."""
+    """`text` with <mark> around the words that differ from `other`."""
     a, b = text.split(), other.split()
     out = []
     for tag, i, j, _, _ in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if i < j:
             words = escape(" ".join(a[i:j]))
-            # past the end of the shorter excerpt nothing can be said to differ
+            # words past the end of the other excerpt are not marked: its text may continue with them
             out.append(words if tag == "equal" or j == len(a) else Markup("<mark>{}</mark>").format(words))
     return Markup(" ").join(out)

@@ -1,8 +1,8 @@
-"""A node of plan.json with what its tasks committed: what every section of the report is collected from.
+"""A node of plan.json with the records of its tasks, from which every section of the report is collected.
 
-The report reads the files that the run's own records name, not the published folders: those may by now belong to
-another run. They are the same files under other names (`store.dataset.publish`), which is how a query over the
-published parts can check every figure.
+The report reads the files that the run's own records name, not the published folders, which may by now belong to
+another run. Published parts are the same files under other names (`store.dataset.publish`), so that a query over them
+can check every figure.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from pipeline.store.temp import scratch_database
 
 
 class Node:
-    """A node of the plan with its records and their counters, added up: those of a pass as they are, those of other
-    nodes by wave, since waves count different things."""
+    """A node of the plan with its records and the sums of their counters: one sum for a pass, one per wave for other
+    nodes, since waves count different things."""
 
     def __init__(self, doc: dict[str, Any], records: Callable[[], Iterator[PartRecord]]) -> None:
-        """`records` gives its records in plan order, as often as it is asked: there may be millions, none is kept."""
+        """`records()` iterates over the node's records in plan order. It is called repeatedly: there may be millions of
+        records, and none is kept in memory."""
         self.name, self.kind, self.dataset = doc["name"], doc["kind"], doc["dataset"]
         self.steps, self.deps, self.publishes = doc["steps"], doc["deps"], doc["publishes"]
         self.records = records
@@ -52,12 +53,12 @@ class Node:
         self.content = digest.hexdigest()
 
     def files(self, name: str) -> Iterator[FileInfo]:
-        """The files of this name that its tasks wrote, those with rows, in plan order."""
+        """The files of this name, with rows, that the node's tasks wrote, in plan order."""
         return (r.files[name] for r in self.records() if name in r.files and r.files[name].rows)
 
     def lineage(self) -> dict[str, Any]:
-        """Where it comes from and a hash of what it made: of the `content` of its kept parts (of all files for other
-        tasks), sorted, so that the order of the parts does not count."""
+        """The node's inputs and a hash of its output: of the sorted `content` hashes of its kept parts (of all files
+        for nodes that are no passes), so that the order of the parts does not matter."""
         return {"name": self.name, "kind": self.kind, "deps": self.deps, "steps": self.steps, "tasks": self.tasks,
                 "bytes": self.bytes, "cpu_s": round(self.cpu_s, 2), "content": self.content}
 

@@ -1,8 +1,8 @@
 """Samples for the report: a few documents of each kind, chosen by id, shown as scrubbed excerpts.
 
 The choice is a function of the documents alone: those with the smallest ids, which are hashes, among the first
-SAMPLE_PARTS parts of a pass. Whatever is shown (text, URL, path, error) goes through the scrubber here, whether or not
-it did before: an excerpt may come from a dataset whose recipe scrubs nothing.
+SAMPLE_PARTS parts of a pass. Everything shown (text, URL, path, error) is scrubbed here, even if it was before: an
+excerpt may come from a dataset whose recipe scrubs nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pipeline.store.fs import Store
 from pipeline.store.records import FileInfo
 from stages.scrub.pii import scrub_text
 
-#: samples of a reason, characters of an excerpt, parts of a pass that are looked through
+#: samples of a reason, characters of an excerpt, parts of a pass that are searched
 SAMPLES, EXCERPT, SAMPLE_PARTS = 3, 320, 64
-#: near-duplicate pairs shown of a barrier, and how many are tried (the kept one must lie in a part looked through)
+#: near-duplicate pairs shown of a barrier, and how many are tried (the kept document must be in a searched part)
 PAIRS, PAIRS_TRIED = 4, 64
-#: characters and words two texts are compared over to find where they part, and words shown before that place
+#: characters and words of two texts that are compared to find where they differ, and words shown before that place
 PARTING_CHARS, PARTING_WORDS, PARTING_BEFORE = 1 << 15, 1500, 8
-#: characters of a text an excerpt is made from, when it begins with much white space
+#: characters of a text from which an excerpt is made: it may begin with much white space
 _LOOKED_AT = 4096
 
 _TURNED = str.maketrans("0123456789abcdef", "fedcba9876543210")
@@ -37,7 +37,7 @@ def excerpt(text: str) -> str:
     head = text[:_LOOKED_AT]
     words = head.split()
     if len(text) > _LOOKED_AT and not head[-1].isspace():
-        words = words[:-1] or [head[:EXCERPT]]      # the last word may be half an address, which nothing recognises
+        words = words[:-1] or [head[:EXCERPT]]      # the last word may be half an address, which scrubbing would miss
     line = scrub_text(" ".join(words))
     return line[:EXCERPT].rstrip() + " …" if len(line) > EXCERPT or len(text) > _LOOKED_AT else line
 
@@ -59,7 +59,7 @@ def smallest(store: Store, files: list[FileInfo], by: list[str], n: int) -> dict
         for batch in batches(store, info, ["id", *by]):
             for id, *key in zip(*(batch.column(c).to_pylist() for c in ("id", *by))):
                 heap = best.setdefault(tuple(key), [])
-                # a heap holds its smallest on top, the largest id must go: hex digits are turned round
+                # a heap removes its smallest item, but the largest id must go: compare inverted hex digits
                 turned = id.translate(_TURNED)
                 if len(heap) < n:
                     heapq.heappush(heap, (turned, (id, number, row)))
@@ -93,8 +93,9 @@ def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list
 
 
 def sample(row: dict[str, Any], stage: str = "") -> dict[str, Any]:
-    """What the report shows of a document: id, url, file (and what is inside of it), source, characters, excerpt; of a
-    duplicate the kept id and how similar it is. Nothing else of `meta`: titles and links are not scrubbed there."""
+    """The fields of a document in the report: id, url, file (and the entry inside it), source, characters, excerpt; for
+    a duplicate also the kept id and the similarity. Other fields of `meta` are left out: titles and links there are not
+    scrubbed."""
     removal, place = verdict(row["meta"], stage), row["locator"] or {}
     file = ":".join(filter(None, (place.get("file"), place.get("sub"))))
     return {"id": row["id"], "url": shown(row["url"]), "file": shown(file), "source": row["source"],
@@ -103,13 +104,13 @@ def sample(row: dict[str, Any], stage: str = "") -> dict[str, Any]:
 
 
 def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:
-    """What a barrier said about a removed document: {kept, similarity}."""
+    """The verdict of a barrier on a removed document: {kept, similarity}."""
     removal = json.loads(meta or "{}").get(barrier) if barrier and meta and "kept" in meta else None
     return removal if isinstance(removal, dict) and "kept" in removal else None
 
 
 def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]:
-    """A few quarantined records for each (stage, reason): where they are and what was said."""
+    """A few quarantined records for each (stage, reason), with their place and error message."""
     columns = ["id", "source", "file", "record", "stage", "reason", "detail"]
     by_reason: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
@@ -124,9 +125,9 @@ def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]
 
 
 def pair_samples(store: Store, barrier: str, appliers: list[Node]) -> list[dict[str, Any]]:
-    """Removed documents beside the kept ones they resemble, for the barrier of this step name that `appliers` (passes)
-    applied: those that are not wholly equal first, then by id. The excerpts begin a few words before the texts part.
-    A similarity that was not computed (`verify: 0`) is None."""
+    """Pairs of a removed document and the kept one it resembles, for the barrier with this step name that the passes
+    `appliers` applied. Pairs that are not fully equal come first, then by id. The excerpts begin a few words before the
+    first difference. A similarity that was not computed (`verify: 0`) is None."""
     out: list[dict[str, Any]] = []
     columns = ["id", "url", "source", "text", "meta", "locator"]
     for node in appliers:
@@ -148,8 +149,8 @@ def pair_samples(store: Store, barrier: str, appliers: list[Node]) -> list[dict[
 
 
 def parting(first: str, second: str) -> tuple[str, str]:
-    """Excerpts of two similar texts from a few words before they first part after something long in common (the
-    beginning of equal ones), scrubbed."""
+    """Scrubbed excerpts of two similar texts, from a few words before their first difference after a long common
+    stretch. Equal texts give their beginning."""
     a, b = (text[:PARTING_CHARS].split()[:PARTING_WORDS] for text in (first, second))
     if a == b:
         return excerpt(first), excerpt(second)
@@ -164,7 +165,7 @@ def parting(first: str, second: str) -> tuple[str, str]:
 
 
 def _find(store: Store, files: list[FileInfo], ids: set[str]) -> dict[str, Place]:
-    """Where documents with these ids stand, as far as they are found."""
+    """The places of the documents with these ids, as far as they are found."""
     places: dict[str, Place] = {}
     for number, info in enumerate(files):
         row = 0

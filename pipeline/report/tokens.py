@@ -1,4 +1,4 @@
-"""Sections of the report about tokens: streams, and the mixture of every phase as planned and as it comes out."""
+"""Sections of the report about tokens: streams, and the planned and realised mixture of every phase."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tokenizer.mixture.realised import plan, realised
 
 
 def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
-    """For every stream: documents and tokens to train on and held out (`targets`: those of them that count for the
-    loss), and both together by source; documents that could not be encoded, by reason, with samples."""
+    """For every stream: documents and tokens of training and held-out data (`targets`: tokens that count for the loss),
+    both together by source, and documents that could not be encoded, by reason, with samples."""
     out = {}
     for node in nodes:
         if node.kind != "shards":
@@ -38,7 +38,7 @@ def curriculum_of(store: Store, run: str) -> Curriculum | None:
 
 
 def mixture(curriculum: Curriculum | None) -> list[dict[str, Any]]:
-    """A row a phase and stream: windows planned (a share of the phase) and realised (counted over the whole order),
+    """A row per phase and stream: windows planned (a share of the phase) and realised (counted over the whole order),
     `tokens`, `epochs` (targets read by the end of the phase over the tokens of the stream), and `repeats_from`: the
     first sample that reads the stream a second time, or None."""
     if curriculum is None:
@@ -56,7 +56,7 @@ def mixture(curriculum: Curriculum | None) -> list[dict[str, Any]]:
 
 
 def warnings(document: dict[str, Any]) -> list[str]:
-    """What people should know first: what the run said, and what its figures say."""
+    """The warnings at the top of the report: those of the run, and those that follow from its figures."""
     out = list(document["warnings"])
     if document["missing_records"]:
         out.append(f"{document['missing_records']:,} tasks of this run have no record in the log: figures are "

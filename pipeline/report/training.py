@@ -1,4 +1,4 @@
-"""The section of the report about training: what the trainer left in runs/RUN/train, when it has run."""
+"""The section of the report about training, from the trainer's files in runs/RUN/train, if it has run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from pipeline.store.fs import Store
 from stages.scrub.pii import scrub_text
 
-#: what our plot is made of; anything else in the file is left out
+#: elements of the trainer's plot; any other element in the file is left out
 ELEMENTS = {"svg", "g", "rect", "line", "polyline", "circle", "path", "text", "title"}
 NUMBERS = {"x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "rx", "width", "height", "points", "viewBox", "d"}
 CLASSES = {"bg", "grid", "axis", "phase", "band", "name", "title", "raw", "loss", "held", "dot", "rate", "entropy"}
-#: bytes of a plot that is embedded
+#: maximum bytes of a plot that is embedded
 LARGEST = 1 << 20
 SAMPLE_CHARS = 1000
 
@@ -23,7 +23,7 @@ KEYS = ("parameters", "parameters_without_embeddings", "steps", "tokens", "secon
 
 
 def training(store: Store, run: str) -> dict[str, Any] | None:
-    """Losses, speed and a sample from train/summary.json, and the loss curve as SVG; None when nothing is there."""
+    """Losses, speed and a sample from train/summary.json, and the loss curve as SVG; None without these files."""
     folder = f"runs/{run}/train"
     if not store.exists(f"{folder}/summary.json"):
         return None
@@ -37,9 +37,9 @@ def training(store: Store, run: str) -> dict[str, Any] | None:
 
 
 def sanitised(data: bytes) -> str | None:
-    """A plot of ours as SVG to stand inside a page: known elements, numbers and classes (prefixed `t-`) and nothing
-    else, so neither its styles nor a script in a file someone replaced reach the page. None when it is no such file."""
-    if len(data) > LARGEST or b"<!" in data:              # no DOCTYPE, no entities: nothing that expands
+    """The trainer's plot as SVG to be embedded in a page. Only known elements, numbers and classes (prefixed `t-`) are
+    kept, so that neither its styles nor a script in a replaced file reach the page. None when it is no such plot."""
+    if len(data) > LARGEST or b"<!" in data:              # no DOCTYPE and no entities, which could expand without limit
         return None
     try:
         root = ET.fromstring(data)
