@@ -367,7 +367,7 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
     texts = store.map(lambda ref: store.read_checked(ref["$ref"], ref["sha256"]),
                       (result.files["shard.json"] for result in assembled))
     for result, facts in zip(assembled, map(json.loads, texts)):
-        if not facts["documents"]:          # a document longer than a shard leaves the next one empty
+        if not facts["documents"]:          # a document longer than a shard leaves the next shard empty
             continue
         split = facts.pop("split")
         sums = {"body": facts["sha256"], "ends": facts["ends_sha256"],

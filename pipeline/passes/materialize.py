@@ -262,7 +262,7 @@ def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = Non
         raise CurriculumError("curriculum: its order hash is not the one this Tokenmill makes: resolve it again")
     used = [s for s, _ in enumerate(curriculum.streams) if any(row[s] for row in order.extents)]
     read = sum(order.supers[s] * curriculum.longest * np.dtype(curriculum.streams[s].dtype).itemsize for s in used)
-    # map_bytes / files is the size of a segment: every epoch that reads a window again adds as many files as bytes
+    # E epochs write E times the bytes to E times the files: a segment has map_bytes · file_bytes / read bytes for any E
     map_bytes = map_bytes or max(MAP_BYTES, -(-read // file_bytes) * SEGMENT)
     drafts, document = [], curriculum.to_json()
     sets = {s: _shards(store, curriculum.streams[s].train, curriculum.streams[s].sha256) for s in used}

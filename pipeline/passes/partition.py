@@ -49,8 +49,8 @@ class Removed:
 
 @dataclass
 class Settled:
-    """A document as an earlier pass wrote its row, and whose verdict still holds. `dropped`: (stage, reason), or None
-    when it was kept."""
+    """A document whose verdict in an earlier pass still holds, with the row that pass wrote. `dropped`: (stage,
+    reason), or None when it was kept."""
 
     doc: Document
     dropped: tuple[str, str] | None

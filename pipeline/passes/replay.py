@@ -120,7 +120,7 @@ class Replay:
         counters["replayed"] = {"docs": 0, "cpu_s": cpu_s + earlier.get("replayed", {}).get("cpu_s", 0.0)}
 
     def settled(self, batches: Iterable[Items]) -> Iterator[Items]:
-        """The batches, with documents whose verdict stands replaced by their rows of the earlier pass. Raises
+        """The batches, in which rows of the earlier pass replace the documents whose verdict is unchanged. Raises
         NotReproduced."""
         counters = self._chain.counters
         for batch in batches:

@@ -323,6 +323,6 @@ def _mapped(path: Path) -> mmap.mmap:
             return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != hard:
-            with suppress(OSError, ValueError):                  # macOS allows less than it says
+            with suppress(OSError, ValueError):                  # macOS allows less than the hard limit it reports
                 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)

@@ -24,9 +24,9 @@ EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3
 
 @dataclass(frozen=True)
 class AdafactorConfig(OptimizerConfig):
-    """`lr` is relative: a step moves a parameter by at most `lr` (or 1 / √step, if less) of its own root mean square.
-    `beta2_decay`: the second moments forget with 1 - step^beta2_decay; `update_clip`: most an update's root mean square
-    may be."""
+    """`lr` is relative: a step moves a parameter by at most `lr` (or 1 / √step, if less) times its root mean square.
+    `beta2_decay`: the second moments decay by 1 - step^beta2_decay; `update_clip`: limit of an update's root mean
+    square."""
 
     kind: Literal["adafactor"] = "adafactor"
     lr: float = 1e-2

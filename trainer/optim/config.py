@@ -45,7 +45,8 @@ class Kind:
 
 @dataclass(frozen=True)
 class Override:
-    """Parameters whose name `match` (a regular expression) finds: their rate times `lr`, and another weight decay."""
+    """For parameters whose name matches the regular expression `match`: a factor `lr` on the rate, and a weight
+    decay."""
 
     match: str
     lr: float = 1.0

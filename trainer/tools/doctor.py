@@ -268,7 +268,7 @@ def reduced(run: Run, out: Path, world: World) -> Run:
     from trainer.optim.schedule import ScheduleConfig
 
     config, phase = run.config, run.curriculum.phases[0]
-    steps = STEPS + 3                                    # more than are done: the end of a curriculum adds work
+    steps = STEPS + 3                                    # more than are run: the end of a curriculum adds work
     rows = max(1, min(7, phase.samples // steps))        # a prime number, so that ranks have unequal shares
     small = TrainConfig(model=replace(config.model, layers=min(LAYERS, config.model.layers)), seed=config.seed,
                         optimizer=config.optimizer, schedule=ScheduleConfig(kind="constant", warmup="0"),

@@ -204,7 +204,7 @@ def read_rows(store: FileSystem, part: str, dataset: str, wanted: list[dict[str,
 def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | None]:
     """(metrics, reason why they are left out or None). `around`: metrics of neighbouring steps. `loss` and `norm`: the
     step's values, mean and standard deviation of the accepted steps before it, and the distance in deviations. For a
-    step that was rewound, they are those of its first execution. Metrics are left out when the step was performed with
+    step that was rewound, they are those before its last rewind. Metrics are left out when the step was performed with
     other samples than the present curriculum gives it."""
     from trainer.observe.metrics import TURNS, scan, standing
 
