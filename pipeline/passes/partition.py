@@ -109,15 +109,17 @@ class PartitionReader:
         read: dict[str, Any] = {"records": 0, "skipped": {}, "bad": {}}
         if "source" in self.args:
             self.counters["read"][self.args["source"]] = read
-        where, only, records = Taken(self.args.get("where")), self.inputs.only, 0
+        where = Taken(self.args["where"]) if self.args.get("where") else None
+        only, records = self.inputs.only, 0
         suspects = bool(self._skip or self.quarantined)
         for row, record in self._records():
-            if isinstance(record, Removed):
+            if isinstance(record, Document):
+                if where is not None and not where.takes(record):
+                    continue
+            elif isinstance(record, Removed):
                 if only is None:
                     record.size = self._count_in(record.doc)
                     yield row, record, record.size
-                continue
-            if isinstance(record, Document) and not where.takes(record):
                 continue
             records += 1
             if only is not None and row not in only:
