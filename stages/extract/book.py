@@ -54,7 +54,10 @@ _NARROW, _WIDE = 55, 100
 
 
 class Book(Stage):
-    """Drops `no_text` when nothing is left. Facts of Gutenberg's header go to `meta` (title, author, language …)."""
+    """The book in a text file: without Gutenberg's frame, transcribers' notes and page numbers, its lines joined.
+
+    Drops `no_text` when nothing is left. Facts of Gutenberg's header go to `meta` (title, author, language …).
+    """
 
     name = "book"
     read_by = "text"

@@ -72,15 +72,16 @@ VERSIONS = {"mill": 5}
 
 
 class Html(Stage):
-    """Takes `raw` (or `text`, when there is no `raw`: then it is kept as it is) and makes `text`, the main content.
+    """The main text of a web page, by the engine of your choice.
 
-    Reasons: `not_html`, `html_too_many_nodes` (as a parser would make them: `stages.extract.html.limits`),
-    `html_too_deep` (elements nest too deep, or so that an engine would look at them too often), `no_text`. No page is
-    too large: of those above `max_bytes` what holds text is read, up to there, and `html_cut_bytes` says how much is
-    not (of the 1 % of real pages above 2 MB nearly always scripts and styles alone). All caps are counts, so the
-    verdict is the same on any machine; there is no timeout, and nothing is remembered from page to page (trafilatura's
-    `deduplicate` is a cache over pages: it would make the text of one depend on those before it). Same bytes → same
-    text, for one set of library versions.
+    Takes `raw` (or `text`, when there is no `raw`: then it is kept as it is) and makes `text`. Reasons: `not_html`,
+    `html_too_many_nodes` (as a parser would make them: `stages.extract.html.limits`), `html_too_deep` (elements nest
+    too deep, or so that an engine would look at them too often), `no_text`. No page is too large: of those above
+    `max_bytes` what holds text is read, up to there, and `html_cut_bytes` says how much is not (of the 1 % of real
+    pages above 2 MB nearly always scripts and styles alone). All caps are counts, so the verdict is the same on any
+    machine; there is no timeout, and nothing is remembered from page to page (trafilatura's `deduplicate` is a cache
+    over pages: it would make the text of one depend on those before it). Same bytes → same text, for one set of library
+    versions.
 
     Measured on 1,182 pages of seven kinds with gold text (benchmarks/html_extraction.py, where mill's models never saw
     the sites; mean word F1, CPU milliseconds a page of text to main text, on a busy machine: to be read as ratios):

@@ -56,7 +56,9 @@ class _Read(NamedTuple):
 
 
 class Pdf(Stage):
-    """Takes `raw`, makes `text`. Reasons: `not_pdf`, `pdf_too_large` (bytes stored or inflated), `pdf_encrypted`,
+    """The text of a PDF, from its text layer and, where that fails, by OCR.
+
+    Takes `raw`, makes `text`. Reasons: `not_pdf`, `pdf_too_large` (bytes stored or inflated), `pdf_encrypted`,
     `pdf_damaged`, `pdf_too_many_pages`, `pdf_too_many_chars`, `pdf_no_text` (scanned, mostly: a case for OCR),
     `pdf_cipher` (its fonts give other letters than they draw, on every page that has text).
 
