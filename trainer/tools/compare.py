@@ -20,8 +20,6 @@ from pipeline.base.visible import json_text, visible
 TAIL = 0.05
 #: keys of a metrics line that are kept; the whole lines of a million steps would not fit into memory
 KEPT = ("event", "step", "tokens", "loss", "streams", "tokens_per_s", "mfu", "config", "phases", "world", "device")
-#: keys of a metrics line that are kept; the whole lines of a million steps would not fit into memory
-KEPT = ("event", "step", "tokens", "loss", "streams", "tokens_per_s", "mfu", "world", "device", "config", "phases")
 
 
 def add_parser(commands: Any) -> None:
