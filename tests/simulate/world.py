@@ -7,14 +7,12 @@ import heapq
 import random
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import replace
-from unittest import mock
 
 from pipeline.engine.driver.endings import DamageFound
 from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.plan.drive import steps
 from pipeline.store import garbage
-from pipeline.store import log as log_module
 from pipeline.store.lease import Holder
 from pipeline.store.log import Log
 from pipeline.store.records import PartRecord
@@ -209,7 +207,8 @@ class Driver:
     def _live(self) -> Generator[None, None, None]:
         """What `pipeline.run` does, as far as it is simulated."""
         world = self.world
-        log = SimLog.open(self.store, takeover=self.takeover, clock=self.clock, holder=self.holder, threaded=False)
+        log = SimLog.open(self.store, takeover=self.takeover, clock=self.clock, holder=self.holder, threaded=False,
+                          segment_records=world.segment_records)
         log.driver, self.log, self.epoch = self, log, log.epoch
         world.audit.opened(self)
         world.later(TEND_S, self.tend)
@@ -224,7 +223,7 @@ class Driver:
             progress = Progress("quiet", snapshot, clock=self.clock)
             scheduler = self.scheduler = SimScheduler(
                 self.backend, log, progress, straggler_s=5.0, clock=self.clock)
-            healed = dict(garbage.collect_garbage(log).damaged)
+            healed = dict(garbage.collect_garbage(log, verify_every=2).damaged)
             self._offer_again(log)
             yield
             while True:
@@ -256,6 +255,7 @@ class World:
         self.drivers: list[Driver] = []
         self._later: list[tuple[float, int, Callable[[], object]]] = []
         self._serial = self._actions = 0
+        self.segment_records = 1000                # or 2, so that few records fill a segment
 
     # -- time --------------------------------------------------------------------------------------------------------
     def later(self, seconds: float, action: Callable[[], object]) -> None:
@@ -313,8 +313,7 @@ class World:
             self.later(rng.uniform(0.0, 40.0), self.start)
         for _ in range(rng.choice((0, 0, 0, 1, 2))):
             self.later(rng.uniform(1.0, 40.0), self._flip)
-        limits = mock.patch.multiple(log_module, SEGMENT_RECORDS=rng.choice((2, 1000)), VERIFY_REMOVALS=2)
-        limits.start()                             # so that few records fill a segment
+        self.segment_records = rng.choice((2, 1000))
         try:
             while self.alive or not (self.audit.complete or self.audit.hopeless or len(self.drivers) > DRIVERS):
                 if not self._later:
@@ -323,7 +322,6 @@ class World:
                 self.audit.check()
             self.audit.last()
         finally:
-            limits.stop()
             random.setstate(before)
             for driver in self.drivers:
                 driver.discard()
