@@ -219,12 +219,12 @@ class StorageBroker:
 
 def _environment(env: Mapping[str, str], scratch: str) -> dict[str, str]:
     """Environment of a child or its broker: one thread, our import path, temporary files in `scratch`."""
-    result = {**env, **dict.fromkeys(THREADS, "1"), "TMPDIR": scratch, "TOKENIZERS_PARALLELISM": "false",
-             # mimalloc reserves 1 GB at once, which RLIMIT_DATA counts, and does not return freed memory
-             "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
+    own = {**env, **dict.fromkeys(THREADS, "1"), "TMPDIR": scratch, "TOKENIZERS_PARALLELISM": "false",
+          # mimalloc reserves 1 GB at once, which RLIMIT_DATA counts, and does not return freed memory
+          "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
     standard = {sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")}
     ours = [os.path.abspath(p) for p in sys.path]
     extra = [p for p in ours if p not in standard and not p.endswith((".zip", "lib-dynload")) and os.path.isdir(p)]
-    result["PYTHONPATH"] = os.pathsep.join(extra)
-    result.pop(TOKEN, None)                    # a child that parses hostile documents must not reach the cluster
-    return result
+    own["PYTHONPATH"] = os.pathsep.join(extra)
+    own.pop(TOKEN, None)                    # a child that parses hostile documents must not reach the cluster
+    return own
