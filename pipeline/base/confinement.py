@@ -8,9 +8,9 @@ A hostile page or PDF that takes over a parser has the parser's rights. So a con
   programs it names and writes only below its own folders. A sealed process stays sealed: stages that must be set up
   without the seal need another process, and `FreshProcess` asks for it.
 
-Landlock and seccomp do this where the kernel has them; `support` says which it has. Landlock holds for the thread that
-calls and those it starts: `enter` comes before there are others, and what the seal denies to sockets and programs
-(where no program is declared) is seccomp's, which holds for all threads.
+Landlock and seccomp do this where the kernel has them; `support` says which it has. Landlock binds the calling thread
+and those it starts later, so `enter` comes before there are other threads. The seal comes when there may be some: it
+denies sockets, and programs where a stage declares none, by seccomp, which binds all threads of the process.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class RankTexts:
 
 
 class CutSample:
-    """args: ranks [$ref of ranks.seg], sample (bytes). Counts the documents and bytes of the sample; `max_rank` is the
-    rank of its last document, -1 when there is none."""
+    """args: ranks [$ref of ranks.seg], sample (most bytes). Finds where the sample ends, and counts its documents
+    and bytes; `max_rank` is the rank of its last document, -1 when there is none."""
 
     name = "cut_sample"
     version = 1

@@ -49,8 +49,8 @@ class Speeds:
     compressed: float = COMPRESSED
 
     def of(self, name: str, stage: Stage) -> tuple[float, float]:
-        """(bytes per CPU-second, bytes of text left per byte read) of a step. Counters hold it under `name`
-        (`ChainStep.name`)."""
+        """(bytes per CPU-second, bytes of text left per byte read) of a step. `name` is the step's name in
+        the counters of records (`ChainStep.name`), from which speeds were measured."""
         declared = SAMPLE_BYTES * 1000 / stage.cost_ms if stage.cost_ms else UNKNOWN_SPEED
         return self.stages.get(name, declared), self.left.get(name, stage.leaves)
 

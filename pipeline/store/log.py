@@ -246,7 +246,8 @@ class Log(LogView):
         return self._retire_all(entries())
 
     def _retire_all(self, entries: Iterable[dict[str, Any]]) -> int:
-        """Write the entries, a thousand in a segment: a lost folder may have held a million files."""
+        """Write the entries, a bounded number in a segment: a lost folder of the store may have held a million
+        files."""
         retired = 0
         with self._lock:
             self.flush()

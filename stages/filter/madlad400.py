@@ -41,7 +41,8 @@ class Madlad400(Stage):
     * `cursed`: it holds one of 32 strings and patterns that the audit found on pages that were no text.
 
     Where they say nothing, the reading is that of allenai/datamap-rs (`madlad400_sentence_annotator`, used for OLMo 3):
-    sentences end at a run of . ! ? before white space, which both go, blank ones do not count; words are Unicode's.
+    sentences end at a run of . ! ? before white space; both are cut off, blank sentences do not count; words are
+    Unicode's.
     There lengths are bytes of UTF-8, here characters, so that other scripts have the same limits; and its later filter
     drops a share of exactly a fifth, too. Scripts that write other full stops have one sentence a document: the rules
     are not for them, as the card says of its lengths.

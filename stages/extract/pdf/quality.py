@@ -79,7 +79,8 @@ _NONE, _SINGLE, _WIDE, _WORD, _LIKE = range(5)
 
 @lru_cache(maxsize=1 << 16)
 def _judged(chunk: str) -> tuple[int, int, int, int]:
-    """(what a stretch between spaces is; Latin letters in it; vowels among them; letters beyond ASCII among them)"""
+    """(kind of a chunk between spaces, `_NONE` … `_LIKE`; its Latin letters; vowels and non-ASCII letters among
+    them)"""
     if not chunk.isascii():
         if _is_wide(chunk):
             return _WIDE, 0, 0, 0
