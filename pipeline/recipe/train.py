@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipeline.recipe.errors import shown
-from trainer.base.config import keys_of
+from trainer.base.config import keys_of, keys_of_others
 from trainer.loop.config import TrainConfig
 from trainer.model.config import ModelConfig
-from trainer.optim.config import kinds
+from trainer.optim.config import OptimizerConfig, kinds
 
 if TYPE_CHECKING:
     from pipeline.recipe.checker import Checker
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 def check_train(train: dict[str, Any], checker: Checker) -> None:
     _check_keys(train, ("train",), keys_of(TrainConfig, "train"), checker)
     optimizer = train.get("optimizer", {})
-    if isinstance(optimizer, dict) and "kind" in optimizer:
-        checker.known(str(optimizer["kind"]), kinds(), ("train", "optimizer", "kind"), "kind")
+    if isinstance(optimizer, dict):
+        kind = str(optimizer.get("kind", OptimizerConfig.DEFAULT))
+        if checker.known(kind, kinds(), ("train", "optimizer", "kind"), "kind"):
+            for key, problem in keys_of_others(kinds(), kind, optimizer).items():
+                checker.fail(("train", "optimizer", key), problem)
     model = train.get("model", {})
     if not isinstance(model, dict):
         checker.fail(("train", "model"), f"must be a mapping, e.g. model: {{preset: 135m}}; got {shown(model)}")

@@ -133,7 +133,7 @@ class Fails(Stage):
 """
 
 
-def test_the_folder_an_error_names_is_there(tmp_path):
+def test_the_command_an_error_names_shows_what_failed(tmp_path):
     (tmp_path / "own_failing.py").write_text(FAILS)
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": f"Number {i}"}) + "\n" for i in range(30)))
     done = run(tmp_path, """
@@ -144,7 +144,10 @@ datasets: {all: {from: web, steps: ["own_failing:Fails"]}}
 """, "--allow-custom-stages")
     assert done.returncode == 1
     assert "30 of 30 documents failed" in done.stderr and "error:LookupError × 30" in done.stderr
-    assert "quarantine/all/" in done.stderr
+    assert "`tokenmill inspect all --quarantined`" in done.stderr
     lost = ds.dataset(sorted(map(str, (tmp_path / "store/quarantine/all").glob("part-*.parquet")))).to_table()
     assert lost["reason"].to_pylist() == ["error:LookupError"] * 30
     assert not (tmp_path / "store/datasets").exists()
+    shown = command("-m", "pipeline.cli", "inspect", "all", "--quarantined", "--store", str(tmp_path / "store"),
+                    "--limit", "0", "--json")
+    assert shown.stdout.count('"reason": "error:LookupError"') == 30, shown.stderr

@@ -131,7 +131,7 @@ def test_error_rate_of_a_token_stream():
     check_error_rate(node, made, 0.018)
     check_error_rate(node, made[:1], 0)                    # ten may always fail
     with pytest.raises(TooManyErrors, match=r"shards:web: 18 of 1000 documents failed \(1\.8%, allowed 1\.7%\): "
-                                            r"error:ValueError × 16, crash:SIGSEGV × 2.*quarantine/shards=web/"):
+                                            r"error:ValueError × 16, crash:SIGSEGV × 2.*inspect shards=web --quar"):
         check_error_rate(node, made, 0.017)
 
 

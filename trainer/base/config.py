@@ -12,7 +12,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NewType, Protocol, TypeVar, Union
 
@@ -147,19 +147,27 @@ class Variant(Protocol):
 
 
 def by_kind(cls: type[Variants], value: Any, where: str) -> Any:
-    """A config of the class that `kind` chooses. A key that another of them has is told so."""
+    """A config of the class that `kind` chooses. The error for a key of another class names that class's kind."""
     kinds = cls.variants()
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping with kind: {', '.join(kinds)}, got {value!r}")
     kind = value.get("kind", cls.DEFAULT)
     if kind not in kinds:
         raise ConfigError(f"{where}.kind: {kind!r} is not one of {', '.join(kinds)}{meant(str(kind), kinds)}")
-    for key in value:
+    for key, problem in keys_of_others(kinds, kind, value).items():
+        raise ConfigError(f"{where}.{key}: {problem}")
+    return build(kinds[kind].load(), value, where)
+
+
+def keys_of_others(kinds: Mapping[str, Variant], kind: str, keys: Iterable[str]) -> dict[str, str]:
+    """Key → message, for those `keys` that only variants other than `kind` have. Loads no variant."""
+    result = {}
+    for key in keys:
         others = [name for name, variant in kinds.items() if key in variant.keys]
         if others and kind not in others:
-            raise ConfigError(f"{where}.{key}: belongs to kind: {' and '.join(others)}, not to {kind}; remove it, or "
-                              f"write kind: {others[0]}")
-    return build(kinds[kind].load(), value, where)
+            result[key] = (f"belongs to kind: {' and '.join(others)}, not to {kind}; remove it, or write kind: "
+                           f"{others[0]}")
+    return result
 
 
 def keys_of(cls: type, path: str) -> dict[str, list[str]]:
