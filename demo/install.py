@@ -49,7 +49,7 @@ def installed() -> int:
     return sum(1 for _ in Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info/RECORD"))
 
 
-def main(*arguments: str) -> int:
+def main(*arguments: str, every: float = EVERY) -> int:
     # Python compiles a module when it is first imported: doing that for all of them takes longer than installing them
     command = [sys.executable, "-m", "pip", "install", "--progress-bar", "off", "--no-compile", *arguments]
     pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -65,7 +65,7 @@ def main(*arguments: str) -> int:
     reader.start()
     said = ""
     while reader.is_alive():
-        reader.join(EVERY)
+        reader.join(every)
         if reader.is_alive() and (now := str(progress)) != said:
             said = now
             print(f"  {time.monotonic() - began:4.0f} s  {said}", flush=True)

@@ -41,10 +41,9 @@ def test_real_data_is_used_only_where_it_is_named(tmp_path):
     assert subprocess.run([*shown, "DATA=../real"], env={"PATH": "/usr/bin:/bin"}, **run).stdout == "[../real]\n"
 
 
-def test_an_installation_shows_how_far_it_is(offline, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_an_installation_shows_how_far_it_is(offline, tmp_path, capsys):  # noqa: F811
     make_wheel(offline, "pages", {"pages/a.html": b"<p>a"})
-    monkeypatch.setattr(install, "EVERY", 0.05)
-    assert install.main("--target", str(tmp_path / "there"), "pages") == 0
+    assert install.main("--target", str(tmp_path / "there"), "pages", every=0.05) == 0
     assert (tmp_path / "there" / "pages" / "a.html").exists()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) >= 2 and lines[0].endswith("0 packages looked up") and lines[-1].endswith(" s  done")

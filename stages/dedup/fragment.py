@@ -43,6 +43,10 @@ class Sizes:
     folded_edges: int = 4_000_000
     #: bytes of edge files that one task of the first round reads
     spread_bytes: int = 1 << 30
+    #: bytes of shingles that a task collects before it orders them by cluster and writes them, and that a judging task
+    #: holds
+    shingle_chunk_bytes: int = 128 << 20
+    shingle_cache_bytes: int = 256 << 20
 
     def buckets(self, total_bytes: int, writers: int) -> int:
         """How many reduce tasks share `total_bytes` of records that `writers` tasks write."""

@@ -213,7 +213,8 @@ class MinHash(Barrier):
             for number, g in enumerate(plan if members else ()):
                 args = {"members": members, "group": number, "texts": verify > 0,
                         "parts": [{"side": s, "text": p.text} for s, p in zip(g.sides(self.name), g.parts)],
-                        "signature": self._signature(), "signature_key": stage_key, "buckets": buckets}
+                        "signature": self._signature(), "signature_key": stage_key, "buckets": buckets,
+                        "chunk": sizes.shingle_chunk_bytes}
                 yield TaskDraft("stages.dedup.verify:Shingles", args, g.bytes,
                                 f"{g.dataset}: shingles of the candidates of {g.size} parts", 1200)
 
@@ -222,7 +223,7 @@ class MinHash(Barrier):
             shared = {"candidates": files_of(done["shingles"], "candidates.seg"),
                       "shingles": [r.files.get("shingles.bin") for r in done["shingles"]],
                       "ranks": [g.rank for g in plan], "bands": c.bands, "verify": verify,
-                      "max_comparisons": c.max_comparisons}
+                      "max_comparisons": c.max_comparisons, "cache": sizes.shingle_cache_bytes}
             size = sum(f["bytes"] for f in [*shared["candidates"], *(s for s in shared["shingles"] if s)])
             for b in range(buckets if shared["candidates"] else 0):
                 yield TaskDraft("stages.dedup.verify:Verify", {**shared, "bucket": b}, size // buckets,

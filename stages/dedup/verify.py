@@ -49,10 +49,6 @@ from stages.task import Counters, Cursor, Inputs, Out
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: bytes of shingles collected before they are ordered by cluster and written, and held by a judging task
-_CHUNK, _CACHE = 128 << 20, 256 << 20
-
-
 #: similarity from which two documents that are both kept are noted as near-duplicates of each other
 RESEMBLING = 0.5
 
@@ -66,7 +62,7 @@ def candidate(bands: int) -> np.dtype[Any]:
 
 class Shingles:
     """args: members [$ref], group (its bucket), parts [{side, text} $refs], signature (config), signature_key, buckets,
-    texts (bool).
+    texts (bool), chunk (bytes of shingles that are collected before they are ordered and written).
 
     Writes segments `candidates` (by cluster) and, when `texts`, `shingles.bin`: sorted unique uint64, little-endian.
     """
@@ -80,7 +76,7 @@ class Shingles:
         stage = MinHashSignature(args["signature"])
         dtype = candidate(stage.config.bands)
         members = np.concatenate(read_segments(inputs, args["members"], args["group"], MEMBER))
-        sets = _SetWriter(out.path("shingles.bin")) if args["texts"] else None
+        sets = _SetWriter(out.path("shingles.bin"), args["chunk"]) if args["texts"] else None
         blocks = []
         for part, said in by_part(members):
             refs = args["parts"][part]
@@ -124,8 +120,9 @@ def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
 class _SetWriter:
     """Shingle sets into one file, in chunks in the order of cluster buckets, so that a judge reads them in runs."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, chunk_bytes: int) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed by `close`)
+        self._chunk_bytes = chunk_bytes
         self._held: list[tuple[NDArray[Any], NDArray[np.uint64]]] = []
         self._bytes = self.written = 0
 
@@ -135,7 +132,7 @@ class _SetWriter:
         record["sum"] = xxhash.xxh3_64_intdigest(values.astype("<u8").data)
         self._held.append((record, values))
         self._bytes += values.nbytes
-        if self._bytes > _CHUNK:
+        if self._bytes > self._chunk_bytes:
             self._flush()
 
     def _flush(self) -> None:
@@ -153,11 +150,11 @@ class _SetWriter:
 
 
 class _SetReader:
-    """Shingle sets of candidates, read where they are asked for and compared with their sums; the last `_CACHE` bytes
-    and 32 open files are held."""
+    """Shingle sets of candidates, read where they are asked for and compared with their sums; the last
+    `cache_bytes` bytes and 32 open files are held."""
 
-    def __init__(self, inputs: Inputs, refs: list[FileRef]) -> None:
-        self._inputs, self._refs = inputs, refs
+    def __init__(self, inputs: Inputs, refs: list[FileRef], cache_bytes: int) -> None:
+        self._inputs, self._refs, self._cache_bytes = inputs, refs, cache_bytes
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
         self._sets: OrderedDict[tuple[int, int], NDArray[np.uint64]] = OrderedDict()
         self._bytes = 0
@@ -179,7 +176,7 @@ class _SetReader:
             raise self._inputs.damaged(self._refs[file])
         found = self._sets[file, offset] = np.frombuffer(raw, "<u8")
         self._bytes += len(raw)
-        while self._bytes > _CACHE and len(self._sets) > 1:
+        while self._bytes > self._cache_bytes and len(self._sets) > 1:
             self._bytes -= self._sets.popitem(last=False)[1].nbytes
         return found
 
@@ -190,7 +187,7 @@ class _SetReader:
 
 class Verify:
     """args: candidates [$ref, one a group], shingles [$ref | null], ranks [priority of each group], bucket, bands,
-    verify (0: no check), max_comparisons.
+    verify (0: no check), max_comparisons, cache (bytes of shingles that are held).
 
     Writes segments `verdicts` (VERDICT, bucket = number of the group), every document of every cluster one record, and
     `near` (NEAR, the same buckets): each of two kept documents beside the other, where they were compared and are
@@ -206,7 +203,7 @@ class Verify:
         args = inputs.args
         ranks, judged = np.asarray(args["ranks"], np.int64), 0
         counters = {"comparisons": 0, "removed": 0, "kept": 0, "capped": 0, "max_cluster_kept": 0}
-        sets = _SetReader(inputs, args["shingles"])
+        sets = _SetReader(inputs, args["shingles"], args["cache"])
         with (out.segments("verdicts.seg", VERDICT, len(ranks)) as to,
               out.segments("near.seg", NEAR, len(ranks)) as beside):
             for every in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):

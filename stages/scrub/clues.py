@@ -21,8 +21,6 @@ _BETWEEN = " .-/+?"
 _OF_CODES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+/=.~!@#$%^&*:-"
 #: fewest characters of a run of these that counts (a token of Slack), and digits of a number
 SHORTEST_CODE, FEWEST_DIGITS = 15, 6
-#: characters: of shorter texts patterns are faster than arrays, of longer ones they take less memory
-_SHORT, _LONG = 600, 1 << 19
 
 _DIGIT, _GAP, _LETTER, _CODE = 1, 2, 4, 8
 _CLASSES = bytes((_DIGIT if chr(c) in "0123456789" else 0) | (_GAP if chr(c) in _BETWEEN else 0)
@@ -43,14 +41,17 @@ Span = tuple[int, int]
 class Clues:
     """A text and the stretches of it that are worth a look, each kind found when it is first asked for."""
 
+    #: characters: of shorter texts patterns are faster than arrays, of longer ones they take less memory
+    SHORT, LONG = 600, 1 << 19
+
     def __init__(self, text: str) -> None:
         self.text = text
-        self._plain = not _SHORT <= len(text) < _LONG
+        self._plain = not self.SHORT <= len(text) < self.LONG
 
     @property
     def none(self) -> bool:
         """Whether there are neither digits, nor codes, nor private keys: seen at once in a title, say."""
-        return len(self.text) < _SHORT and not _ANY.search(self.text)
+        return len(self.text) < self.SHORT and not _ANY.search(self.text)
 
     @cached_property
     def _kinds(self) -> np.ndarray:

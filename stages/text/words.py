@@ -259,7 +259,7 @@ class Words:
     @classmethod
     def of(cls, words: Iterable[str]) -> Words:
         """Words that are already split."""
-        vocabulary = _vocabulary()
+        vocabulary = VOCABULARIES.of()
         ids = np.array([vocabulary.number(word) for word in words], np.int32)
         vocabulary.describe()
         return cls(ids, vocabulary)
@@ -297,20 +297,27 @@ class Words:
         return int(distinct_words(self.ids, np.array(numbers, np.int32))) if numbers else 0
 
 
-_current: dict[str, Vocabulary] = {}
+class Vocabularies:
+    """The vocabulary of each language. All are begun anew when together they hold more than `capacity` chunks and
+    words, or `capacity_bytes`; words made before keep the old one."""
+
+    def __init__(self, capacity: int = CAPACITY, capacity_bytes: int = CAPACITY_BYTES) -> None:
+        self.capacity, self.capacity_bytes = capacity, capacity_bytes
+        self._held: dict[str, Vocabulary] = {}
+
+    def of(self, language: str = "en") -> Vocabulary:
+        held = self._held.values()
+        if (sum(len(v.chunks) + len(v.words) for v in held) > self.capacity
+                or sum(v.bytes for v in held) > self.capacity_bytes):
+            self._held.clear()
+        vocabulary = self._held.get(language)
+        if vocabulary is None:
+            vocabulary = self._held[language] = Vocabulary(spacy_rules(language))
+        return vocabulary
 
 
-def _vocabulary(language: str = "en") -> Vocabulary:
-    """The vocabulary of a language in this process. All are begun anew when together they are full; words made before
-    keep the old one."""
-    held = _current.values()
-    if (sum(len(v.chunks) + len(v.words) for v in held) > CAPACITY
-            or sum(v.bytes for v in held) > CAPACITY_BYTES):
-        _current.clear()
-    found = _current.get(language)
-    if found is None:
-        found = _current[language] = Vocabulary(spacy_rules(language))
-    return found
+#: those of this process
+VOCABULARIES = Vocabularies()
 
 
 def warm() -> None:
@@ -321,17 +328,17 @@ def warm() -> None:
     count_sentences("It is said.")
 
 
-def words_of(text: str, language: str = "en") -> Words:
+def words_of(text: str, language: str = "en", vocabularies: Vocabularies = VOCABULARIES) -> Words:
     """The words of a text, in time proportional to its chunks: datatrove's `split_into_words` for the languages it
     splits by the rules of spaCy's `language` (`stages.text.languages`)."""
-    vocabulary = _vocabulary(language)
+    vocabulary = vocabularies.of(language)
     ids, lines = vocabulary.encode(text)
     return Words(ids, vocabulary, lines)
 
 
 def count_sentences(line: str) -> int:
     """Sentences of a line: `len(split_into_sentences(line))` where datatrove's C4 filter counts them."""
-    return _vocabulary().count_sentences(line)
+    return VOCABULARIES.of().count_sentences(line)
 
 
 def shingle_sha1(words: list[str] | Words, n: int = 5) -> np.ndarray:

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.store.fs import Store
-from stages.dedup import verify
 from stages.dedup.explain import explain
 from stages.dedup.fragment import Sizes, groups
 from stages.dedup.minhash import MinHash, MinHashSignature
@@ -43,15 +42,14 @@ def test_equals_brute_force(tmp_path, config):
 
 
 @pytest.mark.parametrize("rows", [1, 3, 17, 1000])
-def test_layout_changes_nothing(tmp_path, monkeypatch, rows):
+def test_layout_changes_nothing(tmp_path, rows):
     """Part size, group size, number of buckets, order of documents, order of completion, chunking, cache: all free."""
     docs = corpus(8, 30)
     barrier = MinHash(verify=0.7)
     before = outcome(barrier, docs, tmp_path / "a")
     random.Random(rows).shuffle(docs)
-    barrier.sizes = Sizes(group_rows=2 * rows, bucket_bytes=3000, segment_bytes=1)
-    monkeypatch.setattr(verify, "_CHUNK", 2000)
-    monkeypatch.setattr(verify, "_CACHE", 1500)
+    barrier.sizes = Sizes(group_rows=2 * rows, bucket_bytes=3000, segment_bytes=1, shingle_chunk_bytes=2000,
+                          shingle_cache_bytes=1500)
     after = outcome(barrier, docs, tmp_path / "b", part_rows=rows, row_group=2, shuffle=rows)
     assert (after.removed, after.clusters) == (before.removed, before.clusters)
     assert len(after.results["links"]) > 2

@@ -18,7 +18,7 @@ from stages.document import Document
 from tests.stages.texts import AWKWARD, random_texts, real_texts
 from stages.text import words
 order, capacity = int(sys.argv[1]), int(sys.argv[2])
-words.CAPACITY = capacity
+words.VOCABULARIES.capacity = capacity
 chain = [stage_class(name)() for name in ("gopher_repetition", "gopher_quality", "c4", "fineweb", "pii")]
 texts = list(enumerate([*AWKWARD, *random_texts(60, seed=31), *real_texts(40)]))
 out = {}

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.text import chunks
-from stages.text import words as words_module
 from stages.text.characters import PUNCTUATION, TERMINAL_PUNCTUATION, nonspacing_marks
 from stages.text.normalize import simplify
 from stages.text.spacy_rules import spacy_rules
-from stages.text.words import Vocabulary, Words, count_sentences, words_of
+from stages.text.words import CACHED_LONGEST, Vocabularies, Vocabulary, Words, count_sentences, words_of
 from tests.stages.texts import AWKWARD, random_texts, real_texts
 
 
@@ -120,12 +119,12 @@ def test_bytes_tell_chunks_apart_not_hashes():
     assert table.scan(np.frombuffer(b"ab abcdefghj 7", np.uint8))[0].tolist() == [1, -1, 14]
 
 
-def test_cache_never_decides(monkeypatch):
+def test_cache_never_decides():
     texts = random_texts(80, seed=3)
     expected = [words_of(text).strings() for text in texts]
     first = words_of(texts[0])
-    monkeypatch.setattr(words_module, "CAPACITY", 50)  # begun anew at almost every text
-    assert [words_of(text).strings() for text in reversed(texts)] == expected[::-1]
+    small = Vocabularies(capacity=50)                          # begun anew at almost every text
+    assert [words_of(text, vocabularies=small).strings() for text in reversed(texts)] == expected[::-1]
     assert first.strings() == expected[0]
 
 
@@ -146,34 +145,34 @@ def test_long_chunks_are_single_words_and_take_linear_time(theirs):
         assert time.process_time() - begun < 6, text[:9]
 
 
-def test_the_cache_is_bounded_by_what_it_holds(monkeypatch):
-    monkeypatch.setattr(words_module, "_current", {})          # tests before may have nearly filled it
+def test_the_cache_is_bounded_by_what_it_holds():
+    cache = Vocabularies()
     text = "(10%): It's (so) x" + "):" * 200 + " and)" + "z" * 300 + ". :) so"
-    expected = words_of(text).strings()
-    vocabulary = words_module._vocabulary()
+    expected = words_of(text, vocabularies=cache).strings()
+    vocabulary = cache.of()
     held = vocabulary.chunks
-    assert held.rows["size"][:len(held)].max() <= words_module.CACHED_LONGEST
+    assert held.rows["size"][:len(held)].max() <= CACHED_LONGEST
     assert (held.slots >= 0).sum() == len(held) > max(vocabulary.unsure)
-    assert words_of(text).strings() == expected == spacy_rules().words(text)
-    assert words_module._vocabulary() is vocabulary
-    monkeypatch.setattr(words_module, "CAPACITY_BYTES", vocabulary.bytes + 20_000)
-    words_of("y" * 30_000)
-    assert words_module._vocabulary() is not vocabulary
-    assert words_of(text).strings() == expected
+    assert words_of(text, vocabularies=cache).strings() == expected == spacy_rules().words(text)
+    assert cache.of() is vocabulary
+    cache.capacity_bytes = vocabulary.bytes + 20_000
+    words_of("y" * 30_000, vocabularies=cache)
+    assert cache.of() is not vocabulary
+    assert words_of(text, vocabularies=cache).strings() == expected
     full = Vocabulary()
     full.encode(" ".join(f"({i}):" for i in range(1000)))
     assert full.bytes >= full.chunks.bytes + sum(map(len, full.words))
 
 
-def test_words_of_lines_without_spaces_are_counted_too(monkeypatch):
+def test_words_of_lines_without_spaces_are_counted_too():
     """Chinese prose: a line is one long chunk, which is forgotten again; its word is not."""
-    monkeypatch.setattr(words_module, "_current", {})
-    vocabulary = words_module._vocabulary()
-    monkeypatch.setattr(words_module, "CAPACITY_BYTES", vocabulary.bytes + 100_000)
+    vocabulary = Vocabularies().of()
+    cache = Vocabularies(capacity_bytes=vocabulary.bytes + 100_000)
     for mark in ("", "，"):
         for line in range(60):
-            words_of("".join(chr(0x4E00 + (line * 7919 + i * 31) % 20_000) for i in range(2500)) + mark)
-            held = words_module._vocabulary()
+            text = "".join(chr(0x4E00 + (line * 7919 + i * 31) % 20_000) for i in range(2500))
+            words_of(text + mark, vocabularies=cache)
+            held = cache.of()
             assert held.bytes >= held.chunks.bytes + sum(len(word.encode()) for word in held.words)
             assert sum(map(len, held.words)) < 100_000 + sum(map(len, vocabulary.words))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.base.clock import Clock
 from pipeline.cli.training import forward
 from tests.chaos.processes import until
 from tests.trainer.synthetic import make_run
@@ -80,14 +81,20 @@ def stand_in(tmp_path, monkeypatch):
     return write
 
 
+class FastClock(Clock):
+    """Ten seconds of patience are a fifth of a second."""
+
+    def now(self) -> float:
+        return super().now() * 50
+
+
 @pytest.mark.parametrize(("script", "code", "said"), [
     ("exit 0", 0, ""), ("exit $((2 * RANK))", 2, ""),
     ("[ $RANK = 0 ] || kill -9 $$; exec sleep 1000", 137, "rank 1 was ended by SIGKILL (the system does that when "),
     ("[ $RANK = 0 ] || kill -6 $$; exec sleep 1000", 134, "rank 1 was ended by SIGABRT; the other ranks")])
-def test_one_rank_that_fails_ends_all_of_them_and_is_named(stand_in, monkeypatch, capfd, script, code, said):
+def test_one_rank_that_fails_ends_all_of_them_and_is_named(stand_in, capfd, script, code, said):
     stand_in(script)
-    monkeypatch.setattr(local, "FAILED_S", 0.2)
-    assert local.launch(["run"], 2, "cpu") == code
+    assert local.launch(["run"], 2, "cpu", clock=FastClock()) == code
     told = capfd.readouterr().err
     assert said in told if said else not told
 

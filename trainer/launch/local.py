@@ -32,7 +32,8 @@ def end_with_parent() -> None:
         KERNEL.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[[str], int] | None = None) -> int:
+def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[[str], int] | None = None,
+           clock: Clock = SYSTEM) -> int:
     """Run `python -m trainer ARGUMENTS` in `ranks` processes; returns 0, or the exit code of the first that failed.
     Raises ConfigError when there are fewer GPUs than ranks. `device`: auto, cpu or cuda. `threads(device)` gives the
     CPU threads of a rank (default: its share of the cores), unless OMP_NUM_THREADS is set.
@@ -65,7 +66,7 @@ def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[
             processes.append(subprocess.Popen([sys.executable, "-m", "trainer", *arguments], start_new_session=True,
                                               env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                                               preexec_fn=end_with_parent))
-        return wait(processes)
+        return wait(processes, clock)
     finally:
         for process in processes:
             if process.poll() is None:

@@ -47,15 +47,16 @@ def affinity() -> set[int]:
 
 
 class Watch:
-    """Measures the load of the cores from its creation on."""
+    """Measures the load of the cores from its creation on, for `watched_s` seconds at least."""
 
-    def __init__(self) -> None:
+    def __init__(self, watched_s: float = WATCHED_S) -> None:
+        self.watched_s = watched_s
         self.since, self.own, self.idle = time.monotonic(), time.process_time(), idle()
 
     def free(self) -> float:
         """Cores that other processes have not used since: idle ones, and those this process used. All cores where the
         system does not report idle time."""
-        time.sleep(max(0.0, WATCHED_S - (time.monotonic() - self.since)))
+        time.sleep(max(0.0, self.watched_s - (time.monotonic() - self.since)))
         now, own = idle(), time.process_time() - self.own
         if self.idle is None or now is None:
             return cores()
