@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import fsspec
-
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from pipeline.store import cache
@@ -85,13 +83,16 @@ class Remote:
     clock: Clock = SYSTEM
 
     def __init__(self, root: str) -> None:
+        # a tenth of the start of a child and of a command, most of which use no object storage
+        from fsspec.core import url_to_fs
+
         self.root = root
         protocol, _, rest = root.partition("://")
         if "@" in rest.partition("/")[0]:
             raise StoreError(f"{redact(root)}: credentials do not belong into an address, which logs and manifests "
                              f"repeat; give them by environment variables or a profile (docs/storage.md)")
         try:
-            self.fs, self.prefix = fsspec.core.url_to_fs(root, **self.options)
+            self.fs, self.prefix = url_to_fs(root, **self.options)
         except ImportError as e:
             extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "hf"}.get(protocol)
             remedy = f"pip install 'tokenmill[{extra}]'" if extra else str(e)
@@ -253,7 +254,9 @@ class Remote:
     def looks_first(self) -> bool:
         """Whether `put_absent` checks and then writes, so that another driver may write in between: fsspec's fallback
         for filesystems without a conditional write. No test with one writer shows it."""
-        return getattr(self.fs.pipe_file, "__func__", None) is fsspec.AbstractFileSystem.pipe_file
+        from fsspec import AbstractFileSystem
+
+        return getattr(self.fs.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
 
     def _create(self, path: str, data: bytes) -> None:
         self.fs.pipe_file(self.at(path), data, mode="create")
