@@ -115,7 +115,7 @@ def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes
     dirs = [p if os.path.isdir(p) else fixed_prefix(p) for p in full]
     top = os.path.abspath(os.path.join(base, os.path.expanduser(root))) if root else common_root(dirs)
     files: list[tuple[str, str, int, str]] = []
-    passed_over: list[str] = []
+    skipped: list[str] = []
     links = _Links(None if follow_symlinks else dirs)
     for pattern, given in zip(full, patterns):
         try:
@@ -141,12 +141,12 @@ def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes
             except OSError as e:
                 if e.errno not in _NOWHERE:
                     raise InputError(f"source '{name}': cannot read '{p}': {e.strerror}") from e
-                passed_over.append(p)
+                skipped.append(p)
                 continue
             if stat.S_ISDIR(info.st_mode):
                 continue                                     # a folder: globs match those, too
             if not stat.S_ISREG(info.st_mode):
-                passed_over.append(p)
+                skipped.append(p)
                 continue
             rel = os.path.relpath(p, top)
             if rel == ".." or rel.startswith("../"):
@@ -157,11 +157,11 @@ def _local(name: str, patterns: list[str], base: str, root: str | None, suffixes
                              + (f"{_named(links.leading_out, top)} leads out of it: allow that with "
                                 f"`follow_symlinks: true`" if links.leading_out else
                                 "check `path:` of the source, or pass --input"))
-    if passed_over:
-        warnings.append(f"source '{name}': {len(passed_over)} passed over for being links to nothing, or no regular "
-                        f"files: {_named(passed_over, top)}; mend or remove them")
+    if skipped:
+        warnings.append(f"source '{name}': {len(skipped)} skipped for being links to nothing, or no regular "
+                        f"files: {_named(skipped, top)}; mend or remove them")
     if links.leading_out:
-        warnings.append(f"source '{name}': {len(links.leading_out)} passed over for being links that lead out of its "
+        warnings.append(f"source '{name}': {len(links.leading_out)} skipped for being links that lead out of its "
                         f"folder: {_named(links.leading_out, top)}; `follow_symlinks: true` at the source follows them")
     return files
 

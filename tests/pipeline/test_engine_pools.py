@@ -216,7 +216,7 @@ def test_tasks_with_and_without_a_gpu_run_beside_each_other():
         assert sum(p.shape.memory_mb for p in fleet.worker_slots.values() if p.host == host.id) <= host.memory_mb
 
 
-def test_a_node_too_small_for_a_task_is_passed_over_by_name(caplog):
+def test_a_node_too_small_for_a_task_is_skipped_by_name(caplog):
     fleet, nodes = Fleet(), hosts(("s", 16, 4 * GB, 0), ("l", 2, 64 * GB, 0))
     fleet.set_demand({LARGE: 10}, 0)
     assert [p.host for p in carry_out(fleet, nodes, 0)] == ["l"]

@@ -59,7 +59,7 @@ def test_links_that_lead_out_of_the_folder_are_not_followed_and_said_once(tree, 
     warnings: list[str] = []
     assert found(tree, pattern, warnings=warnings) == ["1.txt", "b/2.txt", "inside.txt"]
     [said] = warnings
-    assert "passed over for being links that lead out of its folder: '4.txt', 'near.txt'" in said
+    assert "skipped for being links that lead out of its folder: '4.txt', 'near.txt'" in said
     assert "`follow_symlinks: true`" in said
 
 
@@ -88,7 +88,7 @@ def test_many_loops_take_no_time(tmp_path):
     assert found(tmp_path, "t") == found(tmp_path, "t/**/*.txt") == ["0/x.txt"]
 
 
-def test_links_to_nothing_and_other_than_files_are_passed_over_and_named(tree):
+def test_links_to_nothing_and_other_than_files_are_skipped_and_named(tree):
     (tree / "a/gone.txt").symlink_to(tree / "nowhere")
     (tree / "a/b/self.txt").symlink_to(tree / "a/b/self.txt")
     os.mkfifo(tree / "a/pipe.txt")
@@ -96,7 +96,7 @@ def test_links_to_nothing_and_other_than_files_are_passed_over_and_named(tree):
         warnings: list[str] = []
         assert found(tree, pattern, warnings=warnings, **FOLLOW) == EXPECTED
         [said] = warnings
-        assert "source 's': 3 passed over" in said and "'b/self.txt', 'gone.txt', 'pipe.txt'" in said
+        assert "source 's': 3 skipped" in said and "'b/self.txt', 'gone.txt', 'pipe.txt'" in said
     with pytest.raises(InputError, match=r"'a/gone\.txt' is a link to nothing"):
         found(tree, "a/gone.txt")
     with pytest.raises(InputError, match=r"source 's': no file matches 'a/g\*'"):

@@ -125,7 +125,7 @@ def test_what_explain_shows_of_documents(capsys, monkeypatch):
 
     from trainer.tools import explain
 
-    found = {"samples": [1, 2], "step": 1, "steps": 2, "phase": "p", "stale": "", "passed_over": "", "skipped": "",
+    found = {"samples": [1, 2], "step": 1, "steps": 2, "phase": "p", "stale": "", "skip_reason": "", "skipped": "",
              "loss": {"mean": None}, "norm": {"mean": None}, "around": [], "unranked": "", "not_at_hand": "",
              "rows": [{"row": 1, "sample": 1, "loss": None, "stream": "s", "epoch": 0, "window": 1, "tokens": 5,
                        "documents": [{"tokens": [0, 5], "of": 5, "begins": 0, "id": "i", "url": EVIL, "source": "s",

@@ -141,11 +141,11 @@ def test_people_read_it_without_their_terminal_obeying(run, capsys):
     assert "(worst_rows.jsonl): these are the first, not the worst" in shown(capsys, run, 2, "--worst", 1)
 
 
-def test_a_step_that_was_passed_over_says_so(run, capsys):
+def test_a_skipped_step_says_so(run, capsys):
     text = shown(capsys, run, STEP + 1)
     assert "  was skipped (train.skip)" in text.splitlines()
-    assert said(capsys, run, STEP + 1)["passed_over"] == "train.skip"
-    assert said(capsys, run, STEP)["passed_over"] is None
+    assert said(capsys, run, STEP + 1)["skip_reason"] == "train.skip"
+    assert said(capsys, run, STEP)["skip_reason"] is None
 
 
 def test_another_dataset_under_the_same_name_is_not_taken_for_it(run, capsys):

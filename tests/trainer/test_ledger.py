@@ -38,7 +38,7 @@ def test_manual_ranges_hold_from_where_they_were_given(ledger):
     assert [line["v"] for line in again(ledger).lines] == [1, 1, 1]
 
 
-def test_steps_that_have_been_performed_cannot_be_passed_over(ledger):
+def test_steps_that_have_been_performed_cannot_be_skipped(ledger):
     ledger.declare([(10, 13)], 0)
     with pytest.raises(ConfigError, match=r"train\.skip: \[12, 15\]: step 13 has been performed.*from 21 on"):
         ledger.declare([(12, 15)], 20)

@@ -304,7 +304,7 @@ def test_ranges_may_be_given_on_resume_for_what_lies_ahead(folder, out, tmp_path
     assert losses(tmp_path) == pytest.approx(losses(out / "manual"), abs=1e-6)
 
 
-def test_the_end_may_be_passed_over(folder, tmp_path, alone):
+def test_the_end_may_be_skipped(folder, tmp_path, alone):
     summary = train(opened(str(folder), str(tmp_path), "skip=[[40, 99]]"), alone, None, quiet)
     assert summary["steps"] == 44
     assert ckpt.latest(tmp_path / "checkpoints").step == 44

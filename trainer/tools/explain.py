@@ -110,7 +110,7 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
             del d["key"], d["at"]
         r["loss"] = finite(r["loss"])
     return {"step": number, "steps": curriculum.steps, "phase": curriculum.phases[step.phase].name,
-            "samples": [step.first, step.stop], "passed_over": ledger.why(number),
+            "samples": [step.first, step.stop], "skip_reason": ledger.why(number),
             "stale": stale, **told, "unranked": unranked, "rows": rows, "not_at_hand": absent}
 
 
@@ -263,9 +263,9 @@ def told(found: dict[str, Any]) -> str:
     lines = [f"step {found['step']:,} of {found['steps']:,}, phase {found['phase']}: samples {first:,} to {stop - 1:,}"]
     if found["stale"]:
         lines.append(f"  {found['stale']}: its losses of then are left out")
-    if found["passed_over"]:
+    if found["skip_reason"]:
         before = "; before that it was like this" if found["loss"]["value"] is not None else ""
-        lines.append(f"  was skipped ({found['passed_over']}){before}")
+        lines.append(f"  was skipped ({found['skip_reason']}){before}")
     elif found["skipped"]:
         lines.append(f"  changed nothing: {found['skipped']}")
     for name in ("loss", "norm"):

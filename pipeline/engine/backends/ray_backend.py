@@ -320,12 +320,12 @@ class RayBackend:
     # -- nodes ---------------------------------------------------------------------------------------------------
     def _grow(self, now: float) -> None:
         """Carry out what the fleet decides. A supervisor gets work only once it has answered."""
-        orders = self.fleet.plan(self._hosts(), now)
-        for slot in orders.leave:
+        scaling = self.fleet.plan(self._hosts(), now)
+        for slot in scaling.leave:
             self._vacate(slot)
-        settled = all(p.ready and not p.leaving for p in self.fleet.worker_slots.values()) and not orders.start
-        self._show_demand(orders.demand if settled and self._temp is None else {})
-        for host, number, shape in orders.start:
+        settled = all(p.ready and not p.leaving for p in self.fleet.worker_slots.values()) and not scaling.start
+        self._show_demand(scaling.demand if settled and self._temp is None else {})
+        for host, number, shape in scaling.start:
             self._spawn(host, number, shape)
 
     def _hosts(self) -> list[Host]:
