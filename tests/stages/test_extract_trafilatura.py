@@ -64,8 +64,8 @@ def test_equal_output_on_a_sample_of_real_pages(tmp_path):
 
 
 @pytest.mark.slow
-def test_equal_output_on_all_real_pages(tmp_path):
-    assert compare(bench_pages(1, 0), tmp_path, MODES[:2]) > 3000
+def test_equal_output_on_every_fourth_real_page(tmp_path):
+    assert compare(bench_pages(4, 1), tmp_path, MODES[:2]) > 750
 
 
 VOCABULARY = """article post-content entry-content story main-content Content content sidebar comment-list Comments
