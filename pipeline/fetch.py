@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import uuid
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.base.errors import TokenmillError
+from pipeline.base.files import replacing
 from stages.filter.badwords import LISTS
 from stages.scoring.models import LID176
 from stages.stage import file_sha256
@@ -189,10 +189,5 @@ def _content(f: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
 
 def put(path: Path, data: bytes) -> None:
     """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.parent / f".{path.name}.{uuid.uuid4().hex}"
-    try:
+    with replacing(path) as part:
         part.write_bytes(data)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -1,10 +1,14 @@
-"""Files that are there whole or not at all: written and synced under another name, then linked."""
+"""Files that are there whole or not at all: written under another name, then linked or moved."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from pipeline.base.clock import SYSTEM
 
 
 def sha256(path: str | Path) -> str:
@@ -20,6 +24,19 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside `path`, with its suffix. The file that the body writes there takes the place of `path` when the
+    body ends; when it raises, the old file stays. Readers see the old or the new file whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{SYSTEM.new_id()}.{path.name}")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def write_synced(path: Path, data: bytes) -> None:

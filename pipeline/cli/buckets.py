@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeline.base.files import replacing
 from pipeline.cli.errors import BadUsage, reading, writing
 from pipeline.cli.options import JsonOpt
 from pipeline.cli.texts import files
@@ -68,9 +67,8 @@ def fit(data: Annotated[list[Path], typer.Argument(
     if empty:
         raise BadUsage(f"no document has the score '{empty[0]}'; it is there, but null everywhere")
     document = scores.document(shares, weight)
-    with writing(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=".buckets.") as scratch:
-        (Path(scratch) / "edges").write_text(json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n")
-        os.replace(Path(scratch) / "edges", out)
+    with writing(out), replacing(out) as part:
+        part.write_text(json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n")
     small = {s: [g for g, w in groups.items() if w.documents < ENOUGH * (len(shares) + 1)]
              for s, groups in scores.weights.items()}
     if json_lines:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.base.files import replacing
 from pipeline.base.visible import visible
 from pipeline.cli.errors import BadUsage, UserError, reading, writing
 from pipeline.cli.options import JsonOpt
@@ -296,18 +295,15 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
                 bytes_read += doc.text_bytes
                 scores.append(doc.signals[name])
                 yield doc.id, doc.signals[name]
+        if not scores:
+            raise BadUsage(f"no document in {', '.join(map(str, data))}")
 
     if out is None:
         for _ in scored():
             pass
     else:
-        with writing(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=".scores.") as scratch:
-            part = Path(scratch) / out.name
+        with writing(out), replacing(out) as part:        # all scores, or none: what was there before stays
             _write_scores(part, scored())
-            if scores:                                    # all scores, or none: what was there before stays
-                os.replace(part, out)
-    if not scores:
-        raise BadUsage(f"no document in {', '.join(map(str, data))}")
     values = np.array(scores)
     tenths = {f"{p}%": round(float(v), 6) for p, v in zip((1, 10, 25, 50, 75, 90, 99), np.quantile(
         values, (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99), method="inverted_cdf"))}

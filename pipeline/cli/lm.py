@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from pipeline.base.files import replacing
 from pipeline.cli.errors import BadUsage, UserError, reading, writing
 from pipeline.cli.options import JsonOpt
 from pipeline.cli.texts import documents, files
@@ -155,10 +154,8 @@ def _bytes(path: Path) -> bytes:
 
 def _write(out: Path, write: Any) -> None:
     """The whole file, or none: it is written beside its place and moved there."""
-    with writing(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=".lm.") as scratch:
-        part = Path(scratch) / "model"
+    with writing(out), replacing(out) as part:
         write(part)
-        os.replace(part, out)
 
 
 def _at(values: list[float], share: float) -> float | None:

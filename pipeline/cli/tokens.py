@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.base.files import replacing
 from pipeline.base.visible import json_text, visible
 from pipeline.cli.errors import BadUsage, UserError, writing
 from pipeline.cli.options import CharsOpt, JsonOpt, LimitOpt
@@ -73,13 +72,11 @@ def train(files: FilesArg,
         raise BadUsage(f"--out {out}: a tokenizer of kind {kind.value} is a {suffix} file")
     if model is Model.bpe and kind is Kind.bpe:
         raise BadUsage("--model is SentencePiece's; leave it out, or add --kind sentencepiece")
-    with writing(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=".tokenizer.") as scratch:
-        part = Path(scratch) / out.name
+    with writing(out), replacing(out) as part:       # a run that loads it meanwhile reads the old or the new one
         if kind is Kind.bpe:
             train_bpe(texts(files), vocab, part)
         else:
             train_sentencepiece(texts(files), vocab, part, model.value)
-        os.replace(part, out)                        # a run that loads it meanwhile reads the old or the new one
     tokenizer = load_tokenizer(out)
     if json_lines:
         typer.echo(json.dumps({"path": str(out), "vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos,

@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import confinement
+from pipeline.base.files import replacing
 from pipeline.base.scratch import user_folder
 from pipeline.engine.task import ChangedInput
 from pipeline.store.fs import Store
@@ -122,8 +122,6 @@ def _fetch(store: Store, file: Mapping[str, str], name: str) -> str:
         raise ChangedInput(f"{name}: neither {file['path']} on this node nor {file['kept']} in the store is the file "
                            f"this run was planned with; run again")
     folder.mkdir(mode=0o700, exist_ok=True)
-    fd, part = tempfile.mkstemp(dir=folder)
-    with os.fdopen(fd, "wb") as f:
-        f.write(data)
-    os.replace(part, target)
+    with replacing(target) as part:
+        part.write_bytes(data)
     return str(target)

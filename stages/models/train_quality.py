@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.base.files import replacing
 from pipeline.base.prf import prf
 from stages.filter.quality import Quality, grade_of
 from stages.models import drift, measure, model_card
@@ -250,6 +251,5 @@ def _threshold(texts: list[str], scores: NDArray[np.int64], keep: float) -> dict
 
 
 def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import xxhash
+
+from pipeline.base.files import replacing
 
 _LABEL = np.uint64(255)
 
@@ -111,10 +112,5 @@ def _firsts(values: np.ndarray) -> np.ndarray:
 
 
 def _save(path: Path, values: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.parent / f".{path.name}.{uuid.uuid4().hex}.npy"
-    try:
-        np.save(part, values)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path) as part, open(part, "wb") as f:
+        np.save(f, values)

@@ -10,14 +10,14 @@ here, not found out later.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import unicodedata
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from pipeline.base.files import replacing
 
 #: special cases of a language that the check is made with; Indonesian has 16,000
 CHECKED = 1500
@@ -60,12 +60,8 @@ def export(language: str, path: Path) -> None:
             if letter.isalpha() and not ours.quiet(letter):
                 raise ValueError(f"the letter {letter!r} is an affix to spaCy {spacy.__version__}")
     data = json.dumps(rules, ensure_ascii=True, sort_keys=True).encode()
-    part = path.parent / f".{path.name}.{uuid.uuid4().hex}"
-    try:
+    with replacing(path) as part:
         part.write_bytes(data)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _pattern(method: Any) -> str | None:

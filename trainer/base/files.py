@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from pipeline.base.files import replacing
 from trainer.base.config import ConfigError
 
 #: flag of a process in /proc: it has begun to end (Linux' PF_EXITING)
@@ -17,12 +18,8 @@ EXITING = 0x4
 
 def replace(path: Path, text: str) -> None:
     """Write a derived file so that readers see the old or the new one, and a full disk leaves the old one."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def appending(path: Path) -> TextIO:

@@ -20,7 +20,6 @@ import json
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any, Protocol
 
 from pyarrow import fs
 
+from pipeline.base.files import replacing
 from tokenizer.mixture.curriculum import Curriculum, Stream
 from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, token_dtype
 from tokenizer.shards.reader import ShardSet
@@ -206,10 +206,8 @@ def _whole(file: Path, size: int | None) -> bool:
 
 def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> None:
     """Copy one file, whole or not at all, and check its hash."""
-    to.parent.mkdir(parents=True, exist_ok=True)
-    part = to.parent / f".{to.name}.{uuid.uuid4().hex}"
     digest = hashlib.sha256()
-    try:
+    with replacing(to) as part:
         with remote.open_input_stream(path, buffer_size=0) as source, open(part, "wb") as f:
             while block := source.read(BLOCK):
                 digest.update(block)
@@ -219,9 +217,6 @@ def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> No
         if sha256 is not None and digest.hexdigest() != sha256:
             raise ConfigError(f"{path}: damaged, its sha256 is not the one its manifest names; publish the shards "
                               f"again by running the recipe")
-        os.replace(part, to)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _open(root: str) -> tuple[fs.FileSystem, str]:
