@@ -27,7 +27,7 @@ os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
 #: files whose tests start a Ray of their own, or share the session's: never two of them at a time
 RAY_FILES = frozenset(
     path.relative_to(Path(__file__).parents[1]).as_posix() for path in Path(__file__).parent.rglob("test_*.py")
-    if "chaos" in path.parts or any(word in path.read_text(encoding="utf-8")
+    if path.parent.name == "chaos" or any(word in path.read_text(encoding="utf-8")
                                     for word in ("xdist_group(", "ray_session", "mark.ray")))
 
 
