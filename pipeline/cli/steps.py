@@ -144,7 +144,7 @@ def _show(name: str | None, known: Mapping[str, str], find: Any, base: type, fac
         if json_lines:
             typer.echo(json.dumps({**document, "settings": settings(cls)}))
         elif name is None:
-            kind = document.get("kind") or ", ".join(document["suffixes"][:4])
+            kind = document.get("kind") or textwrap.shorten(", ".join(document["suffixes"]), 28, placeholder=" …")
             typer.echo(f"{each:<20} {kind:<28} {textwrap.shorten(document['about'], 90, placeholder=' …')}")
         else:
             _show_one(cls, document)

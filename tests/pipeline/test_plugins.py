@@ -123,6 +123,9 @@ def test_every_step_and_reader_of_ours_is_listed(capsys):
         listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert {d["name"] for d in listed} >= set(known)
         assert all(d["about"] and all(s["help"] for s in d["settings"].values()) for d in listed), "says what it is"
+        assert run_command([command]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == len(listed) and all(line[49] == " " != line[50] for line in lines), "aligned"
 
 
 def test_it_runs_and_counts_by_its_source(package, capsys):
