@@ -23,9 +23,9 @@ FileRef = dict[str, Any]
 #: A kept document that resembles another kept one, and how much.
 NEAR_DUPLICATE = pa.struct([("id", pa.string()), ("similarity", pa.float64())])
 
-#: What a removal slice holds, one row for each document of the part the barrier has something to say about, sorted by
-#: row. `reason` "" keeps the document (it only learns its cluster, and in `near` which kept
-#: documents it resembles). `row` counts in the part's kept rows.
+#: The columns of a removal slice: one row for each document of the part that the barrier says something about, sorted
+#: by `row`, which counts the part's kept rows. An empty `reason` keeps the document and only records its cluster and,
+#: in `near`, the kept documents it resembles.
 SLICE_SCHEMA = pa.schema([("row", pa.uint32()), ("reason", pa.string()), ("kept", pa.string()),
                           ("similarity", pa.float64()), ("cluster", pa.string()), ("near", pa.list_(NEAR_DUPLICATE))])
 
@@ -66,15 +66,15 @@ class TaskResult:
     counters: dict[str, Any] = field(default_factory=dict)
 
 
-#: results of the waves so far, by their names, in the order of their drafts
+#: Results of the waves so far: wave name → results in the order of their drafts.
 Done = Mapping[str, Sequence[TaskResult]]
 WaveTasks = Callable[[Done], Iterable[TaskDraft]]
 
 
 @dataclass(frozen=True)
 class Wave:
-    """Tasks that may run at the same time, made from the results of the waves before. A wave that is done is repeated
-    while `again` says so; it then finds its own last results under its name."""
+    """Tasks that may run at the same time, made from the results of earlier waves. A finished wave is repeated while
+    `again` says so; it then finds its own last results under its name."""
 
     name: str
     tasks: WaveTasks

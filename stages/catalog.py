@@ -1,7 +1,8 @@
-"""Names used in recipes → classes, resolved lazily so that a worker imports only what its pass uses.
+"""The names used in recipes → classes. A class is imported when it is first used, so that a worker imports only what
+its pass needs.
 
-An installed package adds names by entry points, which is all there is to it: its steps and readers are then known to
-recipes, plans, lint and `tokenmill steps`, on every machine that has the package::
+An installed package adds names by entry points and nothing else. Its steps and readers are then known to recipes,
+plans, lint and `tokenmill steps` on every machine that has the package::
 
     [project.entry-points."tokenmill.stages"]
     my_filter = "my_package.filters:MyFilter"
@@ -9,7 +10,8 @@ recipes, plans, lint and `tokenmill steps`, on every machine that has the packag
     [project.entry-points."tokenmill.readers"]
     my_format = "my_package.readers:MyFormat"
 
-A name of ours cannot be taken. What a class says of itself (cost, settings, suffixes …) stands beside it, nowhere here.
+A package cannot take one of our names. What a class says of itself (cost, settings, suffixes …) stands in the class,
+never here.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ READERS: dict[str, str] = {
 
 
 def load(target: str) -> Any:
-    """The object named by 'module:attribute'."""
+    """The object that 'module:attribute' names."""
     module, _, attribute = target.partition(":")
     found: Any = importlib.import_module(module)
     for part in attribute.split("."):
@@ -101,7 +103,7 @@ GROUPS = ("tokenmill.stages", "tokenmill.readers")
 
 @cache
 def _installed(group: str) -> dict[str, str]:
-    """Name → 'module:Class' of what installed packages add."""
+    """Name → 'module:Class' of the things that installed packages add to `group`."""
     result: dict[str, metadata.EntryPoint] = {}
     for e in metadata.entry_points(group=group):
         other = result.setdefault(e.name, e)
@@ -112,22 +114,22 @@ def _installed(group: str) -> dict[str, str]:
 
 
 def steps() -> dict[str, str]:
-    """Name → 'module:Class' of every step there is here."""
+    """Name → 'module:Class' of every step known here."""
     return {**_installed(GROUPS[0]), **STAGES}
 
 
 def readers() -> dict[str, str]:
-    """Name → 'module:Class' of every reader there is here."""
+    """Name → 'module:Class' of every reader known here."""
     return {**_installed(GROUPS[1]), **READERS}
 
 
 def step_target(name: str) -> str:
-    """'module:Class' of a step; a stage of the user's own is named by it. Raises UnknownName."""
+    """'module:Class' of a step; a user's own stage is already named that way. Raises UnknownName."""
     return STAGES.get(name) or _target("step", name, steps)
 
 
 def reader_target(name: str) -> str:
-    """'module:Class' of a reader; one of the user's own is named by it. Raises UnknownName."""
+    """'module:Class' of a reader; a user's own reader is already named that way. Raises UnknownName."""
     return READERS.get(name) or _target("reader", name, readers)
 
 

@@ -19,7 +19,7 @@ def document_id(source: str, path: str, member: str, ordinal: int) -> str:
 
 @lru_cache(maxsize=64)
 def _before_ordinal(source: str, path: str, member: str) -> bytes:
-    """What is the same in the identities of all records of a file."""
+    """The part of an identity that all records of a file share."""
     return _field(source) + _field(path) + _field(member)
 
 
@@ -29,7 +29,7 @@ def _field(value: str) -> bytes:
 
 
 class DuplicateId(ValueError):
-    """Two documents have one id, which names each of them in everything that is made of them."""
+    """Two documents have one id. An id must name one document in everything derived from it."""
 
     def __init__(self, id: str, where: str = "the inputs of a deduplication") -> None:
         super().__init__(f"two documents of {where} have the id {id}: ids must be unique (is one file part of two "
@@ -40,8 +40,8 @@ class Document:
     """One document on its way through a pass.
 
     `raw` holds the bytes an extractor reads (None for text sources) with `mime` and `charset` as the transport declared
-    them. Setting `text` clears the cached views. `signals` maps signal name to float; `meta` must be JSON. `locator` is
-    {file, offset, record, sub} (docs/contracts.md). `side` collects rows for side tables, by stage name.
+    them. Setting `text` clears the cached views. `signals` maps signal names to floats; `meta` must be JSON. `locator`
+    is {file, offset, record, sub} (docs/contracts.md). `side` collects rows for side tables, by stage name.
     """
 
     __slots__ = ("_size", "_text", "_views", "charset", "date", "id", "language", "locator", "loss_spans", "meta",
@@ -101,7 +101,7 @@ class Document:
 
     @property
     def lower(self) -> str:
-        """The text in lower case: for looking whether a phrase stands anywhere in it."""
+        """The text in lower case, for searches for a phrase anywhere in it."""
         return self.view("lower", str.lower)
 
     @property
@@ -120,9 +120,9 @@ def _utf8(text: str) -> bytes:
 class BadRecord(Exception):
     """What a reader yields (not raises) for a record it cannot turn into a document: counted and quarantined.
 
-    `reason` is snake_case (`truncated_gzip`, `invalid_utf8`, …); `fatal` says the rest of the file is unreadable.
-    `bytes` of the stored file are lost with the record, where that is not the record alone: of a fatal one they are
-    counted by who asked for the file (`pipeline.passes.reading`), of a row group by its reader.
+    `reason` is snake_case (`truncated_gzip`, `invalid_utf8`, …); `fatal` says that the rest of the file is unreadable.
+    `bytes` counts the stored bytes lost with the record where they are more than the record itself. For a fatal record
+    `pipeline.passes.reading` counts them, for a row group its reader.
     """
 
     def __init__(self, reason: str, *, id: str = "", locator: dict[str, Any] | None = None, detail: str = "",

@@ -2,8 +2,8 @@
 
 ``- datatrove: {block: filters.GopherQualityFilter, min_doc_words: 20}`` runs any of its filters, formatters and
 extractors that look at one document at a time; ``{read: datatrove, block: readers.CSVReader, path: …}`` reads through
-one of its readers. What sees more than one document, keeps state between documents or asks a clock is refused by name,
-with what does the same here.
+one of its readers. Blocks that see more than one document, keep state between documents or read a clock are refused by
+name; the message names the step that does the same here.
 """
 
 from __future__ import annotations
@@ -114,11 +114,12 @@ _EXAMPLE = {"filters": "filters.GopherQualityFilter", "readers": "readers.CSVRea
 class Datatrove(Stage):
     """One of datatrove's filters, formatters or extractors, on one document at a time, in this process.
 
-    A filter's reason is the one it gives, or its name in snake_case when it gives none. Metadata it sets goes to `meta`
-    (`language` to the document's language). Formatters begin with a fresh state for each document, and Trafilatura runs
-    without `deduplicate`: datatrove's defaults make text depend on other documents. An extractor that finds nothing
-    drops the document as `no_text`. Blocks that need packages of their own say so when they are set up. Those that
-    decide on the raw floats of a model are refused: the steps `language` and `quality` round and store theirs.
+    A filter's reason is the one it gives, or its class name in snake_case when it gives none. Metadata it sets goes to
+    `meta` (`language` to the document's language). Formatters start with a fresh state for each document and
+    Trafilatura runs without `deduplicate`, since datatrove's defaults make one document's text depend on others. An
+    extractor that finds nothing drops the document as `no_text`. Blocks that need packages of their own say so at
+    set-up. Blocks that decide on the unrounded floats of a model are refused: the steps `language` and `quality` round
+    their scores and store them.
     """
 
     name = "datatrove"
@@ -188,9 +189,9 @@ class DatatroveReader(Reader):
     """A file through one of datatrove's disk readers (CSVReader, JsonlReader, ParquetReader, IpcReader, WarcReader).
 
     The document's own id is kept as `meta.id`, a `cluster` as `meta.their_cluster`; `url`, `date` and `language` of its
-    metadata are the document's. WarcReader gives pages, not text: they are `raw`, for `html` or an extractor. Records
-    that datatrove passes over (without text, or broken lines, which it only logs) are not seen here and not counted:
-    prefer the readers of this project where there is one.
+    metadata become the document's. WarcReader gives pages, not text: they are `raw`, for `html` or an extractor.
+    Records that datatrove skips (no text, or broken lines, which it only logs) are neither seen nor counted here:
+    prefer this project's own reader where there is one.
     """
 
     name = "datatrove"
@@ -213,21 +214,21 @@ class DatatroveReader(Reader):
                 ordinal += 1
         except Exception as e:
             if environment(e) or isinstance(e, ImportError) or getattr(e, "filename", None) is not None:
-                raise                                   # memory, the disk, a library: the file is not to blame
+                raise                                   # memory, disk or a library failed: the file is not to blame
             yield bad("unreadable", slice, 0, ordinal, detail=f"{type(e).__name__}: {e}", fatal=True)
 
 
 def _document(theirs: Any, slice: Slice, ordinal: int, lost: dict[str, dict[str, int]], pages: bool) -> Document:
     meta = dict(theirs.metadata)
     meta.pop("file_path", None)
-    for name in ("cluster", "near_duplicates"):         # here they come of deduplication, and decide who is trained on
+    for name in ("cluster", "near_duplicates"):         # here they come from deduplication and decide who is trained on
         if name in meta:
             if (kept := f"their_{name}") in meta:
                 lost[kept] = {"name_taken": lost.get(kept, {}).get("name_taken", 0) + 1}
             meta[kept] = meta.pop(name)
     if not str(theirs.id).startswith(f"{os.path.basename(slice.path)}/"):
         meta["id"] = theirs.id
-    # readers of typed files give dates and bytes, which JSON has not
+    # readers of typed files return dates and bytes, which JSON lacks
     meta = json.loads(json.dumps(meta, default=str))
     url, language, date = (str(meta.pop(name)) if isinstance(meta.get(name), str) else None
                            for name in ("url", "language", "date"))

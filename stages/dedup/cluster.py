@@ -1,9 +1,9 @@
 """Wave 3 of near-duplicate detection: the connected components of the candidate graph.
 
-One task up to `Sizes.one_task_edges`: it holds the documents that occur in edges (typically 10-30 % of all), 40 bytes
-each. Edge files are folded in one after another into a forest that has at most one edge a document.
+Up to `Sizes.one_task_edges` edges a single task does it. It holds the documents that occur in edges (typically 10-30 %
+of all), 40 bytes each, and folds edge files one after another into a forest of at most one edge per document.
 
-Above that the same components come from rounds of tasks that hold a block of edges each (`stages.dedup.stars`).
+Beyond that limit, rounds of tasks that each hold a block of edges compute the same components (`stages.dedup.stars`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Clusters:
 
 
 def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], most: int) -> Iterator[NDArray[Any]]:
-    """EDGE records of the files, with global places, `most` and a block of them at a time."""
+    """EDGE records of the files with global places, in blocks of `most`."""
     held: list[NDArray[Any]] = []
     size = 0
     for ref, first in zip(links, firsts, strict=True):
@@ -68,8 +68,8 @@ def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], mo
 
 
 def members_of(nodes: NDArray[Any], roots: NDArray[Any], firsts: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(MEMBER records, number of the group of each) of places and the smallest places of their clusters; `firsts`: the
-    first part of each group."""
+    """(MEMBER records, number of the group of each) for places and the smallest places of their clusters. `firsts`
+    holds the first part of each group."""
     part, row = split_place(nodes)
     starts = np.asarray(firsts, np.uint32)
     group = np.searchsorted(starts, part, side="right") - 1
@@ -120,7 +120,7 @@ def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
                 for b in range(buckets)]
 
     def again(done: Done) -> bool:
-        """Whether the last round found anything to move; its output is what it read when it did not."""
+        """Whether the last round moved any edge; if it moved none, its output equals its input."""
         return any(r.counters["moved"] for r in done["star"])
 
     def clusters(done: Done) -> list[TaskDraft]:
@@ -141,5 +141,5 @@ def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
 
 def star_buckets(edges: int, sizes: Sizes) -> int:
     """Buckets of a round: every task reads a segment of every task of the round before."""
-    size = 32 * edges                              # each edge stands in the buckets of both its ends
+    size = 32 * edges                              # each edge is stored in the buckets of both its ends
     return max(1, min(-(-size // sizes.bucket_bytes), int((size / sizes.segment_bytes) ** 0.5)))

@@ -3,10 +3,10 @@
     - exact                        # the same text
     - {exact: {by: both}}          # one document a URL first, then one document a text
 
-Of equal documents the one of the best dataset in `priority:` stays, among those the longest, then the smallest id.
-Waves, once for each key: map (a group of parts: one record a hash, its best document) → reduce (a range of hashes: the
-survivors of hashes that occur twice, sent to the groups that have them) → removal slices. A hash that a million
-documents share costs one record a group.
+Of equal documents, the one from the first dataset in `priority:` stays; among those the longest, then the one with the
+smallest id. Waves, once for each key: map (a group of parts: one record a hash, its best document) → reduce (a range of
+hashes: the survivors of hashes that occur twice, sent to the groups that have them) → removal slices. A hash that a
+million documents share costs one record a group.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
     from stages.document import Document
 
-#: a hash in one group: the best of its documents, and how many there are
+#: the best document with a hash in one group, and the number of documents that have it
 HASHED = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("chars", "<u4"), ("n", "<u4")])
-#: the survivor of a hash that occurs more than once
+#: the document that survives for a hash that occurs more than once
 SURVIVOR = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8")])
-#: a document of a side table
+#: a document in a side table
 _ROW = np.dtype([("part", "<u4"), ("row", "<u4"), *HASHED.descr])
 
 _SPACE = re.compile(r"\s+")
@@ -62,13 +62,15 @@ class ExactConfig(StageConfig):
 
 
 def same_text(text: str) -> str:
-    """A text as `exact` compares it: lower-cased, runs of white space and line breaks one space, none at the ends."""
+    """The form in which `exact` compares texts: lower case, every run of white space and line breaks one space, none at
+    the ends."""
     return _SPACE.sub(" ", text.lower()).strip()
 
 
 def same_url(url: str) -> str:
-    """A URL as `exact` compares it: http and https are one, host in lower case without its default port, an empty path
-    is "/", the fragment goes; path and query stay as they are (RFC 3986, 6.2.2-3; the scheme as in SURT keys)."""
+    """The form in which `exact` compares URLs (RFC 3986, 6.2.2-3; the scheme as in SURT keys): http and https are
+    equal, the host is in lower case without its default port, an empty path is "/", the fragment is removed; path and
+    query stay."""
     url = url.strip()
     try:
         parts = urlsplit(url)
@@ -104,8 +106,8 @@ class ExactHash(Stage):
 class Exact(Barrier):
     """Remove documents whose text, or URL, equals that of another one (see the module).
 
-    By `both`, documents are first compared by URL and those that stay by text. So the text that was chosen for a URL
-    always survives, in that document or in an equal one; in the other order it could be lost.
+    With `by: both`, documents are first compared by URL and the remaining ones by text. The text chosen for a URL
+    therefore always survives, in that document or in an equal one; in the other order it could be lost.
     """
 
     name = "exact"
@@ -121,7 +123,7 @@ class Exact(Barrier):
         plan = groups(parts, self.sizes)
         ranges = self.sizes.buckets(sum(g.rows for g in plan) * HASHED.itemsize, len(plan))
         for group in plan:
-            group.sides(self.name)                        # a part without one is an error before anything runs
+            group.sides(self.name)                        # a part without a side table is refused before anything runs
 
         def survivors(done: Done, column: str) -> list[FileRef]:
             return files_of(done.get(f"{column}_reduce", ()), "survivors.seg")
@@ -328,7 +330,8 @@ def _no_twins(rows: NDArray[Any]) -> None:
 
 def _losers(inputs: Inputs, refs: list[FileRef],
             group: int) -> Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]:
-    """A function rows -> (those that a survivor replaces, its record for each) by the survivors of one column."""
+    """A function: rows → (rows that a survivor replaces, the survivor's record for each), from the survivors of one
+    column."""
     found = read_segments(inputs, refs, group, SURVIVOR)
     survivors = np.concatenate(found) if found else np.zeros(0, SURVIVOR)
     survivors = survivors[np.lexsort((survivors["lo"], survivors["hi"]))]

@@ -1,4 +1,4 @@
-"""Why a document was removed: everything its verdict rests on, recomputed from the two texts.
+"""Why a document was removed: everything the verdict rests on, recomputed from the two texts.
 
 `tokenmill dedup explain` prints this for a row of `dropped/` and the document its `kept` names.
 """
@@ -77,7 +77,7 @@ def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *,
 
 def _alone(stage: MinHashSignature, text: str, language: str, hashes: NDArray[np.uint64], common: NDArray[np.uint64],
            excerpts: int, most: int) -> tuple[str, ...]:
-    """Stretches of words that are in no common n-gram, longest first (ties: text order)."""
+    """Stretches of words outside all common n-grams, longest first (ties: text order)."""
     plain = simplify(text[:stage.config.max_chars])
     words = split_words(plain) if stage.config.dialect == "tokenmill" else stage.words_of(plain, language).strings()
     covered = np.zeros(len(words) + 1, np.int64)

@@ -1,4 +1,4 @@
-"""What the deduplication fragments share: groups of parts, places of documents, side tables, removal slices.
+"""Shared by the deduplication barriers: groups of parts, places of documents, side tables, removal slices.
 
 Inside one barrier a document is a *place*: ``part << 32 | row``, a uint64, half the size of its id. Map tasks count
 parts from the start of their group, so that their results can be reused when other groups change; later waves add the
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How the work of a barrier is cut into tasks. Results never depend on it."""
+    """How the work of a barrier is cut into tasks. Sizes never change results."""
 
-    #: bounds of a group of parts: bytes of text, and documents (bounds the memory of a map task: ~1 GB at 14 bands)
+    #: Limits of a group of parts: bytes of text and documents. They bound the memory of a map task: ~1 GB at 14 bands.
     group_bytes: int = 4 << 30
     group_rows: int = 1_000_000
-    #: bytes of exchange records a reduce task should read, and least mean bytes of what it reads of one map task:
-    #: smaller segments cost object storage more requests than they are worth. So many groups make larger buckets;
-    #: reduce tasks read them in sorted blocks, their memory does not depend on it.
+    #: Bytes of exchange records a reduce task should read, and the least mean bytes it should read from one map task:
+    #: smaller segments cost object storage more requests than they are worth. Many groups therefore make larger
+    #: buckets; reduce tasks read them in sorted blocks, so their memory does not grow.
     bucket_bytes: int = 128 << 20
     segment_bytes: int = 128 << 10
-    #: edges of which one task finds the clusters (60 bytes each at its peak); more are clustered in rounds
+    #: Edges whose clusters one task finds (60 bytes each at its peak); more edges are clustered in rounds.
     one_task_edges: int = 30_000_000
-    #: edges that a task holds before it folds them into its forest
+    #: Edges a task holds before it folds them into its forest.
     folded_edges: int = 4_000_000
-    #: bytes of edge files that one task of the first round reads
+    #: Bytes of edge files that one task of the first round reads.
     spread_bytes: int = 1 << 30
-    #: bytes of shingles that a task collects before it orders them by cluster and writes them, and that a judging task
-    #: holds
+    #: Bytes of shingles that a task collects before it orders them by cluster and writes them; also what a judging task
+    #: holds.
     shingle_chunk_bytes: int = 128 << 20
     shingle_cache_bytes: int = 256 << 20
 
@@ -54,16 +54,16 @@ class Sizes:
                           total_bytes // (max(writers, 1) * self.segment_bytes)))
 
 
-#: what every barrier uses; tests pass smaller ones
+#: used by every barrier; tests pass smaller ones
 SIZES = Sizes()
 
 ID = [("id_hi", "<u8"), ("id_lo", "<u8")]
-#: what a deciding task says about a document: its place within its group (part, row), and why
+#: the verdict about a document: its place within its group (part, row), and the reason
 VERDICT = np.dtype([("part", "<u4"), ("row", "<u4"), ("removed", "<u4"), ("similarity", "<f8"),
                     ("kept_hi", "<u8"), ("kept_lo", "<u8"), ("cluster_hi", "<u8"), ("cluster_lo", "<u8")])
 #: a kept document (its place within its group) and the id of another one that it resembles
 NEAR = np.dtype([("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("similarity", "<f8")])
-#: documents that a slice names beside one: the most similar ones
+#: how many of the most similar documents a slice names beside a document
 _MOST_NEAR = 16
 
 
@@ -71,7 +71,7 @@ _MOST_NEAR = 16
 class Group:
     """A run of consecutive parts of one dataset that one map task reads."""
 
-    of: Sequence[PartRef]          # all parts of the barrier's input; they may stand on disk
+    of: Sequence[PartRef]          # all parts of the barrier's input, which may be on disk
     first: int                     # number of its first part among them
     size: int                      # parts
     dataset: str
@@ -84,7 +84,7 @@ class Group:
         return self.of[self.first:self.first + self.size]
 
     def sides(self, barrier: str) -> list[FileRef]:
-        """Side tables of the parts. ValueError names a part that has none."""
+        """Side tables of the parts. ValueError names a part without one."""
         for part in self.parts:
             if part.side is None:
                 raise ValueError(f"{barrier}: part {part.key} of '{part.dataset}' has no side table; the pass before "
@@ -95,8 +95,8 @@ class Group:
 def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[Group]:
     """Cut the parts, in order, into groups of one dataset and rank, at most `group_bytes` of text or `group_rows` rows.
 
-    Past half of either bound a group also ends after a part whose key says so (one in four): boundaries depend on
-    contents, so a new part disturbs its own group and soon no other.
+    Past half of either limit a group also ends after a part whose key says so (one in four). Boundaries thus depend on
+    contents: a new part changes its own group and seldom any other.
     """
     max_bytes, max_rows = sizes.group_bytes, sizes.group_rows
     out: list[Group] = []
@@ -140,7 +140,7 @@ def split_place(place: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[
 def write_segments(out: Out, name: str, records: NDArray[Any], bucket: NDArray[Any] | None = None, buckets: int = 1,
                    key: Sequence[str] = ()) -> None:
     """Write an exchange file: `records` (structured) in segments by `bucket` (default: all in one), sorted by the
-    fields `key`, without them in their order."""
+    fields `key`, or in their given order without one."""
     if bucket is None:
         bucket = np.zeros(len(records), np.int64)
     with out.segments(name, records.dtype, buckets, key=key) as to:
@@ -176,7 +176,8 @@ def id_text(hi: int, lo: int) -> str:
 
 
 def fixed_bytes(column: pa.ChunkedArray) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
-    """(which values are there, uint8[present, width]) of a binary column whose non-empty values are equally long."""
+    """(mask of the values that are present, uint8[present, width]) of a binary column whose non-empty values have equal
+    length."""
     masks, blocks = [], []
     for chunk in column.chunks:
         there = pc.fill_null(pc.greater(pc.binary_length(chunk), 0), False)
@@ -190,7 +191,7 @@ def fixed_bytes(column: pa.ChunkedArray) -> tuple[NDArray[np.bool_], NDArray[np.
 
 
 def read_side(path: str, columns: list[str], rows: NDArray[Any] | None = None) -> pa.Table:
-    """Columns of a side table; with `rows` (sorted, unique) only those rows of the part, which must all be there."""
+    """Columns of a side table; with `rows` (sorted, unique) only those rows, all of which must exist in the part."""
     table = read_table(path, columns=["row", *columns])
     if rows is None:
         return table
@@ -227,7 +228,7 @@ def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Se
 
 
 def write_slice(out: Out, part: int, table: pa.Table) -> None:
-    """Write the slice of the group's `part`-th part. Its content is that of its rows, not of the Parquet bytes."""
+    """Write the slice of the group's `part`-th part. Its content hash is over the rows, not over the Parquet bytes."""
     name = f"slice.{part}.parquet"
     write_table(table, out.path(name), write_statistics=False)
     h = hashlib.sha256()

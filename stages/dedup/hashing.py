@@ -149,7 +149,7 @@ def band_keys(signature, bands, rows):
 
 @njit(cache=True)
 def common(a, b):
-    """Number of values two sorted arrays without repetitions have in common."""
+    """How many values two sorted arrays without repetitions share."""
     i, j, n = 0, 0, 0
     while i < a.shape[0] and j < b.shape[0]:
         if a[i] == b[j]:
@@ -163,7 +163,7 @@ def common(a, b):
 
 @njit(cache=True)
 def mix(values):
-    """A bijection of the 64-bit integers, element by element: hash of numbers that are not mixed yet."""
+    """A bijection of the 64-bit integers, element by element, that hashes numbers which are not mixed yet."""
     out = np.empty(values.shape[0], np.uint64)
     for i in range(values.shape[0]):
         out[i] = _mix(_U(values[i]))

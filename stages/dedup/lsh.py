@@ -90,8 +90,8 @@ def log2_bins(sizes: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def stars(key: U64, place: U64, n: NDArray[np.uint32] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(BAND: for each key, ascending, its smallest place and the sum of `n`, default 1 each; EDGE: a spanning forest of
-    all stars)."""
+    """(BAND: for each key in ascending order its smallest place and the sum of `n`, default 1 each; EDGE: a spanning
+    forest of all stars)."""
     if not len(key):
         return np.zeros(0, BAND), np.zeros(0, EDGE)
     order = np.argsort(key)
@@ -137,8 +137,8 @@ def components(a: U64, b: U64) -> tuple[U64, U64]:
 
 
 def forest(a: U64, b: U64) -> NDArray[Any]:
-    """EDGE records that connect the same documents: one edge from the smallest place of a component to each other one,
-    sorted. A function of the components alone, not of the edges given."""
+    """EDGE records that connect the same documents: one edge from the smallest place of a component to every other one,
+    sorted. The result depends on the components alone, not on the given edges."""
     nodes, roots = components(a, b)
     leaf = nodes != roots
     edges = np.empty(int(leaf.sum()), EDGE)
@@ -148,7 +148,7 @@ def forest(a: U64, b: U64) -> NDArray[Any]:
 
 
 def _joined(blocks: list[NDArray[Any]]) -> NDArray[Any]:
-    """The blocks as one array; the list is emptied, so that only the array stays."""
+    """The blocks as one array. The list is emptied so that only the array stays in memory."""
     every = np.concatenate(blocks) if blocks else np.zeros(0, np.uint64)
     blocks.clear()
     return every

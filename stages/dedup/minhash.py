@@ -80,9 +80,9 @@ class SignatureConfig(StageConfig):
 class MinHashSignature(Stage):
     """Band keys of a document (Broder 1997; one 64-bit key a band), for the side table of `minhash`.
 
-    `bands` holds the keys as little-endian uint64, and nothing for a text of fewer than `ngram` words, which has no
-    near-duplicates (`exact` finds its duplicates); `chars` counts the characters of the whole text, `words` the words
-    looked at. With `words: language` a column `language` says whose words they are.
+    `bands` holds the keys as little-endian uint64; it is empty for a text of fewer than `ngram` words, which has no
+    near-duplicates (`exact` finds its duplicates). `chars` counts the characters of the whole text, `words` the words
+    used. With `words: language` a column `language` names the language whose rules split them.
     """
 
     name = "minhash_signature"
@@ -138,8 +138,8 @@ class MinHashSignature(Stage):
 
 @lru_cache(maxsize=4096)
 def _rules(language: str) -> str | None:
-    """spaCy's rules that split a language, by any of its names; None where it has none: of those that need a package
-    (Chinese, Japanese, Thai …) and unknown ones words are as in dialect tokenmill, whatever is installed."""
+    """spaCy's rules that split a language, by any of its names. None for unknown languages and for those that need a
+    package (Chinese, Japanese, Thai …): their words are those of dialect tokenmill, whatever is installed."""
     found, named = splitter(language), tag(language)
     if found is None and named is not None:
         found = splitter(f"{named.language}_{named.script}" if named.script else named.language)
@@ -192,7 +192,7 @@ class MinHash(Barrier):
         ranges = sizes.buckets(records * BAND.itemsize, len(plan))
         firsts = [g.first for g in plan]
         for group in plan:
-            group.sides(self.name)                        # a part without one is an error before anything runs
+            group.sides(self.name)                        # a part without a side table is refused before anything runs
 
         def bands(done: Done) -> Iterator[TaskDraft]:
             for g in plan:
@@ -230,7 +230,7 @@ class MinHash(Barrier):
                                 f"clusters {b + 1}/{buckets}", 1500)
 
         def slices(done: Done) -> Iterator[TaskDraft]:
-            # the same lists for every group: made, and written to the store, once
+            # shared by all groups, so that the store writes the lists once
             verdicts, near = (files_of(done["verify"], name) for name in ("verdicts.seg", "near.seg"))
             for number, g in enumerate(plan if verdicts else ()):
                 yield TaskDraft("stages.dedup.minhash:MinHashSlices",
@@ -238,7 +238,8 @@ class MinHash(Barrier):
                                 f"{g.dataset}: removals of {g.size} parts")
 
         def judges(done: Done) -> int:
-            """Buckets of clusters: by the records, and the bytes of shingles an average document would have."""
+            """The number of buckets of clusters, from the number of records and the bytes of an average document's
+            shingles."""
             rows, size = sum(g.rows for g in plan), sum(g.bytes for g in plan)
             some = sum(r.counters["candidates"] for r in done["clusters"])
             return sizes.buckets(some * (80 + 8 * c.bands) + (some * size * 3 // max(rows, 1) if verify else 0),

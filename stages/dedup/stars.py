@@ -33,8 +33,8 @@ ARC = np.dtype([("u", "<u8"), ("v", "<u8")])
 
 
 class Spread:
-    """args: links [$ref of EDGE files], firsts [what to add to the part of its places, one each], folded (edges
-    that are reduced to a forest at a time), buckets.
+    """args: links [$ref of EDGE files], firsts [what to add to the part of each file's places], folded (edges reduced
+    to a forest at a time), buckets.
 
     Writes segments `edges.seg` (ARC, by place).
     """
@@ -57,7 +57,7 @@ class Spread:
 class Star:
     """args: edges [$ref of ARC files], bucket, buckets, round (odd: large-star, even: small-star).
 
-    Writes segments `edges.seg` (ARC). Counts the edges it has `moved`: none in any bucket means that what it read, and
+    Writes segments `edges.seg` (ARC). Counts the edges it has `moved`: when no bucket moved any, the arcs it read, and
     wrote again, are stars.
     """
 
@@ -72,7 +72,7 @@ class Star:
         with _arcs_to(out, args["buckets"]) as to:
             for arcs in neighbourhoods(inputs.segments(args["edges"], args["bucket"])):
                 above = arcs.v > arcs.u
-                # a large neighbour of a node that has a smaller one, a second small neighbour: no star yet
+                # a larger neighbour of a node that has a smaller one, or a second smaller neighbour: not a star yet
                 moved += int((above & (arcs.least < arcs.u)).sum() + (~above & (arcs.v != arcs.least)).sum())
                 if large:
                     a, b = arcs.least[above], arcs.v[above]
@@ -100,7 +100,7 @@ class Members:
         args = inputs.args
         counters: Counters = {"candidates": 0, "clusters": 0, "max_cluster": 0}
         bins = np.zeros(33, np.int64)
-        open_size = 0                              # of the cluster whose arcs go on in the next block
+        open_size = 0                              # size of the cluster whose arcs continue in the next block
 
         def count(sizes: NDArray[Any]) -> None:
             counters["clusters"] += len(sizes)
@@ -129,8 +129,8 @@ class Members:
 # -- arcs ------------------------------------------------------------------------------------------------------------
 @dataclass
 class Arcs:
-    """Some arcs, ascending and without twins: `first` where it is the first one of its node `u`, `least` the smallest
-    of `u` and all its neighbours."""
+    """A block of arcs, ascending and without duplicates. `first` marks the first arc of each node `u`; `least` is the
+    smallest of `u` and all its neighbours."""
 
     u: NDArray[np.uint64]
     v: NDArray[np.uint64]
@@ -139,8 +139,8 @@ class Arcs:
 
 
 def neighbourhoods(blocks: Iterable[NDArray[Any]]) -> Iterator[Arcs]:
-    """Arcs of sorted blocks, between which the neighbours of a node may be cut."""
-    before: tuple[int, int, int] | None = None     # the last arc, and the least of its node
+    """Arcs of sorted blocks. A node's neighbours may be cut between two blocks."""
+    before: tuple[int, int, int] | None = None     # the last arc, and `least` of its node
     for block in blocks:
         u, v = np.ascontiguousarray(block["u"]), np.ascontiguousarray(block["v"])
         new = np.ones(len(u), bool)

@@ -1,4 +1,4 @@
-"""Waves 4 and 5 of near-duplicate detection: who of a cluster is really a duplicate.
+"""Waves 4 and 5 of near-duplicate detection: which documents of a cluster are really duplicates.
 
 LSH clusters are candidates, not verdicts: closing over shared bands chains A~B~C into one cluster, and a template that
 thousands of pages share makes them one, whatever they say (Marin's audit of July 2026: 859,092 documents became 2).
@@ -49,7 +49,7 @@ from stages.task import Counters, Cursor, Inputs, Out
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: similarity from which two documents that are both kept are noted as near-duplicates of each other
+#: similarity from which two kept documents are recorded as near-duplicates of each other
 RESEMBLING = 0.5
 
 
@@ -118,7 +118,7 @@ def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
 
 
 class _SetWriter:
-    """Shingle sets into one file, in chunks in the order of cluster buckets, so that a judge reads them in runs."""
+    """Writes shingle sets into one file, in chunks ordered by cluster bucket, so that a judge reads long runs."""
 
     def __init__(self, path: str, chunk_bytes: int) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed by `close`)
@@ -127,7 +127,7 @@ class _SetWriter:
         self._bytes = self.written = 0
 
     def add(self, record: NDArray[Any], values: NDArray[np.uint64]) -> None:
-        """`record`: a view of one candidate; its `count`, `offset` and `sum` are filled in."""
+        """Append a shingle set. `record` is a view of one candidate; its `count`, `offset` and `sum` are filled in."""
         record["count"] = len(values)
         record["sum"] = xxhash.xxh3_64_intdigest(values.astype("<u8").data)
         self._held.append((record, values))
@@ -150,8 +150,8 @@ class _SetWriter:
 
 
 class _SetReader:
-    """Shingle sets of candidates, read where they are asked for and compared with their sums; the last
-    `cache_bytes` bytes and 32 open files are held."""
+    """Reads shingle sets of candidates on demand and compares them with their sums. It keeps the last `cache_bytes`
+    bytes and 32 open files."""
 
     def __init__(self, inputs: Inputs, refs: list[FileRef], cache_bytes: int) -> None:
         self._inputs, self._refs, self._cache_bytes = inputs, refs, cache_bytes
@@ -232,7 +232,7 @@ class _Judge:
                  sets: _SetReader, counters: dict[str, int]) -> None:
         self.every, self.file, self.sets, self.counters = every, file, sets, counters
         self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
-        #: what the candidates are sorted by inside a cluster, but for the id
+        #: the order of candidates inside a cluster, before the id
         self.place = list(zip(rank.tolist(), (-every["chars"].astype(np.int64)).tolist()))
         self.near: list[tuple[int, int, float]] = []
 
@@ -260,7 +260,7 @@ class _Judge:
         self.counters["max_cluster_kept"] = max(self.counters["max_cluster_kept"], kept)
 
     def beside(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """(number of the group, NEAR) of each of two kept documents that resemble each other."""
+        """(number of the group, NEAR) for both of two kept documents that resemble each other."""
         i, j = (np.array([pair[k] for pair in self.near], np.int64) for k in (0, 1))
         one, other = np.r_[i, j], np.r_[j, i]
         records = np.zeros(len(one), NEAR)
@@ -273,8 +273,8 @@ class _Judge:
 
     def _twin(self, i: int, start: int,
               index: dict[int, list[int]]) -> tuple[int | None, float, list[tuple[int, float]]]:
-        """(kept document that removes `i` or None, their similarity, kept documents that `i` resembles). Most shared
-        bands first, then the first kept."""
+        """(kept document that removes `i` or None, their similarity, kept documents that `i` resembles). Documents with
+        the most shared bands are compared first, then the earliest kept."""
         if not self.threshold:
             return (start, float("nan"), []) if i > start else (None, 0.0, [])
         near: list[tuple[int, float]] = []
@@ -287,7 +287,7 @@ class _Judge:
         for j in sorted(shared, key=lambda j: (-shared[j], j)):
             theirs = int(self.every["count"][j])
             if min(mine, theirs) / max(mine, theirs, 1) < self.threshold:
-                continue                               # no two sets of these sizes are that similar
+                continue                               # no two sets of these sizes reach that similarity
             if compared == self.cap:
                 self.counters["capped"] += 1
                 break
@@ -301,7 +301,7 @@ class _Judge:
         return None, 0.0, near
 
     def _near(self, kept: Sequence[int], i: int) -> Iterable[int]:
-        """Of the kept documents under one key, at most about `cap` of each priority: those nearest to `i` in length."""
+        """Of the kept documents under one key, at most about `cap` per priority: those nearest to `i` in length."""
         if len(kept) <= self.cap:
             return kept
         chosen: dict[int, None] = {}

@@ -1,9 +1,9 @@
-"""Books as text files: what Project Gutenberg and its transcribers put around them goes, page numbers and cut words are
-mended, lines broken by a typewriter's width are joined.
+"""Books as text files. Project Gutenberg's header and licence and transcribers' notes are removed, page numbers and
+words cut at line ends are mended, and lines broken at a typewriter's width are joined.
 
-A line was broken for the width when the first word of the next one would not have fitted on it. So verse, whose lines
-end earlier, tables and title pages keep their lines, although nothing here recognises verse. A hyphen at the end of a
-line goes when the book has the word without it elsewhere, and not with it.
+A line was broken for width when the first word of the next line would not have fitted on it. Verse, tables and title
+pages have shorter lines and so keep them, although nothing here recognises verse. A hyphen at a line end is removed
+when the book spells the word without it elsewhere and never with it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from itertools import pairwise
 from stages.document import Document
 from stages.stage import Stage, StageConfig, signal
 
-#: where a header ends, in all eras since 1993; Australia's, Canada's and others' say it their own way
+#: where a header ends, in all eras since 1993; the projects of Australia, Canada and others have their own wording
 _START = re.compile(r"^[ *]*\*{3} ?START OF (?:THE |THIS )?PROJECT GUTENBERG[^\n]*(?:\n[^\n]{1,100}\*{3})?[ \t]*$"
                     r"|^\*END\*? ?THE SMALL PRINT![^\n]*$|^[* ]*END OF THE SMALL PRINT[^\n]*$"
                     r"|^To contact Project Gutenberg (?:of )?Australia[^\n]*$", re.IGNORECASE | re.MULTILINE)
 _END = re.compile(r"^[ *]*\*{3} ?END OF (?:THE |THIS )?PROJECT GUTENBERG"
                   r"|^[ *]*(?:The )?(?:End|Ende|Fin|Fine|Fim|Einde|Loppu|Slut)\b[^\n]{0,40}\bProje[ck]t[ -]Gutenberg"
                   r"|^\*{3} ?START: FULL LICENSE", re.IGNORECASE | re.MULTILINE)
-#: the first line, before there were headers, and above them
+#: the first line of books from before there were headers, and above headers
 _FIRST = re.compile(r"\s*\**(?:This is )?the [^\n]{0,30}?Project Gutenberg(?:'s)? (?:e-?text|e-?book)[^\n]*\n",
                     re.IGNORECASE)
 _FACT = re.compile(r"^(Title|Author|Translator|Language|Release date|Posting date): *(\S[^\n]{0,300})$",
@@ -30,7 +30,7 @@ _FACT = re.compile(r"^(Title|Author|Translator|Language|Release date|Posting dat
 _CREDIT = re.compile(r"(?:E-?text |This e-?(?:text|book) was )?(?:produced|prepared|transcribed|scanned) by\b"
                      r"|.{0,80}(?:gutenberg\.(?:org|net)|pgdp\.net|Distributed Proof)", re.IGNORECASE)
 _PICTURE = re.compile(r"^ *\[Illustration\][ \t]*$\n?", re.MULTILINE)
-#: what a transcriber says, in brackets, in a box of signs, or below a heading at either end
+#: transcribers' notes: in brackets, in a box of signs, or below a heading at either end
 _NOTE = re.compile(r"^[ \t]*\[Transcriber['’]?s?['’]? ?Notes?\b[^\[\]]{0,4000}\][ \t]*$\n?"
                    r"|^[ \t]*\+[-=]{9,}\+[ \t]*\n(?:[ \t]*\|[^\n]*\n){0,3}"
                    r"[ \t]*\|[^\n]{0,60}Transcriber['’]?s?['’]? Note[^\n]*\n"
@@ -45,11 +45,11 @@ _CUT = re.compile(r"([^\W\d_]+)[-¬\xad]$")
 _BEGINNING = re.compile(r"[^\W\d_]+")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 _FULL_STOPS = (".", "!", "?", '"', "'", "”", "’", "»")
-#: so many are no accident
+#: fewest page numbers that cannot be chance
 _PAGES = 8
-#: header and licence are looked for in so many characters at either end
+#: header and licence are searched in this many characters at either end
 _EDGE = 60_000
-#: widths that were a typewriter's, characters
+#: widths of a typewriter's lines, characters
 _NARROW, _WIDE = 55, 100
 
 
@@ -87,19 +87,19 @@ class Book(Stage):
 
 
 def without_gutenberg(text: str) -> tuple[str, dict[str, str]]:
-    """(the book, what the header says of it); the text as it is when it is none of Project Gutenberg's."""
+    """(the book, the facts of its header); the text unchanged when it is not Project Gutenberg's."""
     starts = list(_START.finditer(text, 0, _EDGE))
     first_line = _FIRST.match(text)
     blocks = text.strip("\n").split("\n\n", 1)
     credited = len(blocks) == 2 and blocks[1].startswith("\n") and len(blocks[0]) < 600 and _CREDIT.match(
-        " ".join(blocks[0].split()))                             # of books that others have cut the header off
+        " ".join(blocks[0].split()))                             # marks of books whose header was already cut off
     if not (starts or first_line or credited) and not _END.search(text, max(0, len(text) - _EDGE)):
         return text, {}
     first = starts[-1].end() if starts else first_line.end() if first_line else 0
     facts = {m[1].lower().replace(" ", "_"): m[2].strip() for m in reversed(list(_FACT.finditer(text, 0, first)))}
     end = _END.search(text, max(first, len(text) - _EDGE))
     body = text[first:end.start() if end else len(text)].strip("\n")
-    blocks = body.split("\n\n", 6)                               # credits stand before the title page
+    blocks = body.split("\n\n", 6)                               # credits above the title page
     for i, block in enumerate(blocks[:5]):
         if _CREDIT.match(" ".join(block.split())) and len(block) < 600:
             blocks[i] = ""
@@ -107,7 +107,7 @@ def without_gutenberg(text: str) -> tuple[str, dict[str, str]]:
 
 
 def without_notes(text: str) -> str:
-    """Without what transcribers say of their work."""
+    """The text without transcribers' notes."""
     if not _NOTES.search(text):
         return text
     text = _NOTE.sub("", text)
@@ -126,8 +126,8 @@ def without_notes(text: str) -> str:
 
 
 def without_pages(text: str) -> str:
-    """Without the numbers of pages. Bare ones go where they count up, and often in the middle of a sentence, as no
-    chapter, verse or sonnet does."""
+    """The text without page numbers. Bare numbers are removed where they count up and often stand in the middle of a
+    sentence, which numbers of chapters, verses and sonnets do not."""
     text = text.replace("\f", "\n")
     for pattern in (_PAGE, _BRACED):
         if _counting([int(m[1]) for m in pattern.finditer(text) if m[1].isdecimal()]):
@@ -149,18 +149,18 @@ def without_pages(text: str) -> str:
 
 
 def _counting(numbers: list[int]) -> bool:
-    """Whether numbers are those of pages: nearly each a little more than the one before."""
+    """Whether numbers look like page numbers: nearly each is a little larger than the one before."""
     return len(numbers) >= _PAGES and sum(0 < b - a < 5 for a, b in pairwise(numbers)) * 10 >= 9 * (len(numbers) - 1)
 
 
 def _goes_on(text: str, m: re.Match[str]) -> bool:
-    """Whether the sentence before a line of nothing but a number goes on behind it."""
+    """Whether the sentence before a line that holds only a number continues after it."""
     before, behind = text[max(0, m.start() - 200):m.start()].rstrip(), text[m.end():m.end() + 9].lstrip()
     return before[-1:] not in ("", ".", "!", "?", ":", '"', "”", "'", "’", ")", "]") and behind[:1].islower()
 
 
 def wrapped_at(text: str) -> int:
-    """Width in characters at which the lines of a text are broken, 0 for a text that is not."""
+    """The width in characters at which the lines of a text are broken; 0 when they are not."""
     lengths = sorted(len(line.rstrip()) for line in text.split("\n") if line and not line.isspace())
     if len(lengths) < 20:
         return 0
@@ -175,7 +175,7 @@ def wrapped_at(text: str) -> int:
 
 
 def _breaks(lines: list[str], width: int) -> tuple[int, int]:
-    """(line breaks inside the paragraphs of a block, those where the next word would have fitted)."""
+    """(line breaks inside the paragraphs of a block, those where the next word would have fitted on the line)."""
     breaks = fitting = 0
     base = _indent(lines)
     for line, following in pairwise(lines):
@@ -188,17 +188,17 @@ def _breaks(lines: list[str], width: int) -> tuple[int, int]:
 
 
 def _indent(lines: list[str]) -> int:
-    """Blanks before the lines of a block, but for the first."""
+    """Leading blanks of each line of a block except the first."""
     return min((len(line) - len(line.lstrip()) for line in lines[1:]), default=0)
 
 
 def _begins(before: str, line: str, base: int) -> bool:
-    """Whether a paragraph begins where no blank line is: further in, and behind a full stop."""
+    """Whether a paragraph begins without a blank line: indented, and after a full stop."""
     return len(line) - len(line.lstrip()) > base + 1 and before.rstrip()[-1:] in _FULL_STOPS
 
 
 def unwrapped(text: str, width: int) -> str:
-    """Blocks whose lines are broken for the width as one line a paragraph; all others as they are."""
+    """Blocks whose lines are broken at the width become one line per paragraph; all others stay."""
     words = Counter(_WORD.findall(text.lower()))
     out = []
     for block in re.split(r"(\n(?:[ \t]*\n)+)", text):

@@ -22,7 +22,7 @@ _WHITESPACE = re.compile(r"\s{2,}|[^\S ]")
 
 
 def _normalize(text: str) -> str:
-    """justext's normalize_whitespace; a single space, which it replaces by itself, does not cost a call."""
+    """justext's normalize_whitespace; a single space, which it replaces by itself, skips the call."""
     return _WHITESPACE.sub(lambda m: "\n" if "\n" in m[0] or "\r" in m[0] else " ", text)
 
 
@@ -115,7 +115,7 @@ _stoplist: frozenset[str] = frozenset()
 
 
 def try_justext(tree: Any, url: str | None, target_language: str | None) -> etree._Element:
-    """trafilatura.external.try_justext for pages whose language is not given."""
+    """trafilatura.external.try_justext, for pages whose language is not given."""
     global _stoplist
     if target_language is not None:
         return _try_justext(tree, url, target_language)
@@ -142,9 +142,9 @@ _RAW_TEXT = ("title", "textarea", "iframe", "xmp", "noembed", "noframes", "plain
 def longest_summary(tree: Any) -> int | None:
     """Upper bound for the length of what readability can find in a tree, None when there is none.
 
-    Its summary is made of pieces of the page in their order, scripts and styles apart, each used once; leaving pieces
-    out never makes trimmed text longer. The exception are elements whose empty form `<title/>` HTML reads as an opening
-    tag. "VIDEO" is what it writes into a frame with one.
+    Its summary consists of pieces of the page in their order, without scripts and styles, each used once; leaving
+    pieces out never makes trimmed text longer. The exceptions are elements whose empty form (`<title/>`) HTML reads as
+    an opening tag. "VIDEO" is what it writes into a frame that holds one.
     """
     extra = 0
     for element in tree.iter(*_RAW_TEXT):
@@ -177,7 +177,7 @@ def extract_and_compare(cleaned: Any, backup: Any, tree: Any, options: Any) -> t
 
 
 def _compare_without_readability(backup: Any, tree: Any, body: Any, text: str, options: Any) -> tuple[Any, str]:
-    """compare_extraction as if readability had found nothing: what is left is the search for uncleaned elements."""
+    """compare_extraction as if readability had found nothing; only the search for uncleaned elements remains."""
     summary.skip = True
     try:
         return external.compare_extraction(backup, tree, body, text, options)

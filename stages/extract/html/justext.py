@@ -1,7 +1,7 @@
 """jusText (J. Pomikálek, Removing Boilerplate and Duplicate Content from Web Corpora, 2011), in time linear in a page.
 
-A page is cut into paragraphs at block elements; length, share of text in links and share of stop words make each of
-them good, bad or undecided, and the neighbours decide about the undecided ones. Thresholds are those of the paper.
+A page is cut into paragraphs at block elements. Length, share of text in links and share of stop words make each of
+them good, bad or undecided; the neighbours decide about undecided ones. The thresholds are the paper's.
 
 The package wants to be told the language of a page. Here it is the one whose stop words the page uses most (the first
 by name of equals); a paragraph in a script that does not separate words counts as full of stop words, so that length
@@ -27,10 +27,10 @@ LENGTH_LOW, LENGTH_HIGH = 70, 200
 STOPWORDS_LOW, STOPWORDS_HIGH = 0.30, 0.32
 LINK_DENSITY = 0.2
 HEADING_DISTANCE = 200
-#: what the package's preprocessor takes away, with all inside
+#: elements that the package's preprocessor removes with their content
 _REMOVED = ("head", "script", "style", "noscript", "iframe", "embed", "layer", "object", "param", "button", "input",
             "select", "textarea", "template", "svg", etree.Comment, etree.ProcessingInstruction)
-#: words of a page that are looked at to find its language
+#: words of a page that are used to find its language
 _WORDS = 20_000
 _WHITESPACE = re.compile(r"\s+")
 #: Thai, Lao, Burmese, Khmer; kana, Chinese characters
@@ -39,7 +39,8 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3
 
 
 class Paragraph:
-    """A stretch of text between block elements. `nodes`: where its pieces stand, (element, whether it is the tail)."""
+    """A stretch of text between block elements. `nodes` lists where its pieces stand: (element, whether it is the
+    tail)."""
 
     __slots__ = ("cf_class", "class_type", "heading", "in_links", "nodes", "pieces", "text")
 
@@ -103,7 +104,7 @@ def make_paragraphs(root: Any) -> list[Paragraph]:
 
 @cache
 def stop_words() -> dict[str, tuple[str, ...]]:
-    """Word → languages that have it on their list, sorted."""
+    """Word → sorted languages that have it on their list."""
     result: dict[str, list[str]] = {}
     for language in sorted(get_stoplists()):
         for word in sorted({w.lower() for w in get_stoplist(language)}):
@@ -117,7 +118,7 @@ def _stoplist(language: str) -> frozenset[str]:
 
 
 def language_of(paragraphs: Sequence[Paragraph]) -> str:
-    """The language whose stop words are the most of all words, e.g. 'English'."""
+    """The language whose stop words make up most of all words, e.g. 'English'."""
     table, left = stop_words(), _WORDS
     result: Counter[str] = Counter()
     words: Counter[str] = Counter()
@@ -199,7 +200,7 @@ def _good_follows(paragraphs: Sequence[Any], i: int, distance: int) -> bool:
 
 
 def _neighbours(classes: list[str]) -> list[tuple[str, str]]:
-    """For each place the nearest class before it that is good or bad, and the nearest that may be near-good too."""
+    """For each place the nearest earlier class that is good or bad, and the nearest that may be near-good too."""
     out, decided, near = [], "bad", "bad"
     for c in classes:
         out.append((decided, near))

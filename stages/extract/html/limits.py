@@ -1,12 +1,12 @@
-"""What is decided about a page before it is parsed: how many of its bytes are read, and how many nodes it would make.
+"""Limits applied to a page before it is parsed: how many of its bytes are read, and how many nodes it would make.
 
-Real pages of more than two megabytes are large by what is no text: scripts, styles, drawings and images written into
-them. So these go first, and what is still too long is cut, as a crawl cuts it (Common Crawl: at 1 MiB until 2025, 5 MiB
-since). Where it is cut depends on the bytes alone.
+Real pages above two megabytes are large because of scripts, styles, drawings and inline images, not text. These are
+removed first; what is still too long is cut, as a crawl cuts it (Common Crawl: at 1 MiB until 2025, 5 MiB since). The
+cut depends on the bytes alone.
 
-Nodes are counted as a parser of the HTML5 standard makes them: formatting elements left open (`<b id=1><b id=2>…`) are
-opened anew in every block after them (HTML §13.2.4.3), so that 40 kB can make a gigabyte. The parsers also compare each
-attribute of a tag with those before it, and each option of a list. All that is counted in one walk over the bytes.
+Nodes are counted as an HTML5 parser creates them: formatting elements left open (`<b id=1><b id=2>…`) are reopened in
+every following block (HTML §13.2.4.3), so that 40 kB can become a gigabyte. Parsers also compare each attribute of a
+tag with those before it, and each option of a list. One walk over the bytes counts all of this.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ import numpy as np
 
 from stages.text.compiled import njit
 
-#: what is no text begins with one of these, and ends with what stands beside it
+#: non-text content: how it begins → how it ends
 _ENDS = {b"<script": re.compile(rb"</script\b[^>]{0,100}>", re.IGNORECASE),
          b"<style": re.compile(rb"</style\b[^>]{0,100}>", re.IGNORECASE),
          b"<svg": re.compile(rb"</svg\b[^>]{0,100}>", re.IGNORECASE),
          b"<!--": re.compile(rb"-->"), b"data:": re.compile(rb"(?=[\"'()<>\s])")}
 _BEGINS = re.compile(rb"<script\b|<style\b|<svg\b|<!--|data:", re.IGNORECASE)
-#: scripts that hold text: what a page says of itself, formulas
+#: scripts that hold text: metadata of the page, formulas
 _TOLD = re.compile(rb"[^>]{0,300}(?:ld\+json|math/tex)", re.IGNORECASE)
-#: beginnings looked at in one page, and how much of a page is looked at, as a multiple of what is kept
+#: most non-text stretches removed from one page, and how much of a page is scanned for them, as a multiple of what is
+#: kept
 _LOOKS, _REACH = 50_000, 10
-#: a data URI shorter than this stays
+#: shorter data URIs stay
 _SHORT = 1_000
 
 
 class TooMuchWork(ValueError):
-    """An extractor would take too long for this page, by a count."""
+    """An extractor would take too long for this page. The limit is a count of work, not a time."""
 
 
 def shorten(data: bytes, most: int) -> bytes:
@@ -48,7 +49,7 @@ def shorten(data: bytes, most: int) -> bytes:
     at = data.rfind(b"<", most // 2, most + 1)
     if at < 0:
         at = most
-        while at > most - 4 and data[at] & 0xC0 == 0x80:          # inside a character of UTF-8
+        while at > most - 4 and data[at] & 0xC0 == 0x80:          # inside a UTF-8 character
             at -= 1
     return data[:at]
 
@@ -56,7 +57,7 @@ def shorten(data: bytes, most: int) -> bytes:
 def _without_code(data: bytes) -> bytes:
     out: list[bytes] = []
     at = looks = 0
-    endless: set[bytes] = set()                                   # what has no end from here on
+    endless: set[bytes] = set()                                   # beginnings that have no end from here on
     for begin in _BEGINS.finditer(data):
         if begin.start() < at:
             continue
@@ -75,7 +76,7 @@ def _without_code(data: bytes) -> bytes:
     return b"".join([*out, data[at:]])
 
 
-#: marks on one character (accents, vowel points): no script sets more than ten
+#: marks on one character (accents, vowel points): no script uses more than ten
 _MARKS = 30
 
 
@@ -86,18 +87,18 @@ def _many_marks() -> re.Pattern[str]:
 
 
 def stream_safe(text: str) -> str:
-    """The text without the marks that no character can have so many of: to bring them into order takes Unicode's
-    normalisation the square of their number (UAX #15, stream-safe text)."""
+    """The text without marks in excess of `MARKS` on one character: Unicode normalisation sorts them in time that grows
+    with the square of their number (UAX #15, stream-safe text)."""
     return text if text.isascii() else _many_marks().sub(lambda m: m[0][:_MARKS], text)
 
 
-#: most attributes of one tag and most options of a page: more of them cost a parser seconds
+#: most attributes of one tag and most options of a page: more cost a parser seconds
 ATTRIBUTES, OPTIONS = 10_000, 10_000
-#: most templates inside one another: lexbor writes them out by recursion, and 100,000 end the process
+#: most nested templates: lexbor serialises them by recursion, and 100,000 end the process
 TEMPLATES = 100
-#: what is opened anew in a block until it is closed, without what a second one closes (a, nobr)
+#: formatting elements, reopened in every block until closed; a second `a` or `nobr` closes the first
 _FORMATTING = ("b", "big", "code", "em", "font", "i", "s", "small", "strike", "strong", "tt", "u")
-#: what ends no block where it begins, so that nothing is opened anew
+#: tags that do not begin a block, so that nothing is reopened
 _INLINE = ("a", "br", "img", "span", "sub", "sup", "wbr")
 
 
@@ -117,9 +118,9 @@ _END_OF_SCRIPT = np.frombuffer(b"/script", np.uint8)
 
 
 def nodes(page: bytes, most: int) -> int:
-    """Elements a parser makes of a page in UTF-8, formatting opened anew with them; any number above `most` for one
-    that makes more, or has a tag of more than `ATTRIBUTES` attributes, more than `OPTIONS` options or more than
-    `TEMPLATES` templates inside one another."""
+    """Number of elements a parser makes of a page in UTF-8, reopened formatting included. The result is some number
+    above `most` for a page that makes more, or has a tag of more than `ATTRIBUTES` attributes, more than `OPTIONS`
+    options or more than `TEMPLATES` nested templates."""
     return int(_nodes(np.frombuffer(page, np.uint8), most, _NAMES, _END_OF_SCRIPT))
 
 
@@ -127,7 +128,7 @@ def nodes(page: bytes, most: int) -> int:
 def _nodes(page, most, names, end_of_script):
     n, i = len(page), 0
     made = options = foreign = templates = opened = 0
-    kinds, tags = np.empty(most + 1, np.int8), np.empty(most + 1, np.uint32)     # formatting that is open
+    kinds, tags = np.empty(most + 1, np.int8), np.empty(most + 1, np.uint32)     # open formatting elements
     while i < n:
         if page[i] != 60:                                                   # <
             i += 1
@@ -136,7 +137,7 @@ def _nodes(page, most, names, end_of_script):
         if i >= n:
             break
         c = page[i]
-        if c == 33 and i + 2 < n and page[i + 1] == 45 and page[i + 2] == 45:    # a comment, which `<!-->` ends, too
+        if c == 33 and i + 2 < n and page[i + 1] == 45 and page[i + 2] == 45:    # a comment; `<!-->` ends one, too
             i += 3
             if i < n and page[i] == 62:
                 continue
@@ -225,7 +226,7 @@ def _nodes(page, most, names, end_of_script):
                 tag = np.uint32((tag ^ np.uint32(page[k])) * np.uint32(16777619))
             for k in range(opened):
                 same += tags[k] == tag
-            if same < 3:                                                    # of equal ones three stay open
+            if same < 3:  # of equal ones three stay open (the Noah's Ark clause)
                 kinds[opened], tags[opened] = kind, tag
                 opened += 1
     return made

@@ -1,8 +1,8 @@
-"""A tree → text, with Markdown or without: one writer for all engines.
+"""Writes a tree as text, with Markdown or without, for all engines.
 
 It reads HTML and the TEI-like trees of trafilatura alike. Headings, lists, quotes, tables, code, emphasis and formulas
-are kept; links are their text, images nothing. Nothing is escaped: the text is for models, not for a renderer.
-Formulas arrive as `\\(…\\)` and `\\[…\\]` (stages.extract.html.math) and leave as `$…$` and `$$…$$`.
+are kept; a link becomes its text, an image nothing. Nothing is escaped, since the text is for models and not for a
+renderer. Formulas arrive as `\(…\)` and `\[…\]` (stages.extract.html.math) and leave as `$…$` and `$$…$$`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from lxml import etree
 
 from stages.extract.html.marks import LANGUAGE, REFERENCE, dollars, fence
 
-#: quotes and lists inside one another beyond this are written as if they were not: every level indents all below it
+#: quotes and lists nested deeper than this are written as plain blocks: every level indents everything below it
 DEEPEST = 8
-#: columns of a table; what has more is no table
+#: columns of a table; a wider one is not written as a table
 COLUMNS = 60
 _SKIPPED = frozenset({
     "script", "style", "template", "svg", "iframe", "object", "embed", "canvas", "audio", "video",
@@ -50,7 +50,7 @@ def write(root: Any, *, markup: bool = True, lines: bool = False) -> str:
 
 
 def _strays(table: Any) -> bool:
-    """Whether a table holds text or elements that stand in none of its cells."""
+    """Whether a table holds text or elements outside its cells."""
     for part in table.iter("table", "thead", "tbody", "tfoot", "tr", "row"):
         if (part.text or "").strip():
             return True
@@ -61,7 +61,7 @@ def _strays(table: Any) -> bool:
 
 
 class _Writer:
-    """Blocks of one level. Inline text gathers in `run` until a block begins or ends."""
+    """Blocks of one level. Inline text collects in `run` until a block begins or ends."""
 
     def __init__(self, markup: bool, depth: int, lines: bool = False) -> None:
         self.markup, self.depth, self.lines = markup, depth, lines
@@ -75,7 +75,7 @@ class _Writer:
         return self.out
 
     def take(self) -> list[str]:
-        """The blocks so far; the next ones begin anew."""
+        """The blocks so far; `blocks` then starts empty again."""
         blocks, self.out = self.end(), []
         return blocks
 
@@ -88,7 +88,7 @@ class _Writer:
         self.closed = (0, "")
 
     def walk(self, element: Any) -> None:
-        """What is in an element."""
+        """Write the content of an element."""
         if element.text:
             self.run.append(element.text.replace("\n", _BREAK) if self.lines else element.text)
         for child in element:
@@ -128,14 +128,14 @@ class _Writer:
             self.inline(e, _RENDS.get(rend, "") if tag == "hi" else _MARKS.get(tag, ""))
 
     def inside(self, e: Any) -> list[str]:
-        """Blocks of an element on a level of its own."""
+        """Blocks of an element, as a level of its own."""
         inner = _Writer(self.markup, self.depth + 1, self.lines)
         inner.walk(e)
         return inner.end()
 
     def heading(self, e: Any, name: str) -> None:
         self.flush()
-        if "#" in self.open:                               # a heading in a heading is part of it
+        if "#" in self.open:                               # a heading inside a heading is part of it
             self.walk(e)
             self.flush()
             return
@@ -148,7 +148,7 @@ class _Writer:
             self.out.append(f"{'#' * level} {text}" if self.markup else text)
 
     def inline(self, e: Any, mark: str) -> None:
-        """An inline element. Its mark is set only when no block began in it and it holds something."""
+        """An inline element. Its mark is written only when no block began inside it and it is not empty."""
         blocks, begin = len(self.out), len(self.run)
         set_mark = bool(mark) and self.markup and mark not in self.open and "`" not in self.open
         if not set_mark:
@@ -221,7 +221,7 @@ class _Writer:
         start = e.get("start") or ""
         if numbered and start.isdecimal() and len(start) < 7:
             number = int(start)
-        loose = _Writer(self.markup, self.depth + 1, self.lines)     # anything may stand in a list between its items
+        loose = _Writer(self.markup, self.depth + 1, self.lines)     # anything may occur in a list between its items
         loose.run.append(e.text or "")
         found: list[list[str]] = []
         for child in e:
@@ -242,7 +242,7 @@ class _Writer:
             self.out.append("\n".join(items))
 
     def table(self, e: Any) -> None:
-        """A table of short cells as rows of them; any other is layout, whose cells are blocks."""
+        """A table of short cells becomes rows of them; any other table is layout, and its cells are blocks."""
         self.flush()
         rows = [[c for c in row if c.tag in ("td", "th", "cell")] for row in e.iter("tr", "row")]
         rows = [row for row in rows if row]

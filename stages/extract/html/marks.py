@@ -1,17 +1,17 @@
-"""Marks of Markdown that all writers set alike: formulas, fences, languages of code."""
+"""Markdown syntax that all writers produce alike: formulas, fences, languages of code."""
 
 from __future__ import annotations
 
 import re
 
-#: the language of a piece of code in the `class` of its element
+#: the language of a piece of code, from the `class` of its element
 LANGUAGE = re.compile(r"(?:^|\s)(?:language-|lang-|highlight-source-|brush:\s*)([A-Za-z0-9+#_-]{1,20})")
 #: a reference to a footnote
 REFERENCE = re.compile(r"\s*\[[\w ]{1,12}\]\s*")
 
 
 def dollars(text: str) -> str:
-    r"""`\(…\)` → `$…$`, `\[…\]` → `$$…$$`, outside of which nothing changes."""
+    r"""`\(…\)` → `$…$`, `\[…\]` → `$$…$$`; everything outside formulas stays."""
     for start, stop, mark in (("\\(", "\\)", "$"), ("\\[", "\\]", "$$")):
         if start not in text:
             continue
@@ -25,6 +25,6 @@ def dollars(text: str) -> str:
 
 
 def fence(text: str, language: str = "") -> str:
-    """A block of code, with a fence longer than any in it."""
+    """A block of code in a fence longer than any fence inside it."""
     ticks = max((len(run) for run in re.findall("`{3,}", text)), default=2) + 1
     return f"{'`' * ticks}{language}\n{text}\n{'`' * ticks}"

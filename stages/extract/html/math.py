@@ -1,9 +1,9 @@
-r"""Formulas of a page, put as TeX where a reader sees them, before an engine reads it.
+r"""Replaces the formulas of a page by their TeX source before an engine reads the page.
 
 Pages carry TeX beside what they show: in `<script type="math/tex">` (MathJax 2), as annotation or `alttext` of MathML
 (KaTeX, Wikipedia, arXiv's HTML), as `alt` of an image (WordPress, older Wikipedia). Each becomes `\(…\)` or `\[…\]`,
-and what was rendered of it goes. All searches run forwards over the page, each thing is looked for once, and tags of
-rendered formulas are counted, so that no page takes long.
+and its rendered form is removed. All searches run forwards over the page, nothing is searched twice, and tags of
+rendered formulas are limited by count, so that no page takes long.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import re
 from stages.extract.html.metadata import unescape
 
 _LIKELY = re.compile(r"<math[\s>]|math/tex|\bmwe-math|class=[\"'][^\"'<>]{0,100}\b(?:latex|tex)\b", re.IGNORECASE)
-#: one of which is in every page that `_LIKELY` finds something in: looking for them takes half the time
+#: Every page in which `_LIKELY` finds something holds one of these; searching for them takes half the time.
 _WORDS, _TEX = ("<math", "math/tex", "mwe-math"), re.compile(r"tex\b")
 _FORMULA = re.compile(
     r"<script[^<>]{0,200}?\btype\s*=\s*[\"']math/tex(?P<script>[^\"'<>]{0,40})[\"'][^<>]{0,200}>"
     r"|<math\b(?P<attributes>[^<>]{0,4000})>"
     r"|<img\b(?P<image>[^<>]{0,8000})>", re.IGNORECASE)
-#: what is looked for behind the beginning of a formula
+#: what follows the beginning of a formula
 _NEXT = {"math": re.compile(r"</math\s*>", re.IGNORECASE), "script": re.compile(r"</script\s*>", re.IGNORECASE),
          "annotation": re.compile(r"<annotation\b[^<>]{0,200}\bencoding\s*=\s*[\"']application/x-tex[\"'][^<>]{0,200}>"
                                   r"([^<]{1,20000})</annotation", re.IGNORECASE)}
@@ -39,7 +39,7 @@ _TAGS_SEEN = 300_000
 
 
 def expose(page: str) -> str:
-    """The page with its formulas as TeX. A page that has none is returned as it is."""
+    """The page with its formulas as TeX. A page without formulas is returned unchanged."""
     lower = page.lower()
     if not (any(word in lower for word in _WORDS) or _TEX.search(lower)) or _LIKELY.search(page) is None:
         return page
@@ -47,7 +47,7 @@ def expose(page: str) -> str:
     known: dict[str, re.Match[str] | None] = {}
 
     def following(name: str, at: int) -> re.Match[str] | None:
-        """The next thing of that name, None when it is too far. Looked for once between two of them."""
+        """The next match of that name, None when it is too far away. No stretch is searched twice."""
         found = known.get(name)
         if name not in known or (found is not None and found.start() < at):
             found = known[name] = _NEXT[name].search(page, at)
@@ -102,7 +102,7 @@ def _attribute(attributes: str, name: str) -> str:
 
 
 def _without_rendered(page: str) -> str:
-    """The page without what KaTeX and MathJax drew."""
+    """The page without the elements that KaTeX and MathJax render."""
     out: list[str] = []
     at, left = 0, _TAGS_SEEN
     while left > 0 and (match := _RENDERED.search(page, at)) is not None:
@@ -113,8 +113,8 @@ def _without_rendered(page: str) -> str:
 
 
 def _end_of(page: str, start: re.Match[str], most: int) -> tuple[int, int]:
-    """(where the element that begins at `start` ends, tags looked at): behind its start tag when it has no end within
-    `_LONGEST` characters and `most` tags."""
+    """(end of the element that begins at `start`, tags passed). The end is that of its start tag when it has no end
+    within `_LONGEST` characters and `most` tags."""
     depth = seen = 0
     for tag in _TAGS[start[1].lower()].finditer(page, start.start(), start.start() + _LONGEST):
         depth += -1 if tag[1] else 1

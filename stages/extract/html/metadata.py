@@ -1,12 +1,12 @@
-"""What a page says about itself: title, author, date, canonical URL, language, licence, and what it forbids.
+"""What a page says about itself: title, author, date, canonical URL, language, licence, and the uses it forbids.
 
-Read by expressions that run forwards once over the head and the JSON-LD of a page, so that it costs little beside
-extraction; the library that trafilatura asks for dates looks at the clock to tell which are plausible, and is not used.
-All of it is what the page claims: none of it has been checked.
+All of it is what the page claims, unchecked. Regular expressions run forwards once over the head and the JSON-LD of a
+page, so the cost is small beside extraction. The library that trafilatura asks for dates is not used: it reads the
+clock to tell which dates are plausible.
 
 Against gold, letters and digits compared (WCXB's 310 pages of development; Fundus' 64 news pages of 27 countries):
 titles 75 % and 83 % right; authors, all of them, 63 % and 70 % right of the pages that name one (91 % and 76 % of those
-found); dates 66 % and 94 % (92 % and 98 % of those found). What is missed stands in the text, which is not searched.
+found); dates 66 % and 94 % (92 % and 98 % of those found). Missed facts stand in the text, which is not searched.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 
 from stages.text.robots import directives
 
-#: how much of a page is its head, characters
+#: characters of a page taken as its head
 HEAD = 256 << 10
-#: how much of it is its foot, where licences stand
+#: characters of a page taken as its foot, where licences stand
 _FOOT = 64 << 10
 #: JSON-LD blocks read, and characters of each
 _BLOCKS, _BLOCK = 8, 100_000
-#: no page is older than the first one; a later one than the crawl is mistaken
+#: no page is older than the first one, and none is later than its crawl
 _FIRST, _LAST = datetime.date(1991, 8, 6), datetime.date(2100, 1, 1)
 
 _TITLE = re.compile(r"<title[^<>]{0,500}>([^<]{1,2000})", re.IGNORECASE)
@@ -39,10 +39,10 @@ _MARKS = ("<time", 'itemprop="datePublished"', 'itemprop="author"')
 _TAG = re.compile(r"<[^<>]*+>")
 _CODE = r"[a-zA-Z]{2,3}(?:[-_][a-zA-Z0-9]{1,8})*"
 _LANG = re.compile(rf"<html\b[^<>]{{0,2000}}?\slang\s*=\s*[\"']?({_CODE})", re.IGNORECASE)
-#: what stands behind the `<` of a tag that tells something
+#: tags that carry metadata, by what follows their `<`
 _TOLD = re.compile(r"(meta|link|time)\b((?:[^>\"']++|\"[^\"]*+\"|'[^']*+')*+)>")
 _KINDS = frozenset(("meta", "link", "time"))
-#: what the tags hold that are looked into
+#: attributes of these tags that are read
 _TELLS = re.compile(r"title|author|creator|byl|label1|data1|date|publish|issued|created|licen|lang|locale|canonical|"
                     r"og:url|robots|tdm-|rights")
 _ATTRIBUTE = re.compile(r"([a-zA-Z][\w:.-]{0,40})\s{0,8}=\s{0,8}(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'<>]+))")
@@ -52,19 +52,19 @@ _CC = re.compile(r"creativecommons\.org/((?:licenses/[a-z-]{2,12}|publicdomain/(
 _LD = {"date": re.compile(r'"datePublished"\s*:\s*"([^"]{4,40})"'),
        "licence": re.compile(r'"license"\s*:\s*"(https?:[^"]{4,300})"')}
 _LD_AUTHOR = re.compile(r'"(?:author|creator)"\s*:\s*(?=["\[{])')
-#: characters of JSON that hold all authors, and brackets in it: it is parsed by recursion
+#: most characters of JSON that holds authors, and most brackets in it, since JSON is parsed by recursion
 _AUTHORS, _NESTED = 20_000, 200
 _DECODER = json.JSONDecoder(strict=False)
-#: most authors named
+#: most authors kept
 _MANY = 20
-#: how SEO plugins of WordPress say that what follows is the author
+#: how SEO plugins of WordPress announce the author
 _WRITTEN_BY = frozenset(("written by", "geschrieben von", "verfasst von", "escrito por", "écrit par", "scritto da",
                          "geschreven door", "skrevet av", "skriven av", "написано автором", "автор", "napisane przez"))
-#: characters in which the name follows the mark of an author
+#: characters in which a name must follow the mark of an author
 _NEAR = 800
 _CONTENT = re.compile(r"<[^<>]{0,300}?\bcontent\s{0,3}=\s{0,3}[\"']([^\"'<>]{2,100})[\"']")
 _TEXT = re.compile(r"(?:\s{0,50}<(?:span|a|b|strong|em|i)\b[^<>]{0,500}>){0,4}\s{0,50}([^<>]{2,100})<")
-#: a character reference of so many digits is none, and more than Python would take
+#: a character reference of more digits names no character, and Python refuses to read it
 _LONG_REFERENCE = re.compile(r"&#[0-9]{20,}+;?")
 _DATE = re.compile(r"(?<!\d)((?:19|20)\d\d)([-/.]?)(0[1-9]|1[0-2])\2(0[1-9]|[12]\d|3[01])(?!\d)")
 _MONTHS = {name: n for n, name in enumerate(
@@ -73,7 +73,7 @@ _WRITTEN = re.compile(rf"(?<![^\W\d_])(?:(\d{{1,2}})(?:st|nd|rd|th)?\.?\s+(?:of\
                       r"[a-z]{0,6}\.?\s+(?:(\d{1,2})(?:st|nd|rd|th)?,?\s+)?((?:19|20)\d\d)(?!\d)", re.IGNORECASE)
 _BY = re.compile(r"(?:by|von|par|por|di|door|av)\s*:?\s+(?=\S)", re.IGNORECASE)
 
-#: names of `<meta>` by what they tell, the better first
+#: names of `<meta>` by the fact they give, the most reliable first
 _NAMES: dict[str, tuple[str, ...]] = {
     "title": ("og:title", "citation_title", "dc.title", "dcterms.title", "twitter:title"),
     "author": ("author", "citation_author", "dc.creator", "dcterms.creator", "article:author", "parsely-author",
@@ -95,10 +95,10 @@ _WANTED = {name: (what, rank) for what, names in _NAMES.items() for rank, name i
 
 
 def describe(page: str, crawled: str = "") -> dict[str, str]:
-    """Whatever there is of `title`, `author`, `date` (YYYY-MM-DD), `canonical` (absolute), `lang` (lower case) and
+    """The facts found among: `title`, `author`, `date` (YYYY-MM-DD), `canonical` (absolute), `lang` (lower case) and
     `license` (URL); `robots` (directives for all robots that forbid something), `tdm` and `tdm_policy` (reservation of
-    text and data mining: "1", and where its terms are), `rights` (a notice). `crawled`: ISO date the page was fetched
-    on; what claims to be later has no date."""
+    text and data mining: "1", and the address of its terms), `rights` (a notice). `crawled` is the ISO date of the
+    fetch; a later date on the page is ignored."""
     head = page[:next((end for end in (page.find(tag, 0, HEAD) for tag in _HEAD_ENDS) if end > 0), HEAD)]
     told, authors, links, times = _told(head + "".join(_marked(page, len(head))))
     linked = list(_json_ld(page))
@@ -133,15 +133,15 @@ def describe(page: str, crawled: str = "") -> dict[str, str]:
 
 
 def unescape(text: str) -> str:
-    """`html.unescape` for any text: that raises ValueError for a reference of thousands of digits."""
+    """`html.unescape` for any text; that function raises ValueError for a reference of thousands of digits."""
     if "&" not in text:
         return text
     return html.unescape(_LONG_REFERENCE.sub("\ufffd", text) if "&#" in text else text)
 
 
 def parse_date(text: str) -> datetime.date | None:
-    """The day a text begins with or holds, as year-month-day or with an English month; None for none or one before the
-    first web page. Nothing depends on today."""
+    """The first day in a text, as year-month-day or with an English month; None when there is none or it is before the
+    first web page. The result does not depend on today's date."""
     found = None
     if (m := _DATE.search(text[:100])) is not None:
         found = _day(m[1], m[3], m[4])
@@ -158,15 +158,15 @@ def _day(year: str, month: str, day: str) -> datetime.date | None:
 
 
 def _told(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, str], list[str]]:
-    """(what `<meta>` tells, the authors it names, those of the better names first, the first link of each relation,
-    `datetime` of `<time>`: published ones first)."""
+    """(facts of `<meta>`, the authors it names, most reliable names first, the first link of each relation, `datetime`
+    of `<time>`, publication first)."""
     best: dict[str, tuple[int, str]] = {}
     authors: dict[int, list[str]] = {}
     links: dict[str, str] = {}
     published: list[str] = []
     other: list[str] = []
     label = ""
-    for piece in head.split("<")[1:]:                       # a tag ends where the next one begins, quotes or not
+    for piece in head.split("<")[1:]:                       # a tag ends where the next one begins, whatever its quotes
         kind = piece[:4].lower()
         if kind not in _KINDS or (m := _TOLD.match(kind + piece[4:])) is None:
             continue
@@ -189,7 +189,7 @@ def _told(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, str], l
         content = " ".join(attributes.get("content", "").split())
         if name == "twitter:label1":
             label = content.lower()
-        if name == "robots":                                # several count together
+        if name == "robots":                                # several authors are all kept
             best["robots"] = 0, f"{best['robots'][1]}, {content}" if "robots" in best else content
         elif name in _WANTED and content and (name != "twitter:data1" or label in _WRITTEN_BY):
             what, rank = _WANTED[name]
@@ -202,7 +202,7 @@ def _told(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, str], l
 
 
 def _marked(page: str, at: int) -> Iterator[str]:
-    """Tags of the body that say who wrote the page and when: `<time>`, microdata."""
+    """Tags of the body that give author and date: `<time>`, microdata."""
     for mark in _MARKS if page.find('itemprop="', at, HEAD) >= 0 else _MARKS[:1]:
         place = at
         for _ in range(8):
@@ -229,7 +229,7 @@ def _json_ld(page: str) -> Iterator[str]:
 
 
 def _found(blocks: list[str], what: str) -> Iterator[str]:
-    """What the first match in each block says."""
+    """The first match in each block."""
     for block in blocks:
         if (m := _LD[what].search(block)) is not None:
             value = next(filter(None, m.groups()), "")
@@ -244,15 +244,15 @@ def _people(names: Iterable[str]) -> list[str]:
 
 
 def _authors(told: list[list[str]], linked: list[str]) -> str:
-    """The authors `<meta>` names, or else those of the JSON-LD, set apart by "; ". JSON-LD goes first where it names
-    more: `<meta>` often has but one of them."""
+    """The authors `<meta>` names, or else those of the JSON-LD, set apart by "; ". JSON-LD wins where it names more,
+    since `<meta>` often names only one."""
     said = next(filter(None, map(_people, told)), [])
     listed = next(filter(None, map(_people, map(_linked_authors, linked))), [])
     return "; ".join(listed if len(listed) > len(said) else said)
 
 
 def _byline(page: str) -> str:
-    """The author microdata or a link to the author names, the first of them in a page."""
+    """The author named by microdata or by a link to the author's page, whichever comes first."""
     at = page.find('itemprop="author"', 0, HEAD)
     if at >= 0:
         some = page[at:at + _NEAR]
@@ -267,14 +267,14 @@ def _byline(page: str) -> str:
 
 
 def _inner(tag: str) -> str:
-    """The text of the element whose start tag ends first in `tag`: what stands there before a block or the end."""
+    """The text of the element whose start tag ends first in `tag`, up to the next block or the end."""
     begin = tag.find(">") + 1
     found = _TEXT.match(tag, begin) if begin else None
     return " ".join(unescape(found[1]).split()) if found else ""
 
 
 def _linked_authors(block: str) -> list[str]:
-    """Names of the first author or creator in a block of JSON-LD that has one."""
+    """Names of the first author or creator in the first JSON-LD block that has one."""
     for m in islice(_LD_AUTHOR.finditer(block), 4):
         value = block[m.end():m.end() + _AUTHORS]
         if value.count("[") + value.count("{") > _NESTED:
@@ -291,7 +291,7 @@ def _linked_authors(block: str) -> list[str]:
 
 
 def _names(said: Any) -> list[str]:
-    """The names in an author of schema.org: a name, a person or organisation, or a list of such."""
+    """The names in a schema.org author: a name, a person or organisation, or a list of these."""
     if isinstance(said, str):
         return [unescape(said)]
     if isinstance(said, dict):
@@ -308,7 +308,8 @@ def _person(name: str) -> str:
 
 
 def _title(full: str, heading: str) -> str:
-    """The heading where the title holds its words, as most do; else the title without the site behind a bar or dash."""
+    """The heading when its words occur in the title, as most do; else the title without the site's name after a bar or
+    dash."""
     if heading and " ".join(_WORD.findall(heading.lower())) in " ".join(_WORD.findall(full.lower())):
         return heading
     first = _SITE.split(full, maxsplit=1)[0].strip()
@@ -327,12 +328,12 @@ def _heading(page: str) -> str:
         return ""
     inside = page[match.end():match.end() + 3000]
     end = inside.lower().find("</h1")
-    # generators of documentation put the mark of a link behind it
+    # documentation generators add an anchor sign after the heading
     return " ".join(unescape(_TAG.sub(" ", inside[:end])).split()).rstrip(" ¶#") if end > 0 else ""
 
 
 def _licence(page: str) -> str:
-    """Target of a `rel=license` link at the end of a page, or of a link to a Creative Commons licence there."""
+    """Target of a `rel=license` link at the end of a page, or of a link there to a Creative Commons licence."""
     begin = max(0, len(page) - _FOOT)
     for rel in _REL if page.find("license", begin) >= 0 else ():
         if (at := page.find(rel, begin)) >= 0:

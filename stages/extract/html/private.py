@@ -1,8 +1,8 @@
-"""trafilatura's modules under another name, for this project alone.
+"""A copy of trafilatura's modules under another name, used by this project alone.
 
-The engines replace functions of trafilatura: to bound its work, to let the lack of memory through, to save CPU time.
-Replaced in the package itself, every user of it in the process would get them. Here its modules are loaded once more,
-as `tokenmill_trafilatura`; `import trafilatura` gives them as their authors wrote them.
+The engines replace functions of trafilatura to bound its work, to let MemoryError through and to save CPU time.
+Replacing them in the package itself would change it for every other user in the process. So its modules are loaded a
+second time, as `tokenmill_trafilatura`; `import trafilatura` still gives the original.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from lxml import etree
 
 NAME = "tokenmill_trafilatura"
-#: every kind of exception but the lack of memory
+#: every exception except MemoryError
 _SURVIVABLE = (etree.LxmlError, *(kind for kind in vars(builtins).values() if isinstance(kind, type)
                                   and issubclass(kind, Exception) and kind not in (Exception, MemoryError)))
 
@@ -59,11 +59,11 @@ def loud(parse: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _raise_memory_errors() -> None:
-    """Let no handler of trafilatura swallow the lack of memory.
+    """Keep trafilatura's handlers from swallowing MemoryError.
 
     Its `except Exception` would turn a page that a larger machine extracts into one without text, or with another text:
-    the text would depend on the machine. `Exception` is looked up in the module when something is raised, so the name
-    gets another meaning there.
+    the text would depend on the machine. Python looks the name `Exception` up in the module when something is raised,
+    so rebinding it there is enough.
     """
     for module in (baseline, core, external, readability_lxml, utils):
         module.Exception = _SURVIVABLE

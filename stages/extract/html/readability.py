@@ -1,10 +1,10 @@
 """Readability (arc90's algorithm, as trafilatura carries it), bounded: it scores the blocks around paragraphs and takes
 the best one with what stands beside it.
 
-For an empty block with an image it looks through all siblings, so 40,000 of them in a row take it a quarter of an hour;
-blocks inside one another are each read anew; and the text behind every element it leaves out is joined to the text
-before. `Bounded` counts that work and gives up at a fixed amount, which is many times what any page in 1,864 real ones
-takes. trafilatura, which falls back on readability, goes on without it then.
+It examines all siblings of an empty block with an image, so 40,000 of them in a row take a quarter of an hour; it
+rereads nested blocks; and it joins the text after every element it removes to the text before. `Bounded` counts that
+work and gives up at a fixed amount, many times what any of 1,864 real pages takes. trafilatura, which falls back on
+readability, then continues without it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from stages.extract.html import private
 from stages.extract.html.limits import TooMuchWork
 from stages.extract.html.markdown import write
 
-#: looks at an element's text in one page; what is long counts more
+#: text lengths measured in one page; a long text counts more
 MOST = 400_000
-#: most elements side by side
+#: most sibling elements
 SIBLINGS = 10_000
-#: characters of HTML below which a result is no article
+#: characters of HTML below which a result is not an article
 _SHORT = 250
-#: characters that cost as much as a look
+#: characters that cost as much as one measurement
 _LOOK = 2_000
 
 
@@ -45,7 +45,7 @@ work = _Work()
 
 
 class Bounded(private.readability_lxml.Document):
-    """`summary` raises TooMuchWork instead of taking for ever."""
+    """`summary` that raises TooMuchWork instead of running without end."""
 
     __slots__ = ()
 
@@ -56,7 +56,8 @@ class Bounded(private.readability_lxml.Document):
         return super().summary()
 
     def transform_misused_divs_into_paragraphs(self) -> None:
-        """The package's, with the same result: it finds the place of each new paragraph by counting from the first."""
+        """The package's method with the same result; the package finds the place of each new paragraph by counting from
+        the first."""
         blocks = private.readability_lxml.DIV_TO_P_PREFIXES
         for div in self.doc.findall(".//div"):
             if not any(str(e.tag).startswith(blocks) for e in div.iterdescendants("*")) and (
@@ -77,8 +78,8 @@ class Bounded(private.readability_lxml.Document):
 
 
 class Gentle(Bounded):
-    """Without leaving out first what has an unlikely class: the second try of readability-lxml, which trafilatura's
-    copy lacks."""
+    """Skips the removal of elements with unlikely classes: the second try of readability-lxml, which trafilatura's copy
+    lacks."""
 
     __slots__ = ()
 
@@ -90,8 +91,8 @@ private.readability_lxml.text_length = work
 
 
 class Engine:
-    """Readability as an engine of `stages.extract.html.step`. `tables=False` leaves tables out; comments it knows
-    none."""
+    """Readability as an engine of `stages.extract.html.step`. `tables=False` leaves tables out. It does not know
+    comments."""
 
     def __init__(self, *, tables: bool = True, max_depth: int = 255, **_: Any) -> None:
         self.tables = tables
@@ -119,7 +120,8 @@ class Engine:
                 return None
             if len(summary) >= _SHORT:
                 break
-        # as XML an empty element is written `<b/>`, which is no end in HTML: it is read back as what it was written
+        # XML writes an empty element as `<b/>`, which HTML does not read as closed, so it is read back as it was
+        # written
         found = etree.fromstring(summary.encode("utf-8", "surrogatepass"),
                                  etree.XMLParser(recover=True, huge_tree=True, resolve_entities=False))
         if found is None:

@@ -1,4 +1,4 @@
-"""Resiliparse's main-content extraction (Bevendorff et al., ECIR 2018; Lexbor's parser): by far the fastest."""
+"""Resiliparse's main-content extraction (Bevendorff et al., ECIR 2018; Lexbor's parser), by far the fastest engine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from resiliparse.parse.html import HTMLTree
 
 from stages.extract.html.markdown import write
 
-#: a page with no more tags than this takes resiliparse no time, however they are nested
+#: a page with no more tags than this costs resiliparse no noticeable time, however they are nested
 _HARMLESS = 5_000
-#: its cost grows with the square of the depth (2 s of CPU for 10,000 elements inside one another), and with tags times
-#: depth: 240 levels around 90,000 elements take it 6 s. This many are 2 s
+#: Its cost grows with the square of the depth (2 s of CPU for 10,000 nested elements), and with tags times depth: 240
+#: levels around 90,000 elements take 6 s. This limit stands for 2 s.
 _LOOKS = 6_000_000
 
 
@@ -38,7 +38,7 @@ class Engine:
     def _found(self, page: str, form: bool | Literal["minimal_html"]) -> str | None:
         tree, tags = HTMLTree.parse(page), page.count("<")
         if tags > _HARMLESS:
-            # an element this many levels down: a selector, so that the search stays in C
+            # an element this many levels down: a selector keeps the search in C
             deepest = min(self.max_depth, max(_LOOKS // tags, 30))
             if tree.document is not None and tree.document.query_selector(" > ".join(["*"] * (deepest + 1))):
                 return None

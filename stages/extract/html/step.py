@@ -19,11 +19,11 @@ from stages.extract.html.metadata import describe
 from stages.stage import Stage, StageConfig, signal
 from stages.text.encoding import decode, once
 
-#: first bytes of what is certainly no page, whatever the server called it
+#: first bytes that no page has, whatever the server declared
 _BINARY = (b"%PDF-", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"PK\x03\x04", b"\x1f\x8b", b"RIFF", b"\x00\x00\x01\x00",
            b"ID3", b"OggS", b"\x7fELF", b"MZ\x90", b"Rar!", b"7z\xbc\xaf", b"BZh", b"\xfd7zXZ", b"wOFF", b"wOF2")
 _DECLARED = ("text/html", "application/xhtml+xml", "application/vnd.wap.xhtml+xml")
-#: tags that make an undeclared text a page (WHATWG MIME sniffing §7.1, and what pages without <html> begin with)
+#: tags that make undeclared text a page (WHATWG MIME sniffing §7.1, and tags that pages without <html> begin with)
 _PAGE = re.compile(r"<(?:!doctype\s+html|html|head|body|script|iframe|h1|div|font|table|style|title|p|br|b|a|meta)"
                    r"[\s>/]", re.IGNORECASE)
 #: libxml2 stops building the tree at this depth
@@ -31,12 +31,11 @@ DEEPEST = 255
 
 
 class Engine(Protocol):
-    """What finds the main text of a page. It is made with `favor`, `fast`, `tables`, `comments` and `max_depth` of the
-    config as keyword arguments, and takes no notice of those it has no use for.
+    """An engine finds the main text of a page. It is made with `favor`, `fast`, `tables`, `comments` and `max_depth` of
+    the config as keyword arguments and ignores those it does not use.
 
-    Same page → same text, whatever came before and on any machine: nothing is remembered, no clock is looked at, and
-    what would take long is bounded by a count. An engine with signals (`SIGNALS`) has those of the page it read last in
-    `signals`.
+    The same page gives the same text, whatever came before and on any machine: an engine keeps no state, reads no clock
+    and bounds long work by a count. An engine with signals (`SIGNALS`) holds those of the last page in `signals`.
     """
 
     def text(self, page: str) -> str | None:
@@ -48,7 +47,7 @@ class Engine(Protocol):
 
 
 EngineName = Literal["trafilatura", "resiliparse", "justext", "readability", "mill"]
-#: name → "module:Class" of an Engine; another engine is another name above and a line here
+#: name → "module:Class" of an Engine. A new engine is a name in `engine` above and a line here.
 ENGINES: dict[EngineName, str] = {
     "trafilatura": "stages.extract.html.trafilatura:Engine",
     "resiliparse": "stages.extract.html.resiliparse:Engine",
@@ -56,23 +55,23 @@ ENGINES: dict[EngineName, str] = {
     "readability": "stages.extract.html.readability:Engine",
     "mill": "stages.extract.html.mill.engine:Engine",
 }
-#: distributions an engine loads, whose versions may decide about its text; resiliparse tells the encoding of any page
+#: distributions an engine loads, whose versions may change its text; resiliparse detects the encoding for all of them
 _ON_LXML = ("trafilatura", "justext", "lxml")
 LIBRARIES = {"trafilatura": _ON_LXML, "justext": _ON_LXML, "readability": _ON_LXML, "resiliparse": ("lxml",),
              "mill": ()}
 #: the version of trafilatura whose XPath expressions are replaced by faster rules (`stages.extract.html.xpath_rules`)
 FAST_TRAFILATURA = "2.3.1"
-#: settings that only these engines know; with any other engine a recipe that sets one is refused
+#: settings that only these engines use; a recipe that sets one with another engine is refused
 KNOWN_TO = {"favor": ("trafilatura", "mill"), "fast": ("trafilatura",),
             "tables": ("trafilatura", "readability", "mill"), "comments": ("trafilatura", "resiliparse", "mill")}
-#: signals that an engine gives besides those of the stage
+#: signals of an engine besides those of the step
 SIGNALS = {"mill": ("html_expected_f1",)}
-#: version of the stage with an engine whose texts changed since the stage's own: what others made stays valid
+#: version of the step for an engine whose texts have changed; the results of other engines stay valid
 VERSIONS = {"mill": 5}
 
 
 class Html(Stage):
-    """The main text of a web page, by the engine of your choice.
+    """The main text of a web page, by the engine you choose.
 
     Takes `raw` (or `text`, when there is no `raw`: then it is kept as it is) and makes `text`. Reasons: `not_html`,
     `html_too_many_nodes` (as a parser would make them: `stages.extract.html.limits`), `html_too_deep` (elements nest
@@ -152,7 +151,7 @@ class Html(Stage):
 
     @cached_property
     def _engine(self) -> Engine:
-        # it logs an error for every odd page; the reasons of dropped documents say the same, countably
+        # it logs an error for every odd page, while the reasons of dropped documents are counted
         logging.getLogger("tokenmill_trafilatura").setLevel(logging.CRITICAL)
         limits.nodes(b"<p>", 1)                   # compiles the kernel
         names = ("favor", "fast", "tables", "comments", "max_depth")

@@ -1,4 +1,4 @@
-"""trafilatura as a function `page → text`: one parse, no metadata, no memory from page to page."""
+"""trafilatura as a function `page → text`: one parse, no metadata, no state between pages."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from stages.extract.html.limits import TooMuchWork, stream_safe
 from stages.extract.html.markdown import write
 from stages.extract.html.metadata import unescape
 
-#: libxml2 builds no more levels
+#: libxml2 builds no deeper tree
 DEEPEST = 255
-#: tags of a page whose tables cannot cost much
+#: pages with fewer tags cannot have expensive tables
 _FEW = 5_000
-#: cells trafilatura may add to the tables of a page to make them rectangular, and elements it may look at again for
-#: each pair of tables around them: a second of CPU. A table of 10,000 rows and 20 columns is far below.
+#: Cells trafilatura may add to the tables of a page to make them rectangular, and elements it may read again for each
+#: pair of nested tables: a second of CPU. A table of 10,000 rows and 20 columns is far below.
 CELLS, LOOKS = 400_000, 10_000_000
-#: tags times levels: it reads for every block all that is in it, so 240 of them around 60,000 links take minutes
+#: tags times levels: it reads all content of every block, so 240 of them around 60,000 links take minutes
 LEVELS = 6_000_000
-#: most columns a cell spans for it
+#: most columns it lets one cell span
 _SPAN = 100
-#: paragraphs in a paragraph, whose texts trafilatura adds up one by one
+#: paragraphs nested in one paragraph, whose texts trafilatura joins one by one
 PARAGRAPHS = 8_000
-#: elements in one item of a list, which trafilatura counts anew for each of them
+#: elements in one list item, which trafilatura counts again for each of them
 IN_AN_ITEM = 10_000
-#: characters copied to join the text behind elements that are left out to the text before: half a second
+#: characters copied when elements are removed and the text after each is joined to the text before: half a second
 JOINED = 500_000_000
 
 
@@ -60,13 +60,13 @@ def many_paragraphs(tree: Any) -> bool:
 
 
 def crowded_items(tree: Any) -> bool:
-    """Whether an item of a list holds more than `IN_AN_ITEM` elements side by side."""
+    """Whether a list item holds more than `IN_AN_ITEM` elements side by side."""
     return any(len(item) > IN_AN_ITEM for item in tree.iter("li", "dd", "dt"))
 
 
 def tangled_tables(tree: Any) -> bool:
-    """Whether trafilatura would take long for the tables of a page, by a count: it pads rows to the widest, and reads
-    for every table all that is in the tables inside it."""
+    """Whether trafilatura would take long for the tables of a page, by a count: it pads all rows to the widest, and
+    rereads nested tables for every table around them."""
     rows: dict[Any, int] = {}
     widths: dict[Any, int] = {}
     cells = 0
@@ -88,7 +88,7 @@ def tangled_tables(tree: Any) -> bool:
 for _module in (private.baseline, private.core, private.external, private.htmlprocessing, private.main_extractor):
     if hasattr(_module, "delete_element"):
         _module.delete_element = deletion
-private.external.ReadabilityDocument = readability.Bounded      # what trafilatura falls back on is bounded, too
+private.external.ReadabilityDocument = readability.Bounded      # trafilatura's fallback is bounded, too
 private.xml.unescape = private.baseline.unescape = unescape    # `html.unescape` raises for references of 5,000 digits
 xpath_rules.install()
 
@@ -120,7 +120,8 @@ class Engine:
         return str(private.utils.normalize_unicode(stream_safe(text)))
 
     def markdown(self, page: str) -> str | None:
-        """The same as Markdown, by the writer of all engines: trafilatura's own escapes what it takes for markup."""
+        """The same as Markdown, by the writer of all engines: trafilatura's own escapes characters that look like
+        markup."""
         found = self._found(page, self.formatted)
         if not found:
             return None if found is None else ""
@@ -141,7 +142,7 @@ class Engine:
             body, text, comments, notes = private.core.trafilatura_sequence(tree, options)
         except TooMuchWork:
             return None
-        except (TypeError, ValueError):                     # what `extract` takes for "no text"
+        except (TypeError, ValueError):                     # what `extract` treats as "no text"
             return ()
         if len(text) < options.min_output_size and len(notes) < options.min_output_comm_size:
             return ()

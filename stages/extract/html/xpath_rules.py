@@ -2,8 +2,8 @@
 
 Two thirds of trafilatura's time goes into evaluating XPath expressions whose `re:test(@class, …)` calls Python once for
 every element, attribute and expression. Class and id values repeat all over a site, so here a rule is a function that
-walks the elements once and remembers its answer by attribute value. What is remembered are values of pure functions of
-one string (bounded, forgotten as a whole), so no page can influence another.
+walks the elements once and caches its answer by attribute value. The cache holds values of pure functions of one string
+and is emptied as a whole when full, so no page can influence another.
 
 `install` puts them into our copy of its modules (`stages.extract.html.private`). It changes nothing unless the
 installed trafilatura has exactly the expressions these rules were derived from: a fingerprint of their text is
@@ -27,14 +27,14 @@ from stages.extract.html.step import FAST_TRAFILATURA
 
 #: blake2b of the expressions replaced here, in the order of `_replaced`
 FINGERPRINT = "22a358864caaeadb08ba50561f961d36"
-#: remembered values of one rule before they are forgotten
+#: answers of one rule that are cached before the cache is emptied
 MEMO = 100_000
-#: longest value that is remembered, characters: hostile pages cannot make the memory large
+#: longest value that is cached, characters, so that hostile pages cannot fill the memory
 LONGEST = 256
 
 
 class Memo(dict):
-    """Answers of a pure function of a string, by the string."""
+    """Cached answers of a pure function of a string."""
 
     def __init__(self, function: Callable[[str], Any]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def _tests(path: str, subject: str) -> list[str]:
 
 
 def first_of(element: etree._Element, a: str, b: str) -> str:
-    """XPath's string(@a|@b): the value of whichever stands first in the source."""
+    """XPath's string(@a|@b): the value of the attribute that comes first in the source."""
     for name in element.keys():  # noqa: SIM118 - an element is no dict
         if name in (a, b):
             return element.get(name)
@@ -79,7 +79,7 @@ class Rule:
 
 
 class First(Rule):
-    """A rule of which only the first match is asked for."""
+    """A rule of which only the first match is used."""
 
     def __call__(self, tree: Any) -> list[Any]:
         for element in tree.iterdescendants(*self.tags):
@@ -281,7 +281,7 @@ def fingerprint() -> str:
 
 
 def install() -> bool:
-    """Put the rules and the fallbacks in place. False when the installed trafilatura is another one."""
+    """Install the rules and the fallbacks. Returns False when the installed trafilatura is another version."""
     if isinstance(xpaths.BODY_XPATH[0], Rule):
         return True
     if private.version != FAST_TRAFILATURA or fingerprint() != FINGERPRINT:

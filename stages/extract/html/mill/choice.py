@@ -1,4 +1,4 @@
-"""Which blocks of a page make its text, by the chances of each."""
+"""Chooses the blocks that make up the text of a page, from the probability of each."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from stages.extract.html.mill.features import makes
 from stages.extract.html.mill.page import Page
 from stages.extract.html.mill.tags import IN_BUTTON, IN_COMMENT, IN_FORM, IN_HEADING, IN_HIDDEN, IN_NAV, IN_TITLE, TAG
 
-#: how much recall weighs against precision: β² of F_β, in 1/1000
+#: weight of recall against precision: β² of F_β, in 1/1000
 FAVORS = {"precision": 250, "balanced": 1000, "recall": 4000}
-#: no block of a smaller chance (1/1000) is kept
+#: no block of a smaller probability (1/1000) is kept
 LEAST = 20
-#: fractions of an F_β that are told apart
+#: resolution of F_β: distinct fractions
 SCALE = 1_000_000
-#: a heading is the page's headline when so many of its words (1/1000) are in the page's title
+#: share of a heading's words (1/1000) in the page's title that makes it the headline
 TITLED = 600
-#: paragraphs of one make from which on a page is as long as a book
+#: number of alike paragraphs from which a page counts as long as a book
 MANY = 300
-#: characters of a comment, without spaces: less are buttons, names and dates
+#: characters of a comment without spaces: shorter texts are buttons, names and dates
 COMMENT = 25
 
 
@@ -50,8 +50,8 @@ def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: 
 
 def select(page: Page, chances: np.ndarray, shifts: np.ndarray, *, favor: str = "balanced",
            comments: bool = False) -> tuple[np.ndarray, int]:
-    """Which blocks make the text of a page (bool), and the expected F1 of their words (1/1000): the best by chance, the
-    headline above them, and readers' comments or none."""
+    """Which blocks make the text of a page (bool), and the expected F1 of their words (1/1000): the best blocks by
+    probability, the headline above them, and either all readers' comments or none."""
     chosen, expected = choose(page.blocks, level(page, chances), shifts, FAVORS[favor])
     if (at := headline(page, chosen)) is not None:
         chosen[at] = True
@@ -59,7 +59,7 @@ def select(page: Page, chances: np.ndarray, shifts: np.ndarray, *, favor: str = 
     if comments:
         chosen |= of_readers & comment_texts(page)
     elif page.blocks[chosen & of_readers, B_WORDS].sum() * 2 < page.blocks[chosen, B_WORDS].sum():
-        chosen &= ~of_readers                   # where most of the text is theirs, as in a forum, it is the main text
+        chosen &= ~of_readers                   # in a forum, where most of the text is comments, they are the main text
     return chosen, expected
 
 
@@ -80,10 +80,11 @@ def level(page: Page, chances: np.ndarray) -> np.ndarray:
 
 
 def headline(page: Page, chosen: np.ndarray) -> int | None:
-    """The block of the headline above the chosen ones, None when it is among them or there is none.
+    """The block of the headline above the chosen blocks; None when it is already chosen or there is none.
 
-    It is the last heading above the first chosen block that says what the page's title says; where no heading does, the
-    last h1."""
+    It is the last heading above the first chosen block that repeats words of the page's title; without one, the last
+    h1.
+    """
     b = page.blocks
     heading = b[:, B_FLAGS] & (IN_HEADING | IN_TITLE) == IN_HEADING
     heads = np.flatnonzero(heading & (b[:, B_TITLED] >= TITLED) & (b[:, B_UNITS] > 8))
@@ -96,7 +97,7 @@ def headline(page: Page, chosen: np.ndarray) -> int | None:
 
 
 def comment_texts(page: Page) -> np.ndarray:
-    """Which blocks could be readers' comments (bool): text of some length that is no link, form or button."""
+    """Which blocks could be readers' comments (bool): text long enough that is not a link, form or button."""
     b = page.blocks
     return ((b[:, B_UNITS] >= COMMENT) & (2 * b[:, B_LINKED] < b[:, B_UNITS])
             & (b[:, B_FLAGS] & (IN_TITLE | IN_FORM | IN_BUTTON | IN_NAV | IN_HIDDEN) == 0))

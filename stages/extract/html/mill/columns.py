@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-#: of elements: tag, parent, nearest block element, flags (tags.IN_*), hash of tag and class; weights of class words
-#: (its own, best and worst on the way from the root); sums over all blocks inside; where the class attribute stands in
-#: the markup; the number a list begins with or an item says it has (0: none)
+#: Of elements: tag, parent, nearest block element, flags (tags.IN_*), hash of tag and class; weights of class words
+#: (its own, best and worst on the path from the root); sums over all blocks inside; the offset of the class attribute
+#: in the markup; the number at which a list begins or that an item declares (0: none).
 (E_TAG, E_PARENT, E_BOX, E_FLAGS, E_SIGNATURE, E_TOKENS, E_BEST, E_WORST, E_UNITS, E_LINKED, E_BLOCKS, E_STOPS,
  E_PROSE, E_COMMAS, E_LAST, E_CLASS, E_CLASS_END, E_NUMBER) = range(18)
 ELEMENT = 18

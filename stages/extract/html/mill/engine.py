@@ -12,15 +12,17 @@ from stages.extract.html.mill import features as f
 from stages.extract.html.mill.page import Page, serialised, table, walk
 from stages.extract.html.mill.render import render
 
-#: the signal of a page: the F1 that its words are expected to have
+#: the signal: the expected F1 of the extracted words
 SIGNAL = "html_expected_f1"
 ARRAYS = ("roots", "feature", "threshold", "left", "right", "leaf")
 
 
 class Model:
-    """Weights as arrays: class words and their weights, the two looks' trees, odds → chances, shifts of chances.
+    """Weights as arrays: class words and their weights, the trees of both passes, odds → probabilities, shifts of
+    probabilities.
 
-    Made by benchmarks/train_mill.py; all integers, so that extraction is the same on every machine."""
+    Made by benchmarks/train_mill.py; all integers, so that extraction is the same on every machine.
+    """
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
         self.tokens = table(arrays["token"], arrays["token_weight"])
@@ -35,12 +37,12 @@ class Model:
 
     @classmethod
     def load(cls, path: Any = None) -> Model:
-        """The model in the package, or another file of the kind."""
+        """The model in the package, or another file of the same format."""
         with (path or resources.files("stages.extract.html.mill") / "weights.npz").open("rb") as file:
             return cls(dict(np.load(file, allow_pickle=False)))
 
     def chances(self, page: Page) -> np.ndarray:
-        """That each block is main text: int32[blocks], 0..1000."""
+        """The probability that each block is main text: int32[blocks], 0..1000."""
         n, m = len(page.elements), len(page.blocks)
         rows = np.empty((m, f.FEATURES + len(f.SECOND)), np.int32)
         f.describe(page.elements, n, page.blocks, m, page.text, rows)
@@ -61,9 +63,9 @@ class Engine:
                  model: Model | None = None, **_: Any) -> None:
         self.model = model or Model.load()
         self.favor, self.tables, self.comments, self.max_depth = favor, tables, comments, max_depth
-        #: of the page read last: the expected F1 of its words
+        #: the expected F1 of the words of the last page
         self.signals: dict[str, float] = {}
-        self.markdown("<p>A page.")               # compiles the kernels, so that no document is charged for it
+        self.markdown("<p>A page.")               # compiles the kernels here, so that no document is charged for it
 
     def text(self, page: str) -> str | None:
         """Main text of a page ("" when it has none), None when its elements nest deeper than `max_depth`."""

@@ -1,4 +1,4 @@
-"""What `mill` knows of a block: integers, from arrays alone."""
+"""What `mill` knows about a block: integer features computed from arrays alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NAMES: tuple[str, ...] = tuple(
     + [f"{side}{n}_{f}" for side in ("before", "after") for n in range(1, BESIDE + 1) for f in _BESIDE]
     + [f"page_{f}" for f in _PAGE])
 FEATURES = len(NAMES)
-#: places of a table that are tried for a key
+#: slots of a table tried for a key
 PROBES = 1000
 N_OWN, N_FLAGS, N_ABOVE, N_BESIDE = len(_OWN), len(_FLAG_NAMES), len(_ABOVE), len(_BESIDE)
 
@@ -78,13 +78,14 @@ def count_alike(keys, n):
 
 @njit(cache=True, nogil=True)
 def prose(b):
-    """Whether a block reads like sentences: unlinked text with an end of a sentence or two commas."""
+    """Whether a block reads like sentences: unlinked text with a sentence end or two commas."""
     return b[B_UNITS] >= 40 and b[B_LINKED] * 3 < b[B_UNITS] and (b[B_STOPS] > 0 or b[B_COMMAS] >= 2)
 
 
 @njit(cache=True, nogil=True)
 def word_hashes(text, start, stop, out):
-    """FNV-1a of the words of a text (ASCII letters lower-cased, other bytes above 127 as they are): how many."""
+    """FNV-1a hashes of the words of a text (ASCII letters lower-cased, other bytes above 127 unchanged); returns their
+    number."""
     n = 0
     h = np.uint32(2166136261)
     size = 0
@@ -111,7 +112,7 @@ def per_mille(part, whole):
 
 @njit(cache=True, nogil=True)
 def describe(elements, n_el, blocks, n_bl, text, out):
-    """Fill `out` (int32[blocks, FEATURES]); the sums of `elements` are filled on the way."""
+    """Fill `out` (int32[blocks, FEATURES]). The sums of `elements` are filled in the same walk."""
     if n_bl == 0:
         return
     depth = np.zeros(n_el, np.int32)
@@ -184,7 +185,7 @@ def describe(elements, n_el, blocks, n_bl, text, out):
     inside[dominant] = True
     for i in range(dominant + 1, n_el):
         inside[i] = inside[elements[i, E_PARENT]]
-    # texts that occur more than once
+    # texts that occur more than once on the page
     same = np.zeros(n_bl, np.int64)
     for k in range(n_bl):
         h = np.uint64(14695981039346656037)
@@ -320,14 +321,14 @@ def describe(elements, n_el, blocks, n_bl, text, out):
         f[at + 16] = per_mille(page_long, n_bl)
 
 
-#: what the second look adds: the first look's probabilities (0..1000) around a block
+#: features of the second pass: the first pass's probabilities (0..1000) around a block
 SECOND = ["own", "before1", "before2", "before3", "after1", "after2", "after3", "box", "up1", "up2", "up3", "page",
           "near", "alike", "section_before", "section_after", "tag_alike"]
 
 
 def makes(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """The number of each block's make (int64[blocks]): blocks whose boxes, and what these stand in, have the same tags
-    and classes have the same. Outside the kernels, since numba compiles a sort for three seconds."""
+    """A number for the structure of each block (int64[blocks]). It is equal for blocks whose boxes, and the elements
+    around them, have equal tags and classes. Outside the kernels, since numba compiles a sort for three seconds."""
     signature = elements[:, E_SIGNATURE].astype(np.int64)
     box = blocks[:, B_BOX]
     keys = signature[elements[box, E_PARENT]] << 32 ^ signature[box] & 0xFFFFFFFF
@@ -336,10 +337,11 @@ def makes(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def look_again(elements, n_el, blocks, n_bl, make, first, out):
-    """Fill `out` (int32[blocks, len(SECOND)]) from the probabilities of the first look (int32[blocks], 0..1000).
+    """Fill `out` (int32[blocks, len(SECOND)]) from the probabilities of the first pass (int32[blocks], 0..1000).
 
-    Means weigh by units; those of an element are of all blocks inside it. `make`: the number of each block's make
-    (`makes`)."""
+    Means are weighted by units; those of an element are over all blocks inside it. `make` is the number of each block's
+    structure (`makes`).
+    """
     total = np.zeros(n_el, np.int64)
     weight = np.zeros(n_el, np.int64)
     page = np.int64(0)

@@ -16,9 +16,9 @@ _HIDDEN = np.frombuffer(b"display: none", np.uint8)
 
 
 class Page(NamedTuple):
-    """Elements int32[n, ELEMENT] (the first stands for the document), blocks int32[m, BLOCK_COLUMNS], their text
-    (uint8), where emphasis and the like begin and end in it (int32[k, MARK_COLUMNS]), the markup, the class words of
-    elements (uint32 hashes, int32 elements; empty unless asked for)."""
+    """Elements int32[n, ELEMENT] (the first is the document), blocks int32[m, BLOCK_COLUMNS], their text (uint8), where
+    inline marks such as emphasis begin and end in it (int32[k, MARK_COLUMNS]), the markup, the class words of elements
+    (uint32 hashes, int32 elements; empty unless asked for)."""
 
     elements: np.ndarray
     blocks: np.ndarray
@@ -33,7 +33,7 @@ def serialised(page: str) -> bytes:
     """The normalised tree of a page as markup (HTML §13.3)."""
     try:
         tree = HTMLTree.parse(page)
-    except UnicodeEncodeError:                    # half a surrogate pair is no character
+    except UnicodeEncodeError:                    # half a surrogate pair is not a character
         tree = HTMLTree.parse(page.encode("utf-8", "replace").decode())
     return tree.document.html.encode("utf-8", "replace") if tree.document is not None else b""
 

@@ -1,4 +1,4 @@
-"""Chosen blocks → text, or Markdown."""
+"""Writes the chosen blocks as text or Markdown."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from stages.extract.html.mill.structure import (
 )
 from stages.extract.html.mill.tags import MARKS, TAG
 
-#: lists inside one another beyond this are written as if they were not
+#: lists nested deeper than this are written as plain blocks
 DEEPEST = 8
-#: from here on scripts write without spaces: emphasis may end inside what looks like a word
+#: from this code point on, scripts write without spaces: emphasis may end inside what looks like a word
 _WITHOUT_SPACES = 0x0E00
-#: what blocks belong to: those of one group stand close
+#: groups of blocks: blocks of one group are written without a blank line between them
 _Group = tuple[str, int]
-#: a block: its number, its row, where it stands (`structure.places`)
+#: a block: its number, its row, its surroundings (`structure.places`)
 _Block = tuple[int, list[int], list[int]]
 
 
@@ -55,7 +55,7 @@ def render(page: Page, chosen: np.ndarray, *, markup: bool = False, tables: bool
     where = places(page, chosen)[which]
     marks = _marks_of(page, which) if markup else {}
     out: list[tuple[str, _Group]] = []
-    begun: list[tuple[int, int, int]] = []                 # items we are in: element, depth, width of their mark
+    begun: list[tuple[int, int, int]] = []                 # open items: element, depth, width of their mark
     blocks = list(zip(which.tolist(), page.blocks[which].tolist(), where.tolist()))
     # rows of a table and blocks of one piece of code are written together
     together = where[:, P_TABLE] + where[:, P_PRE]
@@ -83,7 +83,7 @@ def render(page: Page, chosen: np.ndarray, *, markup: bool = False, tables: bool
             elif at[P_DEFINED] and at[P_DEFINED] == b[B_BOX]:
                 belongs = ("defined", int(page.elements[b[B_BOX], E_PARENT]))
                 if page.elements[b[B_BOX], E_TAG] == TAG["dd"] and out and out[-1][1] == belongs:
-                    text = f": {text}"                     # a meaning below its term
+                    text = f": {text}"                     # a definition below its term
         if at[P_ITEM]:
             belongs = ("list", at[P_LIST])
             text = _in_list(text, at, begun, markup)
@@ -99,7 +99,7 @@ def render(page: Page, chosen: np.ndarray, *, markup: bool = False, tables: bool
 
 
 def _spaced(parts: list[tuple[str, _Group]]) -> str:
-    """Markdown of the parts: those of one group stand close, others are apart by an empty line."""
+    """Markdown of the parts; a blank line stands between parts of different groups."""
     out: list[str] = []
     last: _Group = ("", 0)
     for n, (text, group) in enumerate(parts):
@@ -112,7 +112,7 @@ def _spaced(parts: list[tuple[str, _Group]]) -> str:
 
 # -- tables, lists, code ---------------------------------------------------------------------------------------------
 def _table(body: bytes, blocks: list[_Block], marks: dict[int, list[list[int]]], markup: bool) -> str:
-    """Rows of cells. In Markdown what has no text is an empty cell; columns without any are left out."""
+    """Rows of cells. In Markdown a block without text is an empty cell; columns without any text are left out."""
     rows: dict[int, dict[int, str]] = {}
     for k, b, at in blocks:
         text = " ".join(_inline(body, b[B_START], b[B_END], marks.get(k, [])).split())
@@ -126,7 +126,7 @@ def _table(body: bytes, blocks: list[_Block], marks: dict[int, list[list[int]]],
 
 
 def _in_list(text: str, at: list[int], begun: list[tuple[int, int, int]], markup: bool) -> str:
-    """A block of an item: with its mark when the item begins here, below it otherwise."""
+    """A block of a list item: with the item's mark when the item begins here, indented below it otherwise."""
     new = all(item != at[P_ITEM] for item, _, _ in begun)
     depth = at[P_DEPTH]
     while begun and (begun[-1][1] >= depth if new else begun[-1][0] != at[P_ITEM]):
@@ -143,13 +143,13 @@ def _in_list(text: str, at: list[int], begun: list[tuple[int, int, int]], markup
 
 
 def _code(body: bytes, blocks: list[_Block]) -> str:
-    """The blocks of one piece of code as its text."""
+    """The text of one piece of code, from its blocks."""
     text = "\n".join(body[b[B_START]:b[B_END]].decode("utf-8", "replace") for _, b, _ in blocks)
     return text.expandtabs(4).strip("\n").rstrip()
 
 
 def _language(page: Page, pre: int) -> str:
-    """The language a code block says it is in: by its class, its parent's, or that of the <code> it begins with."""
+    """The language a code block declares: by its class, its parent's, or that of the <code> it begins with."""
     for e in (pre, pre + 1, page.elements[pre, E_PARENT]):
         if e == pre + 1 and (e >= len(page.elements) or page.elements[e, E_TAG] != TAG["code"]):
             continue
@@ -166,7 +166,7 @@ CODE = MARKS.index("`")
 
 
 def _marks_of(page: Page, which: np.ndarray) -> dict[int, list[list[int]]]:
-    """Block → its marks, for those that have any."""
+    """Block → its marks, for blocks that have any."""
     of = page.marks[:, M_BLOCK]
     starts, stops = np.searchsorted(of, which), np.searchsorted(of, which, "right")
     return {k: page.marks[a:b, 1:].tolist() for k, a, b in zip(which.tolist(), starts.tolist(), stops.tolist())
@@ -174,8 +174,8 @@ def _marks_of(page: Page, which: np.ndarray) -> dict[int, list[list[int]]]:
 
 
 def _inline(body: bytes, start: int, stop: int, marks: list[list[int]], heading: bool = False) -> str:
-    """Text of a block with its emphasis. Marks that begin or end in another block say nothing, nor do those inside code
-    or inside one of their kind; a heading is no bolder for being bold."""
+    """Text of a block with its emphasis. A mark that begins or ends in another block is ignored, and so is one inside
+    code, inside a mark of its own kind, or bold inside a heading."""
     if not marks:
         return body[start:stop].decode("utf-8", "replace")
     levels: list[tuple[int, list[_Part]]] = [(0, [])]
@@ -197,7 +197,7 @@ def _inline(body: bytes, start: int, stop: int, marks: list[list[int]], heading:
 
 
 def _join(parts: list[_Part], mark: int, text: str) -> None:
-    """Append a marked text: what is marked are its words, not the spaces around them, and one mark for neighbours."""
+    """Append a marked text. The mark encloses the words but not the spaces around them; neighbours share one mark."""
     core = text.strip()
     if not mark or not core or (mark == CODE and "\n" in core):
         parts.append((0, [text]))
@@ -214,7 +214,7 @@ def _join(parts: list[_Part], mark: int, text: str) -> None:
 
 
 def _written(parts: list[_Part]) -> str:
-    """Text of parts with their marks. Emphasis of a part of a word is none."""
+    """Text of parts with their marks. Emphasis of a part of a word is dropped."""
     texts = ["".join(pieces) for _, pieces in parts]
     after = [" "] * len(parts)                              # the character after each part
     for n in range(len(parts) - 2, -1, -1):

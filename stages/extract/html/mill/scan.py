@@ -1,10 +1,11 @@
 """One pass over the serialised tree of a page: elements and blocks of text as flat arrays.
 
 The input is what lexbor serialises (HTML §13.3): every element closed, attributes quoted, text escaped, raw text raw.
-So no parser is needed here, only a walk; where a page makes the serialisation ambiguous (elements inside a foreign
-`script`) the walk goes wrong for that page in the same way every time, and never out of bounds.
+So a walk suffices and no parser is needed. Where a page makes the serialisation ambiguous (elements inside a foreign
+`script`) the walk misreads that page, in the same way every time and never out of bounds.
 
-One file, since numba keeps compiled kernels by the file of the caller: a change of what it calls would go unnoticed.
+All kernels stand in one file because numba caches a kernel under the file of its caller: a change in another file would
+go unnoticed.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ ATTR_HIDDEN, ATTR_ARIA_HIDDEN, ATTR_ID, ATTR_ITEMPROP = t.ATTR_HIDDEN, t.ATTR_AR
 ATTR_NUMBER = t.ATTR_NUMBER
 TR, LI, OL, IMG, INPUT, BUTTON, HTML, BODY = (t.TAG[n] for n in ("tr", "li", "ol", "img", "input", "button", "html",
                                                                   "body"))
-#: FNV-1a's start; tokens of a class longer than this are no words; numbers of lists have so many digits
+#: FNV-1a's start; longest class token that counts as a word; most digits of a list number
 FNV, LONGEST_TOKEN, DIGITS = 2166136261, 40, 6
-#: what `attributes` finds besides class words
+#: what `attributes` returns besides class words
 F_FLAGS, F_SIGNATURE, F_CLASS, F_CLASS_END, F_NUMBER = range(5)
 FOUND = 5
 
 
 @njit(cache=True, nogil=True)
 def lookup(keys, values, h):
-    """Value of a hash in an open-addressing table, 0 when it is not there."""
+    """The value of a hash in an open-addressing table, 0 when it is missing."""
     mask = len(keys) - 1
     at = np.int64(h) & mask
     while keys[at] != 0:
@@ -92,7 +93,7 @@ def contains(page, start, stop, word):
 
 @njit(cache=True, nogil=True)
 def hash_of(page, start, stop, h):
-    """FNV-1a of a stretch of the page, begun with `h`."""
+    """FNV-1a of a stretch of the page, starting from `h`."""
     for i in range(start, stop):
         h = np.uint32((h ^ np.uint32(page[i])) * np.uint32(16777619))
     return h
@@ -100,7 +101,7 @@ def hash_of(page, start, stop, h):
 
 @njit(cache=True, nogil=True)
 def after_raw(page, i, h):
-    """Where what follows a raw element begins: after the next end tag whose name has the hash `h`."""
+    """The position after a raw element: after the next end tag whose name has the hash `h`."""
     n = len(page)
     while i < n:
         if page[i] == 60 and i + 1 < n and page[i + 1] == 47:
@@ -115,7 +116,8 @@ def after_raw(page, i, h):
 
 @njit(cache=True, nogil=True)
 def character(page, i):
-    """(code point, bytes) of the character at `i`. Of entities those the serialiser writes; 65535: beyond the BMP."""
+    """(code point, bytes) of the character at `i`. Only entities the serialiser writes are decoded; 65535 stands for
+    anything beyond the BMP."""
     c = page[i]
     left = len(page) - i
     if c < 0x80:
@@ -142,7 +144,8 @@ def character(page, i):
 
 @njit(cache=True, nogil=True)
 def past_attributes(page, j):
-    """Where the start tag ends (at its `>`) whose name ends at `j`: serialised, only values hold a `>`."""
+    """The end of a start tag (its `>`) whose name ends at `j`. In serialised HTML only attribute values can hold
+    another `>`."""
     n = len(page)
     while j < n and page[j] != 62:
         if page[j] == 34 and page[j - 1] == 61:
@@ -155,7 +158,7 @@ def past_attributes(page, j):
 
 @njit(cache=True, nogil=True)
 def whole(page, start, stop):
-    """A number below a million, 0 for anything else."""
+    """A number below a million; 0 for anything else."""
     number: int | np.int64 = 0
     for i in range(start, stop):
         if not 48 <= page[i] <= 57 or i - start >= DIGITS:
@@ -232,7 +235,7 @@ def weigh(elements, el, hashes, n_hash, token_keys, token_values, comment_keys, 
         own += weight
         best = max(best, weight)
         worst = min(worst, weight)
-        if elements[el, E_TAG] not in (HTML, BODY):          # their words tell whether a page may have comments
+        if elements[el, E_TAG] not in (HTML, BODY):          # these words tell whether a page may have comments
             elements[el, E_FLAGS] |= lookup(comment_keys, comment_values, hashes[k])
         if n_seen < len(seen):
             seen[n_seen] = hashes[k]
@@ -246,7 +249,7 @@ def weigh(elements, el, hashes, n_hash, token_keys, token_values, comment_keys, 
 
 @njit(cache=True, nogil=True)
 def count(blocks, k, what, code, flags, in_word):
-    """Count a character of the class `what` in the row `k` of its block. Returns whether a word goes on after it."""
+    """Count a character of class `what` in row `k` of its block. Returns whether a word continues after it."""
     blocks[k, B_LAST] = what
     units = 1
     if what in (STOP, COMMA, PUNCTUATION, CURRENCY, OTHER):
@@ -279,7 +282,7 @@ def count(blocks, k, what, code, flags, in_word):
 
 @njit(cache=True, nogil=True)
 def after_markup(page, i):
-    """Where what follows a comment, doctype or the like at `i` begins."""
+    """The position after a comment, doctype or the like that begins at `i`."""
     n = len(page)
     j = i + 2
     if i + 3 < n and page[i + 2] == 45 and page[i + 3] == 45:
@@ -448,7 +451,7 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
                 blocks[n_bl, B_ANCHORS] += 1
                 if opened >= 4 and page[opened - 1] == 62 and page[opened - 2] == 97 and page[opened - 3] == 47 \
                         and page[opened - 4] == 60:
-                    pending = True                              # links side by side are words of their own
+                    pending = True                              # adjacent links are separate words
             n_el += 1
             continue
         # -- a run of characters
@@ -457,7 +460,7 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
             continue
         el = stack[top]
         flags = elements[el, E_FLAGS]
-        if in_word and not pending:                     # most of most pages: the rest of a word of ASCII letters
+        if in_word and not pending:                     # the most frequent case: the rest of a word of ASCII letters
             j = i
             upper = 0
             while i < n and page[i] < 128 and (classes[page[i]] == LETTER or classes[page[i]] == UPPER):

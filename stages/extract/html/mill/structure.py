@@ -1,8 +1,8 @@
-"""The structure around the chosen blocks of a page: table cells, list items, quotes and code, read off the arrays.
+"""The structure around the chosen blocks of a page, read from the arrays: table cells, list items, quotes and code.
 
-Tables and lists lay out pages as often as they hold data, above all in older ones. A table is one of data when it has
-two rows and two columns of short cells and neither tables, lists, headings nor code inside; a list is one of items
-when it has two items and they are short and hold no headings. Blocks in any other table or list count as plain blocks.
+Pages, above all older ones, use tables and lists for layout as often as for data. A table is one of data when it has
+two rows and two columns of short cells and neither tables, lists, headings nor code inside; a list is one of items when
+it has two items and they are short and hold no headings. Blocks in any other table or list count as plain blocks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from stages.extract.html.mill.page import Page
 from stages.extract.html.mill.tags import NAMES, TAG
 from stages.text.compiled import njit
 
-#: columns of what `places` says of a block: table of data, cell, column, row (0: none); quote, level of the heading;
-#: outermost list, how many, item, its number (0: a bullet); term or meaning of a definition list; code
+#: Columns of a row of `places`: table of data, cell, column, row (0: none); quote, level of the heading; outermost
+#: list, how many lists, item, its number (0: a bullet); term or definition of a definition list; code.
 (P_TABLE, P_CELL, P_COLUMN, P_ROW, P_QUOTE, P_LEVEL, P_LIST, P_DEPTH, P_ITEM, P_NUMBER, P_DEFINED, P_PRE) = range(12)
 PLACES = 12
-#: longest cell and item, bytes, and most blocks in one: beyond, a table or list lays out a page
+#: longest cell and item, bytes, and most blocks in one; a longer one means that the table or list is layout
 CELL, ITEM, BLOCKS = 1000, 2000, 8
 #: most columns of a table
 WIDEST = 60
@@ -33,14 +33,14 @@ _LEVELS[[TAG[f"h{n}"] for n in range(1, 7)]] = np.arange(1, 7)
 
 
 def places(page: Page, chosen: np.ndarray) -> np.ndarray:
-    """Where each chosen block stands (int32[blocks, PLACES]); rows of others hold nothing."""
+    """The surroundings of each chosen block (int32[blocks, PLACES]); rows of other blocks are unset."""
     return _places(page.elements, page.blocks, chosen, _KINDS, _LEVELS, TAG["ol"])
 
 
 @njit(cache=True, nogil=True)
 def _places(elements, blocks, chosen, kinds, levels, ordered):
     n = len(elements)
-    # of each element: the nearest of a kind, itself among them; of lists: what they stand in
+    # for each element the nearest ancestor of a kind, itself included; for lists what encloses them
     at = np.zeros((n, PLACES), np.int32)
     list_of = np.zeros(n, np.int32)
     counted = np.zeros(n, np.int32)         # cells of a row, or the number of a list's next item
@@ -48,7 +48,7 @@ def _places(elements, blocks, chosen, kinds, levels, ordered):
     messy = np.zeros(n, np.bool_)
     for i in range(1, n):
         up = elements[i, E_PARENT]
-        for c in range(PLACES):                # one by one: numba compiles the assignment of a row for four seconds
+        for c in range(PLACES):                # one by one: numba takes four seconds to compile the assignment of a row
             at[i, c] = at[up, c]
         list_of[i] = list_of[up]
         kind = kinds[elements[i, E_TAG]]
@@ -86,7 +86,7 @@ def _places(elements, blocks, chosen, kinds, levels, ordered):
             at[i, P_PRE] = i
         elif kind == _DEFINED:
             at[i, P_DEFINED] = i
-    # sizes of what is chosen
+    # sizes of the chosen blocks
     size = np.zeros(n, np.int32)
     many = np.zeros(n, np.int32)
     filled = np.zeros(n, np.int32)          # cells of a row
@@ -123,7 +123,7 @@ def _places(elements, blocks, chosen, kinds, levels, ordered):
             out[k, P_ROW] = blocks[k, B_ROW]
         else:
             out[k, P_TABLE] = out[k, P_CELL] = 0
-        # the lists around it, from the inside out
+        # the enclosing lists, innermost first
         item, owner = at[box, P_ITEM], list_of[box]
         out[k, P_ITEM] = out[k, P_NUMBER] = 0
         while owner:

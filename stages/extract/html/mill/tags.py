@@ -1,4 +1,4 @@
-"""What the kernel of `mill` knows of HTML: tags, their kinds, classes of characters. No word of any language."""
+"""What `mill`'s kernel knows of HTML: tags, their kinds, classes of characters. It knows no words of any language."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import unicodedata
 
 import numpy as np
 
-#: kinds of tags: a run of text goes on across an inline tag and ends at a block; what is skipped has no text of the
-#: page's own; what is raw holds no markup (HTML §13.3: its text is serialised as it is); a void tag has no end
+#: Kinds of tags. Text continues across an inline tag and ends at a block. A skipped tag holds no text of the page
+#: itself, a raw one no markup (HTML §13.3: its text is serialised unchanged), a void one has no end tag.
 INLINE, BLOCK, SKIP, RAW, VOID, BREAK = range(6)
 
 _INLINE = ("a abbr acronym b bdi bdo big cite code data del dfn em font i ins kbd label mark math nobr q rp rt ruby s "
@@ -22,13 +22,13 @@ _SKIP = "svg template select datalist object video audio canvas textarea applet 
 _RAW = "script style iframe noembed noframes xmp plaintext"
 _VOID = "area base basefont bgsound col embed frame hr img input keygen link meta param source track wbr"
 
-#: names in the order of their numbers; 0 is any other
+#: tag names in the order of their numbers; 0 is any other tag
 NAMES: tuple[str, ...] = ("", *_INLINE.split(), *_BLOCK.split(), *_SKIP.split(), *_RAW.split(), *_VOID.split(), "br")
 TAG = {name: n for n, name in enumerate(NAMES)}
 KIND = np.array([INLINE] + [kind for kind, names in enumerate((_INLINE, _BLOCK, _SKIP, _RAW, _VOID))
                             for _ in names.split()] + [BREAK], np.uint8)
 
-#: flags of an element, handed down to all inside it
+#: flags of an element, inherited by everything inside it
 (IN_A, IN_NAV, IN_FOOTER, IN_ASIDE, IN_HEADER, IN_MAIN, IN_ARTICLE, IN_FORM, IN_TABLE, IN_LIST, IN_BUTTON, IN_HEADING,
  IN_PRE, IN_HIDDEN, IN_ARIA_HIDDEN, IN_NOSCRIPT, IN_QUOTE, IN_FIGURE, IN_DETAILS, IN_DIALOG, IN_TITLE, IN_P, IN_STRONG,
  IN_DL, IN_CODE, IN_COMMENT) = (1 << n for n in range(26))
@@ -41,13 +41,13 @@ FLAGS = np.zeros(len(NAMES), np.int32)
 for _name, _flag in _FLAGS.items():
     FLAGS[TAG[_name]] = _flag
 
-#: marks of inline tags, as Markdown writes them, and the number of the mark of each tag (0: none)
+#: Markdown marks of inline tags, and the number of the mark of each tag (0: none)
 MARKS = ("", "**", "*", "`", "~~", "sup", "sub")
 MARK = np.zeros(len(NAMES), np.int32)
 for _n, _names in enumerate(("", "b strong", "i em", "code tt kbd samp", "del s strike", "sup", "sub")):
     MARK[[TAG[_name] for _name in _names.split()]] = _n
 
-#: roles and attribute values that say the same as a tag (WAI-ARIA landmarks)
+#: roles and attribute values equivalent to a tag (WAI-ARIA landmarks)
 _ROLES = {"navigation": IN_NAV, "contentinfo": IN_FOOTER, "complementary": IN_ASIDE, "banner": IN_HEADER,
           "main": IN_MAIN, "article": IN_ARTICLE, "search": IN_FORM, "form": IN_FORM, "button": IN_BUTTON,
           "dialog": IN_DIALOG,
@@ -75,7 +75,7 @@ def _slots(words: dict[str, int], size: int) -> tuple[np.ndarray, np.ndarray]:
 
 TAG_KEYS, TAG_VALUES = _slots({name: n for name, n in TAG.items() if name}, 1024)
 ROLE_KEYS, ROLE_VALUES = _slots(_ROLES, 64)
-#: words of classes and ids around what readers wrote below a text
+#: class and id words that enclose readers' comments
 COMMENT_KEYS, COMMENT_VALUES = _slots(dict.fromkeys(
     ("comment", "comments", "commentlist", "commentarea", "commenttext", "commentbody", "kommentar", "kommentare",
      "commentaires", "comentarios", "disqus", "respond"), IN_COMMENT), 128)
@@ -100,7 +100,7 @@ def _classes() -> np.ndarray:
         table[code] = by_category.get(category, LETTER if category[0] in "LM" else
                                       PUNCTUATION if category[0] in "PS" else OTHER)
         if table[code] == LETTER and (0x2E80 <= code < 0xAC00 or 0xF900 <= code < 0xFB00):
-            table[code] = WIDE                   # Han, Kana: a character is about a word's worth of three letters
+            table[code] = WIDE                   # Han, Kana: one character counts as a word of three letters
     for char in ".!?\u2026\u3002\uff01\uff1f\uff0e\u061f\u06d4\u0964\u0965\u0589\u104b\u1362\u17d4\u2048\u203d":
         table[ord(char)] = STOP
     for char in ",;:\u060c\u061b\u3001\uff0c\uff1a\uff1b\u055d\u104a\u1363":
@@ -110,5 +110,5 @@ def _classes() -> np.ndarray:
 
 
 CLASS = _classes()
-#: what the tables depend on besides this file: the Unicode version of the interpreter
+#: The tables depend on this file and on the interpreter's Unicode version.
 UNICODE = f"{unicodedata.unidata_version}/{sys.version_info[0]}.{sys.version_info[1]}"
