@@ -50,7 +50,7 @@ deletion = _Deletion()
 
 
 def many_paragraphs(tree: Any) -> bool:
-    """Whether a paragraph holds more than `PARAGRAPHS` others, as no page of sense does."""
+    """Whether a paragraph holds more than `PARAGRAPHS` others, as no sensible page does."""
     inside: dict[Any, int] = {}
     for p in tree.iter("p"):
         outer = next(p.iterancestors("p"), None)

@@ -84,8 +84,8 @@ def prose(b):
 
 @njit(cache=True, nogil=True)
 def word_hashes(text, start, stop, out):
-    """FNV-1a hashes of the words of a text (ASCII letters lower-cased, other bytes above 127 unchanged); returns their
-    number."""
+    """Write the FNV-1a hash of each word of text[start:stop] to `out` until it is full, and return how many were
+    written. A word is a run of ASCII letters, digits and bytes above 127; ASCII letters are lower-cased."""
     n = 0
     h = np.uint32(2166136261)
     size = 0

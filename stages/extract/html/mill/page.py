@@ -59,7 +59,8 @@ def walk(markup: bytes, tokens: tuple[np.ndarray, np.ndarray] = NO_WORDS, *, dee
          collect: bool = False) -> Page | None:
     """The arrays of a serialised page; None when its elements nest deeper than `deepest`.
 
-    `tokens`: weights of class words, as `table` makes them. `collect`: the class words are wanted."""
+    `tokens`: weights of class words, as `table` makes them. `collect` also returns the class words.
+    """
     most = markup.count(b"<") + 2
     elements = np.empty((most, ELEMENT), np.int32)
     blocks = np.empty((most, BLOCK_COLUMNS), np.int32)

@@ -1,4 +1,5 @@
-"""What `mill`'s kernel knows of HTML: tags, their kinds, classes of characters. It knows no words of any language."""
+"""The HTML tables of the `mill` kernel: tags, their kinds and character classes. They hold no natural-language
+words."""
 
 from __future__ import annotations
 
